@@ -1,0 +1,127 @@
+"""The errors of plain-vit: one family, so that one `except PlainViTError` catches every mistake that has a remedy.
+
+Every message says what was got, what was expected and what to do. The command line prints the message without a stack
+trace and leaves with the `exit_code` of the kind (0 is success, 2 a misspelt command line, anything else that is not
+below is a fault of plain-vit itself).
+"""
+
+from collections.abc import Mapping, Sequence
+
+SHOWN = 40  # faults or candidates printed in one message; the attributes hold them all
+
+
+class PlainViTError(Exception):
+    """Any mistake that plain-vit recognises; the kinds below say which."""
+
+    exit_code = 1
+
+
+class CheckpointError(PlainViTError, ValueError):
+    """A checkpoint cannot be read: not there, truncated, malformed, or not what its name says."""
+
+    exit_code = 3
+
+
+class UnsafeFileError(CheckpointError):
+    """A file was refused because reading it could run code, leave its folder or exhaust the memory."""
+
+    exit_code = 4
+
+
+class UnknownFormatError(CheckpointError):
+    """The file is sound, but its tensors belong to no architecture that plain-vit opens."""
+
+    exit_code = 5
+
+
+class AmbiguousCheckpointError(PlainViTError, ValueError):
+    """The file fits several models, and only its owner can say which.
+
+    Args:
+        message: What is open and why the file cannot settle it.
+        candidates: For each open argument (spelt as `from_checkpoint` takes it) the values that fit.
+    """
+
+    exit_code = 6
+
+    def __init__(self, message: str, candidates: Mapping[str, Sequence[object]] | None = None) -> None:
+        self.candidates = {argument: tuple(values) for argument, values in (candidates or {}).items()}
+        lines = [f"  {argument}= one of {_listed(values)}" for argument, values in self.candidates.items()]
+        super().__init__("\n".join([message, *lines]))
+
+
+class MappingError(PlainViTError, ValueError):
+    """Tensors are missing, left over or of another shape than the model needs.
+
+    Args:
+        message: Which source was held against which model, and what to do.
+        faults: One line per tensor; all of them at once.
+    """
+
+    exit_code = 7
+
+    def __init__(self, message: str, faults: Sequence[str] = ()) -> None:
+        self.faults = tuple(faults)
+        super().__init__("\n".join([message, *_bulleted(self.faults)]))
+
+
+class ExportError(PlainViTError, ValueError):
+    """The target format cannot express this model.
+
+    Args:
+        message: The model and the target.
+        parts: Each part of the model that the target has no place for.
+    """
+
+    exit_code = 8
+
+    def __init__(self, message: str, parts: Sequence[str] = ()) -> None:
+        self.parts = tuple(parts)
+        super().__init__("\n".join([message, *_bulleted(self.parts)]))
+
+
+class VerificationError(PlainViTError):
+    """The converted model and its source gave different numbers."""
+
+    exit_code = 9
+
+
+class OutputError(PlainViTError, OSError):
+    """The output cannot be written: full disk, read-only folder, another writer; what was there before still is."""
+
+    exit_code = 10
+
+
+class OutputExistsError(OutputError, FileExistsError):
+    """The output is already there and replacing it was not asked for."""
+
+    exit_code = 11
+
+
+class TrainingError(PlainViTError):
+    """Training cannot start or go on: options that contradict each other, a checkpoint of another run, a lost process."""
+
+    exit_code = 12
+
+
+class DataError(PlainViTError, ValueError):
+    """A data set is unknown, or its columns, labels or images are not usable as they are."""
+
+    exit_code = 13
+
+
+class HubError(PlainViTError, OSError):
+    """The Hub refused or cannot be reached: no network, no token, no permission, no such repository."""
+
+    exit_code = 14
+
+
+def _listed(values: Sequence[object]) -> str:
+    """Return the first values, quoted where they are text, and the count of the rest."""
+    rest = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
+    return ", ".join(repr(value) for value in values[:SHOWN]) + rest
+
+
+def _bulleted(lines: Sequence[str]) -> list[str]:
+    rest = [f"  ... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [f"  - {line}" for line in lines[:SHOWN]] + rest
