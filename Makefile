@@ -1,0 +1,79 @@
+# Everything runs in .venv, which `make` builds by itself from Python >= 3.11 and the package registries.
+
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+INSTALLED := $(VENV)/.installed
+PEERS := .peers/.installed
+FLOORS := .venv-floors
+
+# The first interpreter that is new enough and can make virtual environments.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
+
+export HF_HUB_OFFLINE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all test-floors quality style bench wheel clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1: \2/p' $(MAKEFILE_LIST) | column -t -s:
+
+install: $(INSTALLED) $(PEERS) ## set up .venv and the old vit-pytorch releases in .peers
+
+demo: $(INSTALLED) ## convert a foreign checkpoint, fine-tune it, open it again with the Auto classes
+	$(BIN)/python examples/demo.py
+
+test: $(INSTALLED) $(PEERS) ## run the tests but for the slow ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+test-all: $(INSTALLED) $(PEERS) ## run all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m ""
+
+test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests with the oldest releases that setup.py admits
+	OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n auto
+
+quality: $(INSTALLED) ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+style: $(INSTALLED) ## put the style right where ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED) ## run every benchmark
+	@set -e; for script in benchmarks/*.py; do $(BIN)/python $$script; done
+
+wheel: $(INSTALLED) ## build dist/*.whl and check its metadata
+	rm -rf build dist
+	$(BIN)/python -m build --wheel --no-isolation
+	$(BIN)/twine check --strict dist/*
+
+clean: ## remove what builds and tools leave; .venv and .peers stay
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path './.*' -prune -o -name __pycache__ -exec rm -rf {} +
+
+# A virtual environment with uv in it: $(call make_venv,folder). One that works is kept.
+define make_venv
+@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv found: install one, or name it, as in 'make $(MAKECMDGOALS) PYTHON=/path/to/python3'." >&2; exit 1; }
+$(1)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(1)
+$(1)/bin/uv --version >/dev/null 2>&1 || $(1)/bin/python -m pip install --quiet --disable-pip-version-check uv
+endef
+
+$(INSTALLED): setup.py Makefile
+	$(call make_venv,$(VENV))
+	$(UV) pip install --python $(BIN)/python --editable '.[dev]'
+	touch $@
+
+$(FLOORS)/.installed: setup.py Makefile
+	$(call make_venv,$(FLOORS))
+	$(FLOORS)/bin/uv pip install --python $(FLOORS)/bin/python --resolution lowest-direct --editable '.[train,analysis,test]'
+	touch $@
+
+# Each old release in a folder of its own, .peers/vit_pytorch-VERSION: tests/peers.py imports them beside today's.
+$(PEERS): tests/peers.txt | $(INSTALLED)
+	rm -rf .peers
+	set -e; for version in $$(grep -v '^#' tests/peers.txt); do \
+		$(UV) pip install --quiet --python $(BIN)/python --no-deps --target .peers/vit_pytorch-$$version vit-pytorch==$$version; done
+	touch $@

@@ -1,0 +1,85 @@
+"""Package metadata. The settings of the tools (ruff, mypy, pytest) stand in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+INSTALL_REQUIRES = [
+    "torch>=2.10",  # before, a hostile pickle could run code in spite of weights_only (CVE-2025-32434, CVE-2026-24747)
+    "torchvision>=0.25",  # the release built for torch 2.10
+    "transformers>=5.20",
+    "huggingface_hub>=1.20",
+    "safetensors>=0.6",
+    "numpy>=2.0",
+    "pillow>=11.0",
+]
+
+EXTRAS = {
+    "train": [
+        "accelerate>=1.12",
+        "datasets>=4.4",
+        "evaluate>=0.4.6",
+        "scikit-learn>=1.7",
+        "matplotlib>=3.10",
+        "tensorboard>=2.20",
+        "tqdm>=4.67",
+    ],
+    "analysis": ["matplotlib>=3.10"],
+    "test": [
+        "timm>=1.0.31",
+        "vit-pytorch>=1.26.11",
+        "einops>=0.8.1",
+        "peft>=0.18",
+        "pytest>=9.0",
+        "pytest-xdist>=3.8",
+        "hypothesis>=6.140",
+        "build>=1.3",
+        "setuptools>=80",
+        "twine>=6.2",
+    ],
+    "quality": ["ruff>=0.14", "mypy>=1.19"],
+}
+EXTRAS["dev"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
+
+
+def read_version() -> str:
+    """Read the version from the package without importing it: its imports may not be installed yet."""
+    source = (ROOT / "plain_vit" / "__init__.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__ = "([^"]+)"$', source, re.MULTILINE)
+    if match is None:
+        raise RuntimeError('plain_vit/__init__.py has no line `__version__ = "..."`: put it back.')
+    return match[1]
+
+
+setup(
+    name="plain-vit",
+    version=read_version(),
+    description="A Vision Transformer for the Hugging Face Hub that opens every plain ViT checkpoint with the same numbers",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords="vision transformer vit image-classification transformers timm vit-pytorch checkpoint conversion",
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Scientific/Engineering :: Image Recognition",
+        "Typing :: Typed",
+    ],
+    packages=find_packages(include=["plain_vit", "plain_vit.*"]),
+    package_data={"plain_vit": ["py.typed"]},
+    python_requires=">=3.11",
+    install_requires=INSTALL_REQUIRES,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["plain-vit = plain_vit.cli:main"]},
+)

@@ -1,0 +1,68 @@
+"""What all tests share: an offline, deterministic process, and modules whose every parameter differs."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+from torch import nn
+
+# Both are read when huggingface_hub is first imported, which is later than this. The cache and the token of whoever
+# runs the tests are neither read nor written.
+os.environ["HF_HUB_OFFLINE"] = "1"
+_hf_home = tempfile.TemporaryDirectory(prefix="plain-vit-tests-", ignore_cleanup_errors=True)
+os.environ["HF_HOME"] = _hf_home.name
+
+# The same examples in every run, and no limit on their time: the first one may compile or import something.
+hypothesis.settings.register_profile("plain_vit", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("plain_vit")
+
+
+@pytest.fixture(autouse=True)
+def deterministic() -> Iterator[None]:
+    """Seed torch, refuse nondeterministic operations and TF32, and put the switches back afterwards.
+
+    In this mode torch fills new memory with NaN, so reading an uninitialised tensor cannot go unseen.
+    """
+    precision = torch.get_float32_matmul_precision()
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision(precision)
+
+
+def randomize_(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Give every parameter (and running statistic) of `module` random values of its own, and return it.
+
+    Fresh norms are all ones and zeros, fresh biases and tokens often zeros: with them, swapped or dropped tensors pass
+    unseen. The scales keep activations near one: matrices by fan-in, gains around one, biases and tokens smaller.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(tensor: torch.Tensor, std: float) -> torch.Tensor:
+        return torch.randn(tensor.shape, generator=generator) * std
+
+    def positive(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.rand(tensor.shape, generator=generator) + 0.5  # in [0.5, 1.5)
+
+    with torch.no_grad():
+        for path, parameter in module.named_parameters():
+            name = path.rpartition(".")[2]
+            if name.endswith("bias"):
+                parameter.copy_(normal(parameter, 0.2))
+            elif name.endswith("weight") and parameter.ndim > 1:
+                parameter.copy_(normal(parameter, parameter[0].numel() ** -0.5))
+            elif parameter.ndim <= 1 or "gamma" in name:
+                parameter.copy_(positive(parameter))
+            else:  # class and register tokens, position tables, latent queries
+                parameter.copy_(normal(parameter, 0.5))
+        for path, buffer in module.named_buffers():
+            if path.endswith("running_mean"):
+                buffer.copy_(normal(buffer, 0.2))
+            elif path.endswith("running_var"):
+                buffer.copy_(positive(buffer))
+    return module

@@ -1,0 +1,63 @@
+"""Old releases of vit-pytorch, imported side by side with the installed one.
+
+The releases are those listed in peers.txt; `make install` puts each into a folder of its own,
+.peers/vit_pytorch-VERSION.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+TESTS = Path(__file__).parent
+FOLDER = TESTS.parent / ".peers"
+RELEASES = tuple(line for line in (TESTS / "peers.txt").read_text().splitlines() if not line.startswith("#"))
+
+_modules: dict[str, dict[str, ModuleType]] = {release: {} for release in RELEASES}
+
+
+def vit_pytorch_release(version: str, submodule: str = "") -> ModuleType:
+    """Import an old release of vit-pytorch as an isolated copy.
+
+    Its classes say `vit_pytorch...` as their `__module__`, as they do in the process of someone who has that release
+    installed. What `sys.modules` holds under `vit_pytorch` is the same before and after.
+
+    Args:
+        version: one of `RELEASES`.
+        submodule: for example "simple_vit"; the package itself (`.ViT`, `.SimpleViT`, ...) where empty.
+
+    Raises:
+        ValueError: the release is not listed in peers.txt.
+        FileNotFoundError: the release is listed and not installed.
+    """
+    if version not in RELEASES:
+        raise ValueError(f"vit-pytorch {version} is not one of {RELEASES}: add it to tests/peers.txt.")
+    folder = FOLDER / f"vit_pytorch-{version}"
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} does not exist: run `make install`.")
+    with _in_sys_modules(_modules[version]):
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+        try:
+            return importlib.import_module(f"vit_pytorch.{submodule}" if submodule else "vit_pytorch")
+        finally:
+            sys.path.remove(str(folder))
+
+
+@contextmanager
+def _in_sys_modules(modules: dict[str, ModuleType]) -> Iterator[None]:
+    """Let `modules` be what sys.modules holds of vit_pytorch, add what is imported meanwhile, then restore the state."""
+    installed = _take_from_sys_modules()
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        modules.update(_take_from_sys_modules())
+        sys.modules.update(installed)
+
+
+def _take_from_sys_modules() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name.split(".")[0] == "vit_pytorch"]
+    return {name: sys.modules.pop(name) for name in names}
