@@ -10,8 +10,8 @@ ROOT = Path(__file__).parent
 INSTALL_REQUIRES = [
     "torch>=2.10",  # before, a hostile pickle could run code in spite of weights_only (CVE-2025-32434, CVE-2026-24747)
     "torchvision>=0.25",  # the release built for torch 2.10
-    "transformers>=5.20",
-    "huggingface_hub>=1.20",
+    "transformers>=5.4",
+    "huggingface_hub>=1.5",
     "safetensors>=0.6",
     "numpy>=2.0",
     "pillow>=11.0",
@@ -57,7 +57,7 @@ def read_version() -> str:
 setup(
     name="plain-vit",
     version=read_version(),
-    description="A Vision Transformer for the Hugging Face Hub that opens every plain ViT checkpoint with the same numbers",
+    description="A Vision Transformer for the Hub that opens every plain ViT checkpoint with the same numbers",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license_expression="Apache-2.0",

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -21,18 +20,15 @@ hypothesis.settings.load_profile("plain_vit")
 
 
 @pytest.fixture(autouse=True)
-def deterministic() -> Iterator[None]:
-    """Seed torch, refuse nondeterministic operations and TF32, and put the switches back afterwards.
+def _deterministic() -> None:
+    """Seed torch; refuse nondeterministic operations and TF32.
 
     In this mode torch fills new memory with NaN, so reading an uninitialised tensor cannot go unseen.
     """
-    precision = torch.get_float32_matmul_precision()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_float32_matmul_precision(precision)
 
 
 def randomize_(module: nn.Module, seed: int = 0) -> nn.Module:

@@ -48,7 +48,7 @@ def vit_pytorch_release(version: str, submodule: str = "") -> ModuleType:
 
 @contextmanager
 def _in_sys_modules(modules: dict[str, ModuleType]) -> Iterator[None]:
-    """Let `modules` be what sys.modules holds of vit_pytorch, add what is imported meanwhile, then restore the state."""
+    """Let `modules` stand for vit_pytorch in sys.modules, add what is imported meanwhile, then restore the state."""
     installed = _take_from_sys_modules()
     sys.modules.update(modules)
     try:
