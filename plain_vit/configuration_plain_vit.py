@@ -1,0 +1,287 @@
+"""The configuration of the plain Vision Transformer: every choice that changes a number is a field here."""
+
+import difflib
+import re
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+
+# The sizes of the paper (Dosovitskiy et al. 2021, Table 1), of DeiT (Touvron et al. 2021, Table 1: tiny, small) and of
+# Zhai et al. 2022 (Table 2: giant, gigantic).
+PRESETS = {
+    "tiny":     {"hidden_size":  192, "num_hidden_layers": 12, "num_attention_heads":  3, "intermediate_size":  768},
+    "small":    {"hidden_size":  384, "num_hidden_layers": 12, "num_attention_heads":  6, "intermediate_size": 1536},
+    "base":     {"hidden_size":  768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "large":    {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+    "huge":     {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "intermediate_size": 5120},
+    "giant":    {"hidden_size": 1408, "num_hidden_layers": 40, "num_attention_heads": 16, "intermediate_size": 6144},
+    "gigantic": {"hidden_size": 1664, "num_hidden_layers": 48, "num_attention_heads": 16, "intermediate_size": 8192},
+}  # fmt: skip
+PRESET_NAME = re.compile(r"vit-(?P<size>[a-z]+)-patch(?P<patch>\d+)-(?P<image>\d+)")
+
+# Where the code of each Auto class stands in a saved folder; the dict names both backends of the image processor.
+AUTO_MAP = {
+    "AutoConfig": "configuration_plain_vit.PlainViTConfig",
+    "AutoModel": "modeling_plain_vit.PlainViTModel",
+    "AutoModelForImageClassification": "modeling_plain_vit.PlainViTForImageClassification",
+    "AutoImageProcessor": {
+        "torchvision": "image_processing_plain_vit.PlainViTImageProcessor",
+        "pil": "image_processing_plain_vit.PlainViTImageProcessorPil",
+    },
+}
+
+# Keywords that transformers itself passes or writes beside the fields.
+TRANSFORMERS_KEYWORDS = {
+    "_attn_implementation", "_commit_hash", "attn_implementation", "auto_map", "model_type", "name_or_path",
+    "num_labels", "output_attentions", "quantization_config", "torch_dtype",
+}  # fmt: skip
+
+
+@strict
+class PlainViTConfig(PreTrainedConfig):
+    """Describe one plain Vision Transformer.
+
+    Sizes are (height, width) in pixels; an int means a square.
+
+    Args:
+        hidden_size: Width of a token.
+        num_hidden_layers: Number of blocks.
+        num_attention_heads: Heads of each attention.
+        head_dim: Width of one head; `hidden_size // num_attention_heads` if not given.
+        intermediate_size: Width inside the MLP (after gating, for the gated kinds).
+        image_size: Native input size, in pixels. Other sizes work too: the position table is resampled.
+        patch_size: Size of a patch, in pixels. It must divide `image_size`.
+        num_channels: Channels of the input.
+        use_class_token: Put a learned class token before the patches.
+        use_distillation_token: Put a learned distillation token behind the class token (DeiT), with a head of its own.
+        num_register_tokens: Learned tokens that no output reads (Darcet et al. 2024).
+        register_tokens_last: Append the registers behind the patches, without positions, instead of before them.
+        use_mask_token: Hold a learned token that replaces masked patches (`bool_masked_pos`).
+        patch_projection: "conv" (a strided convolution) or "linear" (a dense layer over pixels in the order
+            row, column, channel, as vit-pytorch has it).
+        patch_bias: Give the patch projection a bias.
+        patch_pre_norm: Normalise the raw pixels of each patch before the projection (linear only).
+        patch_post_norm: Normalise each patch after the projection.
+        embedding_norm: Normalise all tokens after the positions were added, before the blocks (CLIP).
+        position_embedding_type: "learned" (a table), "sincos_2d" (Beyer et al. 2022, computed) or "none".
+        position_embedding_on_prefix: Give the tokens before the patches a row of the table too.
+        position_resampling: How the table is fitted to another grid. "truncate" reads the first rows in raster order.
+        block_type: "sequential" (pre-norm), "post_norm" (the norm ends each residual branch), "parallel" (attention and
+            MLP side by side on one norm: ViT-22B) or "branches" (several attentions, then several MLPs, summed).
+        num_branches: Attentions and MLPs of a block of type "branches".
+        norm_type: "layer_norm" or "rms_norm", everywhere.
+        layer_norm_eps: Epsilon of every norm. timm, Google and torchvision use 1e-6, vit-pytorch and CLIP 1e-5.
+        attention_type: "self" or "differential" (Ye et al. 2024).
+        attention_scale: Factor on the attention scores; `head_dim ** -0.5` if not given.
+        qkv_bias: Give the query, key and value projections biases.
+        qk_norm: None, "norm" (`norm_type` over `head_dim`) or "rms_per_head" (l2-normalised, one gain per head).
+        attention_inner_norm: Normalise the joined heads before the output projection (BEiT-3).
+        attention_output_projection: Project the joined heads.
+        attention_output_bias: Give that projection a bias.
+        mlp_type: "mlp", "swiglu" or "swiglu_packed" (gate and value in one layer).
+        mlp_bias: Give the layers of the MLP biases.
+        mlp_inner_norm: Normalise inside the MLP, after the activation (BEiT-3).
+        hidden_act: Activation of the MLP. "gelu" is exact; "gelu_pytorch_tanh" is what JAX computes by default.
+        layer_scale_init_value: First value of the learned gain on each residual branch; None for no gain.
+        final_norm: Where the last norm stands: "before_pooling", "after_pooling", "both" or "none".
+        pooling: "cls", "mean", "max", "mean_max" (the average of both), "map" (attention pooling) or "none" (every token).
+        pool_prefix_tokens: Let the pooling read class, distillation and register tokens too, not the patches alone.
+        representation_size: Width of a dense layer between pooling and classifier (the paper's pre-training head).
+        representation_act: Activation of that layer.
+        hidden_dropout_prob: Dropout after each dense layer but query, key and value (paper, appendix B.1).
+        embedding_dropout_prob: Dropout after adding positions; `hidden_dropout_prob` if not given.
+        attention_probs_dropout_prob: Dropout of the attention weights.
+        classifier_dropout_prob: Dropout before the classifier.
+        drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
+        patch_dropout_prob: Share of patches left out in training.
+        initializer_range: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: for a value or a combination that cannot work, and for a field that does not exist.
+    """
+
+    model_type = "plain_vit"
+    _auto_class = "AutoConfig"
+
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    head_dim: int | None = None
+    intermediate_size: int = 3072
+    image_size: int | list[int] | tuple[int, int] = 224
+    patch_size: int | list[int] | tuple[int, int] = 16
+    num_channels: int = 3
+
+    use_class_token: bool = True
+    use_distillation_token: bool = False
+    num_register_tokens: int = 0
+    register_tokens_last: bool = False
+    use_mask_token: bool = False
+
+    patch_projection: Literal["conv", "linear"] = "conv"
+    patch_bias: bool = True
+    patch_pre_norm: bool = False
+    patch_post_norm: bool = False
+    embedding_norm: bool = False
+    position_embedding_type: Literal["learned", "sincos_2d", "none"] = "learned"
+    position_embedding_on_prefix: bool = True
+    position_resampling: Literal[
+        "bicubic", "bicubic_antialias", "bicubic_align_corners",
+        "bilinear", "bilinear_antialias", "bilinear_align_corners", "truncate",
+    ] = "bicubic_antialias"  # fmt: skip
+
+    block_type: Literal["sequential", "post_norm", "parallel", "branches"] = "sequential"
+    num_branches: int = 1
+    norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    layer_norm_eps: float = 1e-6
+    attention_type: Literal["self", "differential"] = "self"
+    attention_scale: float | None = None
+    qkv_bias: bool = True
+    qk_norm: Literal["norm", "rms_per_head"] | None = None
+    attention_inner_norm: bool = False
+    attention_output_projection: bool = True
+    attention_output_bias: bool = True
+    mlp_type: Literal["mlp", "swiglu", "swiglu_packed"] = "mlp"
+    mlp_bias: bool = True
+    mlp_inner_norm: bool = False
+    hidden_act: str = "gelu"
+    layer_scale_init_value: float | None = None
+
+    final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
+    pooling: Literal["cls", "mean", "max", "mean_max", "map", "none"] = "cls"
+    pool_prefix_tokens: bool = False
+    representation_size: int | None = None
+    representation_act: str = "tanh"
+
+    hidden_dropout_prob: float | int = 0.0
+    embedding_dropout_prob: float | int | None = None
+    attention_probs_dropout_prob: float | int = 0.0
+    classifier_dropout_prob: float | int = 0.0
+    drop_path_rate: float | int = 0.0
+    patch_dropout_prob: float | int = 0.0
+    initializer_range: float = 0.02
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        kwargs.pop("model_type", None)
+        fields = sorted(type(self).__dataclass_fields__)
+        for name in sorted(kwargs.keys() - TRANSFORMERS_KEYWORDS):
+            close = difflib.get_close_matches(name, fields, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"the fields are {', '.join(fields)}"
+            raise ValueError(f"PlainViTConfig has no field {name!r}: {hint}")
+        self._normalize()
+        self._check()
+        auto_map = {**AUTO_MAP, **(kwargs.pop("auto_map", None) or {})}
+        super().__post_init__(**kwargs)
+        self.auto_map = auto_map
+
+    def _normalize(self) -> None:
+        """Turn sizes into an int or a tuple, and fill in the width of a head."""
+        for name in ("image_size", "patch_size"):
+            size = getattr(self, name)
+            pair = (size, size) if isinstance(size, int) else tuple(size)
+            if len(pair) != 2 or min(pair) < 1:
+                raise ValueError(f"{name} is {size!r}: expected a positive int or (height, width) in pixels")
+            setattr(self, name, pair[0] if pair[0] == pair[1] else pair)
+        for name in ("hidden_size", "num_attention_heads", "intermediate_size", "num_channels", "num_branches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: expected a positive int")
+        for name in ("num_hidden_layers", "num_register_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: expected 0 or more")
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise ValueError(
+                    f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
+                    f"{self.num_attention_heads}: choose a head count that divides it, or give head_dim"
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+
+    def _check(self) -> None:
+        """Refuse what cannot work: what was got, what was expected, what to do."""
+        height, width = _pair(self.image_size)
+        patch_height, patch_width = _pair(self.patch_size)
+        if height % patch_height or width % patch_width:
+            nearest = tuple(max(1, round(s / p)) * p for s, p in ((height, patch_height), (width, patch_width)))
+            raise ValueError(
+                f"image_size {(height, width)} is not a multiple of patch_size {(patch_height, patch_width)}: "
+                f"use {nearest}, or another patch_size"
+            )
+        for name in ("hidden_dropout_prob", "embedding_dropout_prob", "attention_probs_dropout_prob",
+                     "classifier_dropout_prob", "drop_path_rate", "patch_dropout_prob"):  # fmt: skip
+            if not 0 <= (getattr(self, name) or 0) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: expected a share from 0 up to, not with, 1")
+        for impossible, remedy in (
+            (self.pooling == "cls" and not self.use_class_token,
+             'pooling "cls" reads the class token: set use_class_token=True, or another pooling'),
+            (self.use_distillation_token and self.pooling != "cls",
+             'a distillation token stands behind a class token and is read beside it: set pooling="cls"'),
+            (self.register_tokens_last and self.use_distillation_token,
+             "register_tokens_last is not combined with a distillation token by any source"),
+            (self.patch_pre_norm and self.patch_projection == "conv",
+             'patch_pre_norm needs the pixels of each patch side by side: set patch_projection="linear"'),
+            (self.position_embedding_type == "sincos_2d" and self.hidden_size % 4 != 0,
+             f"sincos_2d positions need a hidden_size that is a multiple of 4, not {self.hidden_size}"),
+            (self.position_embedding_type == "sincos_2d" and self.position_embedding_on_prefix
+             and self.num_prefix_tokens > 0,
+             "sincos_2d has no positions for the tokens before the patches: set position_embedding_on_prefix=False"),
+            (self.position_embedding_type == "sincos_2d" and self.position_resampling == "truncate",
+             "sincos_2d is computed for every grid: there is no table to truncate"),
+            (not self.attention_output_projection and self.num_attention_heads * self.head_dim != self.hidden_size,
+             f"without an output projection the joined heads ({self.num_attention_heads} x {self.head_dim}) "
+             f"must be hidden_size {self.hidden_size} wide"),
+            (self.block_type != "branches" and self.num_branches != 1,
+             f'num_branches {self.num_branches} needs block_type="branches"'),
+            (self.block_type == "parallel" and (self.attention_inner_norm or self.mlp_inner_norm),
+             "parallel blocks have no norms inside attention or MLP in any source"),
+            (self.attention_type == "differential" and self.head_dim % 2 != 0,
+             f"differential attention halves each head: head_dim must be even, not {self.head_dim}"),
+            (self.attention_type == "differential" and self.qk_norm == "rms_per_head",
+             'differential attention takes qk_norm None or "norm"'),
+        ):  # fmt: skip
+            if impossible:
+                raise ValueError(remedy)
+
+    @classmethod
+    def from_name(cls, name: str, **kwargs: Any) -> "PlainViTConfig":
+        """Return the configuration that the field calls by this name.
+
+        Args:
+            name: Such as "vit-base-patch16-224": size (tiny, small, base, large, huge, giant, gigantic), patch and image
+                size in pixels.
+            **kwargs: Further fields, such as `num_labels`.
+
+        Raises:
+            ValueError: for another name.
+
+        Source:
+            Dosovitskiy et al. 2021, Table 1; Touvron et al. 2021, Table 1; Zhai et al. 2022, Table 2.
+        """
+        match = PRESET_NAME.fullmatch(name)
+        if match is None or match["size"] not in PRESETS:
+            sizes = ", ".join(PRESETS)
+            raise ValueError(f"unknown name {name!r}: expected vit-SIZE-patchP-I with SIZE one of {sizes}")
+        sizes = {"patch_size": int(match["patch"]), "image_size": int(match["image"])}
+        return cls(**{**PRESETS[match["size"]], **sizes, **kwargs})
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """Patches (down, across) of an image of the native size."""
+        (height, width), (patch_height, patch_width) = _pair(self.image_size), _pair(self.patch_size)
+        return height // patch_height, width // patch_width
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens that stand before the patches: class, distillation, registers."""
+        registers = 0 if self.register_tokens_last else self.num_register_tokens
+        return int(self.use_class_token) + int(self.use_distillation_token) + registers
+
+
+def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
+    """Return (height, width) of a size that may be an int."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+__all__ = ["PlainViTConfig"]

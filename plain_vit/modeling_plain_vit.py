@@ -1,0 +1,527 @@
+"""The plain Vision Transformer (Dosovitskiy et al. 2021), top to bottom in the order of the paper's Figure 1.
+
+The plain model is what stands here: patch embeddings, class token and positions, blocks of attention and MLP, a final norm,
+a pooled feature, a classifier. What a config can choose instead stands in `layers_plain_vit.py`, one class per choice, and is
+picked in the tables below.
+
+Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_plain_vit import PlainViTConfig
+from .layers_plain_vit import (
+    POOLERS,
+    QK_NORMS,
+    BranchesLayer,
+    LayerScale,
+    LinearPatchEmbeddings,
+    MapPooler,
+    PackedSwiGLU,
+    ParallelLayer,
+    PatchDropout,
+    PerHeadRMSNorm,
+    PostNormLayer,
+    SinCos2DPositionEmbedding,
+    StochasticDepth,
+    SwiGLU,
+    differential_lambda_init,
+    layer_scale_or_identity,
+    norm_or_identity,
+    resample_positions,
+)
+
+
+# Embeddings: z0 = [class; x1 E; ...; xN E] + positions (equation 1)
+
+
+class PlainViTPatchEmbeddings(nn.Module):
+    """Cut the image into patches and project each to a token: a convolution whose stride is its size."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.projection = nn.Conv2d(
+            config.num_channels, config.hidden_size, config.patch_size, config.patch_size, bias=config.patch_bias
+        )
+        self.post_norm = norm_or_identity(config, config.patch_post_norm)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.post_norm(self.projection(pixel_values).flatten(2).transpose(1, 2))  # B N D
+
+
+class PlainViTPositionEmbedding(nn.Module):
+    """A learned position for every patch of the native grid, and for the tokens before them; resampled for other grids."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.grid_size = config.grid_size
+        self.resampling = config.position_resampling
+        self.num_prefix_rows = config.num_prefix_tokens if config.position_embedding_on_prefix else 0
+        rows = self.num_prefix_rows + self.grid_size[0] * self.grid_size[1]
+        self.weight = nn.Parameter(torch.zeros(rows, config.hidden_size))
+
+    def forward(self, grid_size: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+        if grid_size == self.grid_size:
+            return self.weight
+        prefix, patches = self.weight[: self.num_prefix_rows], self.weight[self.num_prefix_rows :]
+        return torch.cat((prefix, resample_positions(patches, self.grid_size, grid_size, self.resampling)))
+
+
+PATCH_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
+    "conv": PlainViTPatchEmbeddings,
+    "linear": LinearPatchEmbeddings,
+}
+POSITION_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
+    "learned": PlainViTPositionEmbedding,
+    "sincos_2d": SinCos2DPositionEmbedding,
+    "none": lambda config: None,
+}
+
+
+class PlainViTEmbeddings(nn.Module):
+    """Turn an image into tokens: patches, the tokens before them, positions."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        size = config.patch_size
+        self.patch_height, self.patch_width = (size, size) if isinstance(size, int) else size
+        self.num_channels = config.num_channels
+        self.positions_on_prefix = config.position_embedding_on_prefix
+        self.register_tokens_last = config.register_tokens_last
+        self.patch_embeddings = PATCH_EMBEDDINGS[config.patch_projection](config)
+
+        def tokens(count: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.zeros(1, count, config.hidden_size)) if count else None
+
+        self.cls_token = tokens(int(config.use_class_token))
+        self.distillation_token = tokens(int(config.use_distillation_token))
+        self.register_tokens = tokens(config.num_register_tokens)
+        self.mask_token = tokens(int(config.use_mask_token))
+        self.position_embeddings = POSITION_EMBEDDINGS[config.position_embedding_type](config)
+        embedding_dropout = config.embedding_dropout_prob
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if embedding_dropout is None else embedding_dropout)
+        self.patch_dropout = PatchDropout(config)
+        self.norm = norm_or_identity(config, config.embedding_norm)
+
+    def forward(self, pixel_values: torch.Tensor, bool_masked_pos: torch.Tensor | None = None) -> torch.Tensor:
+        grid_size = self.grid_size(pixel_values)
+        patches = self.patch_embeddings(pixel_values)  # B N D
+        if bool_masked_pos is not None:
+            patches = self.mask(patches, bool_masked_pos, grid_size)
+        batch = patches.shape[0]
+        before = [self.cls_token, self.distillation_token, None if self.register_tokens_last else self.register_tokens]
+        prefix = [token.expand(batch, -1, -1) for token in before if token is not None]
+        num_prefix = sum(token.shape[1] for token in prefix)
+        if self.position_embeddings is None:
+            hidden_states = torch.cat((*prefix, patches), dim=1)
+        elif self.positions_on_prefix:
+            hidden_states = torch.cat((*prefix, patches), dim=1)
+            positions = self.position_embeddings(grid_size, patches)
+            hidden_states = hidden_states + positions[: hidden_states.shape[1]]
+        else:
+            patches = patches + self.position_embeddings(grid_size, patches)
+            hidden_states = torch.cat((*prefix, patches), dim=1)
+        if self.register_tokens_last and self.register_tokens is not None:
+            hidden_states = torch.cat((hidden_states, self.register_tokens.expand(batch, -1, -1)), dim=1)
+        hidden_states = self.dropout(hidden_states)
+        return self.norm(self.drop_patches(hidden_states, num_prefix))
+
+    def grid_size(self, pixel_values: torch.Tensor) -> tuple[int, int]:
+        """Return the patch grid of these pixels, or say what is wrong with them."""
+        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.num_channels:
+            raise ValueError(
+                f"pixel_values has shape {tuple(pixel_values.shape)}: expected (batch, {self.num_channels}, height, width)"
+            )
+        height, width = pixel_values.shape[-2:]
+        if height % self.patch_height or width % self.patch_width:
+            raise ValueError(
+                f"an image of {height} x {width} pixels cannot be cut into patches of {self.patch_height} x "
+                f"{self.patch_width}: resize or pad it to multiples of the patch size (height x width)"
+            )
+        return height // self.patch_height, width // self.patch_width
+
+    def mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor, grid_size: tuple[int, int]) -> torch.Tensor:
+        """Replace the masked patches, given as (B, N) or (B, h, w), by the mask token."""
+        if self.mask_token is None:
+            raise ValueError("bool_masked_pos needs a mask token: build the model with use_mask_token=True")
+        if tuple(bool_masked_pos.shape[1:]) not in (grid_size, (grid_size[0] * grid_size[1],)):
+            raise ValueError(
+                f"bool_masked_pos has shape {tuple(bool_masked_pos.shape)}: expected (batch, patches) or (batch, h, w) "
+                f"of the patch grid {grid_size}"
+            )
+        masked = bool_masked_pos.flatten(1).unsqueeze(-1).bool()
+        return torch.where(masked, self.mask_token.to(patches.dtype), patches)
+
+    def drop_patches(self, hidden_states: torch.Tensor, num_prefix: int) -> torch.Tensor:
+        """Leave patches out, in training; class, distillation and register tokens stay."""
+        if not self.training or self.patch_dropout.rate == 0:
+            return hidden_states
+        behind = self.register_tokens.shape[1] if self.register_tokens_last and self.register_tokens is not None else 0
+        end = hidden_states.shape[1] - behind
+        patches = self.patch_dropout(hidden_states[:, num_prefix:end])
+        return torch.cat((hidden_states[:, :num_prefix], patches, hidden_states[:, end:]), dim=1)
+
+
+# Attention: softmax(q k^T / sqrt(d)) v (equations 5 to 8)
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend with plain matrix products, and return the weights too."""
+    weights = torch.matmul(query, key.transpose(2, 3)) * scaling  # B heads L L
+    if attention_mask is not None:
+        weights = weights + attention_mask
+    weights = nn.functional.softmax(weights, dim=-1)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2), weights  # B L heads d
+
+
+class PlainViTAttention(nn.Module):
+    """Multi-head self-attention with separate query, key and value projections."""
+
+    def __init__(self, config: PlainViTConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.head_dim = config.head_dim
+        self.scaling = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        self.attention_dropout = config.attention_probs_dropout_prob
+        self.is_causal = False
+        width = config.num_attention_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.q_norm = QK_NORMS[config.qk_norm](config, config.head_dim)
+        self.k_norm = QK_NORMS[config.qk_norm](config, config.head_dim)
+        self.norm = norm_or_identity(config, config.attention_inner_norm, width)
+        self.o_proj = output_projection(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self, hidden_states: torch.Tensor, output_attentions: bool = False, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query = self.q_norm(self.q_proj(hidden_states).view(shape)).transpose(1, 2)  # B heads L d
+        key = self.k_norm(self.k_proj(hidden_states).view(shape)).transpose(1, 2)
+        value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        attended, weights = attend(self, query, key, value, output_attentions, **kwargs)
+        attended = self.o_proj(self.norm(attended.flatten(2)))
+        return self.dropout(attended), weights
+
+
+class PlainViTDifferentialAttention(nn.Module):
+    """The difference of two attention maps, so that what both see cancels (Ye et al. 2024, section 2.1)."""
+
+    def __init__(self, config: PlainViTConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.half_dim = config.head_dim // 2
+        self.scaling = self.half_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        self.attention_dropout = config.attention_probs_dropout_prob
+        self.is_causal = False
+        width = config.num_attention_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.q_norm = QK_NORMS[config.qk_norm](config, self.half_dim)
+        self.k_norm = QK_NORMS[config.qk_norm](config, self.half_dim)
+        self.lambda_init = differential_lambda_init(layer_idx)
+        self.lambda_q1 = nn.Parameter(torch.zeros(self.half_dim))
+        self.lambda_k1 = nn.Parameter(torch.zeros(self.half_dim))
+        self.lambda_q2 = nn.Parameter(torch.zeros(self.half_dim))
+        self.lambda_k2 = nn.Parameter(torch.zeros(self.half_dim))
+        self.head_norm = nn.RMSNorm(config.head_dim, eps=1e-5)
+        self.norm = norm_or_identity(config, config.attention_inner_norm, width)
+        self.o_proj = output_projection(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self, hidden_states: torch.Tensor, output_attentions: bool = False, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        halves = (*hidden_states.shape[:-1], -1, 2, self.half_dim)
+        query = self.q_norm(self.q_proj(hidden_states).view(halves)).transpose(1, 2)  # B heads L... 2 d/2
+        key = self.k_norm(self.k_proj(hidden_states).view(halves)).transpose(1, 2)
+        value = self.v_proj(hidden_states).view(*hidden_states.shape[:-1], -1, 2 * self.half_dim).transpose(1, 2)
+        first = torch.exp(torch.sum(self.lambda_q1 * self.lambda_k1).float())
+        second = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2).float())
+        share = (first - second + self.lambda_init).type_as(value)
+        attended, weights = attend(self, query[..., 0, :], key[..., 0, :], value, output_attentions, **kwargs)
+        noise, noise_weights = attend(self, query[..., 1, :], key[..., 1, :], value, output_attentions, **kwargs)
+        attended = self.head_norm(attended - share * noise) * (1 - self.lambda_init)
+        attended = self.o_proj(self.norm(attended.flatten(2)))
+        weights = None if weights is None else weights - share * noise_weights
+        return self.dropout(attended), weights
+
+
+def attend(
+    module: PlainViTAttention | PlainViTDifferentialAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output_attentions: bool,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attend by the implementation the config names; by the eager one where the weights themselves are asked for."""
+    implementation = "eager" if output_attentions else module.config._attn_implementation
+    attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+    dropout = module.attention_dropout if module.training else 0.0
+    return attention_interface(module, query, key, value, None, scaling=module.scaling, dropout=dropout, **kwargs)
+
+
+def output_projection(config: PlainViTConfig) -> nn.Module:
+    """Return the layer that mixes the joined heads, or nothing where the config has none."""
+    if not config.attention_output_projection:
+        return nn.Identity()
+    width = config.num_attention_heads * config.head_dim
+    return nn.Linear(width, config.hidden_size, bias=config.attention_output_bias)
+
+
+# MLP: two dense layers with a GELU between them
+
+
+class PlainViTMLP(nn.Module):
+    """Widen each token, bend it, narrow it again."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.activation = ACT2FN[config.hidden_act]
+        self.norm = norm_or_identity(config, config.mlp_inner_norm, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        hidden_states = self.dropout(self.activation(self.fc1(hidden_states)))
+        return self.dropout(self.fc2(self.norm(hidden_states)))
+
+
+# Block: z' = attention(norm(z)) + z, then z = mlp(norm(z')) + z' (equations 2 and 3)
+
+
+class PlainViTLayer(GradientCheckpointingLayer):
+    """Pre-norm transformer block."""
+
+    def __init__(self, config: PlainViTConfig, layer_idx: int, attention: Callable, mlp: Callable):
+        super().__init__()
+        self.layernorm_before = norm_or_identity(config, True)
+        self.attention = attention(config, layer_idx)
+        self.layer_scale1 = layer_scale_or_identity(config)
+        self.layernorm_after = norm_or_identity(config, True)
+        self.mlp = mlp(config)
+        self.layer_scale2 = layer_scale_or_identity(config)
+        self.drop_path = StochasticDepth(config, layer_idx)
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        attended, _ = self.attention(self.layernorm_before(hidden_states), **kwargs)
+        hidden_states = hidden_states + self.drop_path(self.layer_scale1(attended))
+        transformed = self.mlp(self.layernorm_after(hidden_states))
+        return hidden_states + self.drop_path(self.layer_scale2(transformed))
+
+
+ATTENTIONS: dict[str, Callable[[PlainViTConfig, int], nn.Module]] = {
+    "self": PlainViTAttention,
+    "differential": PlainViTDifferentialAttention,
+}
+MLPS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
+    "mlp": PlainViTMLP,
+    "swiglu": SwiGLU,
+    "swiglu_packed": PackedSwiGLU,
+}
+LAYERS: dict[str, Callable[..., nn.Module]] = {
+    "sequential": PlainViTLayer,
+    "post_norm": PostNormLayer,
+    "parallel": ParallelLayer,
+    "branches": BranchesLayer,
+}
+
+
+def build_layer(config: PlainViTConfig, layer_idx: int) -> nn.Module:
+    """Return block number `layer_idx` of the kinds that the config names."""
+    attention, mlp = ATTENTIONS[config.attention_type], MLPS[config.mlp_type]
+    return LAYERS[config.block_type](config, layer_idx, attention, mlp)
+
+
+# Models
+
+
+class PlainViTPreTrainedModel(PreTrainedModel):
+    """What all plain ViT models share: loading, saving, initialisation, what transformers may ask of them."""
+
+    config: PlainViTConfig
+    base_model_prefix = "vit"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["PlainViTEmbeddings", *(layer.__name__ for layer in LAYERS.values())]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": list(LAYERS.values()), "attentions": list(ATTENTIONS.values())}
+    _input_embed_layer = "patch_embeddings"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            init.trunc_normal_(module.weight, std=std)
+        elif isinstance(module, PlainViTEmbeddings):
+            for token in (module.cls_token, module.distillation_token, module.register_tokens):
+                if token is not None:
+                    init.trunc_normal_(token, std=std)
+            if module.mask_token is not None:
+                init.zeros_(module.mask_token)
+        elif isinstance(module, PlainViTPositionEmbedding):
+            init.trunc_normal_(module.weight, std=std)
+        elif isinstance(module, LayerScale):
+            init.constant_(module.weight, module.initial_value)
+        elif isinstance(module, PerHeadRMSNorm):
+            init.ones_(module.weight)
+        elif isinstance(module, MapPooler):
+            init.trunc_normal_(module.probe, std=self.config.hidden_size**-0.5)
+        elif isinstance(module, PlainViTDifferentialAttention):
+            for weight in (module.lambda_q1, module.lambda_k1, module.lambda_q2, module.lambda_k2):
+                init.normal_(weight, std=0.1)
+
+
+class PlainViTModel(PlainViTPreTrainedModel):
+    """The plain Vision Transformer without a classifier.
+
+    Outputs: `last_hidden_state` of shape (B, L, D), after the final norm where that stands before the pooling;
+    `pooler_output` of shape (B, D), (B, representation_size), or (B, L, D) where the config pools nothing.
+    Tokens stand in the order class, distillation, registers, patches in raster order (registers last if the config says so).
+    """
+
+    _auto_class = "AutoModel"
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        self.embeddings = PlainViTEmbeddings(config)
+        self.layers = nn.ModuleList([build_layer(config, i) for i in range(config.num_hidden_layers)])
+        self.layernorm = norm_or_identity(config, config.final_norm in ("before_pooling", "both"))
+        self.pooler = POOLERS[config.pooling](config)
+        self.pooled_layernorm = norm_or_identity(config, config.final_norm in ("after_pooling", "both"))
+        self.representation = representation(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the module that turns pixels into patches."""
+        return self.embeddings.patch_embeddings
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self, pixel_values: torch.Tensor, bool_masked_pos: torch.Tensor | None = None, **kwargs: Any
+    ) -> BaseModelOutputWithPooling:
+        """Encode images.
+
+        Args:
+            pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W.
+            bool_masked_pos: Patches to hide, true where hidden, of shape (B, N) or (B, h, w).
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Raises:
+            ValueError: for pixels or a mask that do not fit.
+        """
+        kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
+        hidden_states = self.embeddings(as_weights(pixel_values, self), bool_masked_pos)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, **kwargs)
+        hidden_states = self.layernorm(hidden_states)
+        pooled = self.representation(self.pooled_layernorm(self.pooler(hidden_states)))
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+
+
+class PlainViTForImageClassification(PlainViTPreTrainedModel):
+    """The plain Vision Transformer with a linear classifier on its pooled feature.
+
+    With a distillation token there is a second classifier on it, and the logits are the mean of both (DeiT).
+    """
+
+    _auto_class = "AutoModelForImageClassification"
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.vit = PlainViTModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout_prob)
+        self.classifier = classifier(config)
+        self.distillation_classifier = classifier(config) if config.use_distillation_token else None
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any
+    ) -> ImageClassifierOutput:
+        """Classify images.
+
+        Args:
+            pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W.
+            labels: Class indices of shape (B,), multi-hot floats of shape (B, num_labels), or targets of a regression.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`, `num_items_in_batch`.
+
+        Returns:
+            `logits` of shape (B, num_labels), and `loss` where labels were given.
+
+        Raises:
+            ValueError: for pixels that do not fit.
+        """
+        outputs = self.vit(pixel_values, **kwargs)
+        logits = self.classifier(self.dropout(outputs.pooler_output))
+        if self.distillation_classifier is not None:
+            distilled = self.distillation_classifier(self.dropout(outputs.last_hidden_state[:, 1]))
+            logits = (logits + distilled) / 2
+        loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
+        return ImageClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+def representation(config: PlainViTConfig) -> nn.Module:
+    """Return the dense layer of the paper's pre-training head, or nothing where the config has none."""
+    if config.representation_size is None:
+        return nn.Identity()
+    return nn.Sequential(
+        nn.Linear(config.hidden_size, config.representation_size),
+        ACT2FN[config.representation_act],
+    )
+
+
+def classifier(config: PlainViTConfig) -> nn.Module:
+    """Return the last layer, or nothing where there are no labels."""
+    if config.num_labels == 0:
+        return nn.Identity()
+    return nn.Linear(config.representation_size or config.hidden_size, config.num_labels)
+
+
+def as_weights(pixel_values: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
+    """Return the pixels in the dtype of the weights; whole numbers are refused, because they were not normalised."""
+    if not pixel_values.is_floating_point():
+        raise ValueError(
+            f"pixel_values has dtype {pixel_values.dtype}: expected normalised floats, as the image processor makes them"
+        )
+    return pixel_values.to(model.dtype)
+
+
+__all__ = ["PlainViTForImageClassification", "PlainViTModel", "PlainViTPreTrainedModel"]
