@@ -1,10 +1,9 @@
-"""plain-vit: one Vision Transformer for the Hugging Face Hub that opens every plain ViT checkpoint with the same numbers."""
+"""One Vision Transformer for the Hugging Face Hub that opens every plain ViT checkpoint with the same numbers."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
 from .configuration_plain_vit import PlainViTConfig
 from .modeling_plain_vit import PlainViTForImageClassification, PlainViTModel
-
 
 __version__ = "0.1.0"
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-
 # The sizes of the paper (Dosovitskiy et al. 2021, Table 1), of DeiT (Touvron et al. 2021, Table 1: tiny, small) and of
 # Zhai et al. 2022 (Table 2: giant, gigantic).
 PRESETS = {
@@ -86,7 +85,7 @@ class PlainViTConfig(PreTrainedConfig):
         hidden_act: Activation of the MLP. "gelu" is exact; "gelu_pytorch_tanh" is what JAX computes by default.
         layer_scale_init_value: First value of the learned gain on each residual branch; None for no gain.
         final_norm: Where the last norm stands: "before_pooling", "after_pooling", "both" or "none".
-        pooling: "cls", "mean", "max", "mean_max" (the average of both), "map" (attention pooling) or "none" (every token).
+        pooling: "cls", "mean", "max", "mean_max" (their average), "map" (attention pooling) or "none" (every token).
         pool_prefix_tokens: Let the pooling read class, distillation and register tokens too, not the patches alone.
         representation_size: Width of a dense layer between pooling and classifier (the paper's pre-training head).
         representation_act: Activation of that layer.
@@ -248,8 +247,8 @@ class PlainViTConfig(PreTrainedConfig):
         """Return the configuration that the field calls by this name.
 
         Args:
-            name: Such as "vit-base-patch16-224": size (tiny, small, base, large, huge, giant, gigantic), patch and image
-                size in pixels.
+            name: Such as "vit-base-patch16-224": size (tiny, small, base, large, huge, giant, gigantic), then patch
+                and image size in pixels.
             **kwargs: Further fields, such as `num_labels`.
 
         Raises:

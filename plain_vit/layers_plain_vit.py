@@ -1,6 +1,6 @@
-"""The variations that a config can choose instead of the plain layers: norms, MLPs, attentions, blocks, poolers, positions.
+"""The variations that a config can choose instead of the plain layers: norms, MLPs, blocks, poolers, positions.
 
-Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head width.
+Shapes: `B` batch, `C` channels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head width.
 """
 
 import math
@@ -15,12 +15,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_plain_vit import PlainViTConfig
 
-
 # Norms
 
 
 class PerHeadRMSNorm(nn.Module):
-    """Scale each head's query or key to length sqrt(d), times a learned gain per head and channel (vit-pytorch's qk norm)."""
+    """Scale each head's query or key to length sqrt(d), times a learned gain (vit-pytorch's qk norm)."""
 
     def __init__(self, num_heads: int, head_dim: int):
         super().__init__()
@@ -241,7 +240,7 @@ class PatchDropout(nn.Module):
 
 
 class SinCos2DPositionEmbedding(nn.Module):
-    """Sines and cosines of column and row, computed for any grid (Beyer et al. 2022; the order of vit-pytorch and big_vision)."""
+    """Sines and cosines of column and row, for any grid (Beyer et al. 2022; in the order of big_vision)."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()

@@ -1,10 +1,11 @@
 """The plain Vision Transformer (Dosovitskiy et al. 2021), top to bottom in the order of the paper's Figure 1.
 
-The plain model is what stands here: patch embeddings, class token and positions, blocks of attention and MLP, a final norm,
-a pooled feature, a classifier. What a config can choose instead stands in `layers_plain_vit.py`, one class per choice, and is
-picked in the tables below.
+The plain model is what stands here: patch embeddings, class token and positions, blocks of attention and MLP, a final
+norm, a pooled feature, a classifier. What a config can choose instead stands in `layers_plain_vit.py`, one class per
+choice, and is picked in the tables below.
 
-Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head width.
+Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head
+width.
 """
 
 from collections.abc import Callable
@@ -43,7 +44,6 @@ from .layers_plain_vit import (
     resample_positions,
 )
 
-
 # Embeddings: z0 = [class; x1 E; ...; xN E] + positions (equation 1)
 
 
@@ -62,7 +62,7 @@ class PlainViTPatchEmbeddings(nn.Module):
 
 
 class PlainViTPositionEmbedding(nn.Module):
-    """A learned position for every patch of the native grid, and for the tokens before them; resampled for other grids."""
+    """A learned position for every patch of the native grid and every token before them; resampled for other grids."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
@@ -142,7 +142,8 @@ class PlainViTEmbeddings(nn.Module):
         """Return the patch grid of these pixels, or say what is wrong with them."""
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.num_channels:
             raise ValueError(
-                f"pixel_values has shape {tuple(pixel_values.shape)}: expected (batch, {self.num_channels}, height, width)"
+                f"pixel_values has shape {tuple(pixel_values.shape)}: "
+                f"expected (batch, {self.num_channels}, height, width)"
             )
         height, width = pixel_values.shape[-2:]
         if height % self.patch_height or width % self.patch_width:
@@ -410,7 +411,8 @@ class PlainViTModel(PlainViTPreTrainedModel):
 
     Outputs: `last_hidden_state` of shape (B, L, D), after the final norm where that stands before the pooling;
     `pooler_output` of shape (B, D), (B, representation_size), or (B, L, D) where the config pools nothing.
-    Tokens stand in the order class, distillation, registers, patches in raster order (registers last if the config says so).
+    Tokens stand in the order class, distillation, registers, patches in raster order (registers last if the config says
+    so).
     """
 
     _auto_class = "AutoModel"
@@ -519,7 +521,8 @@ def as_weights(pixel_values: torch.Tensor, model: PreTrainedModel) -> torch.Tens
     """Return the pixels in the dtype of the weights; whole numbers are refused, because they were not normalised."""
     if not pixel_values.is_floating_point():
         raise ValueError(
-            f"pixel_values has dtype {pixel_values.dtype}: expected normalised floats, as the image processor makes them"
+            f"pixel_values has dtype {pixel_values.dtype}: "
+            "expected normalised floats, as the image processor makes them"
         )
     return pixel_values.to(model.dtype)
 
