@@ -17,7 +17,7 @@ export HF_HUB_OFFLINE := 1
 .PHONY: help install demo test test-all test-floors quality style bench wheel clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1: \2/p' $(MAKEFILE_LIST) | column -t -s:
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) $(PEERS) ## set up .venv and the old vit-pytorch releases in .peers
 
