@@ -1,0 +1,299 @@
+"""The engine of every conversion: one table of rows turns a source's tensors into ours, and ours back.
+
+A row names a module or a tensor of the source, the same of ours, and what happens to the tensor in between. Names match
+whole, `{}` stands for an index, the order of the rows means nothing. Every name of the source is used exactly once and
+every name of ours is filled exactly once, or one error lists all that is wrong.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+
+from ..configuration_plain_vit import PlainViTConfig
+from ..errors import MappingError
+
+Tensors = Sequence[torch.Tensor]
+
+INDEX = r"(0|[1-9]\d*)"
+LEAF = r"(\.weight|\.bias)?"
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What happens to the tensors of one row, in both directions.
+
+    Both functions only view, split, join and compute: they work on the meta device too.
+
+    Args:
+        name: How it reads in a table.
+        to_ours: Turns the source tensors of the row into ours.
+        to_source: The exact inverse.
+    """
+
+    name: str
+    to_ours: Callable[[Tensors, PlainViTConfig], Tensors]
+    to_source: Callable[[Tensors, PlainViTConfig], Tensors]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+IDENTITY = Transform("IDENTITY", lambda tensors, config: tensors, lambda tensors, config: tensors)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a conversion table.
+
+    `{}` is an index, given to both sides in order. Where ours has more of them than the source, the source holds the
+    tensors of all further indices together, and the transform meets ours in the order of the index.
+
+    Args:
+        source: Names in the source: of a module (weight and bias follow, where our model has them) or of a tensor.
+        ours: Names in our model, likewise.
+        transform: What happens in between.
+    """
+
+    source: str | tuple[str, ...]
+    ours: str | tuple[str, ...]
+    transform: Transform = IDENTITY
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A row with its indices filled in: these tensors become those."""
+
+    sources: tuple[str, ...]
+    ours: tuple[str, ...]
+    transform: Transform
+
+
+def convert(
+    rows: Sequence[Row],
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
+    config: PlainViTConfig,
+    ignored: Sequence[tuple[str, str]] = (),
+) -> dict[str, torch.Tensor]:
+    """Turn the tensors of a source into ours, strictly.
+
+    Args:
+        rows: The table.
+        tensors: The source's tensors.
+        expected: Our model's state dict, for its names and shapes; it may be on the meta device.
+        config: Our model's configuration, for the transforms.
+        ignored: Patterns of source names (`*` matches anything) that no row needs, each with its reason.
+
+    Returns:
+        Our names with contiguous tensors that share no storage with the source, in the source's dtype and device.
+
+    Raises:
+        MappingError: names every tensor that is missing, left over, claimed twice, of another shape or not finite.
+    """
+    return dict(stream(rows, tensors, expected, config, ignored))
+
+
+def stream(
+    rows: Sequence[Row],
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
+    config: PlainViTConfig,
+    ignored: Sequence[tuple[str, str]] = (),
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Do what `convert` does one row at a time, for sources that do not fit in memory.
+
+    Each tensor of the source is taken once. After a wrong name nothing is handed out; all other faults are raised
+    together at the end, so what was made of the stream counts only when it came to its end.
+    """
+    groups, faults = _groups(rows, expected)
+    used = Counter(source for group in groups for source in group.sources)
+    faults += [f"{uses} rows use {source!r}" for source, uses in used.items() if uses > 1]
+    faults += [
+        f"missing: {source!r}, which {group.ours[0]!r} is made from"
+        for group in groups
+        for source in group.sources
+        if source not in tensors
+    ]
+    left_over = [source for source in tensors if source not in used]
+    skipped = ignored_names(left_over, ignored)
+    faults += [f"left over: {source!r}" for source in left_over if source not in skipped]
+    complete = not faults
+    for group in groups:
+        if all(source in tensors for source in group.sources):
+            given = [tensors[source].detach() for source in group.sources]
+            converted, wrong = _convert_group(group, given, expected, config)
+            faults += wrong
+            if complete:
+                for name, tensor in converted.items():
+                    yield name, tensor.clone(memory_format=torch.contiguous_format)
+    if faults:
+        raise MappingError("the tensors do not fit the model that the configuration describes:", faults)
+
+
+def _convert_group(
+    group: _Group, given: Tensors, expected: Mapping[str, torch.Tensor], config: PlainViTConfig
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Return our tensors by name, and what is wrong with them."""
+    described = ", ".join(
+        f"{source!r} of shape {tuple(tensor.shape)}" for source, tensor in zip(group.sources, given, strict=True)
+    )
+    try:
+        converted = group.transform.to_ours(given, config)
+    except (RuntimeError, ValueError, IndexError) as error:
+        return {}, [f"{described} cannot become {group.ours[0]!r}: {error}"]
+    if len(converted) != len(group.ours):
+        return {}, [f"{described} makes {len(converted)} tensors: expected {len(group.ours)}, {group.ours[0]!r} and on"]
+    faults = []
+    for name, tensor in zip(group.ours, converted, strict=True):
+        if tensor.shape != expected[name].shape:
+            wanted = tuple(expected[name].shape)
+            faults.append(f"{described} makes {name!r} of shape {tuple(tensor.shape)}: expected {wanted}")
+        elif not tensor.is_floating_point():
+            faults.append(f"{described} makes {name!r} of dtype {tensor.dtype}: expected a floating one")
+        elif tensor.device.type != "meta" and not tensor.isfinite().all():
+            faults.append(f"{described} makes {name!r} with NaN or infinite values")
+    return dict(zip(group.ours, converted, strict=True)), faults
+
+
+def revert(rows: Sequence[Row], ours: Mapping[str, torch.Tensor], config: PlainViTConfig) -> dict[str, torch.Tensor]:
+    """Turn our tensors into the source's, by the same rows.
+
+    Args:
+        rows: The table.
+        ours: Our model's state dict.
+        config: Our model's configuration, for the transforms.
+
+    Returns:
+        The source's names with contiguous tensors that share no storage with ours.
+
+    Raises:
+        MappingError: names every tensor that no row takes or that two rows claim.
+    """
+    groups, faults = _groups(rows, ours)
+    made = Counter(source for group in groups for source in group.sources)
+    faults += [f"{times} rows make {source!r}" for source, times in made.items() if times > 1]
+    if faults:
+        raise MappingError("the table does not fit the model on the way back:", faults)
+    result: dict[str, torch.Tensor] = {}
+    for group in groups:
+        reverted = group.transform.to_source([ours[name].detach() for name in group.ours], config)
+        for source, tensor in zip(group.sources, reverted, strict=True):
+            result[source] = tensor.clone(memory_format=torch.contiguous_format)
+    return result
+
+
+def ignored_names(names: Collection[str], ignored: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return those names that a pattern covers, each with the first such pattern's reason."""
+    reasons: dict[str, str] = {}
+    for pattern, reason in reversed(ignored):
+        reasons.update((name, reason) for name in names if fnmatchcase(name, pattern))
+    return reasons
+
+
+def _groups(rows: Sequence[Row], names: Collection[str]) -> tuple[list[_Group], list[str]]:
+    """Fill in the indices of every row from our names, and say which of them are not filled exactly once."""
+    groups = [group for row in rows for group in _groups_of(row, names)]
+    filled = Counter(name for group in groups for name in group.ours)
+    faults = [f"no row fills {name!r}" for name in names if name not in filled]
+    faults += [f"{times} rows fill {name!r}" for name, times in filled.items() if times > 1]
+    unknown = {name for name in filled if name not in names}
+    faults += [f"a row fills {name!r}, which the model does not have" for name in sorted(unknown)]
+    return [group for group in groups if not unknown.intersection(group.ours)], faults
+
+
+def _groups_of(row: Row, names: Collection[str]) -> Iterator[_Group]:
+    """Find the names that the row's side of ours matches, and put those together that belong to the same source."""
+    sources = (row.source,) if isinstance(row.source, str) else row.source
+    ours = (row.ours,) if isinstance(row.ours, str) else row.ours
+    shared = sources[0].count("{}")
+    found: dict[tuple[tuple[str, ...], str], set[tuple[str, ...]]] = {}
+    for pattern in ours:
+        expression = re.compile(re.escape(pattern).replace(r"\{\}", INDEX) + LEAF)
+        for match in filter(None, map(expression.fullmatch, names)):
+            *numbers, leaf = match.groups(default="")
+            found.setdefault((tuple(numbers[:shared]), leaf), set()).add(tuple(numbers))
+    for (index, leaf), indices in found.items():
+        in_order = sorted(indices, key=lambda index: [int(number) for number in index])
+        yield _Group(
+            tuple(source.format(*index) + leaf for source in sources),
+            tuple(pattern.format(*index) + leaf for index in in_order for pattern in ours),
+            row.transform,
+        )
+
+
+# Transforms that more than one format needs
+
+
+def then(first: Transform, second: Transform) -> Transform:
+    """Return the transform that applies two in turn, counted from the source."""
+    return Transform(
+        f"{first.name}, then {second.name}",
+        lambda tensors, config: second.to_ours(first.to_ours(tensors, config), config),
+        lambda tensors, config: first.to_source(second.to_source(tensors, config), config),
+    )
+
+
+def each(
+    name: str,
+    to_ours: Callable[[torch.Tensor, PlainViTConfig], torch.Tensor],
+    to_source: Callable[[torch.Tensor, PlainViTConfig], torch.Tensor],
+) -> Transform:
+    """Return the transform that treats every tensor of a row alike, by itself."""
+    return Transform(
+        name,
+        lambda tensors, config: [to_ours(tensor, config) for tensor in tensors],
+        lambda tensors, config: [to_source(tensor, config) for tensor in tensors],
+    )
+
+
+def patch_shape(config: PlainViTConfig) -> tuple[int, int]:
+    """Return (height, width) of a patch in pixels."""
+    size = config.patch_size
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+# Query, key and value stand in this order, one above the other, in one weight (or one bias).
+SPLIT_QKV = Transform(
+    "SPLIT_QKV",
+    lambda tensors, config: tensors[0].chunk(3, dim=0),
+    lambda tensors, config: [torch.cat(list(tensors), dim=0)],
+)
+
+# The tensors of all layers stand one above the other in one (checkpoints of scanned layers).
+UNSTACK = Transform(
+    "UNSTACK",
+    lambda tensors, config: tensors[0].unbind(0),
+    lambda tensors, config: [torch.stack(list(tensors))],
+)
+
+# (1, L, D) in the source, (L, D) here: a leading axis of one.
+DROP_FIRST_AXIS = each(
+    "DROP_FIRST_AXIS",
+    lambda tensor, config: tensor.squeeze(0),
+    lambda tensor, config: tensor.unsqueeze(0),
+)
+
+# (L, D) in the source, (1, L, D) here.
+ADD_FIRST_AXIS = each(
+    "ADD_FIRST_AXIS",
+    lambda tensor, config: tensor.unsqueeze(0),
+    lambda tensor, config: tensor.squeeze(0),
+)
+
+# A dense layer over the pixels of a patch (row, column, channel) is a convolution whose stride is its size.
+PIXELS_TO_KERNEL = each(
+    "PIXELS_TO_KERNEL",
+    lambda weight, config: weight.unflatten(1, (*patch_shape(config), config.num_channels)).permute(0, 3, 1, 2),
+    lambda kernel, config: kernel.permute(0, 2, 3, 1).flatten(1),
+)
+
+# The same the other way round: a convolution in the source, a dense layer over the pixels of a patch here.
+KERNEL_TO_PIXELS = each(
+    "KERNEL_TO_PIXELS",
+    lambda kernel, config: kernel.permute(0, 2, 3, 1).flatten(1),
+    lambda weight, config: weight.unflatten(1, (*patch_shape(config), config.num_channels)).permute(0, 3, 1, 2),
+)
