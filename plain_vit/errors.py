@@ -99,7 +99,7 @@ class OutputExistsError(OutputError, FileExistsError):
 
 
 class TrainingError(PlainViTError):
-    """Training cannot start or go on: options that contradict each other, a checkpoint of another run, a lost process."""
+    """Training cannot start or go on: contradicting options, a checkpoint of another run, a lost process."""
 
     exit_code = 12
 
