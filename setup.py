@@ -12,7 +12,7 @@ INSTALL_REQUIRES = [
     "torchvision>=0.25",  # the release built for torch 2.10
     "transformers>=5.14",  # before, every second attention map was returned as cross attention
     "huggingface_hub>=1.5",
-    "safetensors>=0.6",
+    "safetensors>=0.8",
     "numpy>=2.0",
     "pillow>=11.0",
 ]
