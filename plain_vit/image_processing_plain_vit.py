@@ -66,8 +66,8 @@ class SourcePreprocessing(BaseImageProcessor):
     """
 
     resample = PILImageResampling.BILINEAR
-    image_mean = (0.5, 0.5, 0.5)
-    image_std = (0.5, 0.5, 0.5)
+    image_mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    image_std: tuple[float, ...] = (0.5, 0.5, 0.5)
     size = {"height": 224, "width": 224}
     do_convert_rgb = True
     do_resize = True

@@ -1,0 +1,280 @@
+"""The processors made from each source's facts prepare that source's own pixels, and go back to it."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from PIL import Image
+from timm.data import create_transform, resolve_data_config
+from timm.data.transforms import str_to_pil_interp
+from torchvision.transforms import v2
+from torchvision.transforms.v2.functional import pil_to_tensor
+from transformers import (
+    BitImageProcessorPil,
+    CLIPImageProcessor,
+    CLIPImageProcessorPil,
+)
+from transformers.image_processing_utils import BaseImageProcessor
+
+from plain_vit.conversion import preprocessing
+from plain_vit.conversion.preprocessing import (
+    default_processor,
+    processor_from_google,
+    processor_from_timm,
+    processor_from_torchvision,
+    processor_from_transformers,
+    processor_to_timm,
+    stock_processor,
+)
+from plain_vit.errors import CheckpointError, ExportError
+from plain_vit.image_processing_plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
+
+PLAIN_MODULES = ("vision_transformer", "deit")
+ALL_MODULES = (*PLAIN_MODULES, "eva", "beit", "naflexvit", "vision_transformer_hybrid", "vision_transformer_relpos")
+SETTINGS = ("input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std")
+
+# Width and height, unequal and odd; margins of every remainder by 4 arise from them.
+IMAGE_SIZES = ((331, 257), (149, 421), (223, 227), (640, 479))
+
+
+def tags(*modules: str) -> list[str]:
+    return [tag for module in modules for tag in timm.list_models(module=module, pretrained=True)]
+
+
+def pretrained_cfg(tag: str) -> dict:
+    cfg = timm.get_pretrained_cfg(tag)
+    assert cfg is not None
+    return cfg.to_dict()
+
+
+def settings_of(cfg: dict) -> tuple:
+    return tuple(tuple(cfg[key]) if isinstance(cfg[key], (list, tuple)) else cfg[key] for key in SETTINGS)
+
+
+def noise(width: int, height: int, channels: int = 3) -> Image.Image:
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    return Image.fromarray(np.random.default_rng(width * height).integers(0, 256, shape, dtype=np.uint8))
+
+
+def pixels(processor: BaseImageProcessor, image: Image.Image) -> torch.Tensor:
+    return processor(image, return_tensors="pt")["pixel_values"][0]
+
+
+PLAIN_SETTINGS = sorted({settings_of(pretrained_cfg(tag)) for tag in tags(*PLAIN_MODULES)})
+
+
+@pytest.mark.parametrize("settings", PLAIN_SETTINGS, ids=lambda settings: "-".join(map(str, settings[:4])))
+def test_pixels_equal_timms_for_every_setting_of_its_plain_vits(settings: tuple) -> None:
+    cfg = dict(zip(SETTINGS, settings, strict=True))
+    processor = processor_from_timm(cfg)
+    transform = create_transform(**resolve_data_config(pretrained_cfg=cfg), is_training=False)
+    for size in IMAGE_SIZES[:2]:
+        image = noise(*size)
+        assert torch.equal(pixels(processor, image), transform(image))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tag", tags(*PLAIN_MODULES))
+def test_pixels_equal_timms_for_every_tag(tag: str) -> None:
+    cfg = pretrained_cfg(tag)
+    transform = create_transform(**resolve_data_config(pretrained_cfg=cfg), is_training=False)
+    for size in IMAGE_SIZES:
+        image = noise(*size)
+        assert torch.equal(pixels(processor_from_timm(cfg), image), transform(image))
+
+
+def test_every_tag_of_timms_vits_opens_and_goes_back_to_the_same_settings() -> None:
+    opened = tags(*ALL_MODULES)
+    assert len(opened) >= 463
+    for tag in opened:
+        cfg = pretrained_cfg(tag)
+        back = processor_to_timm(processor_from_timm(cfg))
+        assert settings_of(back) == settings_of(resolve_data_config(pretrained_cfg=cfg)), tag
+
+
+@pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "nearest", "lanczos", "box", "hamming"])
+@pytest.mark.parametrize("input_size, crop_pct", [((3, 97, 61), 0.9), ((3, 64, 111), 1.0), ((3, 75, 75), 0.8)])
+def test_pixels_equal_timms_for_settings_that_no_tag_has(
+    input_size: tuple, crop_pct: float, interpolation: str, crop_mode: str
+) -> None:
+    cfg = {
+        "input_size": input_size,
+        "crop_pct": crop_pct,
+        "crop_mode": crop_mode,
+        "interpolation": interpolation,
+        "mean": (0.11, 0.52, 0.93),
+        "std": (0.31, 0.22, 0.13),
+    }
+    processor = processor_from_timm(cfg)
+    transform = create_transform(**resolve_data_config(pretrained_cfg=cfg), is_training=False)
+    for size in IMAGE_SIZES:
+        image = noise(*size)
+        assert torch.equal(pixels(processor, image), transform(image))
+    back = processor_to_timm(processor)
+    assert settings_of(back) == settings_of(cfg)
+
+
+def test_pixels_equal_timms_for_an_empty_pretrained_cfg() -> None:
+    image = noise(211, 307)
+    transform = create_transform(**resolve_data_config(pretrained_cfg={"architecture": "?"}), is_training=False)
+    assert torch.equal(pixels(processor_from_timm({}), image), transform(image))
+
+
+def test_one_channel_takes_the_mean_that_all_channels_share_and_refuses_to_choose_one() -> None:
+    cfg = {"input_size": (1, 28, 44), "mean": (0.13,), "std": (0.31,), "crop_pct": 1.0}
+    image = noise(57, 83, channels=1)
+    transform = create_transform(**resolve_data_config(pretrained_cfg=cfg), is_training=False)
+    assert torch.equal(pixels(processor_from_timm(cfg), image), transform(image))
+    shared = processor_from_timm({"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}, num_channels=1)
+    assert (shared.image_mean, shared.image_std) == ((0.5,), (0.2,))
+    with pytest.raises(CheckpointError, match=r"mean has 3 levels .* the model 1 channels"):
+        processor_from_timm({}, num_channels=1)
+
+
+def test_image_size_stands_above_the_input_size_of_the_cfg() -> None:
+    processor = processor_from_timm({"crop_pct": 0.9}, image_size=(96, 160))
+    assert pixels(processor, noise(331, 257)).shape == (3, 96, 160)
+
+
+@pytest.mark.parametrize("key, value", [("crop_mode", "middle"), ("interpolation", "random")])
+def test_a_timm_setting_that_does_not_exist_is_refused(key: str, value: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{key} is '{value}': expected one of"):
+        processor_from_timm({key: value})
+
+
+def torchvision_weights() -> list:
+    names = [name for name in torchvision.models.list_models() if name.startswith("vit_")]
+    return [weights for name in names for weights in torchvision.models.get_model_weights(name)]
+
+
+@pytest.mark.parametrize("weights", torchvision_weights(), ids=str)
+def test_pixels_equal_torchvisions_for_all_its_weights(weights: torchvision.models.WeightsEnum) -> None:
+    transform = weights.transforms()
+    on_tensors = v2.Compose(
+        [
+            v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias),
+            v2.CenterCrop(transform.crop_size),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(transform.mean, transform.std),
+        ]
+    )
+    for size in IMAGE_SIZES[:2]:
+        image = noise(*size)
+        for source in (transform, weights.url.rpartition("/")[2]):
+            assert torch.equal(pixels(processor_from_torchvision(source), image), transform(image))
+            # Mean and deviation are multiplied by 255 instead of dividing the pixels: a few roundings.
+            ours = pixels(processor_from_torchvision(source, backend="torchvision"), image)
+            torch.testing.assert_close(ours, on_tensors(pil_to_tensor(image)), rtol=0, atol=1e-6)
+
+
+def test_a_file_that_torchvision_did_not_publish_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="my_vit is not one of torchvision's published files"):
+        processor_from_torchvision("my_vit.pth")
+
+
+@pytest.mark.parametrize("backend", ["pil", "torchvision"])
+@pytest.mark.parametrize("named", ["CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPFeatureExtractor"])
+def test_a_stock_processor_stays_what_it_is(named: str, backend: str) -> None:
+    key = "feature_extractor_type" if named.endswith("Extractor") else "image_processor_type"
+    settings = {key: named, "size": {"shortest_edge": 67}, "crop_size": {"height": 43, "width": 59}}
+    processor = processor_from_transformers(settings, backend=backend)
+    stock = {"pil": CLIPImageProcessorPil, "torchvision": CLIPImageProcessor}[backend]
+    assert type(processor) is stock
+    image = noise(331, 257)
+    expected = stock(size={"shortest_edge": 67}, crop_size={"height": 43, "width": 59})
+    assert torch.equal(pixels(processor, image), pixels(expected, image))
+
+
+@pytest.mark.parametrize("settings", [{}, {"image_processor_type": "NoSuchImageProcessor"}])
+def test_a_preprocessor_config_without_a_known_class_is_refused(settings: dict) -> None:
+    with pytest.raises(CheckpointError, match="expected an image processor of transformers"):
+        processor_from_transformers(settings)
+
+
+def test_google_pixels_lie_in_minus_one_to_one() -> None:
+    black_and_white = Image.fromarray(np.array([[[0] * 3, [255] * 3]], dtype=np.uint8))
+    prepared = pixels(processor_from_google((1, 2)), black_and_white)
+    assert prepared.tolist() == [[[-1.0, 1.0]]] * 3
+
+
+def test_a_default_names_what_it_assumes() -> None:
+    processor, assumed = default_processor((34, 51), num_channels=1)
+    assert pixels(processor, noise(83, 57, channels=1)).shape == (1, 34, 51)
+    assert len(assumed) == 2
+    assert "34x51" in assumed[0]
+    assert "image_mean 0.5" in assumed[1]
+    processor, assumed = default_processor(34, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    assert processor.image_mean == (0.1, 0.2, 0.3)
+    assert len(assumed) == 1
+
+
+SQUASHED = sorted({settings for settings in PLAIN_SETTINGS if settings[3] == "squash"})
+
+
+@pytest.mark.parametrize("backend", ["pil", "torchvision"])
+@pytest.mark.parametrize("settings", SQUASHED, ids=lambda settings: "-".join(map(str, settings[:3])))
+def test_the_stock_processor_prepares_the_same_pixels_wherever_timm_squashes(settings: tuple, backend: str) -> None:
+    processor = processor_from_timm(dict(zip(SETTINGS, settings, strict=True)), backend=backend)
+    stock = stock_processor(processor)
+    assert type(stock).__name__ == {"pil": "ViTImageProcessorPil", "torchvision": "ViTImageProcessor"}[backend]
+    for image in (noise(331, 257), noise(149, 421, channels=1)):
+        assert torch.equal(pixels(stock, image), pixels(processor, image))
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        {"crop_pct": 0.9},
+        {"crop_pct": 0.9, "input_size": (3, 96, 160)},
+        {"crop_pct": 0.9, "crop_mode": "border"},
+        {"crop_pct": 0.95, "crop_mode": "squash"},  # 235 - 224 = 11: the two crops round apart
+    ],
+)
+def test_the_stock_processor_is_refused_where_its_pixels_would_differ(cfg: dict) -> None:
+    with pytest.raises(ExportError, match="ViTImageProcessor would prepare other pixels"):
+        stock_processor(processor_from_timm(cfg))
+
+
+@pytest.mark.parametrize(
+    "processor, part",
+    [
+        (PlainViTImageProcessorPil(do_resize=False), "do_resize=False"),
+        (PlainViTImageProcessorPil(do_rescale=False), "do_rescale=False"),
+        (PlainViTImageProcessorPil(rescale_factor=1 / 127.5), "rescale_factor"),
+        (PlainViTImageProcessorPil(do_pad=True, pad_size={"height": 7, "width": 7}), "do_pad"),
+        (PlainViTImageProcessorPil(size={"shortest_edge": 67}), "depends on the image"),
+        (PlainViTImageProcessorPil(size={"shortest_edge": 67, "longest_edge": 99}), "longest_edge"),
+        (PlainViTImageProcessorPil(size=[99, 67], resize_mode="contain", crop_size=[43, 41]), "another colour"),
+        (
+            PlainViTImageProcessorPil(size={"shortest_edge": 67}, crop_size=[43, 59], do_center_crop=True),
+            "43x59 out of 67x67",
+        ),
+        (
+            PlainViTImageProcessorPil(size=[67, 67], resize_mode="cover", crop_size=[43, 43], do_center_crop=True),
+            "cover",
+        ),
+        (BitImageProcessorPil(), "own centre crop"),
+        (PlainViTImageProcessorPil(resample=9), "resample=9"),
+    ],
+)
+def test_what_timm_cannot_express_is_refused_by_name(processor: BaseImageProcessor, part: str) -> None:
+    with pytest.raises(ExportError) as caught:
+        processor_to_timm(processor)
+    assert any(part in named for named in caught.value.parts)
+
+
+def test_processors_without_normalisation_go_back_to_timm_as_mean_0_and_deviation_1() -> None:
+    back = processor_to_timm(PlainViTImageProcessor(do_normalize=False))
+    assert (back["mean"], back["std"]) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ValueError, match="backend is 'jax': expected one of pil, torchvision"):
+        processor_from_google(32, backend="jax")
+
+
+def test_interpolations_have_timms_names_and_pillows_numbers() -> None:
+    modes = {mode.value for mode in torchvision.transforms.InterpolationMode} - {"nearest-exact"}
+    assert {name: str_to_pil_interp(name) for name in modes} == preprocessing.INTERPOLATIONS
