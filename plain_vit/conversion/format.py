@@ -1,0 +1,120 @@
+"""What the conversion asks of a source format, and what a format answers: the words that api.py and the formats share."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..configuration_plain_vit import PlainViTConfig
+from .engine import Row
+
+Size = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the caller knows and a checkpoint may not say; None where the caller said nothing.
+
+    Args:
+        num_attention_heads: Heads of each attention.
+        head_dim: Width of one head.
+        pooling: "cls" or "mean".
+        image_size: Native input size in pixels, an int or (height, width).
+        patch_size: Size of a patch in pixels, likewise.
+        num_channels: Channels of the input.
+        attention_scale: Factor on the attention scores.
+        layout: Which of the format's layouts, such as the release of vit-pytorch that the checkpoint was trained with.
+        key: Which of several models in one file or module.
+    """
+
+    num_attention_heads: int | None = None
+    head_dim: int | None = None
+    pooling: str | None = None
+    image_size: Size | None = None
+    patch_size: Size | None = None
+    num_channels: int | None = None
+    attention_scale: float | None = None
+    layout: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A value that was read off the source, and off what."""
+
+    field: str
+    value: object
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.value!r}, from {self.source}"
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a format read off a source: enough to build our model and to choose the rows.
+
+    Args:
+        config: Our configuration; `num_labels` is 0 where the source has no classifier.
+        layout: Which of the format's layouts the tensors are in; None where it has one.
+        inferences: What was read off what, for the report.
+        ignored: Patterns of source names that our model has no use for, each with the reason.
+        prefix: What stands before every name of the model among the source's names; names without it are ignored with
+            `ignored`.
+    """
+
+    config: PlainViTConfig
+    layout: str | None = None
+    inferences: Sequence[Inference] = ()
+    ignored: Sequence[tuple[str, str]] = ()
+    prefix: str = ""
+
+
+class Format(Protocol):
+    """A source of checkpoints: its names, its configuration, its module."""
+
+    name: str
+
+    def matches_names(self, names: Collection[str]) -> bool:
+        """Tell whether a state dict with these names is of this format."""
+
+    def matches_module(self, module: nn.Module) -> bool:
+        """Tell whether this very module (not one inside it) is a model of this format, without importing its package."""
+
+    def describe_module(self, module: nn.Module, hints: Hints) -> Description:
+        """Read the configuration off a live module.
+
+        Raises:
+            ExportError: for a part that our model cannot express.
+            AmbiguousCheckpointError: for what even the module does not say.
+        """
+
+    def describe_checkpoint(
+        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
+    ) -> Description:
+        """Read the configuration off a checkpoint.
+
+        Args:
+            tensors: The tensors by name; shapes and dtypes are free to ask for, values may cost a read.
+            settings: The configuration that lay beside them (`config.json`), empty where there was none.
+            hints: What the caller said.
+
+        Raises:
+            AmbiguousCheckpointError: for what the checkpoint does not say, with all candidates at once.
+        """
+
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the conversion table."""
+
+    def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
+        """Build the format's own module with fresh weights.
+
+        Raises:
+            ExportError: lists every part that the format cannot express.
+        """
+
+    def write(self, model: nn.Module, path: Path, image_processor: object | None, layout: str | None) -> None:
+        """Write a checkpoint as the format's own package writes it, into a place that exists and is empty."""
