@@ -1,0 +1,207 @@
+"""Proof on the spot: the largest difference between two models at every stage, from the patches to the logits.
+
+Both models see the same images; hooks catch what flows into each block, so the source runs its own code untouched.
+
+Shapes: `B` batch, `C` channels, `H W` pixels, `N` patches, `L` tokens, `D` hidden size.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.utils import ModelOutput
+
+from ..configuration_plain_vit import PlainViTConfig
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Where the stages of a model stand, as patterns of module names.
+
+    Args:
+        patches: Module whose output are the projected patches.
+        blocks: Modules whose input are the tokens before each block, `{}` being the number.
+        end: Module whose input are the tokens behind the last block; where it is a norm, its output is a stage too.
+        end_is_norm: Whether `end` is the final norm. If not, its output are the tokens behind the last block.
+        attention: The attention implementation of ours whose order of operations is the source's.
+    """
+
+    patches: str
+    blocks: str
+    end: str
+    end_is_norm: bool = True
+    attention: str = "sdpa"
+
+
+# The first line whose `blocks` are found in a model describes it.
+PROBES = (
+    Probes("embeddings.patch_embeddings", "layers.{}", "layernorm"),  # ours, and transformers' ViT
+    Probes("patch_embed", "blocks.{}", "norm"),  # timm
+    Probes("conv_proj", "encoder.layers.encoder_layer_{}", "encoder.ln"),  # torchvision
+    Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer.norm", attention="eager"),  # vit-pytorch
+    Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),
+    Probes("patch_to_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),
+)
+
+
+@dataclass(frozen=True)
+class StageDifference:
+    """The largest difference at one stage.
+
+    Args:
+        stage: "patches", "embeddings", "layer 1" and so on, "final norm", "logits" ("features" without a classifier).
+        difference: max |a - b|.
+        scale: max |a|, so that `relative` is what the project's tolerance speaks of.
+    """
+
+    stage: str
+    difference: float
+    scale: float
+
+    @property
+    def relative(self) -> float:
+        """The difference as a share of the largest value."""
+        return self.difference / self.scale if self.scale else self.difference
+
+
+def probe_images(config: PlainViTConfig, seed: int = 0) -> torch.Tensor:
+    """Return images that show a wrong epsilon or a wrong order too: ordinary, nearly flat, and glaring ones.
+
+    Args:
+        config: Its native size and channels are used.
+        seed: Of the noise.
+
+    Returns:
+        Normalised pixels of shape (3, C, H, W).
+    """
+    size = config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    noise = torch.randn(3, config.num_channels, height, width, generator=torch.Generator().manual_seed(seed))
+    return noise * torch.tensor([1.0, 1e-3, 10.0]).view(3, 1, 1, 1)
+
+
+@torch.no_grad()
+def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tensor) -> list[StageDifference]:
+    """Run both models on the same images, in evaluation mode, and compare them stage by stage.
+
+    Args:
+        source: A live model of timm, vit-pytorch, torchvision or transformers, or one of ours.
+        ours: A plain ViT.
+        pixel_values: Normalised pixels of shape (B, C, H, W).
+
+    Returns:
+        One entry per stage that both have, in the order of the forward pass.
+    """
+    expected = capture_stages(source, pixel_values)
+    with _attention_of(source, ours):
+        got = capture_stages(ours, pixel_values)
+    differences = []
+    for stage in expected:
+        if stage in got and expected[stage].shape == got[stage].shape:
+            a, b = expected[stage].double(), got[stage].double()
+            differences.append(StageDifference(stage, (a - b).abs().max().item(), a.abs().max().item()))
+        elif stage in ("logits", "features"):
+            raise ValueError(
+                f"{stage} have shape {tuple(expected[stage].shape)} in the source and "
+                f"{tuple(got[stage].shape) if stage in got else 'are not there'} in ours: the models cannot be compared"
+            )
+    return differences
+
+
+def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what every stage of a model computes for these images, by the name of the stage.
+
+    Args:
+        model: A plain ViT of any package that this project opens.
+        pixel_values: Normalised pixels of shape (B, C, H, W).
+    """
+    stages: dict[str, torch.Tensor] = {}
+    hooks = []
+    modules = dict(model.named_modules())
+    probes, prefix = find_probes(model)
+
+    def keep(stage: str, value: torch.Tensor) -> None:
+        stages[stage] = value.detach().clone()
+
+    def before(module: nn.Module, stage: str) -> None:
+        hooks.append(
+            module.register_forward_pre_hook(
+                lambda _, args, kwargs: keep(stage, args[0] if args else next(iter(kwargs.values()))), with_kwargs=True
+            )
+        )
+
+    def after(module: nn.Module, stage: str) -> None:
+        hooks.append(module.register_forward_hook(lambda _, args, output: keep(stage, output)))
+
+    if probes is not None:
+        after(modules[prefix + probes.patches], "patches")
+        blocks = _blocks(modules, prefix, probes)
+        for i, name in enumerate(blocks):
+            before(modules[name], "embeddings" if i == 0 else f"layer {i}")
+        last = f"layer {len(blocks)}" if blocks else "embeddings"
+        end = modules[prefix + probes.end]
+        if probes.end_is_norm:
+            before(end, last)
+            after(end, "final norm")
+        else:
+            after(end, last)
+    training = model.training
+    try:
+        output = model.eval()(pixel_values)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    if "patches" in stages:
+        stages["patches"] = _as_tokens(stages["patches"], stages["embeddings"].shape[-1])
+    if isinstance(output, ModelOutput):
+        name = "logits" if "logits" in output else "features"
+        stages[name] = output["logits"] if "logits" in output else output["last_hidden_state"]
+    else:
+        stages["logits"] = output[0] if isinstance(output, tuple) else output
+    layers = [f"layer {i + 1}" for i in range(len(stages))]
+    order = ["patches", "embeddings", *layers, "final norm", "logits", "features"]
+    return {stage: stages[stage] for stage in order if stage in stages}
+
+
+def find_probes(model: nn.Module) -> tuple[Probes | None, str]:
+    """Return where the stages of this model stand, under which prefix; None where only its output can be compared."""
+    names = dict(model.named_modules())
+    for probes in PROBES:
+        first = probes.blocks.format(0)
+        for name in names:
+            prefix = name.removesuffix(first)
+            if name.endswith(first) and prefix + probes.end in names and prefix + probes.patches in names:
+                return probes, prefix
+    return None, ""
+
+
+def _blocks(modules: dict[str, nn.Module], prefix: str, probes: Probes) -> list[str]:
+    """Return the names of the blocks, in order."""
+    names: list[str] = []
+    while (name := prefix + probes.blocks.format(len(names))) in modules:
+        names.append(name)
+    return names
+
+
+def _as_tokens(patches: torch.Tensor, width: int) -> torch.Tensor:
+    """Return patches as (B, N, D), from that or from a map with its channels first or last."""
+    if patches.ndim == 4:
+        patches = patches.flatten(2).transpose(1, 2) if patches.shape[1] == width else patches.flatten(1, 2)
+    return patches
+
+
+@contextmanager
+def _attention_of(source: nn.Module, ours: nn.Module) -> Iterator[None]:
+    """Let ours attend in the source's order of operations for a while."""
+    probes, _ = find_probes(source)
+    before = ours.config._attn_implementation  # type: ignore[union-attr]
+    source_config = getattr(source, "config", None)
+    wanted = getattr(source_config, "_attn_implementation", None) or (probes.attention if probes else before)
+    ours.set_attn_implementation(wanted)  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        ours.set_attn_implementation(before)  # type: ignore[operator]
