@@ -116,6 +116,12 @@ class HubError(PlainViTError, OSError):
     exit_code = 14
 
 
+class AnalysisError(PlainViTError, ValueError):
+    """What was asked to be seen is not there: a layer, head or patch outside the model, a model of another kind."""
+
+    exit_code = 15
+
+
 def _listed(values: Sequence[object]) -> str:
     """Return the first values, quoted where they are text, and the count of the rest."""
     rest = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""

@@ -1,0 +1,302 @@
+"""Where the tokens look: attention maps, rollout, and how far attention reaches.
+
+Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head
+width.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from plain_vit.analysis.inspection import (
+    TokenLayout,
+    as_batch,
+    attention_modules,
+    chosen,
+    classify,
+    evaluating,
+    plain,
+    recorded_attentions,
+    recorded_outputs,
+    target_scores,
+    token_layout,
+)
+from plain_vit.errors import AnalysisError
+
+HEAD_FUSIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mean": lambda weights: weights.mean(dim=1),
+    "max": lambda weights: weights.amax(dim=1),
+    "min": lambda weights: weights.amin(dim=1),
+}
+
+
+def attention_maps(
+    model: nn.Module,
+    pixel_values: torch.Tensor | Mapping[str, Any],
+    query: str | tuple[int, int] | None = None,
+    layers: int | Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
+) -> np.ndarray:
+    """Return how much a query attends to each patch, in every layer and head.
+
+    Args:
+        model: A plain ViT.
+        pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
+        query: Whose attention: a token ("class", "distillation", "register 0", ...), a patch as (row, column), or
+            "patches" for the mean over all patches. The class token, or else "patches", if not given.
+        layers: Which layers, from 0 or, negative, from the end; all if not given.
+        heads: Which heads, likewise.
+
+    Returns:
+        Attention weights of shape (B, layers, heads, h, w). A map sums to 1 less what goes to the other tokens. Blocks
+        with several attentions have the heads of one after those of the other.
+
+    Raises:
+        AnalysisError: for a token, patch, layer or head that the model does not have, and pixels that do not fit it.
+    """
+    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    layout = token_layout(model, pixel_values)
+    rows = layout.query(query if query is not None else "class" if "class" in layout.before else "patches")
+    modules = attention_modules(model)
+    numbers = chosen("layer", layers, len(modules))
+    of_heads = chosen("head", heads, len(modules[0]) * model.config.num_attention_heads)
+
+    def keep(weights: torch.Tensor) -> torch.Tensor:
+        return weights[:, :, rows, layout.patches].float().mean(dim=2)  # B heads N
+
+    with torch.no_grad(), evaluating(model), recorded_attentions(model, keep) as attentions:
+        model(pixel_values)
+    maps = torch.stack([torch.cat(attentions[i], dim=1)[:, of_heads] for i in numbers], dim=1)
+    return maps.unflatten(-1, layout.grid_size).cpu().numpy()
+
+
+def attention_rollout(
+    model: nn.Module,
+    pixel_values: torch.Tensor | Mapping[str, Any],
+    head_fusion: Literal["mean", "max", "min"] = "mean",
+    discard: float = 0.0,
+) -> np.ndarray:
+    """Return how much each patch reaches the pooled feature, when attention is followed through all layers.
+
+    In each layer the heads are joined, the identity is added for the residual connection, rows are scaled to sum to 1,
+    and the matrices of all layers are multiplied. The row of the class token is read (its mean with the distillation
+    token's, where logits are), or of the pooled tokens, weighted as the pooling weights them.
+
+    Args:
+        model: A plain ViT.
+        pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
+        head_fusion: How heads are joined.
+        discard: Share of the smallest joined weights of each layer to set to 0 first, from 0 up to, not with, 1.
+
+    Returns:
+        Shares of shape (B, h, w). They sum to 1 less the share of the tokens that are no patches.
+
+    Raises:
+        AnalysisError: for another fusion or share, signed attention, and pixels that do not fit the model.
+
+    Source:
+        Abnar and Zuidema 2020, section 3; the discarding as in github.com/jacobgil/vit-explain.
+    """
+    if head_fusion not in HEAD_FUSIONS:
+        raise AnalysisError(f"head_fusion is {head_fusion!r}: expected one of {list(HEAD_FUSIONS)}")
+    if not 0 <= discard < 1:
+        raise AnalysisError(f"discard is {discard}: expected a share from 0 up to, not with, 1")
+    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    _refuse_signed(model, "attention rollout")
+    layout = token_layout(model, pixel_values)
+    fuse = HEAD_FUSIONS[head_fusion]
+
+    with (
+        torch.no_grad(),
+        evaluating(model),
+        recorded_attentions(model, lambda weights: fuse(weights.float())) as attentions,
+        recorded_outputs(model.base_model.layernorm) as hidden_states,
+    ):
+        model(pixel_values)
+        readout = _readout(model, layout, hidden_states[0])
+    layers = [fuse(torch.stack(branches, dim=1)) for branches in attentions]  # of B L L
+    return _patches_of(readout @ rollout(layers, discard), layout)
+
+
+def rollout(layers: Sequence[torch.Tensor], discard: float = 0.0) -> torch.Tensor:
+    """Multiply the attentions of all layers, residual connections included.
+
+    Args:
+        layers: For each layer, from the input up, weights of shape (B, L, L), from row to column.
+        discard: Share of the smallest weights of each matrix to set to 0 first.
+
+    Returns:
+        How much each token (row) of the last layer holds of each input token (column), of shape (B, L, L).
+    """
+    identity = torch.eye(layers[0].shape[-1], device=layers[0].device)
+    total = identity
+    for weights in layers:
+        count = int(discard * weights[0].numel())
+        if count:
+            smallest = weights.flatten(1).argsort(dim=1)[:, :count]
+            weights = weights.flatten(1).scatter(1, smallest, 0.0).view_as(weights)
+        weights = weights + identity
+        total = (weights / weights.sum(dim=-1, keepdim=True)) @ total
+    return total
+
+
+def gradient_rollout(
+    model: nn.Module,
+    pixel_values: torch.Tensor | Mapping[str, Any],
+    target: int | Sequence[int] | None = None,
+) -> np.ndarray:
+    """Return how much each patch speaks for a class, when attention is followed through all layers.
+
+    Each weight is multiplied by the gradient of the class score, negative products are dropped, heads are averaged,
+    and the matrices of all layers are added up along all paths.
+
+    Args:
+        model: A plain ViT with a classifier.
+        pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
+        target: The class, or one for each image; the highest score of each image if not given.
+
+    Returns:
+        Relevance of shape (B, h, w), 0 or more, without unit.
+
+    Raises:
+        AnalysisError: for a class out of range, and a model without classifier.
+
+    Source:
+        Chefer et al. 2021b, equations 5 and 6.
+    """
+    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    layout = token_layout(model, pixel_values)
+    pixels = pixel_values.detach().clone().requires_grad_()  # so that frozen models have gradients too
+    with (
+        torch.enable_grad(),
+        evaluating(model),
+        recorded_attentions(model, lambda weights: weights) as attentions,
+        recorded_outputs(model.base_model.layernorm) as hidden_states,
+    ):
+        _, scores = target_scores(classify(model, pixels), target)
+        weights = [branch for layer in attentions for branch in layer]
+        gradients = iter(torch.autograd.grad(scores.sum(), weights))
+        readout = _readout(model, layout, hidden_states[0]).detach()
+    identity = torch.eye(weights[0].shape[-1], device=weights[0].device)
+    total = identity.expand(len(pixels), -1, -1)
+    for layer in attentions:
+        relevant = [(next(gradients) * branch.detach()).float().clamp(min=0).mean(dim=1) for branch in layer]
+        total = total + torch.stack(relevant).mean(dim=0) @ total
+    return _patches_of(readout @ total, layout)
+
+
+def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
+    """Return how far each head looks: the distance from query patch to key patch, weighted by attention.
+
+    Only patches count, as queries and as keys; the weights are scaled to sum to 1 over the patches. A distance is that
+    between the centres of two patches, in pixels of the input.
+
+    Args:
+        model: A plain ViT.
+        pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
+
+    Returns:
+        Mean distances of shape (B, layers, heads), in pixels. `average_over_images` averages them over a data set.
+
+    Raises:
+        AnalysisError: for signed attention, and pixels that do not fit the model.
+
+    Source:
+        Dosovitskiy et al. 2021, Figure 7 (right) and appendix D.7.
+    """
+    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    _refuse_signed(model, "attention distance")
+    layout = token_layout(model, pixel_values)
+    distances = patch_distances(layout.grid_size, layout.patch_size).to(pixel_values.device)
+
+    def keep(weights: torch.Tensor) -> torch.Tensor:
+        weights = weights[:, :, layout.patches, layout.patches].float()
+        return ((weights * distances).sum(dim=-1) / weights.sum(dim=-1)).nanmean(dim=-1)  # B heads
+
+    with torch.no_grad(), evaluating(model), recorded_attentions(model, keep) as attentions:
+        model(pixel_values)
+    return torch.stack([torch.cat(layer, dim=1) for layer in attentions], dim=1).cpu().numpy()
+
+
+def patch_distances(grid_size: tuple[int, int], patch_size: tuple[int, int]) -> torch.Tensor:
+    """Return the distance between the centres of every two patches.
+
+    Args:
+        grid_size: Patches (down, across).
+        patch_size: (height, width) of a patch, in pixels.
+
+    Returns:
+        Distances of shape (N, N), in pixels.
+    """
+    rows, columns = torch.meshgrid(*(torch.arange(n, dtype=torch.float32) for n in grid_size), indexing="ij")
+    centres = torch.stack((rows.flatten() * patch_size[0], columns.flatten() * patch_size[1]), dim=1)  # N 2
+    return (centres[:, None] - centres).norm(dim=-1)
+
+
+def probe_attention(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
+    """Return how much the probe of attention pooling attends to each patch, in every head.
+
+    Args:
+        model: A plain ViT with `pooling="map"`.
+        pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
+
+    Returns:
+        Attention weights of shape (B, heads, h, w).
+
+    Raises:
+        AnalysisError: for another pooling, and pixels that do not fit the model.
+    """
+    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    if model.config.pooling != "map":
+        raise AnalysisError(
+            f'the model has pooling {model.config.pooling!r}: only pooling "map" has a probe that attends'
+        )
+    layout = token_layout(model, pixel_values)
+    with torch.no_grad(), evaluating(model), recorded_outputs(model.base_model.layernorm) as hidden_states:
+        model(pixel_values)
+        weights = _probe_weights(model, layout, hidden_states[0])[..., layout.patches]
+    return weights.unflatten(-1, layout.grid_size).cpu().numpy()
+
+
+def _probe_weights(model: nn.Module, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Return the attention of the pooling's probe to each token: (B, heads, L), 0 where the pooling does not read."""
+    pooler = model.base_model.pooler
+    query = pooler.q_proj(pooler.probe).unflatten(-1, (pooler.num_heads, -1))  # 1 1 heads d
+    key = pooler.k_proj(hidden_states).unflatten(-1, (pooler.num_heads, -1))  # B L heads d
+    scores = (query * key).sum(dim=-1).float() * query.shape[-1] ** -0.5  # B L heads
+    if not model.config.pool_prefix_tokens:
+        read = torch.zeros(hidden_states.shape[1], dtype=torch.bool, device=scores.device)
+        read[layout.patches] = True
+        scores = scores.masked_fill(~read[:, None], -torch.inf)
+    return scores.softmax(dim=1).transpose(1, 2)
+
+
+def _readout(model: nn.Module, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Return the weights with which the logits read the tokens of the last layer, of shape (B, 1, L)."""
+    config = model.config
+    weights = torch.zeros(hidden_states.shape[:2], device=hidden_states.device)
+    if config.pooling == "map":
+        weights = _probe_weights(model, layout, hidden_states).mean(dim=1)
+    elif config.pooling == "cls":
+        weights[:, : 1 + config.use_distillation_token] = 1
+    elif config.pool_prefix_tokens:
+        weights[:] = 1
+    else:
+        weights[:, layout.patches] = 1
+    return (weights / weights.sum(dim=1, keepdim=True))[:, None]
+
+
+def _patches_of(shares: torch.Tensor, layout: TokenLayout) -> np.ndarray:
+    """Return the patches of (B, 1, L) as an array (B, h, w)."""
+    return shares[:, 0, layout.patches].unflatten(-1, layout.grid_size).cpu().numpy()
+
+
+def _refuse_signed(model: nn.Module, what: str) -> None:
+    if model.config.attention_type == "differential":
+        raise AnalysisError(
+            f"{what} weighs by attention, and differential attention has negative weights: look at attention_maps "
+            "instead"
+        )

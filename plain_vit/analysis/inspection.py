@@ -1,0 +1,246 @@
+"""Running a model to look inside it: nothing about the model is changed, and what is switched is put back.
+
+Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D` hidden size.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from plain_vit.errors import AnalysisError
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """Where each token of an image stands in the sequence.
+
+    Args:
+        grid_size: Patches (down, across).
+        patch_size: (height, width) of a patch, in pixels.
+        before: Names of the tokens before the patches, in order: "class", "distillation", "register 0", ...
+        behind: Names of the tokens behind the patches: registers, in models that append them.
+    """
+
+    grid_size: tuple[int, int]
+    patch_size: tuple[int, int]
+    before: tuple[str, ...]
+    behind: tuple[str, ...]
+
+    @property
+    def num_patches(self) -> int:
+        """Count the patches."""
+        return self.grid_size[0] * self.grid_size[1]
+
+    @property
+    def patches(self) -> slice:
+        """Return where the patches stand, in raster order."""
+        return slice(len(self.before), len(self.before) + self.num_patches)
+
+    def query(self, query: str | tuple[int, int]) -> slice:
+        """Return where a query stands.
+
+        Args:
+            query: The name of a token, "patches" for all of them, or the (row, column) of a patch, from 0.
+
+        Raises:
+            AnalysisError: There is no such token, or the patch lies outside the grid.
+        """
+        if query == "patches":
+            return self.patches
+        if isinstance(query, str):
+            named = {**{name: i for i, name in enumerate(self.before)},
+                     **{name: self.patches.stop + i for i, name in enumerate(self.behind)}}  # fmt: skip
+            if query not in named:
+                raise AnalysisError(
+                    f"the model has no token {query!r}: expected one of {[*named, 'patches']}, or the (row, column) of "
+                    "a patch"
+                )
+            return slice(named[query], named[query] + 1)
+        row, column = query
+        h, w = self.grid_size
+        if not (0 <= row < h and 0 <= column < w):
+            raise AnalysisError(
+                f"the query patch {(row, column)} is outside the grid: expected a row from 0 to {h - 1} and a column "
+                f"from 0 to {w - 1}"
+            )
+        position = self.patches.start + row * w + column
+        return slice(position, position + 1)
+
+
+def plain(model: nn.Module) -> PreTrainedModel:
+    """Return the plain ViT inside the wrappers of `torch.compile`, of data parallelism and of PEFT.
+
+    Raises:
+        AnalysisError: It is another kind of model.
+    """
+    model = getattr(model, "_orig_mod", model)  # compiled code does not run hooks
+    model = getattr(model, "module", model)
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    if getattr(getattr(model, "config", None), "model_type", None) != "plain_vit":
+        raise AnalysisError(
+            f"got a {type(model).__name__}: expected a plain ViT, as PlainViTForImageClassification.from_pretrained or "
+            "plain_vit.conversion.from_module return it"
+        )
+    return model  # type: ignore[return-value]
+
+
+def token_layout(model: nn.Module, pixel_values: torch.Tensor) -> TokenLayout:
+    """Return where the tokens of these images stand.
+
+    Args:
+        model: A plain ViT.
+        pixel_values: Normalised pixels of shape (B, C, H, W).
+
+    Raises:
+        AnalysisError: The pixels do not fit the model.
+    """
+    model = plain(model)
+    embeddings, config = model.base_model.embeddings, model.config
+    try:
+        grid_size = embeddings.grid_size(pixel_values)
+    except ValueError as error:
+        raise AnalysisError(str(error)) from error
+    special = ["class"] * config.use_class_token + ["distillation"] * config.use_distillation_token
+    registers = [f"register {i}" for i in range(config.num_register_tokens)]
+    last = config.register_tokens_last
+    return TokenLayout(
+        grid_size=grid_size,
+        patch_size=(embeddings.patch_height, embeddings.patch_width),
+        before=tuple(special if last else special + registers),
+        behind=tuple(registers if last else ()),
+    )
+
+
+def as_batch(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> torch.Tensor:
+    """Return pixels, or those of an image processor's output, on the model's device."""
+    if isinstance(pixel_values, Mapping):
+        pixel_values = pixel_values["pixel_values"]
+    return torch.as_tensor(pixel_values).to(plain(model).device)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch dropout, patch dropout and stochastic depth off, and put back the mode of every module afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def attention_modules(model: nn.Module) -> list[list[nn.Module]]:
+    """Return the attentions of each layer; a layer has several only where the blocks have branches.
+
+    Raises:
+        AnalysisError: The model has no layers.
+    """
+    layers = plain(model).base_model.layers
+    if len(layers) == 0:
+        raise AnalysisError("the model has no layers (num_hidden_layers=0), so there is no attention to see")
+    return [[m for name, m in layer.named_modules() if name.split(".")[-1] == "attention"] for layer in layers]
+
+
+@contextmanager
+def recorded_attentions(
+    model: nn.Module, keep: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[list[list[torch.Tensor]]]:
+    """Have every forward pass leave its attention weights behind, whatever implementation of attention the model uses.
+
+    Each attention is asked for its weights as it is called, so only what `keep` makes of them stays in memory, layer by
+    layer.
+
+    Args:
+        model: A plain ViT.
+        keep: Makes what is wanted of the weights of one attention, of shape (B, heads, L, L).
+
+    Yields:
+        For each layer what was kept of its attentions, filled by the forward pass.
+    """
+    modules = attention_modules(model)
+    kept: list[list[torch.Tensor]] = [[] for _ in modules]
+
+    def ask(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return args, {**kwargs, "output_attentions": True}
+
+    def record(layer: list[torch.Tensor]) -> Callable:
+        return lambda _module, _args, output: layer.append(keep(output[1]))
+
+    with ExitStack() as hooks:
+        for layer, attentions in zip(kept, modules, strict=True):
+            for attention in attentions:
+                hooks.callback(attention.register_forward_pre_hook(ask, with_kwargs=True).remove)
+                hooks.callback(attention.register_forward_hook(record(layer)).remove)
+        yield kept
+
+
+@contextmanager
+def recorded_outputs(*modules: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Have every forward pass leave the output of these modules behind, in the order in which they run."""
+    kept: list[torch.Tensor] = []
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_hook(lambda _module, _args, output: kept.append(output)).remove)
+        yield kept
+
+
+def chosen(what: str, wanted: int | Sequence[int] | None, count: int) -> list[int]:
+    """Return the wanted layers or heads as numbers from 0; negative ones count from the end.
+
+    Raises:
+        AnalysisError: One of them is out of range.
+    """
+    if wanted is None:
+        return list(range(count))
+    numbers = [wanted] if isinstance(wanted, int) else list(wanted)
+    for number in numbers:
+        if not -count <= number < count:
+            raise AnalysisError(
+                f"{what} {number} is out of range: the model has {count}, numbered 0 to {count - 1} (or -{count} to -1 "
+                "from the end)"
+            )
+    return [number % count for number in numbers]
+
+
+def classify(model: PreTrainedModel, pixel_values: torch.Tensor) -> torch.Tensor:
+    """Return logits of shape (B, classes) in float32.
+
+    Raises:
+        AnalysisError: The model gives no logits per image.
+    """
+    logits = getattr(model(pixel_values), "logits", None)
+    if logits is None or logits.ndim != 2:
+        raise AnalysisError(
+            f"{type(model).__name__} gives no class scores for an image: expected a PlainViTForImageClassification "
+            'whose pooling is not "none"'
+        )
+    return logits.float()
+
+
+def target_scores(logits: torch.Tensor, target: int | Sequence[int] | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the classes asked for (the highest of each image if None) and their scores, both of shape (B,).
+
+    Raises:
+        AnalysisError: A class is out of range, or there is not one for each image.
+    """
+    batch, classes = logits.shape
+    if target is None:
+        targets = logits.argmax(dim=-1)
+    else:
+        targets = torch.as_tensor(target, device=logits.device).expand(batch) if isinstance(target, int) else (
+            torch.as_tensor(target, device=logits.device)
+        )  # fmt: skip
+        if targets.shape != (batch,):
+            raise AnalysisError(
+                f"got {len(targets)} target classes for {batch} images: expected one each, or one for all"
+            )
+        if not ((targets >= 0) & (targets < classes)).all():
+            raise AnalysisError(f"target {targets.tolist()} is out of range: the classes are 0 to {classes - 1}")
+    return targets, logits.gather(1, targets[:, None])[:, 0]

@@ -1,0 +1,92 @@
+"""What a classifier says about images, and how often it is right.
+
+Legend: `B` batch, `C` channels, `H W` pixels.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import BaseImageProcessor
+
+from plain_vit.analysis.inspection import as_batch, classify, evaluating, plain, token_layout
+from plain_vit.errors import AnalysisError
+
+
+def predict(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
+    """Return the probability of each class.
+
+    Args:
+        model: A plain ViT with a classifier.
+        pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
+
+    Returns:
+        Softmax of the logits, of shape (B, classes).
+
+    Raises:
+        AnalysisError: The model has no classifier, or the pixels do not fit it.
+    """
+    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    token_layout(model, pixel_values)
+    with torch.no_grad(), evaluating(model):
+        return classify(model, pixel_values).softmax(dim=-1).cpu().numpy()
+
+
+def confusion_matrix(
+    labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.ndarray, classes: int
+) -> np.ndarray:
+    """Count how often each class is taken for each other.
+
+    Args:
+        labels: True classes, of shape (B,).
+        predictions: Predicted classes, of shape (B,).
+        classes: How many classes there are.
+
+    Returns:
+        Counts of shape (classes, classes): row the true class, column the predicted one.
+
+    Raises:
+        AnalysisError: The lengths differ, or a class is out of range.
+    """
+    labels, predictions = np.asarray(labels), np.asarray(predictions)
+    if labels.shape != predictions.shape:
+        raise AnalysisError(f"got {labels.shape[0]} labels and {predictions.shape[0]} predictions: expected as many")
+    for what, numbers in (("label", labels), ("prediction", predictions)):
+        outside = numbers[(numbers < 0) | (numbers >= classes)]
+        if outside.size:
+            raise AnalysisError(f"{what} {outside[0]} is out of range: the classes are 0 to {classes - 1}")
+    matrix = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(matrix, (labels, predictions), 1)
+    return matrix
+
+
+def displayable(
+    pixel_values: torch.Tensor | Mapping[str, Any], image_processor: BaseImageProcessor | None = None
+) -> np.ndarray:
+    """Return the images that a model sees as pictures.
+
+    Args:
+        pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
+        image_processor: What normalised them, so that it can be undone. Without one, each image is stretched from its
+            darkest to its brightest level.
+
+    Returns:
+        Levels 0 to 1 of shape (B, H, W, 3) for three channels, otherwise (B, H, W): the mean of the channels.
+    """
+    if isinstance(pixel_values, Mapping):
+        pixel_values = pixel_values["pixel_values"]
+    pixels = torch.as_tensor(pixel_values).detach().float().cpu()
+    if image_processor is None:
+        low, high = pixels.amin(dim=(1, 2, 3), keepdim=True), pixels.amax(dim=(1, 2, 3), keepdim=True)
+        pixels = (pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)
+    else:
+        if image_processor.do_normalize:
+            std, mean = (torch.tensor(values)[:, None, None] for values in
+                         (image_processor.image_std, image_processor.image_mean))  # fmt: skip
+            pixels = pixels * std + mean
+        if not image_processor.do_rescale:
+            pixels = pixels / 255
+    pixels = pixels.clamp(0, 1)
+    return (pixels.permute(0, 2, 3, 1) if pixels.shape[1] == 3 else pixels.mean(dim=1)).numpy()
