@@ -60,6 +60,7 @@ SAFETENSORS_DTYPES = {
 # classes) or hold no weights (sparse, quantised and distributed tensors).
 TENSOR_GLOBALS = {
     "collections OrderedDict",
+    "__builtin__ set",
     "_codecs encode",
     "torch Size",
     "torch device",

@@ -1,0 +1,489 @@
+"""Reading a checkpoint from wherever it lies: a file, a folder in one of the known layouts, or a repository on the Hub.
+
+What is in the file decides how it is read; its name has to agree. Nothing in a checkpoint is executed, no path in it
+leads out of its folder, and what could be read in more than one way is asked for.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import huggingface_hub
+import torch
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, HTTPError
+
+from ..errors import AmbiguousCheckpointError, CheckpointError, HubError, UnknownFormatError, UnsafeFileError
+from .containers import (
+    MAX_HEADER_BYTES,
+    MAX_TENSORS,
+    LazyTensor,
+    LazyTensors,
+    TorchFile,
+    open_npz,
+    open_safetensors,
+    parse_json,
+    zip_members,
+)
+
+SUFFIXES = {
+    "safetensors": (".safetensors",),
+    "torch": (".pt", ".pth", ".bin", ".ckpt", ".tar"),  # .tar as in model_best.pth.tar
+    "npz": (".npz",),
+}
+
+# What people download, rename or save by mistake, by how it begins.
+NOT_A_CHECKPOINT = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself: run `git lfs pull`, or download it again"),
+    (b"<", "an HTML or XML page, such as a login or error page: download the file itself"),
+    (b"{", "a JSON text: give the folder it lies in, or the file with the weights"),
+    (b"\x93NUMPY", "a single numpy array: a checkpoint is an .npz of many"),
+    (b"\x89HDF", "an HDF5 file (Keras): save it as safetensors where Keras is installed"),
+    (b"GGUF", "a GGUF file: plain-vit reads safetensors, torch and .npz files"),
+    (b"\x1f\x8b", "compressed with gzip: unpack it first"),
+)
+
+# The folder layouts of transformers and timm, in the order of preference, with what each is called on the Hub.
+LAYOUTS = (("model", ".safetensors"), ("pytorch_model", ".bin"))
+COMPANIONS = ["config.json", "preprocessor_config.json", "README.md", "LICENSE*"]
+HUB_PATTERNS = (
+    ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"],
+    ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"],
+    ["open_clip_model.safetensors"],
+    ["*.npz"],
+)
+NOT_WEIGHTS = re.compile(r"optimizer|scheduler|scaler|sampler|training_args|rng_state|random_states|adapter_model")
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+# Branches of a training checkpoint that hold tensors but never a model.
+NOT_A_MODEL = re.compile(r"optim|sched|scaler|loss|callback|rng|loops|hyper_?param|hparam", re.IGNORECASE)
+
+# Modules that training code puts around a model. The first four never have a name of their own in the middle either.
+TRANSPARENT = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+WRAPPERS = (
+    *TRANSPARENT,
+    *("module", "model", "net", "network", "vit", "encoder", "backbone", "trunk"),
+    *("student", "student_encoder", "teacher", "teacher_encoder", "ema", "ema_model", "model_ema", "online_model"),
+)
+COUNTERS = ("n_averaged", "initted", "step")  # of torch's AveragedModel and of ema-pytorch
+
+# Two of these side by side are two models of the same kind, and only the owner knows which one is meant.
+RIVALS = {
+    *("student", "student_encoder", "teacher", "teacher_encoder", "model", "online_model", "ema", "ema_model"),
+    *("model_ema", "online_encoder", "target_encoder", "context_encoder", "momentum_encoder", "base_encoder"),
+    *("encoder_q", "encoder_k"),
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was opened: headers are read and checked, tensors are read when asked for.
+
+    Attributes:
+        tensors: The tensors by the names in the file. `.meta()` tells shapes and dtypes without reading.
+        kind: `"safetensors"`, `"torch"` or `"npz"`.
+        path: The file or folder, for a Hub repository its folder in the cache.
+        files: The files that hold the tensors.
+        metadata: The texts in the header of a safetensors file.
+        config: `config.json` of the folder; None for a single file.
+        preprocessor_config: `preprocessor_config.json` of the folder; None for a single file.
+        wrappers: Where in a training checkpoint the tensors stood, outermost first.
+        notes: What was chosen or passed over while opening, for the report.
+        repo_id: The Hub repository it came from.
+        revision: The commit of that repository.
+    """
+
+    tensors: LazyTensors
+    kind: str
+    path: Path
+    files: tuple[Path, ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    config: dict[str, Any] | None = None
+    preprocessor_config: dict[str, Any] | None = None
+    wrappers: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    repo_id: str | None = None
+    revision: str | None = None
+
+
+class Stripped(NamedTuple):
+    """What `strip_wrappers` found: the short name of each name, the prefixes removed, and the counters left out."""
+
+    names: dict[str, str]
+    prefixes: tuple[str, ...]
+    counters: tuple[str, ...]
+
+
+def read_checkpoint(
+    source: str | os.PathLike[str], *, key: str | None = None, revision: str | None = None
+) -> Checkpoint:
+    """Open a checkpoint and check all that can be checked without reading its tensors.
+
+    Args:
+        source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt` or `.npz` file; a folder in the layout of transformers
+            or timm; or the id of a repository on the Hub, of which weights and configuration are downloaded, never
+            code.
+        key: Which part of the file is the model, where it holds several: a key of the saved dictionary
+            (`"state_dict_ema"`), or a prefix of the names (`"teacher.backbone"`).
+        revision: Branch, tag or commit, for a Hub repository.
+
+    Returns:
+        The checkpoint; its tensors are read one by one when asked for.
+
+    Raises:
+        CheckpointError: There is no such file, or it is truncated, damaged or not what its name says.
+        UnsafeFileError: Reading it could run code, leave its folder or exhaust the memory.
+        AmbiguousCheckpointError: It holds several models; `key` settles it.
+        HubError: The repository cannot be downloaded.
+    """
+    path = Path(source).expanduser()
+    repo_id = commit = None
+    if not path.exists():
+        if not HUB_ID.fullmatch(os.fspath(source)) or path.suffix in sum(SUFFIXES.values(), ()):
+            raise CheckpointError(
+                f"{path} does not exist: expected a checkpoint file, a folder or a Hub id (user/name)."
+            )
+        repo_id = os.fspath(source)
+        path = _download(repo_id, revision)
+        commit = path.name
+    if revision is not None and repo_id is None:
+        raise CheckpointError(f"{path} is on this machine and has no revision {revision!r}: leave the revision out.")
+    checkpoint = _read_folder(path.resolve(), key) if path.is_dir() else _read_file(path, key)
+    return replace(checkpoint, repo_id=repo_id, revision=commit)
+
+
+def _download(repo_id: str, revision: str | None) -> Path:
+    """Fetch configuration and weights, the safest kind of weights that the repository has."""
+    try:
+        for patterns in HUB_PATTERNS:
+            folder = Path(
+                huggingface_hub.snapshot_download(repo_id, revision=revision, allow_patterns=COMPANIONS + patterns)
+            )
+            if any(any(folder.glob(pattern)) for pattern in patterns):
+                return folder
+    except (OSError, EntryNotFoundError, HFValidationError, HTTPError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise HubError(
+            f"{repo_id} is neither a file or folder here nor could it be fetched from the Hub: {reason[0]} "
+            "Check the name and the network; a private or gated repository needs `hf auth login`."
+        ) from error
+    raise UnknownFormatError(
+        f"The Hub repository {repo_id} has none of the weights that plain-vit reads: {HUB_PATTERNS}."
+    )
+
+
+# ---- folders ----
+
+
+def _read_folder(folder: Path, key: str | None) -> Checkpoint:
+    notes: list[str] = []
+    name = _weights_of(folder, notes)
+    if name.endswith(".index.json"):
+        checkpoint = _read_shards(folder, name)
+        if key is not None:
+            checkpoint = replace(checkpoint, tensors=_with_prefix(checkpoint.tensors, key, folder), wrappers=(key,))
+    else:
+        checkpoint = _read_file(_inside(folder, name), key, name)
+    return replace(
+        checkpoint,
+        path=folder,
+        config=_read_json(folder, "config.json"),
+        preprocessor_config=_read_json(folder, "preprocessor_config.json"),
+        notes=(*notes, *checkpoint.notes),
+    )
+
+
+def _weights_of(folder: Path, notes: list[str]) -> str:
+    """Return the name of the folder's weights file, or of the index of its shards."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    found = []
+    for stem, suffix in LAYOUTS:
+        single, index = f"{stem}{suffix}", f"{stem}{suffix}.index.json"
+        shards = [name for name in names if re.fullmatch(rf"{stem}-\d+-of-\d+{re.escape(suffix)}", name)]
+        if single in names and (index in names or shards):
+            rest = ", ".join([index] * (index in names) + shards[:3])
+            raise CheckpointError(
+                f"{folder} holds {single} and beside it {rest}: one of them is left over from an earlier save, and "
+                "which one cannot be told. Delete the stale files, or give the file itself."
+            )
+        if shards and index not in names:
+            raise CheckpointError(
+                f"{folder} holds {shards[0]} but no {index}: copy or download the whole folder again."
+            )
+        found += [name for name in (single, index) if name in names]
+    if found:
+        if len(found) > 1:
+            notes.append(f"{found[0]} was read and {found[1]} left aside")
+        return found[0]
+    others = [name for name in names if name.endswith(sum(SUFFIXES.values(), ())) and not NOT_WEIGHTS.search(name)]
+    if not others:
+        raise CheckpointError(f"{folder} holds no weights: expected model.safetensors, pytorch_model.bin or the like.")
+    if len(others) > 1:
+        candidates = {"source": [str(folder / name) for name in others]}
+        raise AmbiguousCheckpointError(f"{folder} holds several checkpoints; give one of them:", candidates)
+    return others[0]
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return the path of a file in a folder, unless a link leads out of it."""
+    path = folder / name
+    real = path.resolve()
+    homes = [folder]
+    if folder.parent.name == "snapshots":  # the Hub's cache links from its snapshots to its blobs
+        homes.append(folder.parent.parent / "blobs")
+    if not any(real.is_relative_to(home) for home in homes):
+        raise UnsafeFileError(f"{path} is a link that leads out of its folder, to {real}: give that file itself.")
+    if not real.is_file():
+        raise CheckpointError(f"{path} is missing or no ordinary file: copy or download the folder again.")
+    return path
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
+    if not os.path.lexists(folder / name):
+        return None
+    path = _inside(folder, name)
+    if path.stat().st_size > MAX_HEADER_BYTES:
+        raise UnsafeFileError(f"{path} has {path.stat().st_size} bytes; at most {MAX_HEADER_BYTES} are read.")
+    return parse_json(path.read_bytes(), str(path))
+
+
+def _read_shards(folder: Path, index_name: str) -> Checkpoint:
+    """Open the shards that an index names, and hold each against what the index says it holds."""
+    weight_map = (_read_json(folder, index_name) or {}).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{folder / index_name} has no weight_map from tensor to file: it is damaged.")
+    if not weight_map or len(weight_map) > MAX_TENSORS:
+        raise UnsafeFileError(f"{folder / index_name} names {len(weight_map)} tensors; expected 1 to {MAX_TENSORS}.")
+    suffix = "." + index_name.removesuffix(".index.json").rsplit(".", 1)[1]
+    shards = sorted(set(weight_map.values()))
+    for name in shards:
+        if Path(name).name != name or "\\" in name or not name.endswith(suffix):
+            raise UnsafeFileError(
+                f"{folder / index_name} points to {name!r}: expected the name of a {suffix} file in the same folder."
+            )
+
+    entries: dict[str, LazyTensor] = {}
+    metadata: Mapping[str, str] = {}
+    kind, faults = "", []
+    for name in shards:
+        if not os.path.lexists(folder / name):
+            faults.append(f"{name} is missing")
+            continue
+        shard = _read_file(_inside(folder, name), None, name)
+        kind, metadata = shard.kind, metadata or shard.metadata
+        named = {tensor for tensor, file in weight_map.items() if file == name}
+        faults += [f"{name} lacks {tensor!r}, which the index says it holds" for tensor in named - set(shard.tensors)]
+        faults += [f"{name} holds {tensor!r}, which the index does not say" for tensor in set(shard.tensors) - named]
+        entries.update(shard.tensors.entries)
+    stem = index_name.split(".", 1)[0]
+    strangers = {path.name for path in folder.glob(f"{stem}-*-of-*{suffix}")} - set(shards)
+    faults += [f"{name} is not in the index: it is left over from another save" for name in strangers]
+    if faults:
+        listed = "; ".join(sorted(faults)[:20])
+        raise CheckpointError(f"{folder / index_name} does not fit the shards beside it: {listed}. Get them again.")
+    return Checkpoint(LazyTensors(entries), kind, folder, tuple(folder / name for name in shards), metadata)
+
+
+# ---- files ----
+
+
+def _read_file(path: Path, key: str | None, name: str | None = None) -> Checkpoint:
+    """Open one file, called `name` in its folder."""
+    kind = _kind(path)
+    name = name or path.name
+    if not name.endswith(SUFFIXES[kind]):
+        known = " or ".join(SUFFIXES[kind])
+        raise CheckpointError(
+            f"{path} is a {kind} file by its content: rename it to end in {known}, or check its source."
+        )
+    if kind == "torch":
+        file = TorchFile(path)
+        state_dict, wrappers, notes = _find_state_dict(file.tree, key, path)
+        return Checkpoint(file.lazy(state_dict), kind, path, (path,), wrappers=wrappers, notes=notes)
+    tensors, metadata = open_safetensors(path) if kind == "safetensors" else (open_npz(path), {})
+    if not tensors:
+        raise CheckpointError(f"{path} holds no tensors: expected the weights of a model.")
+    wrappers = ()
+    if key is not None:
+        tensors, wrappers = _with_prefix(tensors, key, path), (key,)
+    else:
+        _check_rivals(tensors, (), path)
+    return Checkpoint(tensors, kind, path, (path,), metadata, wrappers=wrappers)
+
+
+def _kind(path: Path) -> str:
+    """Tell the kind of file from how it begins."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is no ordinary file: expected a checkpoint.")
+    try:
+        with open(path, "rb") as file:
+            start = file.read(512)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be opened: {error.strerror}.") from error
+    if not start:
+        raise CheckpointError(f"{path} is empty: download or copy it again.")
+    if start.startswith(b"PK"):
+        pickled = any(name.endswith(("/data.pkl", "/constants.pkl")) for name in zip_members(path))
+        return "torch" if pickled else "npz"
+    if start[0] == 0x80 or (len(start) > 262 and start[257:262] == b"ustar"):
+        return "torch"
+    if len(start) > 8 and start[8:9] == b"{":
+        return "safetensors"
+    for prefix, what in NOT_A_CHECKPOINT:
+        if start.lstrip().startswith(prefix):
+            raise CheckpointError(f"{path} is {what}.")
+    raise CheckpointError(
+        f"{path} begins with {start[:12]!r}, which is no safetensors, torch or .npz file: damaged, or something else."
+    )
+
+
+# ---- finding the model in what was saved ----
+
+
+def _find_state_dict(
+    tree: object, key: str | None, path: Path
+) -> tuple[dict[str, torch.Tensor], tuple[str, ...], tuple[str, ...]]:
+    """Return the model's tensors, where they stood, and what was passed over."""
+    found = {".".join(where): (where, table) for where, table in _state_dicts(tree, path)}
+    if not found:
+        held = ", ".join(map(repr, list(tree)[:20])) if isinstance(tree, dict) else type(tree).__name__
+        raise UnknownFormatError(f"{path} holds no dictionary of named tensors, but {held}: expected a state dict.")
+    rest = ""
+    if key is None:
+        if len({id(table) for _, table in found.values()}) > 1:
+            candidates = {"key": [name or "." for name in found]}
+            raise AmbiguousCheckpointError(f"{path} holds several sets of tensors; which one is the model?", candidates)
+        where, table = next(iter(found.values()))
+    else:
+        asked = "" if key == "." else key
+        outer = [name for name in found if asked == name or not name or asked.startswith(f"{name}.")]
+        if not outer:
+            raise CheckpointError(f"{path} has nothing called {key!r}; it holds {', '.join(map(repr, found))}.")
+        name = max(outer, key=len)
+        where, table = found[name]
+        rest = asked[len(name) :].lstrip(".")
+    tensors = {
+        name: value for name, value in table.items() if isinstance(name, str) and isinstance(value, torch.Tensor)
+    }
+    others = [str(name) for name in table if name not in tensors]
+    notes = (f"passed over what is no tensor: {', '.join(others[:20])}",) if others else ()
+    if rest:
+        prefix = f"{rest}."
+        tensors = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        if not tensors:
+            raise CheckpointError(f"{path} has no tensor whose name begins with {prefix!r}, as key={key!r} asks for.")
+        return tensors, (*where, rest), notes
+    if key is None:
+        _check_rivals(tensors, where, path)
+    return tensors, where, notes
+
+
+def _state_dicts(tree: object, path: Path) -> list[tuple[tuple[str, ...], dict[Any, Any]]]:
+    """Find every dictionary that names tensors as a model does, with the keys that lead to it."""
+    found = []
+    queue: list[tuple[tuple[str, ...], object]] = [((), tree)]
+    for where, node in queue:
+        if not isinstance(node, dict):
+            continue
+        tensors = [value for name, value in node.items() if isinstance(name, str) and isinstance(value, torch.Tensor)]
+        if len(tensors) > 1 and any(tensor.ndim > 1 for tensor in tensors):
+            found.append((where, node))
+        if len(where) < 4:
+            queue += [
+                ((*where, name), value)
+                for name, value in node.items()
+                if isinstance(name, str) and isinstance(value, dict) and not NOT_A_MODEL.search(name)
+            ]
+        if len(queue) > MAX_TENSORS:
+            raise UnsafeFileError(f"{path} nests over {MAX_TENSORS} dictionaries: save the state dict alone.")
+    return found
+
+
+def _with_prefix(tensors: LazyTensors, key: str, path: Path) -> LazyTensors:
+    prefix = f"{key}."
+    chosen = {name.removeprefix(prefix): entry for name, entry in tensors.entries.items() if name.startswith(prefix)}
+    if not chosen:
+        raise CheckpointError(f"{path} has no tensor whose name begins with {prefix!r}, as key={key!r} asks for.")
+    return LazyTensors(chosen)
+
+
+def _check_rivals(names: Iterable[str], where: tuple[str, ...], path: Path) -> None:
+    """Refuse two models side by side in one table of names."""
+    split = [name.split(".") for name in names]
+    depth = len(list(takewhile(lambda column: len(set(column)) == 1, zip(*split, strict=False))))
+    heads = Counter(tuple(parts[: depth + 1]) for parts in split if len(parts) > depth + 1)
+    rivals = [".".join((*where, *head)) for head, count in heads.items() if head[-1] in RIVALS and count > 1]
+    if len(rivals) > 1:
+        raise AmbiguousCheckpointError(
+            f"{path} holds several models side by side; which one is meant (or any longer prefix)?", {"key": rivals}
+        )
+
+
+def strip_wrappers(names: Iterable[str]) -> Stripped:
+    """Remove what training code put before the names of a model's tensors.
+
+    A prefix (`module.`, `_orig_mod.`, `model.`, ... see `WRAPPERS`) goes only when every name has it, as often as that
+    is so; `_orig_mod` and its like go wherever they stand. Counters of averaged models are set apart.
+
+    Args:
+        names: The names of all tensors.
+
+    Returns:
+        The short name of each name, in the same order; the prefixes, outermost first; the counters.
+
+    Raises:
+        CheckpointError: Two names become the same.
+    """
+    names = list(names)
+    counters = tuple(name for name in names if name in COUNTERS)
+    split = {
+        name: [part for part in name.split(".") if part not in TRANSPARENT] for name in names if name not in counters
+    }
+    prefixes = sorted({part for name in names for part in name.split(".") if part in TRANSPARENT})
+    while split and all(len(parts) > 1 for parts in split.values()):
+        heads = {parts[0] for parts in split.values()}
+        if len(heads) > 1 or not heads <= set(WRAPPERS):
+            break
+        prefixes += heads
+        split = {name: parts[1:] for name, parts in split.items()}
+    short = {name: ".".join(parts) for name, parts in split.items()}
+    if len(set(short.values())) < len(short):
+        twice = next(name for name, count in Counter(short.values()).items() if count > 1)
+        raise CheckpointError(f"Two tensors are called {twice!r} once their wrappers are removed: pick one by key=.")
+    return Stripped(short, tuple(prefixes), counters)
+
+
+# ---- what the tensors hold ----
+
+
+def check_values(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Read every tensor once, one at a time, and refuse what no trained model holds.
+
+    Args:
+        tensors: The tensors that will be used.
+
+    Raises:
+        CheckpointError: lists every tensor with NaN or infinite values, of integers, or of another dtype than most.
+    """
+    faults, dtypes = [], {}
+    for name, tensor in tensors.items():
+        dtypes[name] = tensor.dtype
+        if not tensor.is_floating_point():
+            faults.append(f"{name!r} is {tensor.dtype}: weights are floating-point numbers")
+        elif tensor.numel():
+            low, high = torch.aminmax(tensor.float() if tensor.dtype.itemsize == 1 else tensor)  # NaN wins over both
+            if not (torch.isfinite(low) and torch.isfinite(high)):
+                faults.append(f"{name!r} holds NaN or infinite values")
+    floating = {name: dtype for name, dtype in dtypes.items() if dtype.is_floating_point}
+    if len(set(floating.values())) > 1:
+        usual = Counter(floating.values()).most_common(1)[0][0]
+        faults += [f"{name!r} is {dtype} among {usual}" for name, dtype in floating.items() if dtype != usual]
+    if faults:
+        raise CheckpointError(
+            f"{len(faults)} tensors are not usable: {'; '.join(faults[:40])}. Save it in one dtype, whole."
+        )
