@@ -1,8 +1,9 @@
 """One Vision Transformer for the Hugging Face Hub that opens every plain ViT checkpoint with the same numbers."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
 
 from .configuration_plain_vit import PlainViTConfig
+from .image_processing_plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
 from .modeling_plain_vit import PlainViTForImageClassification, PlainViTModel
 
 __version__ = "0.1.0"
@@ -10,9 +11,15 @@ __version__ = "0.1.0"
 AutoConfig.register("plain_vit", PlainViTConfig)
 AutoModel.register(PlainViTConfig, PlainViTModel)
 AutoModelForImageClassification.register(PlainViTConfig, PlainViTForImageClassification)
+AutoImageProcessor.register(
+    PlainViTConfig,
+    image_processor_classes={"torchvision": PlainViTImageProcessor, "pil": PlainViTImageProcessorPil},
+)
 
 __all__ = [
     "PlainViTConfig",
     "PlainViTForImageClassification",
+    "PlainViTImageProcessor",
+    "PlainViTImageProcessorPil",
     "PlainViTModel",
 ]

@@ -87,8 +87,12 @@ class SourcePreprocessing(BaseImageProcessor):
             raise ValueError(f"resize_mode is {self.resize_mode!r}: expected one of {RESIZE_MODES}")
         if self.resize_mode is not None and dict(self.size).keys() != {"height", "width"}:
             raise ValueError(f"resize_mode {self.resize_mode!r} needs a size with height and width, not {self.size}")
-        if self.pad_color is not None and len(self.pad_color) != len(self.image_mean):
-            raise ValueError(f"pad_color {self.pad_color} needs one level per channel, {len(self.image_mean)} in all")
+        if self.pad_color is not None:
+            self.pad_color = tuple(self.pad_color)
+            if len(self.pad_color) != len(self.image_mean):
+                raise ValueError(
+                    f"pad_color is {self.pad_color}: expected one level per channel, {len(self.image_mean)} in all"
+                )
 
     def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Check mean and deviation: they also say how many channels the model has."""

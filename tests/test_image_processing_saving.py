@@ -1,0 +1,200 @@
+"""Saved processors resolve on both backends, with and without the package, also after being loaded and saved again."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, pipeline
+
+from plain_vit import PlainViTConfig, PlainViTForImageClassification
+from plain_vit.image_processing_plain_vit import AUTO_MAP, PlainViTImageProcessor, PlainViTImageProcessorPil
+
+CLASSES = {"torchvision": PlainViTImageProcessor, "pil": PlainViTImageProcessorPil}
+SETTINGS: dict[str, Any] = {
+    "size": {"height": 67, "width": 41},
+    "resize_mode": "contain",
+    "pad_color": (7, 130, 250),
+    "crop_size": {"height": 60, "width": 36},
+    "do_center_crop": True,
+    "resample": 3,
+    "image_mean": (0.1, 0.5, 0.9),
+    "image_std": (0.3, 0.2, 0.4),
+}
+
+# Runs in a process that cannot import plain_vit: opens what is named, saves it in every way, opens that again.
+WITHOUT_PACKAGE = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "plain_vit":
+            raise ModuleNotFoundError(f"{name} must not be imported here")
+
+sys.meta_path.insert(0, Refuse())
+
+import json
+from pathlib import Path
+import numpy as np
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
+
+root = Path(sys.argv[1])
+image = Image.open(root / "image.png")
+opened = {}
+
+def open_and_prepare(folder):
+    for backend in ("torchvision", "pil"):
+        processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=True, backend=backend)
+        opened[f"{folder.name} {backend}"] = [type(processor).__name__, type(processor).__module__.split(".")[0]]
+        np.save(root / f"{folder.name} {backend}.npy", processor(image)["pixel_values"][0])
+    return processor
+
+for name in ("with_model", "alone", "processor_first"):
+    processor = open_and_prepare(root / name)
+    processor.save_pretrained(root / f"{name}_saved_alone")
+    open_and_prepare(root / f"{name}_saved_alone")
+    processor.save_pretrained(root / name)
+    open_and_prepare(root / name)
+
+model = AutoModelForImageClassification.from_pretrained(root / "with_model", trust_remote_code=True)
+model.save_pretrained(root / "both_saved")
+processor.save_pretrained(root / "both_saved")
+open_and_prepare(root / "both_saved")
+classify = pipeline("image-classification", str(root / "both_saved"), trust_remote_code=True)
+opened["pipeline"] = [type(classify.image_processor).__name__, len(classify(image))]
+print(json.dumps(opened))
+"""
+
+
+@pytest.fixture(scope="module")
+def image() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (83, 131, 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, image: Image.Image) -> Path:
+    """Folders of a model with its processor, saved in either order, and of a processor alone; and an image."""
+    root = tmp_path_factory.mktemp("saved")
+    config = PlainViTConfig.from_name(
+        "vit-tiny-patch12-60", image_size=(60, 36), hidden_size=24, num_hidden_layers=2, num_labels=5
+    )
+    model, processor = PlainViTForImageClassification(config), PlainViTImageProcessor(**SETTINGS)
+    for step in (model, processor):
+        step.save_pretrained(root / "with_model")
+    for step in (processor, model):
+        step.save_pretrained(root / "processor_first")
+    processor.save_pretrained(root / "alone")
+    image.save(root / "image.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def opened_without_package(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
+    """What the process without the package opened: for each folder and backend, the class and its origin."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PACKAGE, str(saved)],
+        cwd=saved,
+        env={**os.environ, "HF_HOME": str(tmp_path_factory.mktemp("hf_home"))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every question put to the user, such as whether to trust code."""
+    asked: list[str] = []
+
+    def refuse(question: str = "") -> str:
+        asked.append(question)
+        return "n"
+
+    monkeypatch.setattr("builtins.input", refuse)
+    return asked
+
+
+def contents(folder: Path) -> dict:
+    return json.loads((folder / "preprocessor_config.json").read_text())
+
+
+FOLDERS = ["with_model", "processor_first", "alone", "with_model_saved_alone", "alone_saved_alone", "both_saved"]
+
+
+@pytest.mark.parametrize("backend", CLASSES)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_process_without_the_package_prepares_the_same_pixels(
+    folder: str, backend: str, saved: Path, opened_without_package: dict, image: Image.Image
+) -> None:
+    name = CLASSES[backend].__name__
+    assert opened_without_package[f"{folder} {backend}"] == [name, "transformers_modules"]
+    expected = CLASSES[backend](**SETTINGS)(image)["pixel_values"][0]
+    assert np.array_equal(np.load(saved / f"{folder} {backend}.npy"), expected)
+
+
+def test_a_process_without_the_package_classifies_with_a_pipeline(opened_without_package: dict) -> None:
+    assert opened_without_package["pipeline"] == ["PlainViTImageProcessor", 5]
+
+
+@pytest.mark.parametrize("backend", CLASSES)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_package_opens_what_either_process_saved_and_asks_nothing(
+    folder: str, backend: str, saved: Path, opened_without_package: dict, image: Image.Image, prompts: list
+) -> None:
+    for trust in ({}, {"trust_remote_code": True}):  # local code wins either way
+        processor = AutoImageProcessor.from_pretrained(saved / folder, backend=backend, **trust)
+        assert type(processor) is CLASSES[backend]
+        assert np.array_equal(
+            processor(image)["pixel_values"][0], CLASSES[backend](**SETTINGS)(image)["pixel_values"][0]
+        )
+    assert prompts == []
+
+
+@pytest.mark.parametrize("folder", ["with_model", "processor_first", "both_saved"])
+def test_a_pipeline_asks_for_no_trust_with_the_package(
+    folder: str, saved: Path, opened_without_package: dict, image: Image.Image, prompts: list
+) -> None:
+    classify = pipeline("image-classification", str(saved / folder))
+    assert type(classify.image_processor) is PlainViTImageProcessor
+    assert len(classify(image)) == 5
+    assert prompts == []
+
+
+def test_the_class_is_named_in_one_place_of_a_folder(saved: Path, opened_without_package: dict) -> None:
+    for folder in ("with_model", "both_saved"):
+        assert json.loads((saved / folder / "config.json").read_text())["auto_map"].items() >= AUTO_MAP.items()
+        assert not contents(saved / folder).keys() & {"image_processor_type", "auto_map"}
+    assert contents(saved / "alone")["image_processor_type"] == "PlainViTImageProcessor"
+    assert contents(saved / "alone")["auto_map"] == AUTO_MAP
+    for folder in ("with_model", "alone"):
+        assert (saved / folder / "image_processing_plain_vit.py").is_file()
+
+
+@pytest.mark.parametrize("backend", CLASSES)
+def test_settings_survive_saving_exactly(backend: str, tmp_path: Path) -> None:
+    processor = CLASSES[backend](**SETTINGS)
+    processor.save_pretrained(tmp_path)
+    assert AutoImageProcessor.from_pretrained(tmp_path, backend=backend).to_dict() == processor.to_dict()
+    assert CLASSES[backend].from_pretrained(tmp_path).to_dict() == processor.to_dict()
+
+
+def test_saving_beside_a_config_of_another_model_names_the_class(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    PlainViTImageProcessorPil(**SETTINGS).save_pretrained(tmp_path)
+    assert contents(tmp_path)["auto_map"] == AUTO_MAP
+    assert type(AutoImageProcessor.from_pretrained(tmp_path, backend="pil")) is PlainViTImageProcessorPil
+
+
+def test_settings_given_on_loading_stand_above_those_of_the_file(saved: Path) -> None:
+    processor = AutoImageProcessor.from_pretrained(saved / "alone", image_std=[1.0, 2.0, 3.0])
+    assert processor.image_std == (1.0, 2.0, 3.0)
+    assert torch.equal(torch.tensor(processor.image_mean), torch.tensor(SETTINGS["image_mean"]))
