@@ -1,0 +1,424 @@
+"""Fine-tune an image classifier, on one process or many.
+
+    python            examples/finetune_image_classification.py --model DIR --dataset digits --output_dir OUT
+    accelerate launch examples/finetune_image_classification.py --model DIR --dataset digits --output_dir OUT
+    torchrun --nproc_per_node 2 examples/finetune_image_classification.py ...
+    python            examples/finetune_image_classification.py OUT/arguments.yaml --output_dir OUT2
+
+OUT becomes a model folder: `pipeline("image-classification", model=OUT)` opens it. Beside the model it holds the
+arguments, `log.jsonl` with every value that was logged, `results.json`, and the checkpoints from which `--resume` goes
+on, to the same numbers as if the run had never stopped.
+
+The result does not depend on how many processes share the work: `--batch_size` counts the images of one optimizer step
+over all processes, and everything random is a function of the seed, the epoch and the image.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+import yaml
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from datasets import Dataset
+from torch import nn
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+from transformers import BaseImageProcessor, HfArgumentParser
+
+from plain_vit.errors import PlainViTError, TrainingError
+from plain_vit.training.data import ImageClassificationData, load_classification_data
+from plain_vit.training.images import (
+    AugmentedImages,
+    ProcessedImages,
+    ShuffledStream,
+    batch_mixing,
+    randomness,
+    training_transform,
+)
+from plain_vit.training.metrics import Evaluation, evaluate_classifier
+from plain_vit.training.models import load_classifier
+from plain_vit.training.optimization import average_of, learning_rate_factor, make_optimizer
+from plain_vit.training.processes import StopRequest, start_accelerator
+from plain_vit.training.run import RunFolder, whole_folder, write_whole
+
+
+def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
+    """Declare an argument with its line in `--help`."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class FinetuneArguments:
+    """What a run can be told. The defaults suit a small ViT on a small data set."""
+
+    model: str = option(
+        help="transformers folder or Hub id, another library's checkpoint, or a preset to train from scratch"
+    )
+    dataset: str = option(help="digits, glyphs, an image folder, parquet, a folder of save_to_disk, or a Hub name")
+    output_dir: str = option(help="empty or new folder")
+    resume: bool = option(False, help="go on from the newest checkpoint in output_dir")
+
+    from_scratch: bool = option(False, help="keep the architecture only and draw new weights")
+    num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
+    trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
+
+    dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
+    image_column: str | None = option(None, help="found by its type if not given")
+    label_column: str | None = option(None, help="found by its type if not given")
+    train_split: str = option("train", help="split to learn from")
+    validation_split: str | None = option(
+        None, help="split to choose the best epoch by; found by its name if not given"
+    )
+    test_split: str | None = option(None, help="held-out split; 'test' if not given and there is one")
+    validation_fraction: float = option(0.0, help="part of the training split to carve out as validation split")
+    shots_per_class: int | None = option(None, help="learn from this many images per class")
+
+    epochs: float = option(10.0, help="passes over the training images")
+    steps: int | None = option(None, help="optimizer steps, instead of epochs")
+    batch_size: int = option(64, help="images per optimizer step, over all processes and micro-batches")
+    gradient_accumulation_steps: int = option(1, help="micro-batches that make one optimizer step")
+    optimizer: Literal["adamw", "adam", "sgd"] = option("adamw", help="the paper fine-tunes with sgd")
+    learning_rate: float = option(1e-3, help="at its peak")
+    momentum: float = option(0.9, help="of SGD; first beta of Adam")
+    weight_decay: float = option(0.05, help="of matrices and kernels; nothing else decays")
+    layer_decay: float = option(1.0, help="learning rate of a block, relative to the block above it")
+    schedule: Literal["cosine", "linear", "constant"] = option("cosine", help="of the learning rate after the warm-up")
+    warmup_fraction: float = option(0.1, help="part of the optimizer steps in which the learning rate rises")
+    max_grad_norm: float = option(1.0, help="gradients are clipped to this norm; 0 leaves them")
+    label_smoothing: float = option(0.1, help="part of the target that is spread over all classes")
+    ema_decay: float | None = option(None, help="evaluate and save a moving average of the weights with this decay")
+    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of forward and backward")
+
+    crop_scale: float = option(1.0, help="smallest part of an image that a random crop may keep; 1: no crop")
+    horizontal_flip: float = option(0.0, help="probability")
+    augmentation: Literal["none", "affine", "randaugment", "trivialaugment"] = option(
+        "none", help="affine: for characters"
+    )
+    magnitude: int = option(9, help="of randaugment")
+    random_erasing: float = option(0.0, help="probability")
+    mixup: float = option(0.0, help="alpha of mixup; 0: off")
+    cutmix: float = option(0.0, help="alpha of CutMix; 0: off")
+
+    evaluations: int | None = option(None, help="how often to evaluate, evenly spread; once per epoch if not given")
+    eval_batch_size: int = option(256, help="images per evaluation batch, over all processes")
+    log_every: int = option(10, help="optimizer steps between logged values")
+    checkpoint_every: int | None = option(
+        None, help="optimizer steps between checkpoints; at each evaluation if not given"
+    )
+    checkpoints_kept: int = option(2, help="how many checkpoints stay; 0: write none")
+    num_workers: int = option(0, help="processes that prepare images, per training process")
+    num_processes: int | None = option(None, help="refuse to run with another number of processes")
+    seed: int = option(0, help="decides everything random")
+
+
+# What may change when a run goes on, because it does not decide the result.
+FREE_ON_RESUME = ("output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "eval_batch_size")
+
+
+def finetune(arguments: FinetuneArguments) -> Evaluation:
+    """Run what the arguments say.
+
+    Args:
+        arguments: as on the command line.
+
+    Returns:
+        How the saved model does on the held-out split: `test`, or the validation split where there is no other.
+    """
+    start = time.perf_counter()
+    accelerator = start_accelerator(
+        num_processes=arguments.num_processes,
+        gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+        mixed_precision=arguments.mixed_precision,
+    )
+    say = tqdm.write if accelerator.is_main_process else lambda line: None
+    set_seed(arguments.seed)
+
+    # Data, model and plan. Whatever is wrong with them is found before anything is written.
+    data = load_classification_data(
+        arguments.dataset,
+        subset=arguments.dataset_subset,
+        image_column=arguments.image_column,
+        label_column=arguments.label_column,
+        train_split=arguments.train_split,
+        validation_split=arguments.validation_split,
+        test_split=arguments.test_split,
+        validation_fraction=arguments.validation_fraction,
+        shots_per_class=arguments.shots_per_class,
+        seed=arguments.seed,
+    )
+    plan = make_plan(arguments, data, accelerator.num_processes)
+    model, image_processor = load_classifier(
+        arguments.model,
+        data.label_names,
+        from_scratch=arguments.from_scratch,
+        trust_remote_code=arguments.trust_remote_code,
+        num_attention_heads=arguments.num_attention_heads,
+    )
+    transform = training_transform(
+        image_processor,
+        crop_scale=arguments.crop_scale,
+        horizontal_flip=arguments.horizontal_flip,
+        augmentation=arguments.augmentation,
+        magnitude=arguments.magnitude,
+        random_erasing=arguments.random_erasing,
+    )
+    mix = batch_mixing(mixup=arguments.mixup, cutmix=arguments.cutmix, num_classes=len(data.label_names))
+    optimizer = make_optimizer(
+        model,
+        arguments.optimizer,
+        learning_rate=arguments.learning_rate,
+        weight_decay=arguments.weight_decay,
+        layer_decay=arguments.layer_decay,
+        momentum=arguments.momentum,
+    )
+    average = average_of(model, arguments.ema_decay, accelerator) if arguments.ema_decay is not None else None
+    run = RunFolder(arguments.output_dir, accelerator, deciding_options(arguments, data), resume=arguments.resume)
+
+    # The run begins, or goes on where its newest checkpoint stands.
+    model, optimizer = accelerator.prepare(model, optimizer)
+    progress = run.begin(average) or {"step": 0, "best_accuracy": -1.0, "window": [0.0, 0.0, 0.0]}
+    if accelerator.is_main_process:
+        write_whole(run.path / "arguments.yaml", as_yaml(arguments))
+    step, best_accuracy = progress["step"], progress["best_accuracy"]
+    # Loss, right answers and images of this process since the last line of the log.
+    window = torch.tensor(progress["window"], device=accelerator.device) * accelerator.is_main_process
+
+    # Batches: one long stream for the whole training, and the splits to evaluate on.
+    stream = ShuffledStream(
+        len(data.train),
+        length=plan.total_steps * arguments.batch_size,
+        seed=arguments.seed,
+        start=step * arguments.batch_size,
+    )
+    loading: dict[str, Any] = {"num_workers": arguments.num_workers, "pin_memory": torch.cuda.is_available()}
+    evaluation = {"batch_size": plan.eval_micro_batch, "collate_fn": ProcessedImages(image_processor), **loading}
+    train_loader, watched_loader, held_out_loader = accelerator.prepare(
+        DataLoader(
+            AugmentedImages(data.train, transform, arguments.seed),
+            batch_size=plan.micro_batch,
+            sampler=stream,
+            **loading,
+        ),
+        DataLoader(plan.watched, **evaluation),
+        DataLoader(plan.held_out, **evaluation),
+    )
+
+    def save_checkpoint() -> None:
+        sums = accelerator.reduce(window).tolist()
+        run.save(
+            {"step": step, "best_accuracy": best_accuracy, "window": sums},
+            keep=arguments.checkpoints_kept,
+            average=average,
+        )
+
+    say(
+        f"{len(data.train)} images of {len(data.label_names)} classes, {plan.total_steps} steps of "
+        f"{arguments.batch_size} images in {accelerator.num_processes} processes, {plan.epochs:.1f} epochs"
+        + (f", from step {step} on" if step else "")
+    )
+    bar = tqdm(
+        total=plan.total_steps * arguments.batch_size,
+        initial=step * arguments.batch_size,
+        unit="img",
+        unit_scale=True,
+        disable=not accelerator.is_main_process,
+    )
+    with bar, StopRequest() as stop:
+        model.train()
+        for micro_step, batch in enumerate(train_loader):
+            if micro_step % arguments.gradient_accumulation_steps == 0:
+                # Dropout and mixup depend on the step alone, so that a run that goes on repeats them.
+                torch.manual_seed(randomness(arguments.seed, step, accelerator.process_index))
+                factor = learning_rate_factor(
+                    step, total=plan.total_steps, warmup=plan.warmup_steps, schedule=arguments.schedule
+                )
+                for group in optimizer.param_groups:
+                    group["lr"] = group["peak_lr"] * factor
+
+            with accelerator.accumulate(model):
+                pixels, targets = mix(batch["pixel_values"], batch["labels"])
+                logits = model(pixel_values=pixels).logits.float()
+                loss = F.cross_entropy(logits, targets, label_smoothing=arguments.label_smoothing)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients and arguments.max_grad_norm:
+                    accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
+                optimizer.step()
+                optimizer.zero_grad()
+            right = (logits.argmax(dim=-1) == batch["labels"]).sum()
+            window += torch.stack([loss.detach() * len(logits), right, torch.full_like(right, len(logits))])
+            if not accelerator.sync_gradients:
+                continue
+
+            step += 1
+            bar.update(arguments.batch_size)
+            if average is not None:
+                average.update_parameters(accelerator.unwrap_model(model))
+
+            if step % arguments.log_every == 0 or step == plan.total_steps:
+                loss_sum, right_sum, seen = accelerator.reduce(window).tolist()
+                window.zero_()
+                run.log(
+                    step=step,
+                    learning_rate=factor * arguments.learning_rate,
+                    train_loss=loss_sum / seen,
+                    train_accuracy=right_sum / seen,
+                )
+                bar.set_postfix(loss=f"{loss_sum / seen:.3f}", accuracy=f"{right_sum / seen:.1%}", refresh=False)
+
+            if step in plan.evaluation_steps:
+                evaluated = average.module if average is not None else model
+                result = evaluate_classifier(evaluated, watched_loader, accelerator, size=len(plan.watched))
+                model.train()
+                name, epoch = plan.watched_name, step / plan.total_steps * plan.epochs
+                run.log(step=step, epoch=epoch, **{f"{name}_loss": result.loss, f"{name}_accuracy": result.accuracy})
+                say(
+                    f"step {step:6d}, epoch {epoch:5.1f}: {name} accuracy {result.accuracy:.2%}, "
+                    f"loss {result.loss:.4f}, on {result.count} of {len(plan.watched)} images"
+                )
+                if plan.may_choose and result.accuracy > best_accuracy:
+                    best_accuracy = result.accuracy
+                    with whole_folder(run.path / "best", accelerator) as folder:
+                        save_classifier(folder, evaluated, image_processor, accelerator)
+
+            if stop.requested_anywhere(accelerator):
+                save_checkpoint()
+                say(f"Stopped after step {step} of {plan.total_steps}: go on with --resume.")
+                sys.exit(128 + signal.SIGTERM)
+            if arguments.checkpoints_kept and step in plan.checkpoint_steps:
+                save_checkpoint()
+
+    # The weights that the validation split chose, else the last ones, and what they make of the held-out split.
+    if plan.may_choose:
+        chosen = type(accelerator.unwrap_model(model)).from_pretrained(run.path / "best")
+        final = accelerator.prepare_model(chosen, evaluation_mode=True)
+    else:
+        final = average.module if average is not None else model
+    result = evaluate_classifier(final, held_out_loader, accelerator, size=len(plan.held_out))
+    results = {
+        f"{plan.held_out_name}_accuracy": result.accuracy,
+        f"{plan.held_out_name}_loss": result.loss,
+        "images_evaluated": result.count,
+        "steps": plan.total_steps,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+    if accelerator.is_main_process:
+        write_whole(run.path / "results.json", json.dumps(results, indent=2) + "\n")
+    with whole_folder(run.path, accelerator, merge=True) as folder:
+        save_classifier(folder, final, image_processor, accelerator)
+    say(
+        f"{plan.held_out_name} accuracy {result.accuracy:.2%}, loss {result.loss:.4f}, on {result.count} of "
+        f"{len(plan.held_out)} images, after {results['seconds']} s; the model is in {run.path}"
+    )
+    accelerator.free_memory()
+    return result
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many steps of how many images, and what the model is watched and judged by."""
+
+    total_steps: int
+    epochs: float
+    warmup_steps: int
+    evaluation_steps: frozenset[int]
+    checkpoint_steps: frozenset[int]
+    micro_batch: int  # images of one process in one forward pass
+    eval_micro_batch: int
+    watched_name: str  # the split that is evaluated along the way
+    watched: Dataset
+    may_choose: bool  # whether it may choose the weights to keep: a test split may not
+    held_out_name: str  # the split that is evaluated at the end
+    held_out: Dataset
+
+
+def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, processes: int) -> Plan:
+    """Count the steps and divide each among the processes."""
+    parts = processes * arguments.gradient_accumulation_steps
+    if arguments.batch_size % parts:
+        raise TrainingError(
+            f"batch_size {arguments.batch_size} does not divide among {processes} processes x "
+            f"{arguments.gradient_accumulation_steps} micro-batches: use a multiple of {parts}."
+        )
+    splits = {"validation": data.validation, "test": data.test}
+    present = [name for name, split in splits.items() if split is not None]
+    if not present:
+        raise TrainingError("The data set has one split, so nothing to evaluate on: add --validation_fraction 0.2.")
+    watched_name, held_out_name = present[0], present[-1]
+    total_steps = arguments.steps or math.ceil(arguments.epochs * len(data.train) / arguments.batch_size)
+    epochs = total_steps * arguments.batch_size / len(data.train)
+    evaluations = arguments.evaluations or max(1, round(epochs))
+    evaluation_steps = frozenset(math.ceil(total_steps * (count + 1) / evaluations) for count in range(evaluations))
+    every = arguments.checkpoint_every
+    return Plan(
+        total_steps=total_steps,
+        epochs=epochs,
+        warmup_steps=round(arguments.warmup_fraction * total_steps),
+        evaluation_steps=evaluation_steps,
+        checkpoint_steps=frozenset(range(every, total_steps + 1, every)) if every else evaluation_steps,
+        micro_batch=arguments.batch_size // parts,
+        eval_micro_batch=math.ceil(arguments.eval_batch_size / processes),
+        watched_name=watched_name,
+        watched=splits[watched_name],
+        may_choose=watched_name == "validation",
+        held_out_name=held_out_name,
+        held_out=splits[held_out_name],
+    )
+
+
+def deciding_options(arguments: FinetuneArguments, data: ImageClassificationData) -> dict[str, Any]:
+    """Return what decides the result of a run: the arguments that do, and the labels in their order."""
+    options = {name: value for name, value in dataclasses.asdict(arguments).items() if name not in FREE_ON_RESUME}
+    options["training images"] = len(data.train)
+    options["training labels"] = hashlib.sha256(str(data.train["label"][:]).encode()).hexdigest()
+    options["classes"] = data.label_names
+    return options
+
+
+def as_yaml(arguments: FinetuneArguments) -> str:
+    """Write the arguments as a file that repeats the run."""
+    values = {name: value for name, value in dataclasses.asdict(arguments).items() if value is not None}
+    values.pop("resume")
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def save_classifier(
+    folder: Path, model: nn.Module, image_processor: BaseImageProcessor, accelerator: Accelerator
+) -> None:
+    """Write what `AutoModelForImageClassification` and `AutoImageProcessor` open."""
+    accelerator.unwrap_model(model).save_pretrained(
+        folder, state_dict=accelerator.get_state_dict(model), is_main_process=accelerator.is_main_process
+    )
+    if accelerator.is_main_process:
+        image_processor.save_pretrained(folder)
+
+
+def parse_arguments(command_line: list[str]) -> FinetuneArguments:
+    """Read the arguments; the first one may be a YAML file, which those behind it override."""
+    if command_line and command_line[0].endswith((".yaml", ".yml")):
+        values = yaml.safe_load(Path(command_line[0]).read_text(encoding="utf-8"))
+        from_file = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+        command_line = [*from_file, *command_line[1:]]
+    (arguments,) = HfArgumentParser(FinetuneArguments, description=__doc__).parse_args_into_dataclasses(command_line)
+    return arguments
+
+
+def main() -> None:
+    try:
+        finetune(parse_arguments(sys.argv[1:]))
+    except PlainViTError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""Image classification data: opening it, finding its columns, checking it, splitting it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset, load_from_disk
+from datasets.exceptions import DatasetNotFoundError
+from sklearn.datasets import load_digits as load_scikit_learn_digits
+from sklearn.model_selection import train_test_split
+
+from plain_vit.errors import DataError
+from plain_vit.training.glyphs import CHARACTERS, render_glyphs
+
+IMAGE_SUFFIXES = frozenset(PIL.Image.registered_extensions())
+VALIDATION_NAMES = ("validation", "valid", "val", "dev")
+
+
+def load_digits() -> DatasetDict:
+    """Return scikit-learn's 1,797 handwritten digits of 8 by 8 pixels, a stratified fifth of them held out."""
+    digits = load_scikit_learn_digits()
+    pixels = (digits.images * (255 / 16)).round().astype(np.uint8)  # 17 grey levels become 8 bits
+    train, test = train_test_split(
+        np.arange(len(pixels)), test_size=0.2, stratify=digits.target, shuffle=True, random_state=0
+    )
+    names = [str(digit) for digit in range(10)]
+    return DatasetDict(
+        train=_dataset_of_pixels(pixels[train], digits.target[train], names),
+        test=_dataset_of_pixels(pixels[test], digits.target[test], names),
+    )
+
+
+def load_glyphs() -> DatasetDict:
+    """Return 34,000 rendered digits and capital letters of 24 by 24 pixels for training, and 3,400 held out."""
+    return DatasetDict(
+        train=_dataset_of_pixels(*render_glyphs(1000 * len(CHARACTERS), seed=0), list(CHARACTERS)),
+        test=_dataset_of_pixels(*render_glyphs(100 * len(CHARACTERS), seed=1), list(CHARACTERS)),
+    )
+
+
+EMBEDDED: dict[str, Callable[[], DatasetDict]] = {"digits": load_digits, "glyphs": load_glyphs}
+
+
+def _dataset_of_pixels(pixels: np.ndarray, labels: np.ndarray, names: list[str]) -> Dataset:
+    features = Features({"image": Image(), "label": ClassLabel(names=names)})
+    images = [{"bytes": _png(image), "path": None} for image in pixels]
+    return Dataset.from_dict({"image": images, "label": labels.tolist()}, features=features)
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    file = BytesIO()
+    PIL.Image.fromarray(pixels).save(file, format="png", compress_level=1)
+    return file.getvalue()
+
+
+def load_splits(name: str, *, subset: str | None = None) -> DatasetDict:
+    """Open an embedded data set, a local one, or one from the Hub.
+
+    Args:
+        name: `digits` or `glyphs`; a folder with one sub-folder per class (or per split, and there per class); a
+            parquet file, or a folder of them named after their splits; a folder of `save_to_disk`; or a Hub name.
+        subset: the configuration of a Hub data set that has several.
+
+    Returns:
+        Its splits by name.
+
+    Raises:
+        DataError: Nothing of that name can be opened.
+    """
+    path = Path(name)
+    if name in EMBEDDED:
+        return EMBEDDED[name]()
+    if path.is_dir():
+        return _load_folder(path)
+    if path.is_file():
+        if path.suffix == ".parquet":
+            return load_dataset("parquet", data_files={"train": name})
+        raise DataError(f"The file {name} is not a data set: expected a .parquet file or a folder.")
+    if path.is_absolute() or name.startswith(".") or path.suffix or name.count("/") > 1:
+        raise DataError(f"There is no file or folder {name}.")
+    try:
+        return load_dataset(name, subset)
+    except DatasetNotFoundError as error:
+        raise DataError(f"The Hub has no data set {name!r} that can be read: {error}. {_what_opens()}") from error
+    except (ConnectionError, OSError) as error:
+        raise DataError(
+            f"The data set {name!r} is not here and the Hub cannot be reached: {error}. {_what_opens()}"
+        ) from error
+    except ValueError as error:  # an unknown subset, a repository without data files
+        raise DataError(f"The Hub data set {name!r} cannot be opened: {error}") from error
+
+
+def _what_opens() -> str:
+    return f"Offline there are {' and '.join(EMBEDDED)}, image folders, parquet files and folders of save_to_disk."
+
+
+def _load_folder(path: Path) -> DatasetDict:
+    if (path / "dataset_dict.json").exists():
+        return load_from_disk(str(path))
+    if (path / "state.json").exists():
+        return DatasetDict(train=load_from_disk(str(path)))
+    files = [file for file in path.rglob("*") if file.is_file()]
+    if any(file.suffix == ".parquet" for file in files):
+        return load_dataset("parquet", data_dir=str(path))
+    if any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
+        return load_dataset("imagefolder", data_dir=str(path))
+    raise DataError(
+        f"The folder {path} holds no data set: expected one sub-folder of images per class, parquet files, or what "
+        "Dataset.save_to_disk writes."
+    )
+
+
+def find_columns(features: Features, *, image: str | None = None, label: str | None = None) -> tuple[str, str]:
+    """Find the image and the label column by their types.
+
+    Args:
+        features: the columns of the data set.
+        image: the image column, where there are several.
+        label: the label column, where there are several or where labels are plain numbers or words.
+
+    Returns:
+        The names of the image column and of the label column.
+
+    Raises:
+        DataError: A column that was asked for is not there or of another type, or the types leave none or several.
+    """
+    return _find_column(features, "image", image, Image), _find_column(features, "label", label, ClassLabel)
+
+
+def _find_column(features: Features, role: str, asked: str | None, wanted: type) -> str:
+    fitting = [name for name, kind in features.items() if isinstance(kind, wanted)]
+    columns = ", ".join(f"{name} ({_type_name(kind)})" for name, kind in features.items())
+    option = f"--{role}_column"
+    if asked is None:
+        if len(fitting) == 1:
+            return fitting[0]
+        found = "no column" if not fitting else f"{len(fitting)} columns, {' and '.join(fitting)},"
+        raise DataError(f"There is {found} of type {wanted.__name__} among {columns}: name one with {option}.")
+    if asked not in features:
+        raise DataError(f"There is no column {asked!r}, only {columns}: correct {option}.")
+    # A label may also be a number or a word: those are turned into classes. An image is an image.
+    if role == "image" and asked not in fitting:
+        raise DataError(f"The column {asked!r} holds no images; the columns are {columns}: correct {option}.")
+    return asked
+
+
+def _type_name(kind: object) -> str:
+    return getattr(kind, "dtype", None) if type(kind).__name__ == "Value" else type(kind).__name__  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class ImageClassificationData:
+    """Labelled images, checked and split, with columns named `image` and `label`.
+
+    Args:
+        train: what is learnt from.
+        validation: what the best epoch may be chosen by, or None.
+        test: what is held out to the end, or None.
+        label_names: the classes, in the order of their numbers.
+    """
+
+    train: Dataset
+    validation: Dataset | None
+    test: Dataset | None
+    label_names: list[str]
+
+
+def load_classification_data(
+    name: str,
+    *,
+    subset: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    train_split: str = "train",
+    validation_split: str | None = None,
+    test_split: str | None = None,
+    validation_fraction: float = 0.0,
+    shots_per_class: int | None = None,
+    seed: int = 0,
+) -> ImageClassificationData:
+    """Open a data set and make it ready to learn from.
+
+    Args:
+        name: see `load_splits`.
+        subset: see `load_splits`.
+        image_column: see `find_columns`.
+        label_column: see `find_columns`.
+        train_split: the split to learn from.
+        validation_split: the split to choose the best epoch by; the one that is called so, where there is one.
+        test_split: the split that is held out; `test`, where there is one.
+        validation_fraction: part of the training split to carve out, stratified, as validation split; 0 to 1, excluded.
+        shots_per_class: how many training images of each class to keep; None keeps all.
+        seed: chooses what is carved out and which shots are kept.
+
+    Returns:
+        The splits. Images of any mode come as RGB.
+
+    Raises:
+        DataError: A split or column is unknown, a label is outside its classes, or there is nothing to tell apart.
+    """
+    if not 0 <= validation_fraction < 1:
+        raise DataError(f"validation_fraction is {validation_fraction}: expected at least 0 and less than 1.")
+    splits = load_splits(name, subset=subset)
+    chosen = _choose_splits(splits, train_split, validation_split, test_split)
+    if validation_fraction and "validation" in chosen:
+        raise DataError(
+            "The data set has a validation split: leave out --validation_fraction, or name another --train_split."
+        )
+    image_column, label_column = find_columns(chosen["train"].features, image=image_column, label=label_column)
+    chosen = DatasetDict({role: _standard_columns(split, image_column, label_column) for role, split in chosen.items()})
+    chosen, label_names = _with_class_labels(chosen)
+    labels = {role: np.asarray(split["label"]) for role, split in chosen.items()}
+    if "test" in chosen and test_split is None and (labels["test"] == -1).all():
+        del chosen["test"]  # the Hub's way of publishing a test split whose labels are secret
+    for role, split in chosen.items():
+        _check_labels(role, labels[role], label_names)
+        chosen[role] = split.cast_column("image", Image(mode="RGB"))
+    if validation_fraction:
+        chosen["train"], chosen["validation"] = _carve(chosen["train"], labels["train"], validation_fraction, seed)
+    if shots_per_class is not None:
+        chosen["train"] = _few_shots(chosen["train"], shots_per_class, label_names, seed)
+    return ImageClassificationData(
+        train=chosen["train"],
+        validation=chosen.get("validation"),
+        test=chosen.get("test"),
+        label_names=label_names,
+    )
+
+
+def _choose_splits(splits: DatasetDict, train: str, validation: str | None, test: str | None) -> DatasetDict:
+    validation = validation or next((name for name in VALIDATION_NAMES if name in splits), None)
+    test = test or ("test" if "test" in splits else None)
+    wanted = {"train": train, "validation": validation, "test": test}
+    for role, name in wanted.items():
+        if name is not None and name not in splits:
+            raise DataError(f"There is no split {name!r}, only {', '.join(splits)}: correct --{role}_split.")
+        if name is not None and splits[name].num_rows == 0:
+            raise DataError(f"The split {name!r} is empty.")
+    names = [name for name in wanted.values() if name is not None]
+    if len(set(names)) < len(names):
+        raise DataError(f"One split cannot play two parts: got {', '.join(names)}.")
+    return DatasetDict({role: splits[name] for role, name in wanted.items() if name is not None})
+
+
+def _standard_columns(split: Dataset, image: str, label: str) -> Dataset:
+    missing = [column for column in (image, label) if column not in split.features]
+    if missing:
+        raise DataError(f"One of the splits has no column {missing[0]!r}, only {', '.join(split.features)}.")
+    renamed = {old: new for old, new in ((image, "image"), (label, "label")) if old != new}
+    return split.select_columns([image, label]).rename_columns(renamed)
+
+
+def _with_class_labels(splits: DatasetDict) -> tuple[DatasetDict, list[str]]:
+    """Turn numbers and words into classes (those of the training split, sorted)."""
+    feature = splits["train"].features["label"]
+    if isinstance(feature, ClassLabel):
+        for role, split in splits.items():
+            if split.features["label"] != feature:
+                raise DataError(f"The classes of the {role} split are not those of the training split.")
+        return splits, list(feature.names)
+    values = {role: split["label"][:] for role, split in splits.items()}
+    if not all(isinstance(value, str | int) for column in values.values() for value in column):
+        raise DataError(f"The label column holds {feature}: expected classes, whole numbers or words, one per image.")
+    classes = sorted(set(values["train"]))
+    names = [str(value) for value in classes]
+    for role, column in values.items():
+        unknown = sorted(set(column) - set(classes))
+        if unknown:
+            raise DataError(
+                f"The {role} split has labels that the training split has not: {', '.join(map(repr, unknown[:10]))}."
+            )
+        numbers = [classes.index(value) for value in column]
+        splits[role] = (
+            splits[role].remove_columns("label").add_column("label", numbers, feature=ClassLabel(names=names))
+        )
+    return splits, names
+
+
+def _check_labels(role: str, labels: np.ndarray, names: Sequence[str]) -> None:
+    if len(names) < 2 or (role == "train" and len(np.unique(labels)) < 2):
+        raise DataError(
+            f"The training split has one class only, {names[int(labels[0])]!r}: there is nothing to tell apart."
+        )
+    wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
+    if len(wrong):
+        raise DataError(
+            f"{len(wrong)} labels of the {role} split are outside 0 to {len(names) - 1}, the first one is "
+            f"{labels[wrong[0]]} at row {wrong[0]}: correct or leave out those rows."
+        )
+
+
+def _carve(train: Dataset, labels: np.ndarray, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    try:
+        kept, carved = train_test_split(np.arange(len(labels)), test_size=fraction, stratify=labels, random_state=seed)
+    except ValueError as error:  # fewer images than classes on one of the sides
+        raise DataError(f"No stratified part of {fraction} can be carved from {len(labels)} images: {error}") from error
+    return train.select(np.sort(kept)), train.select(np.sort(carved))
+
+
+def _few_shots(train: Dataset, shots: int, names: Sequence[str], seed: int) -> Dataset:
+    if shots < 1:
+        raise DataError(f"shots_per_class is {shots}: expected at least 1.")
+    labels = np.asarray(train["label"])
+    rng = np.random.default_rng(seed)
+    kept: list[Iterable[int]] = []
+    for number, name in enumerate(names):
+        rows = rng.permutation(np.flatnonzero(labels == number))
+        if len(rows) < shots:
+            raise DataError(f"The class {name!r} has {len(rows)} training images, fewer than the {shots} asked for.")
+        kept.append(rows[:shots])
+    return train.select(np.sort(np.concatenate(kept)))

@@ -1,0 +1,194 @@
+"""From a data set to batches: what is drawn when, and how an image becomes pixels.
+
+Everything random here is a function of the seed, the epoch and the row of the image. So a batch is the same in
+whichever process or worker it is made, and a run that goes on in the middle of an epoch sees what it would have seen.
+
+Legend: `B` batch, `C` channels, `H W` pixels.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from datasets import Dataset
+from torch.utils.data import Sampler
+from torchvision.transforms import InterpolationMode, v2
+from transformers import BaseImageProcessor
+
+from plain_vit.errors import TrainingError
+
+AUGMENTATIONS = ("none", "affine", "randaugment", "trivialaugment")
+
+
+class ShuffledStream(Sampler[tuple[int, int]]):
+    """Draw the rows of a set in one shuffled order after the other, without end between them.
+
+    A batch may hold the end of one epoch and the beginning of the next: no image is left out and none is doubled.
+
+    Args:
+        rows: size of the set.
+        length: how many rows to draw in all, over all epochs.
+        seed: decides the orders.
+        start: how many rows were drawn before, in the run that goes on.
+    """
+
+    def __init__(self, rows: int, *, length: int, seed: int, start: int = 0) -> None:
+        self.rows, self.length, self.seed, self.start = rows, length, seed, start
+
+    def __len__(self) -> int:
+        return self.length - self.start
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        order_of = None
+        for position in range(self.start, self.length):
+            epoch, place = divmod(position, self.rows)
+            if epoch != order_of:
+                order_of, order = epoch, np.random.default_rng((self.seed, epoch)).permutation(self.rows)
+            yield epoch, int(order[place])
+
+
+class AugmentedImages(torch.utils.data.Dataset):
+    """The training images as `ShuffledStream` asks for them: by epoch and row, which decide the augmentation.
+
+    Args:
+        split: rows with an `image` (an RGB image) and a `label`.
+        transform: image to pixels (C, H, W).
+        seed: decides the augmentation, with the epoch and the row.
+    """
+
+    def __init__(self, split: Dataset, transform: v2.Transform, seed: int) -> None:
+        self.split, self.transform, self.seed = split, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, place: tuple[int, int]) -> dict[str, Any]:
+        epoch, row = place
+        example = self.split[row]
+        with _cpu_randomness(self.seed, epoch, row):
+            return {"pixel_values": self.transform(example["image"]), "labels": example["label"]}
+
+
+def randomness(*key: int) -> int:
+    """Return a seed of 64 bits that depends on every part of the key, so that neighbours are unrelated."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+
+
+@contextmanager
+def _cpu_randomness(*key: int) -> Iterator[None]:
+    """Set torch's generator for the CPU, which the transforms draw from, and put it back."""
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(randomness(*key))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
+
+
+class ProcessedImages:
+    """Make a batch of a model's own image processor, exactly as users of the saved model will.
+
+    Args:
+        image_processor: the model's.
+    """
+
+    def __init__(self, image_processor: BaseImageProcessor) -> None:
+        self.image_processor = image_processor
+
+    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return `pixel_values` [B, C, H, W] and `labels` [B]."""
+        pixels = self.image_processor([example["image"] for example in examples], return_tensors="pt")["pixel_values"]
+        return {"pixel_values": pixels, "labels": torch.tensor([example["label"] for example in examples])}
+
+
+def input_size(image_processor: BaseImageProcessor) -> tuple[int, int]:
+    """Return the height and the width, in pixels, of what the processor makes.
+
+    Raises:
+        TrainingError: The processor fixes none.
+    """
+    size = dict(
+        image_processor.crop_size if getattr(image_processor, "do_center_crop", False) else image_processor.size
+    )
+    if size.get("height") and size.get("width"):
+        return int(size["height"]), int(size["width"])
+    if size.get("shortest_edge") and not size.get("longest_edge"):
+        return int(size["shortest_edge"]), int(size["shortest_edge"])
+    raise TrainingError(f"The image processor's size is {size}: expected height and width, or shortest_edge.")
+
+
+def training_transform(
+    image_processor: BaseImageProcessor,
+    *,
+    crop_scale: float = 1.0,
+    horizontal_flip: float = 0.0,
+    augmentation: str = "none",
+    magnitude: int = 9,
+    random_erasing: float = 0.0,
+) -> v2.Transform:
+    """Build what a training image goes through, in the size, scale and normalisation of the image processor.
+
+    Args:
+        image_processor: the model's.
+        crop_scale: smallest part of the image's area that a random crop may keep, above 0; 1 means no crop.
+        horizontal_flip: probability, 0 to 1.
+        augmentation: `affine` (10 degrees, a tenth of shift, scale and slant: for characters), `randaugment`,
+            `trivialaugment` or `none`.
+        magnitude: of `randaugment`, 0 to 30.
+        random_erasing: probability, 0 to 1.
+
+    Returns:
+        A transform of one RGB image to (C, H, W).
+    """
+    size = input_size(image_processor)
+    resample = PIL.Image.Resampling(image_processor.resample)
+    interpolation = InterpolationMode[resample.name]
+    steps: list[v2.Transform] = []
+    if crop_scale < 1:
+        steps.append(v2.RandomResizedCrop(size, scale=(crop_scale, 1), interpolation=interpolation))
+    else:
+        steps.append(v2.Resize(size, interpolation=interpolation))
+    if horizontal_flip:
+        steps.append(v2.RandomHorizontalFlip(horizontal_flip))
+    if augmentation == "affine":
+        bilinear = InterpolationMode.BILINEAR
+        steps.append(v2.RandomAffine(10, translate=(0.1, 0.1), scale=(0.9, 1.1), shear=10, interpolation=bilinear))
+    elif augmentation == "randaugment":
+        steps.append(v2.RandAugment(num_ops=2, magnitude=magnitude))
+    elif augmentation == "trivialaugment":
+        steps.append(v2.TrivialAugmentWide())
+    steps += [v2.PILToTensor(), v2.ToDtype(torch.float32)]  # levels 0 to 255
+    level = image_processor.rescale_factor if image_processor.do_rescale else 1
+    if image_processor.do_normalize:
+        mean = [value / level for value in image_processor.image_mean]
+        std = [value / level for value in image_processor.image_std]
+    else:
+        mean, std = [0.0] * 3, [1 / level] * 3
+    steps.append(v2.Normalize(mean, std))
+    if random_erasing:
+        steps.append(v2.RandomErasing(random_erasing))
+    return v2.Compose(steps)
+
+
+def batch_mixing(
+    *, mixup: float, cutmix: float, num_classes: int
+) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Build what blends the images of a batch, one way or the other by chance.
+
+    Args:
+        mixup: alpha of mixup (Zhang et al. 2018); 0 leaves it out.
+        cutmix: alpha of CutMix (Yun et al. 2019); 0 leaves it out.
+        num_classes: width of the blended labels.
+
+    Returns:
+        A function of pixels [B, C, H, W] and labels [B] to pixels and labels, [B, num_classes] where they are blended.
+    """
+    kinds: list[v2.Transform] = []
+    if mixup:
+        kinds.append(v2.MixUp(alpha=mixup, num_classes=num_classes))
+    if cutmix:
+        kinds.append(v2.CutMix(alpha=cutmix, num_classes=num_classes))
+    return v2.RandomChoice(kinds) if kinds else lambda pixels, labels: (pixels, labels)

@@ -1,0 +1,84 @@
+"""How good a classifier is, over any number of processes, without a network."""
+
+from dataclasses import dataclass
+
+import datasets
+import evaluate
+import numpy as np
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+
+from plain_vit.errors import TrainingError
+
+
+class Accuracy(evaluate.Metric):
+    """The share of predictions that are right. (`evaluate.load("accuracy")` fetches its code from the network.)"""
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description="The share of predictions that equal their references.",
+            citation="",
+            inputs_description="predictions and references: class numbers.",
+            features=datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")}),
+        )
+
+    def _compute(self, *, predictions: list[int], references: list[int]) -> dict[str, float]:
+        return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a pass over a set gave, the same in every process.
+
+    Args:
+        accuracy: share of right predictions, 0 to 1.
+        loss: mean cross-entropy, in nats.
+        probabilities: [images, classes], in the order of the set.
+        labels: [images].
+    """
+
+    accuracy: float
+    loss: float
+    probabilities: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """Return how many images were evaluated."""
+        return len(self.labels)
+
+
+@torch.no_grad()
+def evaluate_classifier(model: nn.Module, loader: DataLoader, accelerator: Accelerator, *, size: int) -> Evaluation:
+    """Run a classifier over a whole set, each image once.
+
+    Args:
+        model: maps `pixel_values` to an output with `logits`; left in evaluation mode.
+        loader: prepared by the accelerator; batches of `pixel_values` and `labels`, in the order of the set.
+        accelerator: gathers what the processes saw.
+        size: how many images the set has.
+
+    Raises:
+        TrainingError: Another number of images came out of the processes.
+    """
+    model.eval()
+    metric = Accuracy(keep_in_memory=True)
+    gathered_logits, gathered_labels = [], []
+    for batch in loader:
+        output = model(pixel_values=batch["pixel_values"])
+        logits, labels = accelerator.gather_for_metrics((output.logits.float(), batch["labels"]))
+        metric.add_batch(predictions=logits.argmax(dim=-1), references=labels)
+        gathered_logits.append(logits.cpu())
+        gathered_labels.append(labels.cpu())
+    logits, labels = torch.cat(gathered_logits), torch.cat(gathered_labels)
+    if len(labels) != size:
+        raise TrainingError(f"{len(labels)} images were evaluated, but the set has {size}.")
+    return Evaluation(
+        accuracy=metric.compute()["accuracy"],
+        loss=F.cross_entropy(logits, labels).item(),
+        probabilities=logits.softmax(dim=-1).numpy(),
+        labels=labels.numpy(),
+    )
