@@ -1,0 +1,363 @@
+"""Writing so that nothing is lost: whatever goes wrong, what was there before is still there, whole.
+
+An output is made in a staging place beside its target, synced to the disk, and put in place by one rename. A lock
+beside the target keeps a second writer out, and what a crash leaves behind is cleared away by the next writer.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import filelock
+import torch
+from huggingface_hub import split_state_dict_into_shards_factory
+from tqdm import tqdm
+
+from ..errors import OutputError, OutputExistsError
+from .containers import CHUNK_BYTES, SAFETENSORS_DTYPES, LazyTensors
+
+DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "config.json")
+
+# Only the owner of the lock makes or removes these, so fixed names are enough, and a crash's remains are known by them.
+LOCK, NEW, OLD = "lock", "new", "old"
+
+
+@contextmanager
+def staged_folder(
+    target: str | os.PathLike[str], *, force: bool = False, sources: Iterable[str | os.PathLike[str]] = ()
+) -> Iterator[Path]:
+    """Give a fresh folder to write into, which becomes the target when the block ends without an error.
+
+    Args:
+        target: The folder to make. It may exist if it is empty.
+        force: Replace a target that holds a model, as a whole: of what it held nothing stays.
+        sources: Files and folders that the output is made from, and that must not be the target, in it or around it.
+
+    Yields:
+        The staging folder, beside the target.
+
+    Raises:
+        OutputExistsError: The target is not empty, and `force` was not given or it holds no model.
+        OutputError: The target is a file, a link or a source, is being written, or cannot be written; the disk is full.
+    """
+    place = _place(target, sources)
+    with _only_writer(place):
+        _check_folder(place, force)
+        new = _beside(place, NEW)
+        new.mkdir()
+        yield new
+        _sync(new)
+        _put_in_place(new, place)
+
+
+@contextmanager
+def staged_file(
+    target: str | os.PathLike[str], *, force: bool = False, sources: Iterable[str | os.PathLike[str]] = ()
+) -> Iterator[Path]:
+    """Give a path to write a file to, which becomes the target when the block ends without an error.
+
+    Args:
+        target: The file to make.
+        force: Replace the file if it is there.
+        sources: Files and folders that the output is made from, and that must not be the target or around it.
+
+    Yields:
+        The path of the staging file, beside the target; nothing is there yet.
+
+    Raises:
+        OutputExistsError: The target is there and `force` was not given.
+        OutputError: The target is a folder, a link or a source, is being written, or cannot be written.
+    """
+    place = _place(target, sources)
+    with _only_writer(place):
+        if place.is_dir():
+            raise OutputError(f"{place} is a folder: give the name of a file.")
+        if place.exists() and not force:
+            raise OutputExistsError(f"{place} is there already: give another name, or replace it with force.")
+        new = _beside(place, NEW)
+        yield new
+        _sync(new)
+        _put_in_place(new, place)
+
+
+def recover(target: str | os.PathLike[str]) -> bool:
+    """Clear away what a crashed writer left beside a target; the target as it was before it, or after it, remains.
+
+    `staged_folder` and `staged_file` begin with this.
+
+    Args:
+        target: The folder or file that was being written.
+
+    Returns:
+        Whether anything was left.
+
+    Raises:
+        OutputError: Somebody is writing the target now, or its folder cannot be written.
+    """
+    place = _place(target, ())
+    left = any(os.path.lexists(_beside(place, role)) for role in (NEW, OLD))
+    if left:
+        with _only_writer(place):
+            pass
+    return left
+
+
+def _place(target: str | os.PathLike[str], sources: Iterable[str | os.PathLike[str]]) -> Path:
+    """Return the target's absolute path after checking it against the sources."""
+    path = Path(os.path.abspath(Path(target).expanduser()))
+    if path.is_symlink():
+        raise OutputError(f"{path} is a link to {os.readlink(path)}: give the place itself.")
+    place = path.parent.resolve() / path.name
+    if not place.name:
+        raise OutputError(f"{place} cannot be an output: give a folder of its own.")
+    for source in sources:
+        given = Path(source).expanduser().resolve()
+        if not given.exists():  # a repository on the Hub
+            continue
+        if place == given:
+            raise OutputError(f"{place} is both the source and the output: give another output.")
+        if given in place.parents or place in given.parents:
+            raise OutputError(
+                f"The output {place} and the source {given} lie one inside the other: give another output."
+            )
+    return place
+
+
+def _check_folder(place: Path, force: bool) -> None:
+    """Refuse a target that may not be replaced."""
+    if not place.exists():
+        return
+    if not place.is_dir():
+        raise OutputError(f"{place} is a file: give the name of a folder.")
+    if not any(place.iterdir()):
+        return
+    if not force:
+        raise OutputExistsError(f"{place} is not empty: give another folder, or replace the whole folder with force.")
+    if place in (Path.cwd(), *Path.cwd().parents, Path.home(), *Path.home().parents):
+        raise OutputExistsError(f"{place} is, or holds, your working or home folder, and is never replaced.")
+    if not any(next(place.glob(pattern), None) for pattern in MODEL_FILES):
+        raise OutputExistsError(f"{place} holds files but no model, so force does not replace it: remove it yourself.")
+
+
+def _beside(place: Path, role: str) -> Path:
+    return place.with_name(f".{place.name}.plain-vit-{role}")
+
+
+@contextmanager
+def _only_writer(place: Path) -> Iterator[None]:
+    """Hold the target's lock, with nothing of an earlier writer in the way at the start and nothing left at the end."""
+    absent = [parent for parent in place.parents if not parent.exists()]
+    lock = filelock.FileLock(_beside(place, LOCK), blocking=False)
+    began = False
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        try:
+            _clear(place)
+            began = True
+            yield
+        finally:
+            _clear(place)
+            _beside(place, LOCK).unlink(missing_ok=True)  # while it is held: a waiting writer notices and tries again
+            lock.release()
+    except filelock.Timeout:
+        raise OutputError(
+            f"{place} is being written by another process: wait for it, or give another output."
+        ) from None
+    except OutputError:
+        raise
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise OutputError(
+                f"{place} was not written: {error.strerror}. Make room or give another place; what was there "
+                "before is unchanged."
+            ) from error
+        if began:  # then it is the caller's, about a file that may have nothing to do with the target
+            raise
+        raise OutputError(f"{place} cannot be written: {error.strerror} ({error.filename}).") from error
+    finally:
+        for parent in absent:
+            with suppress(OSError):  # it stays when something lies in it
+                parent.rmdir()
+
+
+def _clear(place: Path) -> None:
+    """Remove staging and replaced versions; a target that was moved aside and not yet followed comes back."""
+    new, old = _beside(place, NEW), _beside(place, OLD)
+    if old.exists() and not place.exists():
+        old.rename(place)
+    for path in (new, old):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _put_in_place(new: Path, place: Path) -> None:
+    """Rename the staged version to its target; the version before stays beside it until then."""
+    if not place.is_dir() or not any(place.iterdir()):
+        os.replace(new, place)
+    elif not _exchange(new, place):
+        os.rename(place, _beside(place, OLD))
+        os.rename(new, place)
+    _sync_one(place.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step, so that no reader ever finds the target missing; False where that is not offered."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux
+    if renameat2 is None:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def _sync(path: Path) -> None:
+    """Bring a file, or a folder with all it holds, to the disk."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            _sync_one(Path(folder, name))
+        _sync_one(Path(folder))
+    if path.is_file():
+        _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def save_state_dict(
+    tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    like: Mapping[str, torch.Tensor] | None = None,
+    max_shard_size: int | str | None = None,
+    progress: bool = True,
+) -> list[Path]:
+    """Write tensors as safetensors, holding one at a time, and sync them to the disk.
+
+    Args:
+        tensors: The tensors by name, or pairs of name and tensor in any order, which are taken one after the other.
+        path: The file to write, in a staging folder or where nothing is yet.
+        metadata: Texts for the header.
+        like: For pairs: tensors of the same names, shapes and dtypes, which may be on the meta device.
+        max_shard_size: Split into files of at most this size (bytes, or a text such as `"5GB"`) with an index, named
+            after `path` as transformers names them, if one file would be larger.
+        progress: Show a bar with the bytes per second.
+
+    Returns:
+        The files written, the index last.
+
+    Raises:
+        OutputExistsError: A file of that name is there.
+        OutputError: The disk has no room, a dtype has no name in the format, or the tensors are not as announced.
+    """
+    path = Path(path)
+    if like is None:
+        if not isinstance(tensors, Mapping):
+            raise TypeError("pairs of name and tensor need `like`, which says what is coming")
+        like = tensors.meta() if isinstance(tensors, LazyTensors) else tensors
+    sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in like.items()}
+    if strange := {tensor.dtype for tensor in like.values()} - set(DTYPE_NAMES):
+        raise OutputError(
+            f"{path}: safetensors files here hold no {', '.join(map(str, strange))}: cast the tensors first."
+        )
+    if (free := shutil.disk_usage(path.parent).free) < sum(sizes.values()):
+        raise OutputError(
+            f"{path} needs {sum(sizes.values()) / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: make room."
+        )
+
+    shards = {path.name: list(like)}
+    if max_shard_size is not None:
+        split = split_state_dict_into_shards_factory(
+            dict(like),
+            get_storage_size=lambda tensor: tensor.numel() * tensor.dtype.itemsize,
+            filename_pattern=f"{path.stem}{{suffix}}{path.suffix}",
+            max_shard_size=max_shard_size,
+        )
+        shards = split.filename_to_tensors
+    written = [path.with_name(name) for name in shards]
+    index = path.with_name(f"{path.name}.index.json")
+
+    with ExitStack() as stack:
+        places: dict[str, tuple[IO[bytes], int]] = {}
+        for file_path, names in zip(written, shards.values(), strict=True):
+            file = stack.enter_context(_fresh_file(file_path))
+            places.update(_write_header(file, {name: like[name] for name in names}, metadata or {}))
+        bar = tqdm(
+            total=sum(sizes.values()), unit="B", unit_scale=True, desc=f"Writing {path.name}", disable=not progress
+        )
+        stack.enter_context(bar)
+        for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
+            if name not in places or tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
+                raise OutputError(f"{path}: {name!r} of {tuple(tensor.shape)} and {tensor.dtype} was not announced.")
+            file, offset = places.pop(name)
+            file.seek(offset)
+            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            for start in range(0, len(data), CHUNK_BYTES):
+                bar.update(file.write(data[start : start + CHUNK_BYTES]))
+        if places:
+            raise OutputError(f"{path}: {len(places)} tensors never came, {next(iter(places))!r} among them.")
+        if len(shards) > 1:
+            weight_map = {name: file for file, names in shards.items() for name in names}
+            table = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
+            stack.enter_context(_fresh_file(index)).write(json.dumps(table, indent=2).encode() + b"\n")
+            written.append(index)
+    return written
+
+
+@contextmanager
+def _fresh_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that is not there yet; sync it at the end, or remove it after an error."""
+    try:
+        file = open(path, "xb")  # noqa: SIM115 (closed below)
+    except FileExistsError:
+        raise OutputExistsError(f"{path} is there already: write into a staging folder.") from None
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink()
+        raise
+
+
+def _write_header(
+    file: IO[bytes], like: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+) -> dict[str, tuple[IO[bytes], int]]:
+    """Write a safetensors header, give the file its full size, and return where each tensor goes."""
+    order = sorted(like, key=lambda name: (-like[name].dtype.itemsize, name))  # every tensor aligned to its items
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    starts, position = {}, 0
+    for name in order:
+        tensor = like[name]
+        starts[name], position = position, position + tensor.numel() * tensor.dtype.itemsize
+        header[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [starts[name], position],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    file.truncate(8 + len(text) + position)
+    return {name: (file, 8 + len(text) + start) for name, start in starts.items()}
