@@ -26,6 +26,9 @@ class Hints:
         patch_size: Size of a patch in pixels, likewise.
         num_channels: Channels of the input.
         attention_scale: Factor on the attention scores.
+        layer_norm_eps: Epsilon of every norm.
+        hidden_act: Activation of the MLP.
+        architecture: timm's name of the model, such as "vit_base_patch16_224".
         layout: Which of the format's layouts, such as the release of vit-pytorch that the checkpoint was trained with.
         key: Which of several models in one file or module.
     """
@@ -37,6 +40,9 @@ class Hints:
     patch_size: Size | None = None
     num_channels: int | None = None
     attention_scale: float | None = None
+    layer_norm_eps: float | None = None
+    hidden_act: str | None = None
+    architecture: str | None = None
     layout: str | None = None
     key: str | None = None
 
