@@ -1,0 +1,366 @@
+"""timm's VisionTransformer and VisionTransformerDistilled: live modules, files, and the way back.
+
+Everything goes through the arguments that timm's own constructor takes (`timm_arguments.py`): a live module is read
+back into them (`timm_modules.py`), a checkpoint's `architecture` and `model_args` are them, and what a bare state dict
+shows of them is held against all architectures that timm has (`timm_shapes.py`).
+"""
+
+import importlib.util
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..configuration_plain_vit import PlainViTConfig
+from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
+from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Transform, revert
+from .format import Description, Hints, Inference
+from .preprocessing import processor_to_timm
+from .timm_arguments import DEFAULTS, POOLINGS, SILENT_ARGUMENTS, architecture_for, architecture_of, config_of, word_of
+from .timm_modules import arguments_of, build, differences
+from .timm_shapes import arguments_from, facts, image_size_of
+from .writing import save_state_dict
+
+# Data sets whose classes timm knows by their number.
+IMAGENETS = {
+    1000: "imagenet-1k",
+    11221: "imagenet-21k-miil",
+    11821: "imagenet-12k",
+    21841: "imagenet-22k",
+    21842: "imagenet-22k-ms",
+    21843: "imagenet-21k-goog",
+}
+
+# Tensors beside the encoder in the files of its pre-training.
+IGNORED = (
+    ("decoder_*", "the decoder of the masked autoencoder"),
+    ("mask_token", "stands for hidden patches in the decoder of the masked autoencoder"),
+)
+
+# Tensors
+
+SPLIT_KEY_VALUE = Transform(
+    "SPLIT_KEY_VALUE",
+    lambda tensors, config: tensors[0].chunk(2, dim=0),
+    lambda tensors, config: [torch.cat(list(tensors), dim=0)],
+)
+
+# The parallel block computes the first layer of the MLP, query, key and value in one product, in this order.
+SPLIT_MLP_QKV = Transform(
+    "SPLIT_MLP_QKV",
+    lambda tensors, config: tensors[0].split((config.intermediate_size, *(config.hidden_size,) * 3), dim=0),
+    lambda tensors, config: [torch.cat(list(tensors), dim=0)],
+)
+
+# Where its two output projections are one, that one reads the joined heads, then the MLP.
+SPLIT_ATTENTION_MLP = Transform(
+    "SPLIT_ATTENTION_MLP",
+    lambda tensors, config: tensors[0].split((config.hidden_size, config.intermediate_size), dim=1),
+    lambda tensors, config: [torch.cat(list(tensors), dim=1)],
+)
+
+EMBEDDING_ROWS = [
+    Row("cls_token", "vit.embeddings.cls_token"),
+    Row("dist_token", "vit.embeddings.distillation_token"),
+    Row("reg_token", "vit.embeddings.register_tokens"),
+    Row("pos_embed", "vit.embeddings.position_embeddings.weight", DROP_FIRST_AXIS),
+    Row("patch_embed.proj.bias", "vit.embeddings.patch_embeddings.projection.bias"),
+    Row("patch_embed.norm", "vit.embeddings.patch_embeddings.post_norm"),
+    Row("norm_pre", "vit.embeddings.norm"),
+]
+HEAD_ROWS = [
+    Row("norm", "vit.layernorm"),
+    Row("attn_pool.latent", "vit.pooler.probe"),
+    Row("attn_pool.q", "vit.pooler.q_proj"),
+    Row("attn_pool.kv", ("vit.pooler.k_proj", "vit.pooler.v_proj"), SPLIT_KEY_VALUE),
+    Row("attn_pool.proj", "vit.pooler.o_proj"),
+    Row("attn_pool.norm", "vit.pooler.layernorm"),
+    Row("attn_pool.mlp.fc1", "vit.pooler.fc1"),
+    Row("attn_pool.mlp.fc2", "vit.pooler.fc2"),
+    Row("fc_norm", "vit.pooled_layernorm"),
+    Row("pre_logits.fc", "vit.representation.0"),  # timm before 0.8
+    Row("head", "classifier"),
+    Row("head_dist", "distillation_classifier"),
+]
+# DeiT III's own files, before timm renames them.
+GAMMA_ROWS = [
+    Row("blocks.{}.gamma_1", "vit.layers.{}.layer_scale1.weight"),
+    Row("blocks.{}.gamma_2", "vit.layers.{}.layer_scale2.weight"),
+]
+
+
+def attention_rows(source: str, ours: str) -> list[Row]:
+    """Return the rows of one attention."""
+    return [
+        Row(f"{source}.qkv", (f"{ours}.q_proj", f"{ours}.k_proj", f"{ours}.v_proj"), SPLIT_QKV),
+        Row(f"{source}.q_norm", f"{ours}.q_norm"),
+        Row(f"{source}.k_norm", f"{ours}.k_norm"),
+        *differential_rows(source, ours),
+        Row(f"{source}.norm", f"{ours}.norm"),
+        Row(f"{source}.proj", f"{ours}.o_proj"),
+    ]
+
+
+def differential_rows(source: str, ours: str) -> list[Row]:
+    """Return the rows of what only differential attention has."""
+    return [
+        *(Row(f"{source}.lambda_{end}", f"{ours}.lambda_{end}") for end in ("q1", "k1", "q2", "k2")),
+        Row(f"{source}.sub_norm", f"{ours}.head_norm"),
+    ]
+
+
+def mlp_rows(source: str, ours: str, config: PlainViTConfig) -> list[Row]:
+    """Return the rows of one MLP."""
+    gated = config.mlp_type == "swiglu"
+    return [
+        Row(f"{source}.fc1_g", f"{ours}.gate"),
+        Row(f"{source}.fc1_x" if gated else f"{source}.fc1", f"{ours}.fc1"),
+        Row(f"{source}.norm", f"{ours}.norm"),
+        Row(f"{source}.fc2", f"{ours}.fc2"),
+    ]
+
+
+def sequential_rows(config: PlainViTConfig) -> list[Row]:
+    """Return the rows of a block whose attention comes before its MLP."""
+    return [
+        Row("blocks.{}.norm1", "vit.layers.{}.layernorm_before"),
+        *attention_rows("blocks.{}.attn", "vit.layers.{}.attention"),
+        Row("blocks.{}.ls1.gamma", "vit.layers.{}.layer_scale1.weight"),
+        Row("blocks.{}.norm2", "vit.layers.{}.layernorm_after"),
+        *mlp_rows("blocks.{}.mlp", "vit.layers.{}.mlp", config),
+        Row("blocks.{}.ls2.gamma", "vit.layers.{}.layer_scale2.weight"),
+    ]
+
+
+def parallel_rows(config: PlainViTConfig) -> list[Row]:
+    """Return the rows of a block whose attention and MLP stand side by side."""
+    block, layer = "blocks.{}", "vit.layers.{}"
+    first = tuple(f"{layer}.{name}" for name in ("mlp.fc1", "attention.q_proj", "attention.k_proj", "attention.v_proj"))
+    if config.qkv_bias:
+        inputs = [Row(f"{block}.in_proj", first, SPLIT_MLP_QKV)]
+    else:
+        inputs = [
+            Row(f"{block}.in_proj.weight", tuple(f"{name}.weight" for name in first), SPLIT_MLP_QKV),
+            Row(f"{block}.mlp_bias", f"{layer}.mlp.fc1.bias"),
+        ]
+    if config.attention_output_bias:
+        outputs = [
+            Row(f"{block}.attn_out_proj", f"{layer}.attention.o_proj"),
+            Row(f"{block}.mlp_out_proj", f"{layer}.mlp.fc2"),
+        ]
+    else:
+        joined = (f"{layer}.attention.o_proj.weight", f"{layer}.mlp.fc2.weight")
+        outputs = [
+            Row(f"{block}.out_proj.weight", joined, SPLIT_ATTENTION_MLP),
+            Row(f"{block}.out_proj.bias", f"{layer}.mlp.fc2.bias"),
+        ]
+    return [
+        Row(f"{block}.in_norm", f"{layer}.layernorm_before"),
+        *inputs,
+        Row(f"{block}.q_norm", f"{layer}.attention.q_norm"),
+        Row(f"{block}.k_norm", f"{layer}.attention.k_norm"),
+        *differential_rows(block, f"{layer}.attention"),
+        *outputs,
+        Row(f"{block}.ls.gamma", f"{layer}.layer_scale1.weight"),
+    ]
+
+
+def branches_rows(config: PlainViTConfig) -> list[Row]:
+    """Return the rows of a block of several attentions, then several MLPs."""
+    attns, ffns = "blocks.{}.attns.{}", "blocks.{}.ffns.{}"
+    attentions, mlps = "vit.layers.{}.attention_branches.{}", "vit.layers.{}.mlp_branches.{}"
+    return [
+        Row(f"{attns}.norm", f"{attentions}.layernorm"),
+        *attention_rows(f"{attns}.attn", f"{attentions}.attention"),
+        Row(f"{attns}.ls.gamma", f"{attentions}.layer_scale.weight"),
+        Row(f"{ffns}.norm", f"{mlps}.layernorm"),
+        *mlp_rows(f"{ffns}.mlp", f"{mlps}.mlp", config),
+        Row(f"{ffns}.ls.gamma", f"{mlps}.layer_scale.weight"),
+    ]
+
+
+BLOCK_ROWS = {
+    "sequential": sequential_rows,
+    "post_norm": sequential_rows,
+    "parallel": parallel_rows,
+    "branches": branches_rows,
+}
+
+
+def rows_of(config: PlainViTConfig) -> list[Row]:
+    """Return the table of tensors for this model."""
+    kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
+    projection = Row("patch_embed.proj.weight", "vit.embeddings.patch_embeddings.projection.weight", kernel)
+    return [projection, *EMBEDDING_ROWS, *BLOCK_ROWS[config.block_type](config), *HEAD_ROWS]
+
+
+# Checkpoints
+
+
+def _model_args(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a `config.json` adds to its architecture."""
+    given = {name: value for name, value in (settings.get("model_args") or {}).items() if name not in SILENT_ARGUMENTS}
+    for name in ("norm_layer", "embed_norm_layer", "act_layer"):
+        if isinstance(given.get(name), str):
+            given[name] = given[name].lower() if name == "act_layer" else given[name].lower().replace("_", "")
+    if given.get("norm_layer"):
+        given["norm_eps"] = DEFAULTS["norm_eps"]  # named by a word, a norm has timm's own epsilon
+    return given
+
+
+def _pretrained_cfg(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return timm's `pretrained_cfg` with the labels in it, from a `config.json` of this or the older, flat kind."""
+    cfg = dict(settings.get("pretrained_cfg") or settings)
+    cfg["label_names"] = settings.get("label_names") or settings.get("labels") or cfg.get("label_names")
+    if settings.get("num_classes") is not None:
+        cfg["num_classes"] = settings["num_classes"]
+    return cfg if settings else {}
+
+
+def _labels(cfg: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
+    """Return the config's `id2label` where timm's configuration has names for that many classes."""
+    names = cfg.get("label_names")
+    if not names or cfg.get("num_classes", num_classes) != num_classes:
+        return {}
+    if isinstance(names, Mapping):  # the index of each, where some have none
+        named = {int(index): name for index, name in names.items()}
+        return {"id2label": {index: named.get(index, f"LABEL_{index}") for index in range(num_classes)}}
+    if len(names) != num_classes:
+        raise CheckpointError(
+            f"config.json has {len(names)} label names for {num_classes} classes: correct one of them"
+        )
+    return {"id2label": dict(enumerate(names))}
+
+
+def _imagenet_labels(config: PlainViTConfig) -> list[Inference]:
+    """Name the classes of an ImageNet, which timm tells by their number, where timm is there to name them."""
+    subset = IMAGENETS.get(config.num_labels or 0)
+    if subset is None:
+        return []
+    if importlib.util.find_spec("timm") is None:
+        unnamed = f"the number of classes is that of {subset}: install timm to have them named, or give id2label"
+        return [Inference("id2label", "LABEL_0, LABEL_1, ...", unnamed)]
+    from timm.data import ImageNetInfo
+
+    config.id2label = dict(enumerate(ImageNetInfo(subset).label_descriptions()))
+    return [
+        Inference("id2label", f"the classes of {subset}", f"the number of classes, {config.num_labels}, as timm has it")
+    ]
+
+
+class TimmFormat:
+    """timm's plain Vision Transformers."""
+
+    name = "timm"
+
+    def matches_names(self, names: Collection[str]) -> bool:
+        """Tell whether a state dict has timm's names."""
+        return "patch_embed.proj.weight" in names and any(name.startswith("blocks.0.") for name in names)
+
+    def matches_module(self, module: nn.Module) -> bool:
+        """Tell whether a live module is one of timm's, or derived from one."""
+        return any(base.__module__.startswith("timm.models.") for base in type(module).__mro__)
+
+    def describe_module(self, module: nn.Module, hints: Hints) -> Description:
+        """Read the configuration off a live module, which says everything: hints are not needed.
+
+        Raises:
+            ExportError: names every part that plain-vit does not know.
+        """
+        arguments = arguments_of(module)
+        cfg = getattr(module, "pretrained_cfg", None) or {}
+        config = config_of(arguments, **_labels(cfg, arguments["num_classes"]))
+        faults = differences(module, build(config, device="meta"))
+        if faults:
+            raise ExportError("plain-vit does not know parts of this timm model:", faults)
+        return Description(config)
+
+    def describe_checkpoint(
+        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
+    ) -> Description:
+        """Read the configuration off a state dict and, where it lay in timm's folder, its `config.json`.
+
+        Raises:
+            AmbiguousCheckpointError: names what neither says.
+        """
+        known = facts(tensors)
+        inferences: list[Inference] = []
+        cfg = _pretrained_cfg(settings)
+        if settings.get("architecture") or hints.architecture:
+            named = hints.architecture or settings["architecture"]
+            arguments = {**architecture_of(named), **_model_args(settings)}
+            inferences.append(Inference("architecture", named, "the caller" if hints.architecture else "config.json"))
+            stated = cfg.get("input_size", (3, 224, 224))[1:] if cfg else None
+            stated = arguments.get("img_size") if stated is None or "img_size" in _model_args(settings) else stated
+        else:
+            arguments, inferences = arguments_from(tensors, known, hints)
+            stated = None
+        if hints.pooling is not None:
+            arguments |= {"global_pool": word_of(POOLINGS, hints.pooling), "fc_norm": known["fc_norm"]}
+        head = tensors.get("head.weight")
+        arguments["num_classes"] = 0 if head is None else head.shape[0]
+        arguments["in_chans"] = tensors["patch_embed.proj.weight"].shape[1]
+        arguments["img_size"] = hints.image_size or stated or 224
+        if known["pos_embed"] == "learn":
+            rows = tensors["pos_embed"].shape[1]
+            size = image_size_of(rows, arguments, known, hints.image_size or stated)
+            if size is None:
+                raise AmbiguousCheckpointError(
+                    f"the position table has {rows} rows, which is no square grid: give image_size=(height, width)"
+                )
+            arguments["img_size"] = size
+            inferences.append(Inference("image_size", size, f"the {rows} rows of pos_embed"))
+        layout = "gamma_1" if "blocks.0.gamma_1" in tensors else None
+        config = config_of(arguments, **_labels(cfg, arguments["num_classes"]))
+        if "pre_logits.fc.weight" in tensors:
+            config.representation_size = tensors["pre_logits.fc.weight"].shape[0]
+            inferences.append(Inference("representation_size", config.representation_size, "pre_logits.fc"))
+        if not cfg.get("label_names"):
+            inferences += _imagenet_labels(config)
+        return Description(config, layout, inferences, IGNORED if "decoder_embed.weight" in tensors else ())
+
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the table of tensors; layout "gamma_1" is DeiT III's own name of the LayerScale gains."""
+        rows = rows_of(config)
+        if layout == "gamma_1":
+            rows = [row for row in rows if row.ours not in {old.ours for old in GAMMA_ROWS}] + GAMMA_ROWS
+        return rows
+
+    def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
+        """Build timm's own model of this config, with fresh weights."""
+        return build(config)
+
+    def write(self, model: Any, path: Path, image_processor: Any, layout: str | None) -> None:
+        """Write `config.json` and `model.safetensors` as timm's `save_for_hf` does; timm itself is not needed.
+
+        `timm.create_model("local-dir:PATH", pretrained=True)` opens the folder.
+        """
+        config = model.config
+        architecture, model_args = architecture_for(config)
+        preprocessing = {} if image_processor is None else processor_to_timm(image_processor)
+        height, width = config.image_size if isinstance(config.image_size, tuple) else (config.image_size,) * 2
+        names = [config.id2label[index] for index in range(config.num_labels)] if config.num_labels else []
+        described = {
+            "architecture": architecture,
+            "num_classes": config.num_labels,
+            "num_features": config.hidden_size,
+            "global_pool": word_of(POOLINGS, config.pooling),
+            **({"label_names": names} if any(name != f"LABEL_{i}" for i, name in enumerate(names)) else {}),
+            "model_args": model_args,
+            "pretrained_cfg": {
+                "custom_load": False,
+                "input_size": (config.num_channels, height, width),
+                "fixed_input_size": True,
+                "pool_size": None,
+                "first_conv": "patch_embed.proj",
+                "classifier": ["head", "head_dist"] if config.use_distillation_token else "head",
+                "num_classes": config.num_labels,
+                **preprocessing,
+            },
+        }
+        tensors = revert(self.rows(config, layout), model.state_dict(), config)
+        save_state_dict(tensors, path / "model.safetensors", {"format": "pt"})
+        (path / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,200 @@
+"""Live models of timm: read back into the arguments that they were built from, and built anew.
+
+Nothing of a live model goes unseen: what is read is built again, and the two are compared part by part.
+"""
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..configuration_plain_vit import PlainViTConfig
+from ..errors import ExportError
+from .timm_arguments import BLOCKS, DEFAULTS, arguments_for, ratio_of
+
+# Classes that compute the same, by the name that the tables above have for them.
+CLASSES = {
+    "torch.nn.modules.normalization.LayerNorm": "layernorm",
+    "timm.layers.norm.LayerNorm": "layernorm",
+    "torch.nn.modules.normalization.RMSNorm": "rmsnorm",
+    "timm.layers.norm.RmsNorm": "rmsnorm",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "timm.layers.activations.GELU": "gelu",
+    "timm.layers.activations.GELUTanh": "gelu_tanh",
+    "timm.layers.activations.QuickGELU": "quick_gelu",
+    "torch.nn.modules.activation.SiLU": "silu",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "timm.layers.mlp.Mlp": "Mlp",
+    "timm.layers.mlp.SwiGLU": "SwiGLU",
+    "timm.layers.mlp.GluMlp": "SwiGLUPacked",
+    "timm.layers.attention.Attention": "attn",
+    "timm.layers.diff_attention.DiffAttention": "diff",
+}
+
+# Attributes of timm's modules that change no number of a forward pass, or only how the size of an image is checked.
+SILENT_ATTRIBUTES = {
+    "training",  # carried over by whoever converts
+    "dynamic_img_size", "strict_img_size", "flatten", "output_fmt",  # ours takes any size; timm resamples the same way
+    "fused_attn",  # the order of operations, not the function
+    "grad_checkpointing", "distilled_training", "weight_init_mode", "fix_init", "init_values", "inplace",
+    "feat_size", "approximate", "ordered", "return_indices",
+}  # fmt: skip
+
+CLASS_PATHS = {
+    "timm.models.vision_transformer.VisionTransformer": False,
+    "timm.models.deit.VisionTransformerDistilled": True,
+}
+
+
+def class_path(module: nn.Module) -> str:
+    """Return where a module's class stands."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def arguments_of(module: Any) -> dict[str, Any]:
+    """Return the arguments from which a live timm model was built, read from its parts.
+
+    Raises:
+        ExportError: for a class that plain-vit does not know.
+    """
+    if class_path(module) not in CLASS_PATHS:
+        raise ExportError(
+            f"{class_path(module)} is not a plain Vision Transformer: plain-vit opens timm's VisionTransformer and "
+            "VisionTransformerDistilled themselves, not other models of timm nor classes derived from these"
+        )
+    if len(module.blocks) == 0:
+        raise ExportError("the model has no blocks (depth=0): its heads and norms cannot be read")
+    block = module.blocks[0]
+    kind = type(block).__name__
+    if type(block).__module__ != "timm.models.vision_transformer" or kind not in BLOCKS:
+        raise ExportError(f"blocks.0 is a {class_path(block)}: expected one of {', '.join(BLOCKS)}")
+    branches, parallel = kind == "ParallelThingsBlock", kind.endswith("ParallelScalingBlock")
+    attention = block if parallel else block.attns[0].attn if branches else block.attn
+    mlp = block if parallel else block.ffns[0].mlp if branches else block.mlp
+    norm = block.in_norm if parallel else block.attns[0].norm if branches else block.norm1
+    scale = block.ls if parallel else block.attns[0].ls if branches else getattr(block, "ls1", None)
+    path = [block.drop_path if parallel else block.attns[0].drop_path if branches else block.drop_path1
+            for block in module.blocks]  # fmt: skip
+    if parallel:
+        width, qkv_bias = block.in_split[0], block.in_proj.bias is not None
+        output = block.out_proj if block.out_proj is not None else block.attn_out_proj
+        activation, dropout = block.mlp_act, block.mlp_drop
+    else:
+        packed = class_path(mlp) == "timm.layers.mlp.GluMlp"
+        width, qkv_bias = mlp.fc2.in_features * (2 if packed else 1), attention.qkv.bias is not None
+        output, activation, dropout = attention.proj, mlp.act, mlp.drop1
+    patch_norm = module.patch_embed.norm
+    return {
+        "distilled": CLASS_PATHS[class_path(module)],
+        "img_size": tuple(module.patch_embed.img_size),
+        "patch_size": tuple(module.patch_embed.patch_size),
+        "in_chans": module.in_chans,
+        "num_classes": module.num_classes,
+        "global_pool": module.global_pool,
+        "embed_dim": module.embed_dim,
+        "depth": len(module.blocks),
+        "num_heads": attention.num_heads,
+        "mlp_ratio": ratio_of(width, module.embed_dim),
+        "qkv_bias": qkv_bias,
+        "qk_norm": not isinstance(attention.q_norm, nn.Identity),
+        "scale_attn_norm": not parallel and not isinstance(attention.norm, nn.Identity),
+        "scale_mlp_norm": not parallel and not isinstance(mlp.norm, nn.Identity),
+        "proj_bias": output.bias is not None,
+        "init_values": getattr(scale, "init_values", None),
+        "class_token": module.has_class_token,
+        "pos_embed": "none" if module.pos_embed is None else "learn",
+        "no_embed_class": module.no_embed_class,
+        "reg_tokens": module.num_reg_tokens,
+        "pre_norm": not isinstance(module.norm_pre, nn.Identity),
+        "final_norm": not (isinstance(module.norm, nn.Identity) and isinstance(module.fc_norm, nn.Identity)),
+        "fc_norm": not isinstance(module.fc_norm, nn.Identity),
+        "pool_include_prefix": module.pool_include_prefix,
+        "drop_rate": module.head_drop.p,
+        "pos_drop_rate": module.pos_drop.p,
+        "patch_drop_rate": getattr(module.patch_drop, "prob", 0.0),
+        "proj_drop_rate": dropout.p,
+        "attn_drop_rate": attention.attn_drop.p,
+        "drop_path_rate": getattr(path[-1], "drop_prob", 0.0),
+        "embed_norm_layer": None if isinstance(patch_norm, nn.Identity) else _class_name(patch_norm),
+        "norm_layer": _class_name(norm),
+        "norm_eps": getattr(norm, "eps", None),
+        "act_layer": _class_name(activation),
+        "block_fn": kind,
+        "mlp_layer": "Mlp" if parallel else _class_name(mlp),
+        "attn_layer": "attn" if parallel else _class_name(attention),
+        "num_parallel": getattr(block, "num_parallel", 2),
+        "fuse_out_proj": kind == "ParallelScalingBlock" and block.out_proj is not None,
+    }
+
+
+def _class_name(module: nn.Module) -> str:
+    """Return the name that the tables have for a module's class; its own where they have none."""
+    if type(module) is nn.GELU and module.approximate == "tanh":
+        return "gelu_tanh"
+    return CLASSES.get(class_path(module), class_path(module))
+
+
+def differences(module: nn.Module, other: nn.Module) -> list[str]:
+    """Return what sets two modules apart, part by part: classes, sizes and settings; not the values of tensors."""
+    ours, theirs = _description(module), _description(other)
+    return [
+        f"{name} is {ours.get(name, 'not there')}, not {theirs.get(name, 'there')}"
+        for name in [*ours, *(name for name in theirs if name not in ours)]
+        if not _same(ours.get(name), theirs.get(name))
+    ]
+
+
+def _description(module: nn.Module) -> dict[str, Any]:
+    described: dict[str, Any] = {}
+    for path, part in module.named_modules():
+        place = f"{path}." if path else ""
+        described[f"{place}class"] = _class_name(part)
+        for name, value in vars(part).items():
+            plain = isinstance(value, bool | int | float | str | tuple | list) and not name.startswith("_")
+            if plain and name not in SILENT_ATTRIBUTES and name != "feature_info":
+                described[place + name] = value
+        for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
+            if tensor is not None:
+                described[place + name] = f"a tensor of shape {tuple(tensor.shape)}"
+    return described
+
+
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=1e-6)  # stochastic depth is spread over the blocks in float32
+    return value == other
+
+
+def build(config: PlainViTConfig, device: torch.device | str | None = None) -> nn.Module:
+    """Return timm's own model for this config, with fresh weights.
+
+    Raises:
+        ExportError: names every part that timm cannot express.
+    """
+    from timm import layers
+    from timm.models import deit, vision_transformer
+
+    arguments = {**DEFAULTS, **arguments_for(config)}
+    norms = {"layernorm": layers.LayerNorm, "rmsnorm": layers.RmsNorm}
+    norm = functools.partial(norms[arguments.pop("norm_layer")], eps=arguments.pop("norm_eps"))
+    block = getattr(vision_transformer, arguments.pop("block_fn"))
+    mlp = getattr(layers, arguments.pop("mlp_layer"))
+    branches, fused = arguments.pop("num_parallel"), arguments.pop("fuse_out_proj")
+    if branches != 2:
+        block = functools.partial(block, num_parallel=branches)
+    if fused:
+        block = functools.partial(block, fuse_out_proj=True)
+    kind = deit.VisionTransformerDistilled if arguments.pop("distilled") else vision_transformer.VisionTransformer
+    # timm resamples positions in one way only; where ours is another, its model stays at the native size.
+    dynamic = config.position_resampling == "bicubic_antialias"
+    return kind(
+        **{**arguments, "embed_norm_layer": norm if config.patch_post_norm else None},
+        norm_layer=norm,
+        mlp_layer=mlp,
+        block_fn=block,
+        dynamic_img_size=dynamic,
+        weight_init="skip",
+        device=device,
+    )
