@@ -1,24 +1,40 @@
 """One Vision Transformer for the Hugging Face Hub that opens every plain ViT checkpoint with the same numbers."""
 
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+from transformers import (
+    AutoBackbone,
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForMaskedImageModeling,
+)
 
 from .configuration_plain_vit import PlainViTConfig
 from .image_processing_plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
-from .modeling_plain_vit import PlainViTForImageClassification, PlainViTModel
+from .modeling_plain_vit import (
+    PlainViTBackbone,
+    PlainViTForImageClassification,
+    PlainViTForMaskedImageModeling,
+    PlainViTModel,
+)
 
 __version__ = "0.1.0"
 
 AutoConfig.register("plain_vit", PlainViTConfig)
 AutoModel.register(PlainViTConfig, PlainViTModel)
 AutoModelForImageClassification.register(PlainViTConfig, PlainViTForImageClassification)
+AutoModelForMaskedImageModeling.register(PlainViTConfig, PlainViTForMaskedImageModeling)
+AutoBackbone.register(PlainViTConfig, PlainViTBackbone)
 AutoImageProcessor.register(
     PlainViTConfig,
     image_processor_classes={"torchvision": PlainViTImageProcessor, "pil": PlainViTImageProcessorPil},
 )
 
 __all__ = [
+    "PlainViTBackbone",
     "PlainViTConfig",
     "PlainViTForImageClassification",
+    "PlainViTForMaskedImageModeling",
     "PlainViTImageProcessor",
     "PlainViTImageProcessorPil",
     "PlainViTModel",

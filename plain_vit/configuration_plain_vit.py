@@ -2,10 +2,12 @@
 
 import difflib
 import re
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.backbone_utils import BackboneConfigMixin
 
 # The sizes of the paper (Dosovitskiy et al. 2021, Table 1), of DeiT (Touvron et al. 2021, Table 1: tiny, small) and of
 # Zhai et al. 2022 (Table 2: giant, gigantic).
@@ -25,21 +27,27 @@ AUTO_MAP = {
     "AutoConfig": "configuration_plain_vit.PlainViTConfig",
     "AutoModel": "modeling_plain_vit.PlainViTModel",
     "AutoModelForImageClassification": "modeling_plain_vit.PlainViTForImageClassification",
+    "AutoModelForMaskedImageModeling": "modeling_plain_vit.PlainViTForMaskedImageModeling",
+    "AutoBackbone": "modeling_plain_vit.PlainViTBackbone",
     "AutoImageProcessor": {
         "torchvision": "image_processing_plain_vit.PlainViTImageProcessor",
         "pil": "image_processing_plain_vit.PlainViTImageProcessorPil",
     },
 }
 
+# Those without parameters of their own, which no source has and no initialisation here covers.
+ACTIVATIONS = sorted(ACT2FN.keys() - {"prelu", "xielu"})
+PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
+
 # Keywords that transformers itself passes or writes beside the fields.
 TRANSFORMERS_KEYWORDS = {
     "_attn_implementation", "_commit_hash", "attn_implementation", "auto_map", "model_type", "name_or_path",
-    "num_labels", "output_attentions", "quantization_config", "torch_dtype",
+    "num_labels", "out_features", "out_indices", "output_attentions", "quantization_config", "torch_dtype",
 }  # fmt: skip
 
 
 @strict
-class PlainViTConfig(PreTrainedConfig):
+class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
     """Describe one plain Vision Transformer.
 
     Sizes are (height, width) in pixels; an int means a square.
@@ -95,10 +103,25 @@ class PlainViTConfig(PreTrainedConfig):
         classifier_dropout_prob: Dropout before the classifier.
         drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
         patch_dropout_prob: Share of patches left out in training.
-        initializer_range: Standard deviation of fresh weights.
+        initialization: Whose fresh weights: "transformers" (normal everywhere), "timm" (the same for dense
+            layers, PyTorch's own for the patch convolution), "google" (the paper's code: Xavier, LeCun, a zero head) or
+            "vit_pytorch" (PyTorch's own for every layer, as its ViT and SimpleViT; unit normal tokens and positions).
+        initializer_range: Standard deviation of fresh weights, in "transformers".
+        zero_init_classifier: Start the classifier with zeros (the paper's fine-tuning, section 3.2).
+        reconstruction_target: What the masked-image model predicts of a hidden patch: its "pixels" (SimMIM) or its
+            "mean_color" in 3 bits per channel (paper, appendix B.1.2).
+        pixel_mean: Mean that the image processor subtracts (levels from 0 to 1); one number, or one per channel.
+            Mean colours are sorted by the levels before normalisation.
+        pixel_std: Deviation that the image processor divides by.
+        apply_layernorm: Put the backbone's feature maps through the final norm that stands before the pooling.
+        reshape_hidden_states: Give the backbone's features as maps (B, D, h, w), not as tokens (B, L, D).
+        out_features: Stages that the backbone gives: "stem" (the embeddings), "stage1", ...; the last if not given.
+        out_indices: The same by number; 0 is the stem.
 
     Raises:
         ValueError: for a value or a combination that cannot work, and for a field that does not exist.
+        huggingface_hub.errors.StrictDataclassFieldValidationError: for a value of the wrong type, or that is not among
+            the choices of its field.
     """
 
     model_type = "plain_vit"
@@ -134,9 +157,9 @@ class PlainViTConfig(PreTrainedConfig):
     block_type: Literal["sequential", "post_norm", "parallel", "branches"] = "sequential"
     num_branches: int = 1
     norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
-    layer_norm_eps: float = 1e-6
+    layer_norm_eps: float | int = 1e-6
     attention_type: Literal["self", "differential"] = "self"
-    attention_scale: float | None = None
+    attention_scale: float | int | None = None
     qkv_bias: bool = True
     qk_norm: Literal["norm", "rms_per_head"] | None = None
     attention_inner_norm: bool = False
@@ -146,7 +169,7 @@ class PlainViTConfig(PreTrainedConfig):
     mlp_bias: bool = True
     mlp_inner_norm: bool = False
     hidden_act: str = "gelu"
-    layer_scale_init_value: float | None = None
+    layer_scale_init_value: float | int | None = None
 
     final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
     pooling: Literal["cls", "mean", "max", "mean_max", "map", "none"] = "cls"
@@ -160,17 +183,34 @@ class PlainViTConfig(PreTrainedConfig):
     classifier_dropout_prob: float | int = 0.0
     drop_path_rate: float | int = 0.0
     patch_dropout_prob: float | int = 0.0
-    initializer_range: float = 0.02
+
+    initialization: Literal["transformers", "timm", "google", "vit_pytorch"] = "transformers"
+    initializer_range: float | int = 0.02
+    zero_init_classifier: bool = False
+
+    reconstruction_target: Literal["pixels", "mean_color"] = "pixels"
+    pixel_mean: float | int | list[float] | tuple[float, ...] = 0.5
+    pixel_std: float | int | list[float] | tuple[float, ...] = 0.5
+
+    apply_layernorm: bool = True
+    reshape_hidden_states: bool = True
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs.pop("model_type", None)
-        fields = sorted(type(self).__dataclass_fields__)
+        fields = sorted(name for name in type(self).__dataclass_fields__ if not name.startswith("_"))
         for name in sorted(kwargs.keys() - TRANSFORMERS_KEYWORDS):
             close = difflib.get_close_matches(name, fields, n=3)
             hint = f"did you mean {' or '.join(close)}?" if close else f"the fields are {', '.join(fields)}"
             raise ValueError(f"PlainViTConfig has no field {name!r}: {hint}")
+        if (kwargs.get("num_labels") or 0) < 0:
+            raise ValueError(f"num_labels is {kwargs['num_labels']}: expected the number of classes, or 0 for no head")
         self._normalize()
         self._check()
+        self.set_output_features_output_indices(
+            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
+        )
         auto_map = {**AUTO_MAP, **(kwargs.pop("auto_map", None) or {})}
         super().__post_init__(**kwargs)
         self.auto_map = auto_map
@@ -183,8 +223,9 @@ class PlainViTConfig(PreTrainedConfig):
             if len(pair) != 2 or min(pair) < 1:
                 raise ValueError(f"{name} is {size!r}: expected a positive int or (height, width) in pixels")
             setattr(self, name, pair[0] if pair[0] == pair[1] else pair)
-        for name in ("hidden_size", "num_attention_heads", "intermediate_size", "num_channels", "num_branches"):
-            if getattr(self, name) < 1:
+        for name in ("hidden_size", "num_attention_heads", "head_dim", "intermediate_size", "num_channels",
+                     "num_branches", "representation_size"):  # fmt: skip
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: expected a positive int")
         for name in ("num_hidden_layers", "num_register_tokens"):
             if getattr(self, name) < 0:
@@ -199,18 +240,27 @@ class PlainViTConfig(PreTrainedConfig):
 
     def _check(self) -> None:
         """Refuse what cannot work: what was got, what was expected, what to do."""
-        height, width = _pair(self.image_size)
-        patch_height, patch_width = _pair(self.patch_size)
-        if height % patch_height or width % patch_width:
-            nearest = tuple(max(1, round(s / p)) * p for s, p in ((height, patch_height), (width, patch_width)))
-            raise ValueError(
-                f"image_size {(height, width)} is not a multiple of patch_size {(patch_height, patch_width)}: "
-                f"use {nearest}, or another patch_size"
-            )
+        self.grid_of(*_pair(self.image_size))
         for name in ("hidden_dropout_prob", "embedding_dropout_prob", "attention_probs_dropout_prob",
                      "classifier_dropout_prob", "drop_path_rate", "patch_dropout_prob"):  # fmt: skip
             if not 0 <= (getattr(self, name) or 0) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: expected a share from 0 up to, not with, 1")
+        for name in ("hidden_act", "representation_act"):
+            if getattr(self, name) not in ACTIVATIONS:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: expected one of {', '.join(ACTIVATIONS)}")
+        if self.layer_norm_eps <= 0:
+            raise ValueError(f"layer_norm_eps is {self.layer_norm_eps}: expected a small positive number such as 1e-6")
+        if self.initializer_range < 0:
+            raise ValueError(f"initializer_range is {self.initializer_range}: expected a deviation, 0 or more")
+        if self.problem_type not in PROBLEM_TYPES:
+            raise ValueError(f"problem_type is {self.problem_type!r}: expected one of {PROBLEM_TYPES}")
+        for name in ("pixel_mean", "pixel_std"):
+            levels = getattr(self, name)
+            if isinstance(levels, list | tuple) and len(levels) != self.num_channels:
+                raise ValueError(
+                    f"{name} is {levels}: expected one number, or one for each of the {self.num_channels} channels"
+                )
+        heads, head_dim = self.attention_shape
         for impossible, remedy in (
             (self.pooling == "cls" and not self.use_class_token,
              'pooling "cls" reads the class token: set use_class_token=True, or another pooling'),
@@ -222,22 +272,29 @@ class PlainViTConfig(PreTrainedConfig):
              'patch_pre_norm needs the pixels of each patch side by side: set patch_projection="linear"'),
             (self.position_embedding_type == "sincos_2d" and self.hidden_size % 4 != 0,
              f"sincos_2d positions need a hidden_size that is a multiple of 4, not {self.hidden_size}"),
+            (self.position_embedding_type == "sincos_2d" and self.hidden_size < 8,
+             f"sincos_2d positions need two frequencies: hidden_size must be 8 or more, not {self.hidden_size}"),
+            (self.pooling == "map" and self.hidden_size % self.num_attention_heads != 0,
+             f"pooling \"map\" shares hidden_size {self.hidden_size} out among num_attention_heads "
+             f"{self.num_attention_heads}: choose a head count that divides it, or another pooling"),
             (self.position_embedding_type == "sincos_2d" and self.position_embedding_on_prefix
              and self.num_prefix_tokens > 0,
              "sincos_2d has no positions for the tokens before the patches: set position_embedding_on_prefix=False"),
             (self.position_embedding_type == "sincos_2d" and self.position_resampling == "truncate",
              "sincos_2d is computed for every grid: there is no table to truncate"),
-            (not self.attention_output_projection and self.num_attention_heads * self.head_dim != self.hidden_size,
-             f"without an output projection the joined heads ({self.num_attention_heads} x {self.head_dim}) "
+            (not self.attention_output_projection and heads * head_dim != self.hidden_size,
+             f"without an output projection the joined heads ({heads} x {head_dim}) "
              f"must be hidden_size {self.hidden_size} wide"),
             (self.block_type != "branches" and self.num_branches != 1,
              f'num_branches {self.num_branches} needs block_type="branches"'),
             (self.block_type == "parallel" and (self.attention_inner_norm or self.mlp_inner_norm),
              "parallel blocks have no norms inside attention or MLP in any source"),
-            (self.attention_type == "differential" and self.head_dim % 2 != 0,
-             f"differential attention halves each head: head_dim must be even, not {self.head_dim}"),
+            (self.attention_type == "differential" and head_dim % 2 != 0,
+             f"differential attention halves each head: head_dim must be even, not {head_dim}"),
             (self.attention_type == "differential" and self.qk_norm == "rms_per_head",
              'differential attention takes qk_norm None or "norm"'),
+            (self.reconstruction_target == "mean_color" and self.num_channels > 4,
+             f"mean_color tells 8 ** num_channels colours apart: it takes 4 channels at most, not {self.num_channels}"),
         ):  # fmt: skip
             if impossible:
                 raise ValueError(remedy)
@@ -259,16 +316,89 @@ class PlainViTConfig(PreTrainedConfig):
         """
         match = PRESET_NAME.fullmatch(name)
         if match is None or match["size"] not in PRESETS:
-            sizes = ", ".join(PRESETS)
-            raise ValueError(f"unknown name {name!r}: expected vit-SIZE-patchP-I with SIZE one of {sizes}")
+            known = ", ".join(PRESETS)
+            raise ValueError(f"unknown name {name!r}: expected vit-SIZE-patchP-I with SIZE one of {known}")
         sizes = {"patch_size": int(match["patch"]), "image_size": int(match["image"])}
         return cls(**{**PRESETS[match["size"]], **sizes, **kwargs})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Build from a saved dict; fields given beside it replace its own and are checked together with the rest.
+
+        Args:
+            config_dict: What `to_dict` returned.
+            **kwargs: Fields, and what transformers passes; what is no field is left to transformers.
+        """
+        names = (cls.__dataclass_fields__.keys() | {"out_features", "out_indices"}) - {"dtype"}
+        given = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys())}
+        if given.keys() & {"out_features", "out_indices"}:
+            config_dict = {k: v for k, v in config_dict.items() if k not in ("out_features", "out_indices")}
+        return super().from_dict({**config_dict, **given}, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field; the backbone's stages only where they are not the last one, which follows the depth."""
+        fields = super().to_dict()
+        if fields["out_indices"] == [self.num_hidden_layers]:
+            del fields["out_features"], fields["out_indices"]
+        return fields
+
+    @property
+    def stage_names(self) -> list[str]:
+        """Names of the backbone's stages: the embeddings, then each block."""
+        return ["stem", *(f"stage{number}" for number in range(1, self.num_hidden_layers + 1))]
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:  # type: ignore[override]  # what can be split depends on the fields
+        """Which layers tensor parallelism splits: heads and MLP channels, where no norm spans them all."""
+        branches = self.block_type == "branches"
+        attention = "layers.*.attention_branches.*.attention" if branches else "layers.*.attention"
+        mlp = "layers.*.mlp_branches.*.mlp" if branches else "layers.*.mlp"
+        plan: dict[str, str] = {}
+        if self.attention_output_projection and not self.attention_inner_norm and self.qk_norm != "rms_per_head":
+            plan |= {f"{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
+            plan |= {f"{attention}.o_proj": "rowwise"}
+            shared = ["q_norm", "k_norm"] if self.qk_norm is not None else []
+            if self.attention_type == "differential":
+                shared += ["head_norm", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"]
+            plan |= {f"{attention}.{name}": "replicated_with_grad_allreduce" for name in shared}
+        if self.mlp_type != "swiglu_packed" and not self.mlp_inner_norm:
+            plan |= {f"{mlp}.{name}": "colwise" for name in (["fc1", "gate"] if self.mlp_type == "swiglu" else ["fc1"])}
+            plan |= {f"{mlp}.fc2": "rowwise"}
+        return plan
 
     @property
     def grid_size(self) -> tuple[int, int]:
         """Patches (down, across) of an image of the native size."""
-        (height, width), (patch_height, patch_width) = _pair(self.image_size), _pair(self.patch_size)
+        return self.grid_of(*_pair(self.image_size))
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """Return the patches (down, across) of an image of this size.
+
+        Args:
+            height: In pixels.
+            width: In pixels.
+
+        Raises:
+            ValueError: when the patch size does not divide it.
+        """
+        patch_height, patch_width = _pair(self.patch_size)
+        if height < patch_height or width < patch_width or height % patch_height or width % patch_width:
+            nearest = tuple(max(1, round(s / p)) * p for s, p in ((height, patch_height), (width, patch_width)))
+            raise ValueError(
+                f"an image of {(height, width)} pixels (height, width) is not a multiple of patch_size "
+                f"{(patch_height, patch_width)}: use {nearest}, or another patch_size"
+            )
         return height // patch_height, width // patch_width
+
+    @property
+    def attention_shape(self) -> tuple[int, int]:
+        """Heads of an attention, and the width of each."""
+        return self.num_attention_heads, cast(int, self.head_dim)  # filled in by now
+
+    @property
+    def patch_shape(self) -> tuple[int, int]:
+        """Pixels (down, across) of one patch."""
+        return _pair(self.patch_size)
 
     @property
     def num_prefix_tokens(self) -> int:

@@ -10,10 +10,94 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_plain_vit import PlainViTConfig
+
+# Fresh weights: each table says how its source draws every kind of tensor; `std` is the config's initializer_range
+
+
+def drawn_as(kind: str, layer: nn.Module) -> nn.Module:
+    """Say which kind of layer this is, for a source that draws it otherwise than "dense"; return it."""
+    layer.drawn_as = kind  # type: ignore[assignment]
+    return layer
+
+
+def _normal(tensor: torch.Tensor, std: float) -> None:
+    init.trunc_normal_(tensor, std=std)
+
+
+def _normal_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
+    init.trunc_normal_(layer.weight, std=std)
+    _bias(layer, init.zeros_)
+
+
+def _torch_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
+    """Draw weight and bias from where `reset_parameters` of torch does."""
+    bound = layer.weight[0].numel() ** -0.5
+    init.uniform_(layer.weight, -bound, bound)
+    _bias(layer, lambda bias: init.uniform_(bias, -bound, bound))
+
+
+def _xavier_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
+    init.xavier_uniform_(layer.weight)
+    _bias(layer, init.zeros_)
+
+
+def _xavier_mlp_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
+    init.xavier_uniform_(layer.weight)
+    _bias(layer, lambda bias: init.normal_(bias, std=1e-6))
+
+
+def _lecun_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
+    """Draw a normal cut at two deviations, of variance 1 / fan-in after the cut (jax.nn.initializers.lecun_normal)."""
+    scale = layer.weight[0].numel() ** -0.5 / 0.87962566103423978
+    init.trunc_normal_(layer.weight, std=scale, a=-2 * scale, b=2 * scale)
+    _bias(layer, init.zeros_)
+
+
+def _zero_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
+    init.zeros_(layer.weight)
+    _bias(layer, init.zeros_)
+
+
+def _bias(layer: nn.Linear | nn.Conv2d, draw: Callable[[torch.Tensor], Any]) -> None:
+    if layer.bias is not None:
+        draw(layer.bias)
+
+
+def _drawn(layers: dict[str, Callable], tokens: dict[str, Callable]) -> dict[str, Callable[[Any, float], Any]]:
+    """Return a whole table: kinds of layers are drawn as "dense" and kinds of tokens as "tokens" where not named."""
+    kinds = dict.fromkeys(("mlp", "patches", "classifier"), layers["dense"])
+    names = ("cls_token", "distillation_token", "register_tokens", "positions")
+    return {
+        **kinds, **layers, "zeros": _zero_layer,
+        **dict.fromkeys(names, tokens["tokens"]), **tokens, "mask_token": lambda token, std: init.zeros_(token),
+    }  # fmt: skip
+
+
+INITIALIZATIONS: dict[str, dict[str, Callable[[Any, float], Any]]] = {
+    "transformers": _drawn({"dense": _normal_layer}, {"tokens": _normal}),
+    "timm": _drawn(
+        {"dense": lambda layer, std: _normal_layer(layer, 0.02), "patches": _torch_layer},
+        {
+            "tokens": lambda token, std: init.normal_(token, std=1e-6),
+            "distillation_token": lambda token, std: _normal(token, 0.02),
+            "positions": lambda table, std: _normal(table, 0.02),
+        },
+    ),
+    "google": _drawn(
+        {"dense": _xavier_layer, "mlp": _xavier_mlp_layer, "patches": _lecun_layer, "classifier": _zero_layer},
+        {
+            "tokens": lambda token, std: init.normal_(token, std=0.02),
+            "cls_token": lambda token, std: init.zeros_(token),
+        },
+    ),
+    "vit_pytorch": _drawn({"dense": _torch_layer}, {"tokens": lambda token, std: init.normal_(token)}),
+}
+
 
 # Norms
 
@@ -50,10 +134,10 @@ def norm_or_identity(config: PlainViTConfig, present: bool, width: int | None = 
 class LayerScale(nn.Module):
     """Multiply each channel of a residual branch by a learned gain (Touvron et al. 2021b, section 2)."""
 
-    def __init__(self, config: PlainViTConfig):
+    def __init__(self, width: int, initial_value: float):
         super().__init__()
-        self.initial_value = config.layer_scale_init_value
-        self.weight = nn.Parameter(torch.full((config.hidden_size,), float(config.layer_scale_init_value)))
+        self.initial_value = initial_value
+        self.weight = nn.Parameter(torch.full((width,), float(initial_value)))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states * self.weight
@@ -78,7 +162,8 @@ class StochasticDepth(nn.Module):
 
 def layer_scale_or_identity(config: PlainViTConfig) -> nn.Module:
     """Return a LayerScale, or nothing where the config has none."""
-    return nn.Identity() if config.layer_scale_init_value is None else LayerScale(config)
+    gain = config.layer_scale_init_value
+    return nn.Identity() if gain is None else LayerScale(config.hidden_size, gain)
 
 
 # MLPs
@@ -89,11 +174,11 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        self.gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.gate = drawn_as("mlp", nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias))
+        self.fc1 = drawn_as("mlp", nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias))
         self.activation = ACT2FN[config.hidden_act]
         self.norm = norm_or_identity(config, config.mlp_inner_norm, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.fc2 = drawn_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -106,10 +191,10 @@ class PackedSwiGLU(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.fc1 = drawn_as("mlp", nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias))
         self.activation = ACT2FN[config.hidden_act]
         self.norm = norm_or_identity(config, config.mlp_inner_norm, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.fc2 = drawn_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -205,11 +290,10 @@ class LinearPatchEmbeddings(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        size = config.patch_size
-        self.patch_height, self.patch_width = (size, size) if isinstance(size, int) else size
+        self.patch_height, self.patch_width = config.patch_shape
         width = self.patch_height * self.patch_width * config.num_channels
         self.pre_norm = norm_or_identity(config, config.patch_pre_norm, width)
-        self.projection = nn.Linear(width, config.hidden_size, bias=config.patch_bias)
+        self.projection = drawn_as("patches", nn.Linear(width, config.hidden_size, bias=config.patch_bias))
         self.post_norm = norm_or_identity(config, config.patch_post_norm)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -402,9 +486,9 @@ class MapPooler(PatchPooler):
         self.v_proj = nn.Linear(width, width)
         self.o_proj = nn.Linear(width, width)
         self.layernorm = norm_or_identity(config, True)
-        self.fc1 = nn.Linear(width, config.intermediate_size)
+        self.fc1 = drawn_as("mlp", nn.Linear(width, config.intermediate_size))
         self.activation = ACT2FN[config.hidden_act]
-        self.fc2 = nn.Linear(config.intermediate_size, width)
+        self.fc2 = drawn_as("mlp", nn.Linear(config.intermediate_size, width))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         hidden_states = self.select(hidden_states)
@@ -434,3 +518,79 @@ POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
 def differential_lambda_init(layer_idx: int) -> float:
     """Return the fixed part of the weight of the second attention map (Ye et al. 2024, section 2.1)."""
     return 0.8 - 0.6 * math.exp(-0.3 * layer_idx)
+
+
+# What a masked-image model predicts of a patch. Each turns features (B, D, h, w) into an image (B, C, H, W), the logits
+# (B, N, colours) of a choice among colours, and the mean loss over the patches that `masked` (B, h, w) hides
+
+
+class PixelPredictor(nn.Module):
+    """Predict every pixel of each patch by one dense layer (Xie et al. 2022, section 3.3)."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.shape = (config.num_channels, *config.patch_shape)
+        self.projection = nn.Linear(config.hidden_size, math.prod(self.shape))
+
+    def forward(
+        self, features: torch.Tensor, pixel_values: torch.Tensor, masked: torch.Tensor | None
+    ) -> tuple[torch.Tensor, None, torch.Tensor | None]:
+        pixels = self.projection(features.permute(0, 2, 3, 1)).unflatten(-1, self.shape)  # B h w C rows columns
+        image = pixels.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+        if masked is None:
+            return image, None, None
+        hidden = masked.repeat_interleave(self.shape[1], 1).repeat_interleave(self.shape[2], 2).unsqueeze(1)  # B 1 H W
+        difference = F.l1_loss(image, pixel_values.to(image.dtype), reduction="none") * hidden
+        return image, None, difference.sum() / (hidden.sum() * self.shape[0]).clamp(min=1)
+
+
+class MeanColorPredictor(nn.Module):
+    """Predict the mean colour of each patch, as one of 8 levels per channel (Dosovitskiy et al. 2021, B.1.2)."""
+
+    LEVELS = 8  # 3 bits
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.num_channels = config.num_channels
+        self.patch_shape = config.patch_shape
+        self.mean, self.std = config.pixel_mean, config.pixel_std
+        self.projection = nn.Linear(config.hidden_size, self.LEVELS**config.num_channels)
+
+    def forward(
+        self, features: torch.Tensor, pixel_values: torch.Tensor, masked: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        logits = self.projection(features.permute(0, 2, 3, 1))  # B h w colours
+        image = self.paint(logits.argmax(dim=-1), logits)
+        if masked is None:
+            return image, logits.flatten(1, 2), None
+        losses = F.cross_entropy(logits.permute(0, 3, 1, 2), self.colors(pixel_values), reduction="none")  # B h w
+        return image, logits.flatten(1, 2), (losses * masked).sum() / masked.sum().clamp(min=1)
+
+    def colors(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return the number of each patch's mean colour, of shape (B, h, w): channel 0 is its lowest digit."""
+        mean, std = self.statistics(pixel_values)
+        averages = F.avg_pool2d(pixel_values * std + mean, self.patch_shape)
+        bounds = torch.arange(1, self.LEVELS, device=averages.device, dtype=averages.dtype) / self.LEVELS
+        return (torch.bucketize(averages.contiguous(), bounds) * self.digits(averages.device)).sum(dim=1)
+
+    def paint(self, colors: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Return the normalised image (B, C, H, W) of these colours (B, h, w), each level at its middle."""
+        mean, std = self.statistics(like)
+        levels = colors.unsqueeze(1) // self.digits(colors.device) % self.LEVELS  # B C h w
+        image = ((levels + 0.5) / self.LEVELS - mean) / std
+        return image.repeat_interleave(self.patch_shape[0], 2).repeat_interleave(self.patch_shape[1], 3)
+
+    def digits(self, device: torch.device) -> torch.Tensor:
+        """Return what one level of each channel counts, of shape (C, 1, 1)."""
+        return (self.LEVELS ** torch.arange(self.num_channels, device=device)).view(-1, 1, 1)
+
+    def statistics(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the image processor subtracted and divided by, each of shape (C or 1, 1, 1)."""
+        mean, std = like.new_tensor(self.mean), like.new_tensor(self.std)
+        return mean.view(-1, 1, 1), std.view(-1, 1, 1)
+
+
+PATCH_PREDICTORS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
+    "pixels": PixelPredictor,
+    "mean_color": MeanColorPredictor,
+}

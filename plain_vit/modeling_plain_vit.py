@@ -8,7 +8,11 @@ Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L
 width.
 """
 
+import math
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +20,22 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.backbone_utils import BackboneMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.modeling_outputs import (
+    BackboneOutput,
+    BaseModelOutputWithPooling,
+    ImageClassifierOutput,
+    MaskedImageModelingOutput,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_plain_vit import PlainViTConfig
 from .layers_plain_vit import (
+    INITIALIZATIONS,
+    PATCH_PREDICTORS,
     POOLERS,
     QK_NORMS,
     BranchesLayer,
@@ -39,6 +51,7 @@ from .layers_plain_vit import (
     StochasticDepth,
     SwiGLU,
     differential_lambda_init,
+    drawn_as,
     layer_scale_or_identity,
     norm_or_identity,
     resample_positions,
@@ -52,9 +65,9 @@ class PlainViTPatchEmbeddings(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        self.projection = nn.Conv2d(
-            config.num_channels, config.hidden_size, config.patch_size, config.patch_size, bias=config.patch_bias
-        )
+        size = config.patch_shape
+        projection = nn.Conv2d(config.num_channels, config.hidden_size, size, size, bias=config.patch_bias)
+        self.projection = drawn_as("patches", projection)
         self.post_norm = norm_or_identity(config, config.patch_post_norm)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -95,8 +108,8 @@ class PlainViTEmbeddings(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        size = config.patch_size
-        self.patch_height, self.patch_width = (size, size) if isinstance(size, int) else size
+        self.config = config
+        self.patch_height, self.patch_width = config.patch_shape
         self.num_channels = config.num_channels
         self.positions_on_prefix = config.position_embedding_on_prefix
         self.register_tokens_last = config.register_tokens_last
@@ -145,13 +158,7 @@ class PlainViTEmbeddings(nn.Module):
                 f"pixel_values has shape {tuple(pixel_values.shape)}: "
                 f"expected (batch, {self.num_channels}, height, width)"
             )
-        height, width = pixel_values.shape[-2:]
-        if height % self.patch_height or width % self.patch_width:
-            raise ValueError(
-                f"an image of {height} x {width} pixels cannot be cut into patches of {self.patch_height} x "
-                f"{self.patch_width}: resize or pad it to multiples of the patch size (height x width)"
-            )
-        return height // self.patch_height, width // self.patch_width
+        return self.config.grid_of(*pixel_values.shape[-2:])
 
     def mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor, grid_size: tuple[int, int]) -> torch.Tensor:
         """Replace the masked patches, given as (B, N) or (B, h, w), by the mask token."""
@@ -203,16 +210,16 @@ class PlainViTAttention(nn.Module):
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         super().__init__()
         self.config = config
-        self.head_dim = config.head_dim
-        self.scaling = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        heads, self.head_dim = config.attention_shape
+        self.scaling = self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.attention_dropout = config.attention_probs_dropout_prob
         self.is_causal = False
-        width = config.num_attention_heads * config.head_dim
+        width = heads * self.head_dim
         self.q_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
-        self.q_norm = QK_NORMS[config.qk_norm](config, config.head_dim)
-        self.k_norm = QK_NORMS[config.qk_norm](config, config.head_dim)
+        self.q_norm = QK_NORMS[config.qk_norm](config, self.head_dim)
+        self.k_norm = QK_NORMS[config.qk_norm](config, self.head_dim)
         self.norm = norm_or_identity(config, config.attention_inner_norm, width)
         self.o_proj = output_projection(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -235,11 +242,12 @@ class PlainViTDifferentialAttention(nn.Module):
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         super().__init__()
         self.config = config
-        self.half_dim = config.head_dim // 2
+        heads, head_dim = config.attention_shape
+        self.half_dim = head_dim // 2
         self.scaling = self.half_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.attention_dropout = config.attention_probs_dropout_prob
         self.is_causal = False
-        width = config.num_attention_heads * config.head_dim
+        width = heads * head_dim
         self.q_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
@@ -250,7 +258,7 @@ class PlainViTDifferentialAttention(nn.Module):
         self.lambda_k1 = nn.Parameter(torch.zeros(self.half_dim))
         self.lambda_q2 = nn.Parameter(torch.zeros(self.half_dim))
         self.lambda_k2 = nn.Parameter(torch.zeros(self.half_dim))
-        self.head_norm = nn.RMSNorm(config.head_dim, eps=1e-5)
+        self.head_norm = nn.RMSNorm(head_dim, eps=1e-5)
         self.norm = norm_or_identity(config, config.attention_inner_norm, width)
         self.o_proj = output_projection(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -269,7 +277,8 @@ class PlainViTDifferentialAttention(nn.Module):
         noise, noise_weights = attend(self, query[..., 1, :], key[..., 1, :], value, output_attentions, **kwargs)
         attended = self.head_norm(attended - share * noise) * (1 - self.lambda_init)
         attended = self.o_proj(self.norm(attended.flatten(2)))
-        weights = None if weights is None else weights - share * noise_weights
+        if weights is not None and noise_weights is not None:
+            weights = weights - share * noise_weights
         return self.dropout(attended), weights
 
 
@@ -292,8 +301,7 @@ def output_projection(config: PlainViTConfig) -> nn.Module:
     """Return the layer that mixes the joined heads, or nothing where the config has none."""
     if not config.attention_output_projection:
         return nn.Identity()
-    width = config.num_attention_heads * config.head_dim
-    return nn.Linear(width, config.hidden_size, bias=config.attention_output_bias)
+    return nn.Linear(math.prod(config.attention_shape), config.hidden_size, bias=config.attention_output_bias)
 
 
 # MLP: two dense layers with a GELU between them
@@ -304,10 +312,10 @@ class PlainViTMLP(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.fc1 = drawn_as("mlp", nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias))
         self.activation = ACT2FN[config.hidden_act]
         self.norm = norm_or_identity(config, config.mlp_inner_norm, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.fc2 = drawn_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -370,7 +378,7 @@ class PlainViTPreTrainedModel(PreTrainedModel):
     config: PlainViTConfig
     base_model_prefix = "vit"
     main_input_name = "pixel_values"
-    input_modalities = ("image",)
+    input_modalities = ("image",)  # type: ignore[assignment]  # as transformers' own models write it
     supports_gradient_checkpointing = True
     _no_split_modules = ["PlainViTEmbeddings", *(layer.__name__ for layer in LAYERS.values())]
     _supports_sdpa = True
@@ -383,18 +391,19 @@ class PlainViTPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        std = self.config.initializer_range
+        super()._init_weights(module)  # the norms
+        drawn, std = INITIALIZATIONS[self.config.initialization], self.config.initializer_range
         if isinstance(module, nn.Linear | nn.Conv2d):
-            init.trunc_normal_(module.weight, std=std)
+            kind = getattr(module, "drawn_as", "dense")
+            if kind == "classifier" and self.config.zero_init_classifier:
+                kind = "zeros"
+            drawn[kind](module, std)
         elif isinstance(module, PlainViTEmbeddings):
-            for token in (module.cls_token, module.distillation_token, module.register_tokens):
-                if token is not None:
-                    init.trunc_normal_(token, std=std)
-            if module.mask_token is not None:
-                init.zeros_(module.mask_token)
+            for kind in ("cls_token", "distillation_token", "register_tokens", "mask_token"):
+                if getattr(module, kind) is not None:
+                    drawn[kind](getattr(module, kind), std)
         elif isinstance(module, PlainViTPositionEmbedding):
-            init.trunc_normal_(module.weight, std=std)
+            drawn["positions"](module.weight, std)
         elif isinstance(module, LayerScale):
             init.constant_(module.weight, module.initial_value)
         elif isinstance(module, PerHeadRMSNorm):
@@ -405,9 +414,66 @@ class PlainViTPreTrainedModel(PreTrainedModel):
             for weight in (module.lambda_q1, module.lambda_k1, module.lambda_q2, module.lambda_k2):
                 init.normal_(weight, std=0.1)
 
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens that stand before the patches: class, distillation, registers."""
+        return self.config.num_prefix_tokens
+
+    def grid_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the patches (down, across) of an image of this size, in pixels.
+
+        Raises:
+            ValueError: when the patch size does not divide it.
+        """
+        return self.config.grid_of(height, width)
+
+    def tokens_to_map(self, hidden_states: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """Lay the patches out as they stood in the image, and leave all other tokens away.
+
+        Args:
+            hidden_states: Tokens of shape (B, L, D), of any layer.
+            height: Of the image, in pixels.
+            width: Of the image, in pixels.
+
+        Returns:
+            A map of shape (B, D, h, w).
+
+        Raises:
+            ValueError: when these are not all the tokens of an image of that size.
+        """
+        grid_size = self.grid_size(height, width)
+        patches = hidden_states[:, self.num_prefix_tokens :]
+        if self.config.register_tokens_last:
+            patches = patches[:, : patches.shape[1] - self.config.num_register_tokens]
+        if patches.shape[1] != grid_size[0] * grid_size[1]:
+            raise ValueError(
+                f"{hidden_states.shape[1]} tokens came, {patches.shape[1]} of them patches: an image of {height} x "
+                f"{width} pixels has {grid_size[0]} x {grid_size[1]}; give its own size, and no patch dropout"
+            )
+        return patches.transpose(1, 2).unflatten(2, grid_size)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Save as transformers does, and leave no weights of an earlier save behind that would be loaded instead.
+
+        Raises:
+            NotADirectoryError: when `save_directory` is a file.
+        """
+        folder = Path(save_directory)
+        if folder.is_file():
+            raise NotADirectoryError(f"{folder} is a file: give the path of a folder to save the model in")
+        variant = f".{kwargs['variant']}" if kwargs.get("variant") else ""
+        forms = {folder / f"model{variant}.safetensors", folder / f"model.safetensors.index{variant}.json"}
+        times = {file: file.stat().st_mtime_ns for file in forms if file.is_file()}
+        super().save_pretrained(save_directory, *args, **kwargs)
+        written = {file for file in forms if file.is_file() and file.stat().st_mtime_ns != times.get(file)}
+        for stale in forms - written if written else ():
+            stale.unlink(missing_ok=True)
+
 
 class PlainViTModel(PlainViTPreTrainedModel):
     """The plain Vision Transformer without a classifier.
+
+    Without `add_pooling_layer` it has no pooler and gives no `pooler_output`.
 
     Outputs: `last_hidden_state` of shape (B, L, D), after the final norm where that stands before the pooling;
     `pooler_output` of shape (B, D), (B, representation_size), or (B, L, D) where the config pools nothing.
@@ -417,14 +483,16 @@ class PlainViTModel(PlainViTPreTrainedModel):
 
     _auto_class = "AutoModel"
 
-    def __init__(self, config: PlainViTConfig):
+    def __init__(self, config: PlainViTConfig, add_pooling_layer: bool = True):
         super().__init__(config)
         self.embeddings = PlainViTEmbeddings(config)
         self.layers = nn.ModuleList([build_layer(config, i) for i in range(config.num_hidden_layers)])
         self.layernorm = norm_or_identity(config, config.final_norm in ("before_pooling", "both"))
-        self.pooler = POOLERS[config.pooling](config)
-        self.pooled_layernorm = norm_or_identity(config, config.final_norm in ("after_pooling", "both"))
-        self.representation = representation(config)
+        if add_pooling_layer:
+            self.pooler = POOLERS[config.pooling](config)
+            self.pooled_layernorm = norm_or_identity(config, config.final_norm in ("after_pooling", "both"))
+            self.representation = representation(config)
+        self.add_pooling_layer = add_pooling_layer
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -451,7 +519,9 @@ class PlainViTModel(PlainViTPreTrainedModel):
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
         hidden_states = self.layernorm(hidden_states)
-        pooled = self.representation(self.pooled_layernorm(self.pooler(hidden_states)))
+        pooled = None
+        if self.add_pooling_layer:
+            pooled = self.representation(self.pooled_layernorm(self.pooler(hidden_states)))
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
 
@@ -470,6 +540,7 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
         self.dropout = nn.Dropout(config.classifier_dropout_prob)
         self.classifier = classifier(config)
         self.distillation_classifier = classifier(config) if config.use_distillation_token else None
+        self.loss_function = image_classification_loss
         self.post_init()
 
     @can_return_tuple
@@ -487,7 +558,8 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
             `logits` of shape (B, num_labels), and `loss` where labels were given.
 
         Raises:
-            ValueError: for pixels that do not fit.
+            ValueError: for pixels that do not fit, and for labels that are no classes (on a CPU; a GPU would have to
+                wait for the check).
         """
         outputs = self.vit(pixel_values, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
@@ -500,21 +572,187 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
         )
 
 
+@dataclass
+class PlainViTMaskedImageModelingOutput(MaskedImageModelingOutput):
+    """Output of the masked-image model.
+
+    Args:
+        loss: Mean over the hidden patches alone; given where `bool_masked_pos` was.
+        reconstruction: Predicted image of shape (B, C, H, W), normalised like the input. Of a model that predicts mean
+            colours, each patch has its likeliest colour.
+        hidden_states: As of the encoder.
+        attentions: As of the encoder.
+        color_logits: Of a model that predicts mean colours: (B, N, 8 ** C), channel 0 in the lowest digit.
+    """
+
+    color_logits: torch.Tensor | None = None
+
+
+class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
+    """The plain Vision Transformer that learns without labels: it predicts what the mask token hides.
+
+    What it predicts is the config's `reconstruction_target`: pixels (SimMIM: Xie et al. 2022) or mean colours
+    (Dosovitskiy et al. 2021, appendix B.1.2).
+    """
+
+    _auto_class = "AutoModelForMaskedImageModeling"
+
+    def __init__(self, config: PlainViTConfig):
+        if not config.use_mask_token:
+            raise ValueError("a masked-image model needs a mask token: set use_mask_token=True")
+        if config.patch_dropout_prob:
+            raise ValueError("a masked-image model predicts every patch: set patch_dropout_prob=0")
+        super().__init__(config)
+        self.vit = PlainViTModel(config, add_pooling_layer=False)
+        self.decoder = PATCH_PREDICTORS[config.reconstruction_target](config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, pixel_values: torch.Tensor, bool_masked_pos: torch.Tensor | None = None, **kwargs: Any
+    ) -> PlainViTMaskedImageModelingOutput:
+        """Predict the patches of images.
+
+        Args:
+            pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W.
+            bool_masked_pos: Patches to hide, true where hidden, of shape (B, N) or (B, h, w).
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Raises:
+            ValueError: for pixels or a mask that do not fit.
+        """
+        outputs = self.vit(pixel_values, bool_masked_pos=bool_masked_pos, **kwargs)
+        features = self.tokens_to_map(outputs.last_hidden_state, *pixel_values.shape[-2:])  # B D h w
+        masked = None
+        if bool_masked_pos is not None:
+            masked = bool_masked_pos.to(features.device, torch.bool).view(-1, *features.shape[-2:])
+        reconstruction, color_logits, loss = self.decoder(features, pixel_values.to(features.device), masked)
+        return PlainViTMaskedImageModelingOutput(
+            loss=loss,
+            reconstruction=reconstruction,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            color_logits=color_logits,
+        )
+
+
+class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):
+    """The plain Vision Transformer as a source of feature maps for detection, segmentation and depth models.
+
+    Stages are the embeddings ("stem") and each block ("stage1", ...); the config's `out_features` picks some. Each goes
+    through the final norm (unless `apply_layernorm=False`, or where the config's norm stands behind the pooling), and
+    is laid out as a map (unless `reshape_hidden_states=False`).
+    """
+
+    _auto_class = "AutoBackbone"
+
+    def __init__(self, config: PlainViTConfig):
+        if config.patch_dropout_prob:
+            raise ValueError("a backbone gives whole feature maps: set patch_dropout_prob=0")
+        super().__init__(config)
+        self.embeddings = PlainViTEmbeddings(config)
+        self.layers = nn.ModuleList([build_layer(config, i) for i in range(config.num_hidden_layers)])
+        normed = config.apply_layernorm and config.final_norm in ("before_pooling", "both")
+        self.layernorm = norm_or_identity(config, normed)
+        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the module that turns pixels into patches."""
+        return self.embeddings.patch_embeddings
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> BackboneOutput:
+        """Extract feature maps.
+
+        Args:
+            pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            `feature_maps`, one per stage asked for: (B, D, h, w), or (B, L, D) where they are not reshaped.
+
+        Raises:
+            ValueError: for pixels that do not fit.
+        """
+        kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
+        stages = [self.embeddings(as_weights(pixel_values, self))]
+        for layer in self.layers:
+            stages.append(layer(stages[-1], **kwargs))
+        features = [self.layernorm(stages[index]) for index in self.out_indices]
+        if self.config.reshape_hidden_states:
+            features = [self.tokens_to_map(tokens, *pixel_values.shape[-2:]) for tokens in features]
+        return BackboneOutput(feature_maps=tuple(features))
+
+
 def representation(config: PlainViTConfig) -> nn.Module:
     """Return the dense layer of the paper's pre-training head, or nothing where the config has none."""
     if config.representation_size is None:
         return nn.Identity()
     return nn.Sequential(
-        nn.Linear(config.hidden_size, config.representation_size),
+        drawn_as("patches", nn.Linear(config.hidden_size, config.representation_size)),
         ACT2FN[config.representation_act],
     )
 
 
 def classifier(config: PlainViTConfig) -> nn.Module:
     """Return the last layer, or nothing where there are no labels."""
-    if config.num_labels == 0:
+    if not config.num_labels:
         return nn.Identity()
-    return nn.Linear(config.representation_size or config.hidden_size, config.num_labels)
+    width = config.representation_size or config.hidden_size
+    return drawn_as("classifier", nn.Linear(width, config.num_labels))
+
+
+def image_classification_loss(
+    labels: torch.Tensor,
+    logits: torch.Tensor,
+    config: PlainViTConfig,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Return the loss of the config's problem type, or of the one that the labels show.
+
+    Args:
+        labels: Class indices of shape (B,), -100 where there is none; multi-hot floats of shape (B, num_labels); or
+            targets of a regression, of shape (B,) or (B, num_labels).
+        logits: Of shape (B, num_labels).
+        config: `num_labels` and `problem_type`; without one, a single label means regression, int64 and int32
+            mean classes, and anything else means several labels at once.
+        num_items_in_batch: Numbers in all the `labels` of the batches that make one step; the loss is divided by it, so
+            that accumulated gradients are those of one large batch.
+        **kwargs: Ignored; what else the model was called with.
+
+    Raises:
+        ValueError: for labels that are no classes (on a CPU).
+    """
+    labels = labels.to(logits.device)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    num_labels, problem_type = config.num_labels or 0, config.problem_type
+    if problem_type is None:
+        classes = labels.dtype in (torch.int64, torch.int32)
+        problem_type = "single_label_classification" if classes else "multi_label_classification"
+        problem_type = "regression" if num_labels == 1 else problem_type
+    if problem_type == "single_label_classification":
+        check_classes(labels, num_labels)
+        loss = nn.functional.cross_entropy(logits.view(-1, num_labels), labels.view(-1), reduction=reduction)
+    elif problem_type == "multi_label_classification":
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction=reduction)
+    else:
+        loss = nn.functional.mse_loss(logits.view(labels.shape), labels.to(logits.dtype), reduction=reduction)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def check_classes(labels: torch.Tensor, num_labels: int) -> None:
+    """Refuse labels that are no classes where looking at them costs nothing."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
+    if len(wrong):
+        raise ValueError(
+            f"labels hold {sorted(set(wrong.tolist()))}: expected classes from 0 to {num_labels - 1}, or -100 for "
+            "none; give the config as many num_labels as the data has"
+        )
 
 
 def as_weights(pixel_values: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
@@ -527,4 +765,10 @@ def as_weights(pixel_values: torch.Tensor, model: PreTrainedModel) -> torch.Tens
     return pixel_values.to(model.dtype)
 
 
-__all__ = ["PlainViTForImageClassification", "PlainViTModel", "PlainViTPreTrainedModel"]
+__all__ = [
+    "PlainViTBackbone",
+    "PlainViTForImageClassification",
+    "PlainViTForMaskedImageModeling",
+    "PlainViTModel",
+    "PlainViTPreTrainedModel",
+]
