@@ -106,12 +106,13 @@ class SourcePreprocessing(BaseImageProcessor):
         return kwargs
 
     def fetch_images(self, images: Any) -> Any:
-        """Open files and URLs as the sources' loaders do; images that are already open pass through."""
+        """Open files and URLs as the sources' loaders do; (H, W) becomes (1, H, W); all other images pass through."""
         if isinstance(images, (list, tuple)):
             return [self.fetch_images(image) for image in images]
         if isinstance(images, (str, os.PathLike)):
             return open_image(images)
-        return super().fetch_images(images)
+        images = super().fetch_images(images)
+        return images if isinstance(images, Image.Image) or images.ndim != 2 else images[None]
 
     def process_image(
         self,

@@ -1,0 +1,341 @@
+"""The image processors crop, convert and open images as timm, torchvision and their loaders do, or refuse."""
+
+import base64
+import http.server
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from timm.data import create_transform
+from timm.data.transforms import ResizeKeepRatio
+from torchvision.transforms import functional, v2
+from transformers import CLIPImageProcessorPil
+from transformers.image_processing_utils import BaseImageProcessor
+from transformers.image_utils import SizeDict
+
+from plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
+
+BACKENDS = (PlainViTImageProcessor, PlainViTImageProcessorPil)
+MEAN, STD = (0.11, 0.52, 0.93), (0.31, 0.22, 0.13)
+SIDES = st.integers(1, 41)
+
+
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def smooth(height: int, width: int) -> np.ndarray:
+    y, x = np.mgrid[:height, :width]
+    waves = [np.sin(x / 23 + y / 17 + phase) for phase in range(3)]
+    return np.stack([np.round(127.5 + 127.5 * wave) for wave in waves], axis=-1).astype(np.uint8)
+
+
+def prepare(processor: BaseImageProcessor, image: object) -> torch.Tensor:
+    return processor(image, return_tensors="pt")["pixel_values"][0]  # type: ignore[arg-type]
+
+
+# Geometry
+
+
+@given(SIDES, SIDES, SIDES, SIDES)
+def test_the_crop_is_torchvisions_at_every_size(height: int, width: int, crop_height: int, crop_width: int) -> None:
+    image = noise(3, height, width)
+    expected = functional.center_crop(torch.from_numpy(image), [crop_height, crop_width])
+    size = SizeDict(height=crop_height, width=crop_width)
+    assert torch.equal(PlainViTImageProcessor().center_crop(torch.from_numpy(image), size), expected)
+    assert np.array_equal(PlainViTImageProcessorPil().center_crop(image, size), expected)
+
+
+def test_transformers_own_crop_is_off_by_one_where_the_margin_leaves_3_by_4() -> None:
+    row = np.arange(3 * 1 * 11, dtype=np.uint8).reshape(3, 1, 11)
+    size = SizeDict(height=1, width=4)  # a margin of 7: 3.5 rounds to 4 in torchvision, to 3 in transformers
+    assert CLIPImageProcessorPil().center_crop(row, size)[0, 0].tolist() == [3, 4, 5, 6]
+    assert PlainViTImageProcessorPil().center_crop(row, size)[0, 0].tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_crop_fills_with_the_pad_color(backend: type) -> None:
+    processor = backend(
+        do_resize=False,
+        do_rescale=False,
+        do_normalize=False,
+        do_center_crop=True,
+        crop_size=(7, 4),
+        pad_color=(9, 8, 7),
+    )
+    prepared = prepare(processor, np.full((2, 5, 3), 200, dtype=np.uint8))
+    assert prepared.shape == (3, 7, 4)
+    assert prepared[:, 2:4].eq(200).all()  # 5 rows are missing: 2 above, 3 below
+    for channel, level in enumerate((9, 8, 7)):
+        assert prepared[channel, [0, 1, 4, 5, 6]].eq(level).all()
+
+
+@pytest.mark.parametrize("interpolation", [v2.InterpolationMode.BILINEAR, v2.InterpolationMode.BICUBIC])
+def test_the_torchvision_backend_equals_torchvisions_tensor_operations(interpolation: v2.InterpolationMode) -> None:
+    resample = {"bilinear": 2, "bicubic": 3}[interpolation.value]
+    processor = PlainViTImageProcessor(
+        size={"shortest_edge": 75}, crop_size=(64, 70), do_center_crop=True, resample=resample, image_mean=MEAN,
+        image_std=STD,
+    )  # fmt: skip
+    to_levels = v2.Compose([v2.Resize(75, interpolation, antialias=True), v2.CenterCrop([64, 70])])
+    to_floats = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+    for shape in ((3, 131, 97), (3, 60, 202)):
+        levels = to_levels(torch.from_numpy(noise(*shape)))
+        image = noise(*shape)
+        assert torch.equal(processor(image, do_normalize=False, do_rescale=False)["pixel_values"][0], levels)
+        # Mean and deviation are multiplied by 255 instead of dividing the pixels: a few roundings of values up to 7.
+        torch.testing.assert_close(prepare(processor, image), to_floats(levels), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("mode, longest", [("cover", 0.0), ("contain", 1.0)])
+def test_the_torchvision_backend_resizes_to_the_same_sides_as_timm(mode: str, longest: float) -> None:
+    processor = PlainViTImageProcessor(size=(61, 90), resize_mode=mode, do_rescale=False, do_normalize=False)
+    for shape in ((3, 89, 131), (3, 131, 89), (3, 211, 310)):
+        image = torch.from_numpy(noise(*shape))
+        sides = ResizeKeepRatio.get_params(image, (61, 90), longest)
+        expected = v2.functional.resize(image, sides, v2.InterpolationMode.BILINEAR, antialias=True)
+        assert torch.equal(prepare(processor, image), expected)
+
+
+# The largest distance of torchvision's uint8 resizing from Pillow's, in levels of 255, over six sizes.
+@pytest.mark.parametrize(
+    "resample, picture, levels", [(2, "smooth", 1), (2, "noise", 1), (3, "smooth", 2), (3, "noise", 7)]
+)
+def test_the_backends_differ_by_few_levels(
+    resample: int, picture: str, levels: int, record_property: Callable[[str, object], None]
+) -> None:
+    largest = 0
+    sizes = [(257, 331, 224, 224), (421, 149, 96, 160), (227, 223, 235, 235), (479, 640, 224, 300), (40, 50, 224, 224)]
+    for height, width, to_height, to_width in [*sizes, (1200, 1600, 224, 224)]:
+        image = {"smooth": smooth(height, width), "noise": noise(height, width, 3)}[picture]
+        settings = {"size": (to_height, to_width), "resample": resample, "do_rescale": False, "do_normalize": False}
+        ours, pil = (prepare(backend(**settings), image).int() for backend in BACKENDS)
+        largest = max(largest, int((ours - pil).abs().max()))
+    record_property("levels", largest)
+    print(f"torchvision against Pillow, resample {resample}, {picture}: {largest} of 255 levels")
+    assert 0 < largest <= levels
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_batch_of_unequal_images_is_prepared_as_each_alone(backend: type) -> None:
+    processor = backend(size={"shortest_edge": 37}, crop_size=(31, 29), do_center_crop=True)
+    images = [
+        Image.fromarray(noise(*shape, seed=seed)) for seed, shape in enumerate([(83, 57, 3), (40, 71, 3), (83, 57, 3)])
+    ]
+    batch = processor(images, return_tensors="pt")["pixel_values"]
+    assert batch.shape == (3, 3, 31, 29)
+    for prepared, image in zip(batch, images, strict=True):
+        assert torch.equal(prepared, prepare(processor, image))
+
+
+# What kind of image it is
+
+
+def palette_with_transparency() -> Image.Image:
+    image = Image.fromarray(noise(97, 61, 3)).quantize(17)
+    image.info["transparency"] = 3
+    return image
+
+
+FILES = {
+    "grey.png": Image.fromarray(noise(97, 61)),
+    "grey_alpha.png": Image.fromarray(noise(97, 61, 2)),
+    "rgba.png": Image.fromarray(noise(97, 61, 4)),
+    "palette.gif": Image.fromarray(noise(97, 61, 3)).quantize(17),
+    "palette_transparent.png": palette_with_transparency(),
+    "black_white.png": Image.fromarray(noise(97, 61)).convert("1"),
+    "cmyk.jpg": Image.fromarray(noise(97, 61, 4)[..., :3]).convert("CMYK"),
+    "rgb.webp": Image.fromarray(noise(97, 61, 3)),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one file of every kind; rotated.jpg says that it is to be turned by a quarter."""
+    folder = tmp_path_factory.mktemp("images")
+    for name, image in FILES.items():
+        image.save(folder / name)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(smooth(97, 61)).save(folder / "rotated.jpg", exif=exif)
+    Image.fromarray(noise(97, 61).astype(np.uint16) * 257).save(folder / "16_bit.png")
+    return folder
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("name", [*FILES, "rotated.jpg"])
+def test_every_kind_of_file_is_prepared_as_timm_prepares_it(name: str, channels: int, folder: Path) -> None:
+    mean, std = MEAN[:channels], STD[:channels]
+    processor = PlainViTImageProcessorPil(
+        size={"shortest_edge": 47}, crop_size=(43, 43), do_center_crop=True, resample=3, image_mean=mean, image_std=std
+    )
+    transform = create_transform((channels, 43, 43), crop_pct=0.9, interpolation="bicubic", mean=mean, std=std)
+    with Image.open(folder / name) as image:
+        expected = transform(image.convert({1: "L", 3: "RGB"}[channels]))  # timm.data.ImageDataset
+        assert torch.equal(prepare(processor, image), expected)
+    assert torch.equal(prepare(processor, folder / name), expected)
+    assert torch.equal(prepare(processor, str(folder / name)), expected)
+
+
+@pytest.mark.parametrize("name", [*FILES, "rotated.jpg"])
+def test_both_backends_convert_files_to_the_same_levels(name: str, folder: Path) -> None:
+    ours, pil = (prepare(backend(do_resize=False), folder / name) for backend in BACKENDS)
+    torch.testing.assert_close(ours, pil, rtol=0, atol=1e-6)  # the normalisation's roundings
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels", [3, 1])
+def test_an_image_of_more_than_8_bits_is_refused(channels: int, backend: type, folder: Path) -> None:
+    processor = backend(image_mean=MEAN[:channels], image_std=STD[:channels])
+    with Image.open(folder / "16_bit.png") as sixteen:
+        for image in (sixteen, sixteen.convert("I"), sixteen.convert("F")):
+            with pytest.raises(ValueError, match="would clip every level above 255"):
+                processor(image)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_image_is_not_converted_where_that_is_turned_off(backend: type) -> None:
+    processor = backend(do_convert_rgb=False, do_resize=False)
+    rgb = Image.fromarray(noise(13, 17, 3))
+    assert torch.equal(prepare(processor, rgb), prepare(backend(do_resize=False), rgb))
+    for other in (rgb.convert("L"), rgb.quantize(17), rgb.convert("RGBA")):
+        with pytest.raises(ValueError, match=f"mode {other.mode}: it is not converted to the 3 channels"):
+            processor(other)
+    with pytest.raises(ValueError, match="got an image of 1 channels"):
+        processor(noise(13, 17))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_arrays_and_tensors_in_either_layout_equal_the_opened_image(backend: type) -> None:
+    processor = backend(size=(31, 43))
+    levels = noise(53, 37, 3)
+    expected = prepare(processor, Image.fromarray(levels))
+    first = np.ascontiguousarray(levels.transpose(2, 0, 1))
+    for image in (levels, first, torch.from_numpy(levels), torch.from_numpy(first)):
+        assert torch.equal(prepare(processor, image), expected)
+    grey = noise(53, 37)
+    for image in (grey, grey[None], grey[..., None], torch.from_numpy(grey)):
+        assert torch.equal(prepare(processor, image), prepare(processor, Image.fromarray(grey)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint16", "bool"])
+def test_levels_that_are_not_bytes_are_refused(dtype: str, backend: type) -> None:
+    with pytest.raises(ValueError, match=rf"got an image of {dtype}: expected uint8 \(0..255\)"):
+        backend()(noise(13, 17, 3).astype(dtype))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scaled_floating_point_values_are_normalised_as_they_are(backend: type) -> None:
+    processor = backend(do_resize=False, image_mean=MEAN, image_std=STD)
+    levels = noise(13, 17, 3)
+    scaled = processor((levels / 255).astype(np.float32), do_rescale=False, return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(scaled, prepare(processor, levels), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels, model", [(4, 3), (3, 1), (2, 3)])
+def test_an_array_of_other_channels_than_the_models_is_refused(channels: int, model: int, backend: type) -> None:
+    processor = backend(image_mean=MEAN[:model], image_std=STD[:model])
+    with pytest.raises(ValueError, match="channel"):
+        processor(noise(13, 17, channels))
+
+
+def test_models_of_any_number_of_channels_prepare_tensors() -> None:
+    mean, std = (0.1, 0.2, 0.3, 0.4, 0.5), (0.6, 0.7, 0.8, 0.9, 1.0)
+    image = torch.from_numpy(noise(5, 37, 53))
+    prepared = prepare(PlainViTImageProcessor(size=(31, 43), image_mean=mean, image_std=std), image)
+    expected = v2.functional.resize(image, [31, 43], v2.InterpolationMode.BILINEAR, antialias=True)
+    expected = v2.functional.normalize(expected / 255, mean, std)
+    torch.testing.assert_close(prepared, expected, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="5 channels, and Pillow prepares 1 or 3"):
+        PlainViTImageProcessorPil(image_mean=mean, image_std=std)(image)
+    with pytest.raises(ValueError, match="mode RGB: it is not converted to the 5 channels"):
+        PlainViTImageProcessor(image_mean=mean, image_std=std)(Image.fromarray(noise(13, 17, 3)))
+
+
+# Where it comes from
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[str]:
+    """The address of a server of the images' folder."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args, directory=str(folder))  # type: ignore[arg-type]
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{served.server_address[1]}"
+        served.shutdown()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_urls_are_opened_as_files_are(backend: type, server: str, folder: Path) -> None:
+    processor = backend(size=(31, 43))
+    data = base64.b64encode((folder / "rotated.jpg").read_bytes()).decode()
+    from_urls = processor([f"{server}/rotated.jpg", f"data:image/jpeg;base64,{data}"], return_tensors="pt")
+    expected = prepare(processor, folder / "rotated.jpg")
+    assert all(torch.equal(prepared, expected) for prepared in from_urls["pixel_values"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_no_image_is_refused(backend: type, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        backend()(tmp_path / "missing.png")
+    (tmp_path / "text.png").write_text("not an image")
+    with pytest.raises(Image.UnidentifiedImageError):
+        backend()(tmp_path / "text.png")
+    with pytest.raises(TypeError):
+        backend()({"image": 3})
+
+
+# Settings
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"sise": 3}, r"has no setting \['sise'\]"),
+        ({"resize_mode": "stretch"}, "resize_mode is 'stretch': expected one of"),
+        ({"resize_mode": "cover", "size": {"shortest_edge": 7}}, "'cover' needs a size with height and width"),
+        ({"pad_color": (1, 2)}, "expected one level per channel, 3 in all"),
+        ({"image_mean": 0.5}, "one number per channel"),
+        ({"image_mean": (0.5,)}, "one number per channel"),
+        ({"image_std": (0.5, 0.0, 0.5)}, "the deviations not 0"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(settings: dict, message: str, backend: type) -> None:
+    with pytest.raises(ValueError, match=message):
+        backend(**settings)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_call_refuses_other_channels_and_settings_that_belong_to_the_processor(backend: type) -> None:
+    with pytest.raises(ValueError, match="one number per channel"):
+        backend()(noise(13, 17, 3), image_mean=[0.5])
+    with pytest.raises(TypeError, match="resize_mode"):
+        backend()(noise(13, 17, 3), resize_mode="cover")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_processor_reaches_the_workers_of_a_loader_whole(backend: type) -> None:
+    processor = backend(
+        size=(31, 43), resize_mode="contain", pad_color=(1, 2, 3), crop_size=(31, 43), do_center_crop=True
+    )
+    again = pickle.loads(pickle.dumps(processor))
+    assert again.to_dict() == processor.to_dict()
+    image = noise(53, 37, 3)
+    assert torch.equal(prepare(again, image), prepare(processor, image))
