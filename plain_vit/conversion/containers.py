@@ -164,7 +164,10 @@ class _File:
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     def open(self) -> IO[bytes]:
-        file = open(self.path, "rb")  # noqa: SIM115 (the caller closes it)
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115 (the caller closes it)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be opened any more: {error.strerror}.") from error
         if self._stamp(os.fstat(file.fileno())) != self.stamp:
             file.close()
             raise CheckpointError(f"{self.path} changed while it was being read: open it again.")

@@ -129,7 +129,7 @@ def read_checkpoint(
             or timm; or the id of a repository on the Hub, of which weights and configuration are downloaded, never
             code.
         key: Which part of the file is the model, where it holds several: a key of the saved dictionary
-            (`"state_dict_ema"`), or a prefix of the names (`"teacher.backbone"`).
+            (`"state_dict_ema"`), a prefix of the names (`"teacher.backbone"`), or `"."` for all that is not nested.
         revision: Branch, tag or commit, for a Hub repository.
 
     Returns:
@@ -143,17 +143,24 @@ def read_checkpoint(
     """
     path = Path(source).expanduser()
     repo_id = commit = None
-    if not path.exists():
-        if not HUB_ID.fullmatch(os.fspath(source)) or path.suffix in sum(SUFFIXES.values(), ()):
+    try:
+        if not path.exists():
+            if not HUB_ID.fullmatch(os.fspath(source)) or path.suffix in sum(SUFFIXES.values(), ()):
+                raise CheckpointError(
+                    f"{path} does not exist: expected a checkpoint file, a folder or a Hub id (user/name)."
+                )
+            repo_id = os.fspath(source)
+            path = _download(repo_id, revision)
+            commit = path.name
+        elif revision is not None:
             raise CheckpointError(
-                f"{path} does not exist: expected a checkpoint file, a folder or a Hub id (user/name)."
+                f"{path} is on this machine and has no revision {revision!r}: leave the revision out."
             )
-        repo_id = os.fspath(source)
-        path = _download(repo_id, revision)
-        commit = path.name
-    if revision is not None and repo_id is None:
-        raise CheckpointError(f"{path} is on this machine and has no revision {revision!r}: leave the revision out.")
-    checkpoint = _read_folder(path.resolve(), key) if path.is_dir() else _read_file(path, key)
+        checkpoint = _read_folder(path.resolve(), key) if path.is_dir() else _read_file(path, key)
+    except HubError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or path} cannot be read: {error.strerror}.") from error
     return replace(checkpoint, repo_id=repo_id, revision=commit)
 
 
@@ -185,8 +192,8 @@ def _read_folder(folder: Path, key: str | None) -> Checkpoint:
     name = _weights_of(folder, notes)
     if name.endswith(".index.json"):
         checkpoint = _read_shards(folder, name)
-        if key is not None:
-            checkpoint = replace(checkpoint, tensors=_with_prefix(checkpoint.tensors, key, folder), wrappers=(key,))
+        tensors, wrappers = _narrowed(checkpoint.tensors, key, folder)
+        checkpoint = replace(checkpoint, tensors=tensors, wrappers=wrappers)
     else:
         checkpoint = _read_file(_inside(folder, name), key, name)
     return replace(
@@ -274,7 +281,7 @@ def _read_shards(folder: Path, index_name: str) -> Checkpoint:
         if not os.path.lexists(folder / name):
             faults.append(f"{name} is missing")
             continue
-        shard = _read_file(_inside(folder, name), None, name)
+        shard = _read_file(_inside(folder, name), ".", name)
         kind, metadata = shard.kind, metadata or shard.metadata
         named = {tensor for tensor, file in weight_map.items() if file == name}
         faults += [f"{name} lacks {tensor!r}, which the index says it holds" for tensor in named - set(shard.tensors)]
@@ -308,11 +315,7 @@ def _read_file(path: Path, key: str | None, name: str | None = None) -> Checkpoi
     tensors, metadata = open_safetensors(path) if kind == "safetensors" else (open_npz(path), {})
     if not tensors:
         raise CheckpointError(f"{path} holds no tensors: expected the weights of a model.")
-    wrappers = ()
-    if key is not None:
-        tensors, wrappers = _with_prefix(tensors, key, path), (key,)
-    else:
-        _check_rivals(tensors, (), path)
+    tensors, wrappers = _narrowed(tensors, key, path)
     return Checkpoint(tensors, kind, path, (path,), metadata, wrappers=wrappers)
 
 
@@ -320,11 +323,8 @@ def _kind(path: Path) -> str:
     """Tell the kind of file from how it begins."""
     if not path.is_file():
         raise CheckpointError(f"{path} is no ordinary file: expected a checkpoint.")
-    try:
-        with open(path, "rb") as file:
-            start = file.read(512)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be opened: {error.strerror}.") from error
+    with open(path, "rb") as file:
+        start = file.read(512)
     if not start:
         raise CheckpointError(f"{path} is empty: download or copy it again.")
     if start.startswith(b"PK"):
@@ -350,6 +350,8 @@ def _find_state_dict(
 ) -> tuple[dict[str, torch.Tensor], tuple[str, ...], tuple[str, ...]]:
     """Return the model's tensors, where they stood, and what was passed over."""
     found = {".".join(where): (where, table) for where, table in _state_dicts(tree, path)}
+    if key == "." and isinstance(tree, dict):
+        found = {"": ((), tree)}
     if not found:
         held = ", ".join(map(repr, list(tree)[:20])) if isinstance(tree, dict) else type(tree).__name__
         raise UnknownFormatError(f"{path} holds no dictionary of named tensors, but {held}: expected a state dict.")
@@ -404,12 +406,17 @@ def _state_dicts(tree: object, path: Path) -> list[tuple[tuple[str, ...], dict[A
     return found
 
 
-def _with_prefix(tensors: LazyTensors, key: str, path: Path) -> LazyTensors:
+def _narrowed(tensors: LazyTensors, key: str | None, path: Path) -> tuple[LazyTensors, tuple[str, ...]]:
+    """Return the tensors whose names begin with the key, and where they stood."""
+    if key is None:
+        _check_rivals(tensors, (), path)
+    if key is None or key == ".":
+        return tensors, ()
     prefix = f"{key}."
     chosen = {name.removeprefix(prefix): entry for name, entry in tensors.entries.items() if name.startswith(prefix)}
     if not chosen:
         raise CheckpointError(f"{path} has no tensor whose name begins with {prefix!r}, as key={key!r} asks for.")
-    return LazyTensors(chosen)
+    return LazyTensors(chosen), (key,)
 
 
 def _check_rivals(names: Iterable[str], where: tuple[str, ...], path: Path) -> None:
