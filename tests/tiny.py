@@ -1,0 +1,69 @@
+"""Small models of every kind, and how two results are held against each other."""
+
+from typing import Any
+
+import torch
+
+from plain_vit import PlainViTConfig
+
+# Every dimension differs from every other, the patches and the grid (3 x 4) are not square.
+SIZES: dict[str, Any] = {
+    "hidden_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "intermediate_size": 52,
+    "image_size": (24, 56),
+    "patch_size": (8, 14),
+    "num_labels": 7,
+}
+
+# Every choice that the config offers, at least once.
+VARIATIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "deit": {"use_distillation_token": True},
+    "registers": {"num_register_tokens": 2, "position_embedding_on_prefix": False},
+    "registers_last": {"num_register_tokens": 2, "register_tokens_last": True, "pooling": "mean"},
+    "mask_token": {"use_mask_token": True},
+    "linear_patches": {"patch_projection": "linear", "patch_pre_norm": True, "patch_post_norm": True},
+    "clip": {"embedding_norm": True, "hidden_act": "quick_gelu", "patch_bias": False, "final_norm": "after_pooling"},
+    "sincos": {
+        "position_embedding_type": "sincos_2d", "position_embedding_on_prefix": False, "use_class_token": False,
+        "pooling": "mean",
+    },
+    "no_positions": {"position_embedding_type": "none"},
+    "truncate": {"position_resampling": "truncate"},
+    "post_norm": {"block_type": "post_norm"},
+    "parallel": {"block_type": "parallel", "qk_norm": "norm", "layer_scale_init_value": 0.3},
+    "branches": {"block_type": "branches", "num_branches": 2, "layer_scale_init_value": 0.3},
+    "rms": {"norm_type": "rms_norm", "qkv_bias": False, "mlp_bias": False, "attention_output_bias": False},
+    "differential": {"attention_type": "differential"},
+    "rms_per_head": {"qk_norm": "rms_per_head", "attention_scale": 0.2},
+    "wide_heads": {"head_dim": 12},
+    "inner_norms": {"attention_inner_norm": True, "mlp_inner_norm": True},
+    "no_projection": {"attention_output_projection": False},
+    "swiglu": {"mlp_type": "swiglu", "hidden_act": "silu"},
+    "swiglu_packed": {"mlp_type": "swiglu_packed", "hidden_act": "silu", "layer_scale_init_value": 0.3},
+    "mean": {"pooling": "mean", "final_norm": "after_pooling"},
+    "mean_all": {"pooling": "mean", "pool_prefix_tokens": True, "final_norm": "both"},
+    "max": {"pooling": "max", "final_norm": "none"},
+    "mean_max": {"pooling": "mean_max"},
+    "map": {"pooling": "map", "use_class_token": False},
+    "no_pooling": {"pooling": "none"},
+    "representation": {"representation_size": 30},
+}  # fmt: skip
+
+
+def tiny_config(**fields: Any) -> PlainViTConfig:
+    """Return the config of a small model with unequal sizes."""
+    return PlainViTConfig(**{**SIZES, **fields})
+
+
+def pixels(batch: int = 2, height: int = 24, width: int = 56, channels: int = 3, seed: int = 1) -> torch.Tensor:
+    """Return normalised pixels of shape (batch, channels, height, width)."""
+    return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+def difference(ours: torch.Tensor, source: torch.Tensor) -> float:
+    """Return the largest difference as a share of the largest value of the source."""
+    assert ours.shape == source.shape, f"{tuple(ours.shape)} is not {tuple(source.shape)}"
+    return ((ours - source).abs().max() / source.abs().max()).item()
