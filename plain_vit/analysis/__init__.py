@@ -1,6 +1,6 @@
 """Look inside a plain ViT: functions that return arrays; the pictures of them are in `plain_vit.analysis.plots`.
 
-Array functions need torch and numpy alone; pictures need the extra `analysis`.
+Array functions need torch and numpy alone (`integrated_gradients` captum too); pictures need the extra `analysis`.
 """
 
 from .attention import (
@@ -12,20 +12,46 @@ from .attention import (
     probe_attention,
     rollout,
 )
+from .embeddings import (
+    PatchFilters,
+    PositionSimilarity,
+    ResampledPositions,
+    patch_filters,
+    position_similarity,
+    resampled_positions,
+)
+from .gradients import grad_cam, grad_cam_layer, integrated_gradients, tokens_to_grid
+from .hidden_states import logit_lens, token_norms
 from .inspection import TokenLayout, token_layout
 from .results import confusion_matrix, displayable, predict
+from .streams import augmented_views, average_over_images, pixel_batches
 
 __all__ = [
+    "PatchFilters",
+    "PositionSimilarity",
+    "ResampledPositions",
     "TokenLayout",
     "attention_distance",
     "attention_maps",
     "attention_rollout",
+    "augmented_views",
+    "average_over_images",
     "confusion_matrix",
     "displayable",
+    "grad_cam",
+    "grad_cam_layer",
     "gradient_rollout",
+    "integrated_gradients",
+    "logit_lens",
     "patch_distances",
+    "patch_filters",
+    "pixel_batches",
+    "position_similarity",
     "predict",
     "probe_attention",
+    "resampled_positions",
     "rollout",
     "token_layout",
+    "token_norms",
+    "tokens_to_grid",
 ]

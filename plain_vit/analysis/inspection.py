@@ -101,9 +101,9 @@ def token_layout(model: nn.Module, pixel_values: torch.Tensor) -> TokenLayout:
         AnalysisError: The pixels do not fit the model.
     """
     model = plain(model)
-    embeddings, config = model.base_model.embeddings, model.config
+    config = model.config
     try:
-        grid_size = embeddings.grid_size(pixel_values)
+        grid_size = model.base_model.embeddings.grid_size(pixel_values)
     except ValueError as error:
         raise AnalysisError(str(error)) from error
     special = ["class"] * config.use_class_token + ["distillation"] * config.use_distillation_token
@@ -111,7 +111,7 @@ def token_layout(model: nn.Module, pixel_values: torch.Tensor) -> TokenLayout:
     last = config.register_tokens_last
     return TokenLayout(
         grid_size=grid_size,
-        patch_size=(embeddings.patch_height, embeddings.patch_width),
+        patch_size=config.patch_shape,
         before=tuple(special if last else special + registers),
         behind=tuple(registers if last else ()),
     )

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 
-SEQUENTIAL, SIGNED, OVERLAY = "cividis", "PuOr", "inferno"
+SEQUENTIAL, SIGNED = "cividis", "PuOr"
+TINT = LinearSegmentedColormap.from_list("tint", [(1.0, 0.55, 0.0, 0.0), (1.0, 0.55, 0.0, 0.9)])  # clear to orange
 RIGHT, WRONG, NEUTRAL = "#00735a", "#c04a00", "#404040"  # Okabe and Ito's bluish green and vermilion, darkened for text
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
@@ -187,21 +188,19 @@ def _show_image(axis: Axes, image: np.ndarray) -> None:
 
 
 def _show_map(axis: Axes, image: np.ndarray, weights: np.ndarray) -> None:
-    """Lay a map of patches over its image in grey, each map from 0 to its highest value."""
+    """Tint an image, in grey, the stronger the higher the map is there; each map goes from 0 to its highest value."""
     grey = image if image.ndim == 2 else image @ np.array([0.299, 0.587, 0.114])
     height, width = grey.shape
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-    axis.imshow(grey, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    axis.imshow(
-        weights, cmap=OVERLAY, vmin=0, vmax=weights.max() or 1, alpha=0.6, extent=extent, interpolation="nearest"
-    )
+    axis.imshow(grey, cmap="gray", vmin=-0.25, vmax=1.25, interpolation="nearest")  # neither black nor white
+    axis.imshow(weights, cmap=TINT, vmin=0, vmax=weights.max() or 1, extent=extent, interpolation="nearest")
     axis.set_axis_off()
 
 
 def _relative_scale(figure: Figure, axes: np.ndarray, label: str) -> None:
     """Add the colour scale of maps that are each drawn from 0 to their highest value."""
     scale = figure.colorbar(
-        ScalarMappable(Normalize(0, 1), OVERLAY), ax=axes, label=label, fraction=0.03, pad=0.02, aspect=15
+        ScalarMappable(Normalize(0, 1), TINT), ax=axes, label=label, fraction=0.03, pad=0.02, aspect=15
     )
     scale.set_ticks([0, 0.5, 1])
     scale.ax.tick_params(labelsize=8)

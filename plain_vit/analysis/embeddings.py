@@ -1,0 +1,140 @@
+"""What the first layer looks for, and where the model thinks each patch is.
+
+Legend: `C` channels, `h w` patch grid, `N` patches, `P` tokens before the patches, `D` hidden size.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from plain_vit.analysis.inspection import plain
+from plain_vit.errors import AnalysisError
+
+
+@dataclass(frozen=True)
+class PatchFilters:
+    """The principal components of the patch-embedding filters.
+
+    Args:
+        components: Unit vectors of shape (count, C, patch height, patch width), the strongest first; their sign is such
+            that the entry farthest from 0 is positive.
+        explained_variance: Share of the filters' variance along each, 0 to 1, of shape (count,).
+    """
+
+    components: np.ndarray
+    explained_variance: np.ndarray
+
+
+def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
+    """Return the first principal components of the filters that turn a patch into a token.
+
+    Args:
+        model: A plain ViT.
+        count: How many; fewer come where a patch has fewer values, or the model fewer filters.
+
+    Raises:
+        AnalysisError: for a count below 1.
+
+    Source:
+        Dosovitskiy et al. 2021, Figure 7 (left).
+    """
+    if count < 1:
+        raise AnalysisError(f"count is {count}: expected 1 or more principal components")
+    model = plain(model)
+    weight = model.base_model.embeddings.patch_embeddings.projection.weight.detach().double().cpu()
+    if weight.ndim == 2:  # dense, over pixels in the order row, column, channel
+        weight = weight.unflatten(1, (*model.config.patch_shape, -1)).permute(0, 3, 1, 2)
+    filters = weight.flatten(1).numpy()
+    _, strengths, components = np.linalg.svd(filters - filters.mean(axis=0), full_matrices=False)
+    farthest = components[np.arange(len(components)), np.abs(components).argmax(axis=1)]
+    components = components * np.sign(farthest)[:, None]
+    variance = strengths**2
+    return PatchFilters(
+        components=components[:count].reshape(-1, *weight.shape[1:]).astype(np.float32),
+        explained_variance=(variance / variance.sum())[:count].astype(np.float32),
+    )
+
+
+@dataclass(frozen=True)
+class PositionSimilarity:
+    """The cosine between position embeddings, -1 to 1.
+
+    Args:
+        patches: Of each patch with each patch, of shape (h, w, h, w).
+        prefix: Of each token before the patches with each patch, of shape (P, h, w); P is 0 where those tokens have no
+            positions.
+    """
+
+    patches: np.ndarray
+    prefix: np.ndarray
+
+
+def position_similarity(model: nn.Module, grid_size: tuple[int, int] | None = None) -> PositionSimilarity:
+    """Return how alike the position embeddings of the patches are.
+
+    Args:
+        model: A plain ViT.
+        grid_size: Patches (down, across) to resample the positions to; the model's own if not given.
+
+    Raises:
+        AnalysisError: The model has no position embeddings, or they do not stretch to this grid.
+
+    Source:
+        Dosovitskiy et al. 2021, Figure 7 (centre).
+    """
+    h, w = plain(model).config.grid_size if grid_size is None else grid_size
+    prefix, patches = _positions(model, (h, w))
+    prefix, patches = (table / table.norm(dim=1, keepdim=True) for table in (prefix, patches))
+    return PositionSimilarity(
+        patches=(patches @ patches.T).reshape(h, w, h, w).numpy(),
+        prefix=(prefix @ patches.T).reshape(-1, h, w).numpy(),
+    )
+
+
+@dataclass(frozen=True)
+class ResampledPositions:
+    """The position embeddings of the patches on two grids.
+
+    Args:
+        before: On the model's own grid, of shape (h, w, D).
+        after: On the other, of shape (new h, new w, D).
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+
+
+def resampled_positions(model: nn.Module, image_size: tuple[int, int]) -> ResampledPositions:
+    """Return the position embeddings before and after they are fitted to another image size.
+
+    Args:
+        model: A plain ViT.
+        image_size: (height, width), in pixels.
+
+    Raises:
+        AnalysisError: The patch size does not divide the image size, the model has no position embeddings, or they do
+            not stretch to this size.
+    """
+    config = plain(model).config
+    try:
+        grids = config.grid_size, config.grid_of(*image_size)
+    except ValueError as error:
+        raise AnalysisError(str(error)) from error
+    return ResampledPositions(*(_positions(model, grid)[1].unflatten(0, grid).numpy() for grid in grids))
+
+
+def _positions(model: nn.Module, grid_size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the positions of the tokens before the patches, (P, D), and of the patches, (N, D), in float32."""
+    model = plain(model)
+    embeddings = model.base_model.embeddings
+    if embeddings.position_embeddings is None:
+        raise AnalysisError('the model has no position embeddings (position_embedding_type="none")')
+    like = torch.empty(0, device=model.device)
+    try:
+        table = embeddings.position_embeddings(grid_size, like).detach().float().cpu()
+    except ValueError as error:
+        raise AnalysisError(str(error)) from error
+    first = len(table) - grid_size[0] * grid_size[1]
+    return table[:first], table[first:]

@@ -1,0 +1,72 @@
+"""What the tokens hold, layer by layer.
+
+Legend: `B` batch, `C` channels, `H W` pixels, `L` tokens, `D` hidden size.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from plain_vit.analysis.inspection import as_batch, classify, evaluating, plain, recorded_outputs, token_layout
+
+
+def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
+    """Return the class scores that the model would give if it stopped after each layer.
+
+    The tokens of every layer go through the model's own final norm, pooling and classifier.
+
+    Args:
+        model: A plain ViT with a classifier.
+        pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
+
+    Returns:
+        Logits of shape (B, layers + 1, classes): after the embeddings, after layer 0, and so on; the last are those of
+        the model.
+
+    Raises:
+        AnalysisError: The model has no classifier, or the pixels do not fit it.
+
+    Source:
+        nostalgebraist 2020, "interpreting GPT: the logit lens".
+    """
+    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    token_layout(model, pixel_values)
+    encoder = model.base_model
+    *below, last = encoder.embeddings, *encoder.layers
+
+    with torch.no_grad(), evaluating(model), recorded_outputs(*below) as states:
+        # The tokens of all layers leave the last one as one large batch, so the model's own code reads each of them.
+        hook = last.register_forward_hook(lambda _module, _args, output: torch.cat([*states, output]))
+        try:
+            logits = classify(model, pixel_values)
+        finally:
+            hook.remove()
+    return logits.unflatten(0, (len(below) + 1, -1)).transpose(0, 1).cpu().numpy()
+
+
+def token_norms(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
+    """Return the length of every token after every layer; artefact tokens stand out.
+
+    Args:
+        model: A plain ViT.
+        pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
+
+    Returns:
+        Euclidean norms of shape (B, layers + 1, L): after the embeddings, after layer 0, and so on. `token_layout` says
+        which token stands where.
+
+    Raises:
+        AnalysisError: The pixels do not fit the model.
+
+    Source:
+        Darcet et al. 2024, section 2.1.
+    """
+    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    token_layout(model, pixel_values)
+    encoder = model.base_model
+    with torch.no_grad(), evaluating(model), recorded_outputs(encoder.embeddings, *encoder.layers) as states:
+        model(pixel_values)
+    return torch.stack([state.float().norm(dim=-1) for state in states], dim=1).cpu().numpy()

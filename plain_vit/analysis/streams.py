@@ -1,0 +1,115 @@
+"""Array functions over whole data sets, however large: one batch in memory at a time.
+
+Legend: `B` batch, `C` channels, `H W` pixels.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import BaseImageProcessor
+
+from plain_vit.analysis.results import displayable
+from plain_vit.errors import AnalysisError
+
+
+def average_over_images(
+    function: Callable[..., np.ndarray],
+    model: nn.Module,
+    batches: Iterable[torch.Tensor | Mapping[str, Any]],
+    *,
+    limit: int | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> np.ndarray:
+    """Average what an array function returns over the images of a data set.
+
+    Args:
+        function: Any function of this package that takes a model and pixels and returns an array whose first axis is
+            the image, such as `attention_distance`.
+        model: A plain ViT.
+        batches: Normalised pixels of shape (B, C, H, W), or dictionaries with such `pixel_values`: a loader, a streamed
+            data set, or `pixel_batches`.
+        limit: Stop after that many images (the paper's attention distance averages over 128); all if not given.
+        progress: Show a progress bar.
+        **options: Further arguments of the function.
+
+    Returns:
+        The mean, in the shape of what the function returns for one image. NaNs are left out.
+
+    Raises:
+        AnalysisError: There are no images, or the results of two images have different shapes.
+    """
+    total: np.ndarray | None = None
+    counted: np.ndarray | None = None
+    images = 0
+    with tqdm(total=limit, unit=" images", disable=not progress) as bar:
+        for batch in batches:
+            pixels = batch["pixel_values"] if isinstance(batch, Mapping) else batch
+            pixels = pixels if limit is None else pixels[: limit - images]
+            values = function(model, pixels, **options)
+            if total is None or counted is None:
+                total, counted = np.zeros(values.shape[1:]), np.zeros(values.shape[1:])
+            if total.shape != values.shape[1:]:
+                raise AnalysisError(
+                    f"{function.__name__} gave arrays of shape {total.shape} for the first images and "
+                    f"{values.shape[1:]} later: bring all images to one size"
+                )
+            total += np.nansum(values, axis=0, dtype=np.float64)
+            counted += (~np.isnan(values)).sum(axis=0)
+            images += len(pixels)
+            bar.update(len(pixels))
+            if images == limit:
+                break
+    if total is None or counted is None:
+        raise AnalysisError("there are no images to average over: the batches are empty")
+    with np.errstate(invalid="ignore"):
+        return (total / counted).astype(np.float32)
+
+
+def pixel_batches(
+    images: Iterable[Any], image_processor: BaseImageProcessor, batch_size: int = 32
+) -> Iterator[torch.Tensor]:
+    """Prepare images of any source in batches, such as `(row["image"] for row in streamed_data_set)`.
+
+    Args:
+        images: Opened images, arrays, or paths.
+        image_processor: The model's.
+        batch_size: Images in memory at a time.
+
+    Yields:
+        Normalised pixels of shape (at most batch_size, C, H, W).
+    """
+    images = iter(images)
+    while batch := list(itertools.islice(images, batch_size)):
+        yield image_processor(batch, return_tensors="pt")["pixel_values"]
+
+
+def augmented_views(
+    images: Iterable[Image.Image],
+    transform: Callable[[Image.Image], torch.Tensor],
+    image_processor: BaseImageProcessor,
+    count: int = 6,
+    seed: int = 0,
+) -> np.ndarray:
+    """Return what training sees of images: several draws of a random transform.
+
+    Args:
+        images: Opened images.
+        transform: Makes normalised pixels (C, H, W) of an image, such as `training_transform` of `plain_vit.training`.
+        image_processor: Whose normalisation the transform ends in, so that it can be undone.
+        count: Draws for each image.
+        seed: Decides the draws; torch's own generator is left as it was.
+
+    Returns:
+        Levels 0 to 1 of shape (images, count, H, W, 3), or (images, count, H, W) where there are not three channels.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        views = [torch.stack([transform(image) for _ in range(count)]) for image in images]
+    return np.stack([displayable(view, image_processor) for view in views])
