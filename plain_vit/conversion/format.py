@@ -1,4 +1,4 @@
-"""What the conversion asks of a source format, and what a format answers: the words that api.py and the formats share."""
+"""What the conversion asks of a source format, and what a format answers."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +31,8 @@ class Hints:
         architecture: timm's name of the model, such as "vit_base_patch16_224".
         layout: Which of the format's layouts, such as the release of vit-pytorch that the checkpoint was trained with.
         key: Which of several models in one file or module.
+        image_mean: Mean of each channel of the pixels the model was trained on, as values in 0..1.
+        image_std: Deviation of each channel, likewise.
     """
 
     num_attention_heads: int | None = None
@@ -45,6 +47,8 @@ class Hints:
     architecture: str | None = None
     layout: str | None = None
     key: str | None = None
+    image_mean: Sequence[float] | None = None
+    image_std: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,13 @@ class Format(Protocol):
     """A source of checkpoints: its names, its configuration, its module."""
 
     name: str
+    suffixes: tuple[str, ...]  # of the single file that a checkpoint of the format is; empty where it is a folder
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Tell whether a state dict with these names is of this format."""
 
     def matches_module(self, module: nn.Module) -> bool:
-        """Tell whether this very module (not one inside it) is a model of this format, without importing its package."""
+        """Tell whether this very module, not one inside it, is of this format; its package is not imported."""
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
         """Read the configuration off a live module.
@@ -112,8 +117,20 @@ class Format(Protocol):
             AmbiguousCheckpointError: for what the checkpoint does not say, with all candidates at once.
         """
 
+    def image_processor(
+        self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
+    ) -> tuple[Any, Sequence[str]]:
+        """Return the image processor that prepares pixels as the source did, and what had to be assumed for it.
+
+        Args:
+            config: Our configuration.
+            settings: As for `describe_checkpoint`.
+            preprocessor: The source's `preprocessor_config.json`, empty where there was none.
+            hints: What the caller said.
+        """
+
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
-        """Return the conversion table."""
+        """Return the conversion table; without a layout that of `build_module`."""
 
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
         """Build the format's own module with fresh weights.
@@ -122,5 +139,20 @@ class Format(Protocol):
             ExportError: lists every part that the format cannot express.
         """
 
-    def write(self, model: nn.Module, path: Path, image_processor: object | None, layout: str | None) -> None:
-        """Write a checkpoint as the format's own package writes it, into a place that exists and is empty."""
+    def write(
+        self,
+        config: PlainViTConfig,
+        tensors: Mapping[str, torch.Tensor],
+        path: Path,
+        image_processor: Any | None,
+        layout: str | None,
+    ) -> None:
+        """Write a checkpoint as the format's own package writes it.
+
+        Args:
+            config: Our configuration.
+            tensors: Our tensors, named as in `rows`.
+            path: An empty folder, or for the formats that have `suffixes` a file that does not exist.
+            image_processor: The processor to write beside the model, where the format has a place for one.
+            layout: Which of the format's layouts; None for today's.
+        """

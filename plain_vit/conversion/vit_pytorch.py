@@ -1,0 +1,765 @@
+"""vit-pytorch (lucidrains): `ViT` and `SimpleViT` from release 0.0.2 on, and their plain variants.
+
+All of them share exact GELU, norms with epsilon 1e-5, no bias on query, key and value, which stand one above the other,
+and the pixels of a patch in the order row, column, channel. What the releases changed is in the layouts' file.
+"""
+
+import copy
+import dataclasses
+import importlib
+import importlib.metadata
+import inspect
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from ..configuration_plain_vit import PlainViTConfig
+from ..errors import AmbiguousCheckpointError, ExportError, MappingError
+from .engine import (
+    ADD_FIRST_AXIS,
+    DROP_FIRST_AXIS,
+    IDENTITY,
+    INDEX,
+    LEAF,
+    PIXELS_TO_KERNEL,
+    SPLIT_QKV,
+    Row,
+    Transform,
+    each,
+    revert,
+    then,
+)
+from .format import Description, Hints, Inference, Size
+from .preprocessing import default_processor
+from .vit_pytorch_layouts import (
+    CLASS_TOKEN,
+    CLASSES,
+    FC1,
+    FINAL_NORM,
+    HEAD,
+    HIDDEN,
+    K_NORM,
+    LAYOUTS,
+    NORM_1,
+    OUT,
+    PATCH_NORM,
+    PIXEL_NORM,
+    POOLED_NORM,
+    POSITIONS,
+    PROJECTION,
+    Q_NORM,
+    REGISTERS,
+    RENAMED_FILES,
+    K,
+    Layout,
+    Names,
+    Q,
+    V,
+)
+from .writing import save_state_dict
+
+RELEASE = "1.26.11"  # the newest release that this file was held against
+
+# The first tensor that every model of the package has, and none of another package.
+ANCHOR = re.compile(r"(?P<prefix>.*?)(to_patch_embedding\.[12]|patch_to_embedding)\.weight")
+
+# What wrappers of the package keep beside the model.
+BESIDE = (
+    ("patch_to_emb.*", "MAE, SimMIM or MPP: the patch embedding a second time"),
+    ("mask_token", "MAE, SimMIM or MPP: stands for hidden patches"),
+    ("enc_to_dec.*", "MAE: leads to the decoder"),
+    ("decoder.*", "MAE: the decoder"),
+    ("decoder_pos_emb.*", "MAE: positions of the decoder"),
+    ("to_pixels.*", "MAE or SimMIM: predicts pixels"),
+    ("to_bits.*", "MPP: predicts colours"),
+    ("projector.*", "DINO: the projection of the features, for its loss only"),
+)
+UNUSED = {"decorr_loss.proj": "random directions of the decorrelation loss"}
+
+# What stands for a number in the tables: of a layer, or of one half of a layer where they are counted in twos.
+NUMBERS = {"{}": INDEX, "{even}": r"(\d*[02468])", "{odd}": r"(\d*[13579])"}
+
+SPLIT_KV = Transform(
+    "SPLIT_KV",
+    lambda tensors, config: tensors[0].chunk(2, dim=0),
+    lambda tensors, config: [torch.cat(list(tensors), dim=0)],
+)
+# One gain for each head and channel, (heads, 1, d) there and (heads, d) here.
+DROP_TOKEN_AXIS = each(
+    "DROP_TOKEN_AXIS",
+    lambda gain, config: gain.squeeze(1),
+    lambda gain, config: gain.unsqueeze(1),
+)
+TOKEN_TRANSFORMS = {3: IDENTITY, 2: ADD_FIRST_AXIS, 1: then(ADD_FIRST_AXIS, ADD_FIRST_AXIS)}
+POSITION_TRANSFORMS = {3: DROP_FIRST_AXIS, 2: IDENTITY}
+
+
+def layout_rows(layout: Layout, config: PlainViTConfig) -> list[Row]:
+    """Return the conversion table of one layout."""
+    transforms: dict[str | tuple[str, ...], Transform] = {
+        CLASS_TOKEN: TOKEN_TRANSFORMS[layout.token_axes],
+        POSITIONS: POSITION_TRANSFORMS[layout.position_axes],
+        REGISTERS: ADD_FIRST_AXIS,
+        (Q, K, V): SPLIT_QKV,
+        (K, V): SPLIT_KV,
+        Q_NORM: DROP_TOKEN_AXIS,
+        K_NORM: DROP_TOKEN_AXIS,
+    }
+    rows = [Row(name, ours, transforms.get(ours, IDENTITY)) for ours, name in layout.names.items()]
+    if config.patch_projection == "conv":  # only on the way back: what comes from vit-pytorch is linear
+        rows = [row for row in rows if row.ours != PROJECTION]
+        name = layout.names[PROJECTION]
+        rows += [
+            Row(f"{name}.weight", f"{PROJECTION}.weight", PIXELS_TO_KERNEL),
+            Row(f"{name}.bias", f"{PROJECTION}.bias"),
+        ]
+    return list(_numbered(rows, config.num_hidden_layers))
+
+
+def _numbered(rows: list[Row], depth: int) -> Iterator[Row]:
+    """Write out the rows whose layers are counted in twos: attention even, MLP odd."""
+    for row in rows:
+        if isinstance(row.source, str) and "{even}" not in row.source and "{odd}" not in row.source:
+            yield row
+            continue
+        for layer in range(depth):
+            source = str(row.source).format(even=2 * layer, odd=2 * layer + 1)
+            ours = [name.format(layer) for name in ([row.ours] if isinstance(row.ours, str) else row.ours)]
+            yield Row(source, ours[0] if len(ours) == 1 else tuple(ours), row.transform)
+
+
+# Reading
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """How well a checkpoint's names and shapes fit a layout."""
+
+    layout: Layout
+    faults: tuple[str, ...]
+
+
+def _fit(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> _Fit:
+    found: set[str | tuple[str, ...]] = set()
+    left_over = []
+    patterns = {ours: _pattern(name) for ours, name in layout.names.items()}
+    for name, shape in shapes.items():
+        ours = next((ours for ours, pattern in patterns.items() if pattern.fullmatch(name)), None)
+        if ours is None or not _shape_fits(layout, ours, name, shape):
+            left_over.append(f"left over: {name!r} of shape {shape}")
+        else:
+            found.add(ours)
+    needed = [name for ours, name in layout.names.items() if ours not in found and ours not in layout.optional]
+    return _Fit(layout, (*(f"missing: {name!r}" for name in needed), *left_over))
+
+
+def _shape_fits(layout: Layout, ours: str | tuple[str, ...], name: str, shape: tuple[int, ...]) -> bool:
+    """Hold a shape against what tells layouts of equal names apart."""
+    if ours == CLASS_TOKEN:
+        has_rows = 0 not in shape
+        return len(shape) == layout.token_axes and (has_rows or not layout.mean_has_class_token)
+    if ours == POSITIONS:
+        return len(shape) == layout.position_axes
+    if ours in (HEAD, HIDDEN) and name.endswith(".weight"):
+        return len(shape) == 2
+    if ours == POOLED_NORM:
+        return len(shape) == 1
+    return True
+
+
+def _layouts_of(shapes: Mapping[str, tuple[int, ...]], release: str | None) -> list[Layout]:
+    """Return the layouts that a checkpoint fits exactly: those that differ in no name or shape.
+
+    Raises:
+        MappingError: says what is missing and left over in the nearest layout.
+    """
+    fits = [_fit(layout, shapes) for layout in (LAYOUTS if release is None else layouts_at(release))]
+    best = min(fits, key=lambda fit: len(fit.faults))
+    if best.faults:
+        raise MappingError(
+            f"the tensors are those of no plain ViT of vit-pytorch; held against the nearest, {best.layout.title}:",
+            best.faults,
+        )
+    return [fit.layout for fit in fits if not fit.faults]
+
+
+def layouts_at(release: str) -> list[Layout]:
+    """Return the layout that each file of the package has at a release.
+
+    Args:
+        release: Such as "1.26.11", or with the name of a file before it, such as "simple_vit 1.4.1".
+
+    Raises:
+        ValueError: for what is no release and no such file.
+    """
+    *file, number = release.split(" ")
+    if not re.fullmatch(r"\d+(\.\d+)*", number) or not set(file) <= {layout.file for layout in LAYOUTS}:
+        titles = ", ".join(layout.title for layout in LAYOUTS)
+        raise ValueError(f"{release!r} is no release of vit-pytorch: give one such as '1.26.11', or one of {titles}")
+    latest = {
+        layout.file: layout
+        for layout in LAYOUTS  # in the order of their releases
+        if _number(layout.since) <= _number(number) and file in ([], [layout.file])
+    }
+    return list(latest.values())
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
+def layout_fields(layout: Layout, config: PlainViTConfig) -> dict[str, Any]:
+    """Return the fields of our config that a layout settles, given the heads and the pooling."""
+    has = layout.names
+    pools_mean = config.pooling == "mean" or (config.pooling == "none" and not config.use_class_token)
+    one_plain_head = config.num_attention_heads == 1 and config.head_dim == config.hidden_size
+    norms = {(True, True): "both", (True, False): "before_pooling", (False, True): "after_pooling"}
+    fields = {
+        "register_tokens_last": REGISTERS in has,
+        "patch_pre_norm": PIXEL_NORM in has,
+        "patch_post_norm": PATCH_NORM in has,
+        "position_embedding_type": "learned" if POSITIONS in has else "sincos_2d",
+        "position_embedding_on_prefix": POSITIONS in has and layout.class_token_has_position,
+        "layer_norm_eps": 1e-5,
+        "qkv_bias": False,
+        "qk_norm": "rms_per_head" if Q_NORM in has else None,
+        "attention_output_projection": not (OUT in layout.optional and one_plain_head),
+        "attention_output_bias": layout.output_bias,
+        "final_norm": norms.get((FINAL_NORM in has, POOLED_NORM in has), "none"),
+        "pool_prefix_tokens": config.pooling == "mean" and config.use_class_token and layout.mean_reads_class_token,
+    }
+    if CLASS_TOKEN not in layout.optional:
+        fields["use_class_token"] = CLASS_TOKEN in has and (layout.mean_has_class_token or not pools_mean)
+    if PIXEL_NORM in has:
+        fields["patch_projection"] = "linear"
+    if HIDDEN in has:
+        fields["representation_act"] = "gelu"
+    return fields
+
+
+def layout_scale(layout: Layout, config: PlainViTConfig) -> float:
+    """Return the factor on the attention scores."""
+    widths = {"hidden_size": config.hidden_size, "head_dim": config.head_dim, "nothing": 1}
+    return float(widths[layout.scale] ** -0.5)  # type: ignore[operator]
+
+
+class _Reader:
+    """Reads our config off the names and shapes of one checkpoint; notes what was inferred and what stays open."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], hints: Hints):
+        self.hints = hints
+        self.shapes = shapes
+        self.layouts = _layouts_of(shapes, hints.layout)
+        self.names = self.layouts[0].names  # layouts that fit the same names have the same names
+        self.inferences: list[Inference] = []
+        self.open: dict[str, Sequence[object]] = {}
+
+    def read(self) -> tuple[PlainViTConfig, Layout]:
+        """Return our config and the layout.
+
+        Raises:
+            AmbiguousCheckpointError: for everything at once that neither checkpoint nor hints say.
+        """
+        hidden_size, pixels = self.shape(PROJECTION)
+        class_rows = self.shape(CLASS_TOKEN)[-2:-1] or (1,) if self.has(CLASS_TOKEN) else (0,)
+        num_labels = self.shape(HEAD)[0] if self.has(HEAD) else 0
+        fields: dict[str, Any] = {
+            "hidden_size": hidden_size,
+            "num_hidden_layers": 1 + max(self.layer_numbers()),
+            "intermediate_size": self.shape(FC1)[0],
+            "num_labels": num_labels,
+            "use_class_token": class_rows[0] > 0,
+            "patch_projection": "linear",
+            "num_register_tokens": self.shape(REGISTERS)[0] if self.has(REGISTERS) else 0,
+            "representation_size": self.shape(HIDDEN)[0] if self.has(HIDDEN) else None,
+        }
+        heads, head_dim = self.heads(hidden_size)
+        pooling = self.pooling(class_rows[0] > 0)
+        layout = self.layout(pooling)
+        patch_size, num_channels = self.patch(pixels)
+        image_size = self.image_size(class_rows[0], patch_size)
+        if self.open:
+            raise AmbiguousCheckpointError(
+                f"the tensors of a ViT of vit-pytorch ({layout.title}) do not say all that its logits depend on. "
+                "Give what follows, as the model was built, or reference=(pixel_values, logits):",
+                self.open,
+            )
+        fields |= {"num_attention_heads": heads, "head_dim": head_dim, "pooling": pooling, "image_size": image_size}
+        fields |= {"patch_size": patch_size, "num_channels": num_channels}
+        draft = PlainViTConfig(**fields)
+        fields |= layout_fields(layout, draft)
+        if fields["position_embedding_type"] == "learned":
+            # The package reads the first rows of the table for smaller images, whatever their shape.
+            fields["position_resampling"] = "truncate"
+        scale = layout_scale(layout, draft) if self.hints.attention_scale is None else self.hints.attention_scale
+        fields["attention_scale"] = None if scale == head_dim**-0.5 else scale
+        for field in ("layer_norm_eps", "hidden_act"):  # of somebody's own copy of the package
+            fields |= {field: getattr(self.hints, field)} if getattr(self.hints, field) is not None else {}
+        return PlainViTConfig(**fields), layout
+
+    def has(self, ours: str) -> bool:
+        """Tell whether the checkpoint holds this part of ours."""
+        return ours in self.names and any(True for _ in self.found(ours))
+
+    def found(self, ours: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        """Return the names that belong to this part of ours, each with the number of its layer."""
+        for name in self.shapes:
+            if match := _pattern(self.names[ours]).fullmatch(name):
+                yield name, (match.groups(default="")[0])
+
+    def shape(self, ours: str | tuple[str, ...]) -> tuple[int, ...]:
+        """Return the shape of the weight of this part, in the first layer that has it."""
+        return next(self.shapes[name] for name, _ in self.found(ours) if not name.endswith(".bias"))
+
+    def layer_numbers(self) -> list[int]:
+        """Return the numbers of the layers."""
+        step = 2 if "{even}" in self.names[NORM_1] else 1
+        return [int(number) // step for _, number in self.found(NORM_1)]
+
+    def settle(self, field: str, value: object, source: str) -> None:
+        """Note where a value came from."""
+        self.inferences.append(Inference(field, value, source))
+
+    def heads(self, hidden_size: int) -> tuple[int, int]:
+        """Return the count and the width of the heads: a checkpoint has their product, and rarely a trace of either."""
+        packed = self.names.get((Q, K, V))
+        width = self.shape((Q, K, V))[0] // 3 if packed else self.shape(Q)[0]
+        said = self.hints.num_attention_heads, self.hints.head_dim
+        if Q_NORM in self.names:
+            exact, source = self.shape(Q_NORM)[0], "the shape of its query norm"
+        elif OUT in self.layouts[0].optional and not self.has(OUT):
+            exact, source = 1, "the missing output projection"
+        elif said == (None, None):
+            self.open["num_attention_heads"] = _by_usual_width(width)
+            return 1, width
+        else:
+            exact, source = said[0] or max(1, width // (said[1] or width)), ""
+        count, head_dim = said[0] or exact, said[1] or width // exact
+        if count != exact or count * head_dim != width:
+            raise MappingError(
+                f"num_attention_heads {said[0]} and head_dim {said[1]} do not fit: the heads of this checkpoint are "
+                f"{width} wide together" + (f", and {exact} by {source}" if source else "")
+            )
+        if source:
+            self.settle("num_attention_heads", count, source)
+        return count, head_dim
+
+    def pooling(self, has_class_token: bool) -> str:
+        """Return what is pooled; before release 1.16 the checkpoint is the same for class token and mean."""
+        if HEAD in self.names and not self.has(HEAD):
+            self.settle("pooling", "none", "the missing head (num_classes=0), without which every token is returned")
+            return "none"
+        possible = sorted(
+            {
+                pooling
+                for layout in self.layouts
+                for pooling in layout.poolings
+                if layout.mean_has_class_token or (pooling == "cls") == has_class_token
+            }
+        )
+        said = self.hints.pooling
+        if said is not None and said not in possible:
+            raise MappingError(f"pooling={said!r} does not fit: this checkpoint was trained with {possible}")
+        if said is None and len(possible) > 1:
+            self.open["pooling"] = list(possible)
+        elif said is None:
+            self.settle("pooling", possible[0], "the layout" if not has_class_token else "the class token")
+        return said or possible[0]
+
+    def layout(self, pooling: str) -> Layout:
+        """Return the layout; some have the same names and another attention scale."""
+        fitting = [layout for layout in self.layouts if pooling in (*layout.poolings, "none")] or self.layouts
+        by_scale = {layout.scale: layout for layout in fitting}
+        if len(by_scale) > 1 and self.hints.attention_scale is None:
+            self.open["layout"] = [layout.title for layout in by_scale.values()]
+        return fitting[0]
+
+    def patch(self, pixels: int) -> tuple[tuple[int, int] | None, int | None]:
+        """Return patch size and channels: a checkpoint has the count of the numbers in a patch."""
+        said, channels = self.hints.patch_size, self.hints.num_channels
+        if said is not None:
+            size = (said, said) if isinstance(said, int) else said
+            counted = pixels // (size[0] * size[1])
+            if counted * size[0] * size[1] != pixels or channels not in (None, counted):
+                raise MappingError(
+                    f"patch_size {said} and num_channels {channels} do not fit: a patch has {pixels} numbers"
+                )
+            if channels is None:
+                self.settle("num_channels", counted, f"the {pixels} numbers of a patch")
+            return size, counted
+        if channels is None and _is_square(pixels / 3):
+            channels = 3
+            self.settle("num_channels", 3, f"the {pixels} numbers of a patch, which make square patches of 3 channels")
+        if channels is not None and _is_square(pixels / channels):
+            side = math.isqrt(pixels // channels)
+            self.settle("patch_size", side, f"the {pixels} numbers of a patch")
+            return (side, side), channels
+        if channels is None and _is_square(pixels):
+            self.open["num_channels"] = [count for count in (1, 2, 4, 9, 16) if _is_square(pixels / count)]
+        else:
+            area = pixels // (channels or 1)
+            self.open["patch_size"] = [(side, area // side) for side in range(1, area + 1) if area % side == 0]
+        return None, None
+
+    def image_size(self, class_rows: int, patch_size: tuple[int, int] | None) -> Size | None:
+        """Return the native image size; a position table has the count of the patches, sines and cosines nothing."""
+        said = self.hints.image_size
+        if POSITIONS not in self.names:
+            if said is None:
+                self.open["image_size"] = []
+            return said
+        rows = self.shape(POSITIONS)[-2] - (class_rows if self.layouts[0].class_token_has_position else 0)
+        if patch_size is None:
+            return said
+        if said is not None:
+            height, width = (said, said) if isinstance(said, int) else said
+            if (height // patch_size[0]) * (width // patch_size[1]) != rows:
+                raise MappingError(f"image_size {said} does not fit: the position table is for {rows} patches")
+            return said
+        if not _is_square(rows):
+            grids = [(side, rows // side) for side in range(1, rows + 1) if rows % side == 0]
+            self.open["image_size"] = [(h * patch_size[0], w * patch_size[1]) for h, w in grids]
+            return None
+        side = math.isqrt(rows)
+        size = (side * patch_size[0], side * patch_size[1])
+        self.settle("image_size", size, f"the {rows} patches of the position table, taken as a square")
+        return size
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """Return the expression for the names of the tensors that one line of a table stands for."""
+    escaped = re.escape(name)
+    for placeholder, number in NUMBERS.items():
+        escaped = escaped.replace(re.escape(placeholder), number)
+    return re.compile(escaped + LEAF)
+
+
+def _by_usual_width(width: int) -> list[int]:
+    """Return the head counts that divide a width, those first whose heads are 64 wide, the package's default."""
+    counts = [count for count in range(1, width + 1) if width % count == 0]
+    return sorted(counts, key=lambda count: abs(math.log(width / count / 64)))
+
+
+def _is_square(number: float) -> bool:
+    return number == int(number) and math.isqrt(int(number)) ** 2 == number
+
+
+class VitPytorchFormat:
+    """Models and state dicts of vit-pytorch."""
+
+    name = "vit_pytorch"
+    suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".safetensors")
+
+    def matches_names(self, names: Collection[str]) -> bool:
+        """Tell whether a state dict with these names is of vit-pytorch, wrapped or not."""
+        prefixes = _prefixes(names)
+        return any(name.startswith(f"{prefix}transformer.") for prefix in prefixes for name in names)
+
+    def matches_module(self, module: nn.Module) -> bool:
+        """Tell whether this very module is one of the package's plain ViTs, or derived from one."""
+        return any(_file(base) is not None for base in type(module).__mro__)
+
+    def describe_module(self, module: nn.Module, hints: Hints) -> Description:
+        """Read the configuration off a live module, which knows its heads, its attention scale and its dropouts."""
+        state = module.state_dict()
+        names = _layouts_of({name: tuple(tensor.shape) for name, tensor in state.items()}, hints.layout)[0].names
+        description = self.describe_checkpoint(state, {}, _live_hints(module, names, hints))
+        return replace(description, config=_with_dropouts(description.config, module, names), inferences=())
+
+    def describe_checkpoint(
+        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
+    ) -> Description:
+        """Read the configuration off the names and shapes of a state dict; the package writes no settings."""
+        prefixes = _prefixes(tensors)
+        if len(prefixes) > 1:
+            raise AmbiguousCheckpointError(
+                "several models of vit-pytorch stand side by side; which one is meant?",
+                {"key": [prefix.rstrip(".") for prefix in prefixes]},
+            )
+        (prefix,) = prefixes
+        shapes = {
+            name.removeprefix(prefix): tuple(tensor.shape)
+            for name, tensor in tensors.items()
+            if name.startswith(prefix) and name.removeprefix(prefix) not in UNUSED
+        }
+        reader = _Reader(shapes, hints)
+        config, layout = reader.read()
+        ignored = [*(BESIDE if prefix else ()), *UNUSED.items()]
+        if 0 in shapes.get("cls_token", ()):
+            ignored.append(("cls_token", "it has no rows: the mean of the patches is pooled"))
+        return Description(config, layout.title, reader.inferences, ignored, prefix)
+
+    def image_processor(
+        self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
+    ) -> tuple[Any, Sequence[str]]:
+        """Return a processor of stated assumptions: the package has no preprocessing."""
+        mean, std = hints.image_mean, hints.image_std
+        return default_processor(config.image_size, config.num_channels, mean=mean, std=std)
+
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the conversion table of a layout, by its title, or of the one in a release that holds this model."""
+        target = next((known for known in LAYOUTS if known.title == layout), None)
+        return layout_rows(target or choose_layout(config, layout or _installed()), config)
+
+    def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
+        """Build the class of the installed release that expresses this config.
+
+        Raises:
+            ExportError: lists every part that none of its classes can express.
+        """
+        release = _installed()
+        target = choose_layout(config, layout or release)
+        if target not in layouts_at(release):
+            raise ExportError(
+                f"the installed vit-pytorch {release} has no class in the layout {target.title}: install that release, "
+                "or write the state dict alone with to_checkpoint"
+            )
+        return _build(target, config)
+
+    def write(
+        self,
+        config: PlainViTConfig,
+        tensors: Mapping[str, torch.Tensor],
+        path: Path,
+        image_processor: Any | None,
+        layout: str | None,
+    ) -> None:
+        """Write the state dict, with `torch.save` or as safetensors; the format has no place for a processor."""
+        target = choose_layout(config, layout or RELEASE)
+        state = revert(layout_rows(target, config), tensors, config)
+        if CLASS_TOKEN in target.names and not config.use_class_token and CLASS_TOKEN not in target.optional:
+            like = next(iter(state.values()))
+            state["cls_token"] = like.new_empty((1,) * (target.token_axes - 2) + (0, config.hidden_size))
+        if path.suffix == ".safetensors":
+            save_state_dict(state, path, progress=False)
+        else:
+            torch.save(state, path)
+
+
+def _file(kind: type) -> str | None:
+    """Return the file of the package that a class is from, as it is called today."""
+    package, *file = kind.__module__.split(".")
+    if package != "vit_pytorch" or len(file) != 1:
+        return None
+    name = RENAMED_FILES.get(file[0], file[0])
+    return name if CLASSES.get(name) == kind.__name__ else None
+
+
+def _prefixes(names: Collection[str]) -> list[str]:
+    """Return what stands before the names of each model of the package among these."""
+    matches = (ANCHOR.fullmatch(name) for name in names)
+    return sorted({match["prefix"] for match in matches if match and not match["prefix"].endswith("patch_to_emb.")})
+
+
+def _live_hints(module: nn.Module, names: Names, hints: Hints) -> Hints:
+    """Return the hints that a live module makes superfluous, and what the caller said beyond them."""
+    attentions = [module.get_submodule(path) for path in _attention_paths(module, names)]
+    known: dict[str, Any] = {"num_attention_heads": _same("heads", [attention.heads for attention in attentions])}
+    if Q_NORM not in names:
+        known["attention_scale"] = _same("attention scale", [attention.scale for attention in attentions])
+    if isinstance(getattr(module, "pool", None), str):
+        known["pooling"] = module.pool
+    known["patch_size"] = _patch_size(module)
+    table = getattr(module, "pos_embedding", None)
+    if table is not None and POSITIONS not in names:
+        known["image_size"] = tuple(
+            count * side for count, side in zip(_sincos_grid(table), known["patch_size"], strict=True)
+        )
+    for field, value in known.items():
+        said = getattr(hints, field)
+        if said is not None and said != value and (said, said) != value:
+            raise ValueError(f"{field}={said!r} was given, and the module itself says {value!r}: leave it out")
+    return replace(hints, **known)
+
+
+def _attention_paths(module: nn.Module, names: Names) -> list[str]:
+    """Return where the attentions of a live module stand."""
+    pattern = _pattern(names.get((Q, K, V)) or names[Q])
+    return [name.rpartition(".")[0] for name, _ in module.named_modules() if pattern.fullmatch(name)]
+
+
+def _same(what: str, values: list[Any]) -> Any:
+    if len(set(values)) != 1:
+        raise ExportError(f"the layers of this model differ in their {what}, and ours have one:", [str(values)])
+    return values[0]
+
+
+def _patch_size(module: nn.Module) -> tuple[int, int]:
+    """Return the patch size, from the einops layer that cuts the image or the attribute of the oldest releases."""
+    if hasattr(module, "to_patch_embedding"):
+        lengths: Any = module.get_submodule("to_patch_embedding.0")
+        return lengths.axes_lengths["p1"], lengths.axes_lengths["p2"]
+    return module.patch_size, module.patch_size  # type: ignore[return-value]
+
+
+def _sincos_grid(table: torch.Tensor) -> tuple[int, int]:
+    """Return the grid of a table of sines and cosines: the sine of the row leaves 0 where the second row begins."""
+    count, width = table.shape
+    later = table[:, width // 2].nonzero()
+    columns = int(later[0]) if len(later) else count
+    return count // columns, columns
+
+
+def _with_dropouts(config: PlainViTConfig, module: Any, names: Names) -> PlainViTConfig:
+    """Return the config with the dropouts of a live module: one for the blocks, one for the embeddings."""
+    paths = _attention_paths(module, names)
+    rates: dict[str, list[float]] = {"weights": [], "blocks": [], "head": [0.0]}
+    for path, child in module.named_modules():
+        if isinstance(child, nn.Dropout) and "." in path:
+            parent, _, name = path.rpartition(".")
+            kind = (
+                "head"
+                if path.startswith("mlp_head")
+                else "weights"
+                if parent in paths and name == "dropout"
+                else "blocks"
+            )
+            rates[kind].append(child.p)
+    config = copy.deepcopy(config)
+    config.hidden_dropout_prob = _same("dropout", rates["blocks"] or [0.0])
+    config.attention_probs_dropout_prob = _same("dropout", rates["weights"] or [0.0])
+    config.classifier_dropout_prob = rates["head"][-1]
+    config.embedding_dropout_prob = (
+        module.dropout.p if isinstance(getattr(module, "dropout", None), nn.Dropout) else 0.0
+    )
+    config.patch_dropout_prob = module.patch_dropout.prob if hasattr(module, "patch_dropout") else 0.0
+    return config
+
+
+# Writing
+
+
+def choose_layout(config: PlainViTConfig, layout: str) -> Layout:
+    """Return the layout that holds this model.
+
+    Args:
+        config: Our configuration.
+        layout: A release, or the title of a layout.
+
+    Raises:
+        ExportError: lists what the nearest of them cannot express.
+    """
+    parts = {target: inexpressible(config, target) for target in layouts_at(layout)}
+    target = min(parts, key=lambda target: len(parts[target]))
+    if parts[target]:
+        others = [other.title for other in LAYOUTS if not inexpressible(config, other)]
+        remedy = f"; to_checkpoint(..., layout=...) can write {', '.join(others)}" if others else ""
+        raise ExportError(
+            f"vit-pytorch {layout} ({target.title}) has no place for parts of this model{remedy}:", parts[target]
+        )
+    return target
+
+
+# Fields that a state dict has no part in: sizes that follow from it, and what matters in training alone.
+SIZES = {
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size", "image_size",
+    "patch_size", "num_channels",
+}  # fmt: skip
+TRAINING = {
+    "hidden_dropout_prob", "embedding_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob",
+    "drop_path_rate", "patch_dropout_prob", "initializer_range",
+}  # fmt: skip
+
+
+def inexpressible(config: PlainViTConfig, layout: Layout) -> list[str]:
+    """Return every part of a model that a layout has no place for."""
+    has = layout.names
+    settled = layout_fields(layout, config)
+    # How the package treats other image sizes than the native one is its own affair.
+    free = SIZES | TRAINING | {"pooling", "attention_scale", "position_resampling"}
+    free |= {"patch_projection"} - settled.keys() | {"use_class_token"} - settled.keys()
+    free |= {"num_register_tokens"} if REGISTERS in has and config.num_register_tokens else set()
+    free |= {"representation_size"} if HIDDEN in has and config.representation_size else set()
+    parts = [
+        f"{field} = {getattr(config, field)!r}: {wanted!r} there"
+        for field, wanted in {**_defaults(), **settled}.items()
+        if field not in free and getattr(config, field) != wanted
+    ]
+    parts += [f"{what}: none there" for ours, what in NEEDED.items() if ours in has and not getattr(config, what)]
+    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale  # type: ignore[operator]
+    if not math.isclose(scale, layout_scale(layout, config), rel_tol=1e-12):
+        parts.append(f"attention_scale = {scale}: {layout_scale(layout, config)} there")
+    headless = HEAD not in has or (config.pooling == "none" and HEAD in layout.optional)
+    if config.pooling not in (*layout.poolings, *(["none"] if HEAD in layout.optional else [])):
+        parts.append(f"pooling = {config.pooling!r}: {' or '.join(layout.poolings)} there")
+    if headless != (config.num_labels == 0):
+        parts.append(f"num_labels = {config.num_labels}: {'no classifier' if headless else 'a classifier'} there")
+    return parts
+
+
+NEEDED = {REGISTERS: "num_register_tokens", HIDDEN: "representation_size"}
+
+
+def _defaults() -> dict[str, Any]:
+    """Return the default of every field that our config adds to what all configs have, but for the backbone's."""
+    inherited = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    own = [field for field in dataclasses.fields(PlainViTConfig) if field.name not in inherited]
+    return {field.name: field.default for field in own if not field.name.startswith("_")}
+
+
+def _installed() -> str:
+    """Return the installed release, or the newest known one where none is."""
+    try:
+        return importlib.metadata.version("vit-pytorch")
+    except importlib.metadata.PackageNotFoundError:
+        return RELEASE
+
+
+def _build(layout: Layout, config: PlainViTConfig) -> nn.Module:
+    """Build the class of a layout, unless it cannot be trained on as ours can."""
+    file = layout.file
+    if file == "simple_vit" and config.patch_dropout_prob:
+        file = "simple_vit_with_patch_dropout"
+    try:
+        package = importlib.import_module("vit_pytorch" if file in ("vit", "simple_vit") else f"vit_pytorch.{file}")
+    except ImportError as error:
+        raise ExportError(f"a module of vit-pytorch needs the package: pip install vit-pytorch=={RELEASE}") from error
+    kind = getattr(package, CLASSES[file])
+    accepted = inspect.signature(kind).parameters
+    dropout = config.hidden_dropout_prob
+    embedding_dropout = dropout if config.embedding_dropout_prob is None else config.embedding_dropout_prob
+    expressed = {
+        "hidden_dropout_prob": dropout if "dropout" in accepted else 0,
+        "embedding_dropout_prob": config.embedding_dropout_prob if "emb_dropout" in accepted else 0,
+        "attention_probs_dropout_prob": dropout if "dropout" in accepted else 0,
+        "classifier_dropout_prob": dropout if HIDDEN in layout.names else 0,
+        "drop_path_rate": 0,
+        "patch_dropout_prob": config.patch_dropout_prob if "patch_dropout" in accepted else 0,
+    }
+    parts = [
+        f"{field} = {getattr(config, field)}: {rate} there"
+        for field, rate in expressed.items()
+        if (getattr(config, field) or 0) != (rate or 0)
+    ]
+    if parts:
+        raise ExportError(
+            f"vit-pytorch's {file} cannot be trained on with these rates; set them in model.config:", parts
+        )
+    arguments = {
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
+        "num_classes": config.num_labels,
+        "dim": config.hidden_size,
+        "depth": config.num_hidden_layers,
+        "heads": config.num_attention_heads,
+        "mlp_dim": config.intermediate_size,
+        "channels": config.num_channels,
+        "dim_head": config.head_dim,
+        "pool": "cls" if config.use_class_token and config.pooling != "mean" else "mean",
+        "dropout": dropout,
+        "emb_dropout": embedding_dropout,
+        "patch_dropout": config.patch_dropout_prob,
+        "num_register_tokens": config.num_register_tokens,
+        "use_cls_token": config.use_class_token,
+    }
+    return kind(**{name: value for name, value in arguments.items() if name in accepted})
+
+
+VIT_PYTORCH = VitPytorchFormat()

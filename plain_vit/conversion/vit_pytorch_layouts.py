@@ -1,0 +1,218 @@
+"""The names that vit-pytorch (lucidrains) has given the parts of its plain ViTs, release by release.
+
+Data only; each table says what changed since the one before. Fingerprints and releases were read from the package's
+history and are held against the releases themselves in the tests.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+# Our side of the tables
+
+CLASS_TOKEN = "vit.embeddings.cls_token"
+REGISTERS = "vit.embeddings.register_tokens"
+POSITIONS = "vit.embeddings.position_embeddings.weight"
+PIXEL_NORM = "vit.embeddings.patch_embeddings.pre_norm"
+PROJECTION = "vit.embeddings.patch_embeddings.projection"
+PATCH_NORM = "vit.embeddings.patch_embeddings.post_norm"
+NORM_1 = "vit.layers.{}.layernorm_before"
+Q, K, V = (f"vit.layers.{{}}.attention.{letter}_proj" for letter in "qkv")
+Q_NORM = "vit.layers.{}.attention.q_norm.weight"
+K_NORM = "vit.layers.{}.attention.k_norm.weight"
+OUT = "vit.layers.{}.attention.o_proj"
+NORM_2 = "vit.layers.{}.layernorm_after"
+FC1 = "vit.layers.{}.mlp.fc1"
+FC2 = "vit.layers.{}.mlp.fc2"
+FINAL_NORM = "vit.layernorm"
+POOLED_NORM = "vit.pooled_layernorm"
+HIDDEN = "vit.representation.0"
+HEAD = "classifier"
+
+Names = dict[str | tuple[str, ...], str]
+
+
+def without(names: Names, *parts: str | tuple[str, ...]) -> Names:
+    """Return a table without some parts of ours."""
+    return {ours: name for ours, name in names.items() if ours not in parts}
+
+
+# Their side: `ViT`, release by release; each table says what changed since the one before
+
+VIT_0_0_4: Names = {
+    CLASS_TOKEN: "cls_token",
+    POSITIONS: "pos_embedding",
+    PROJECTION: "patch_to_embedding",
+    NORM_1: "transformer.layers.{}.0.fn.norm",
+    (Q, K, V): "transformer.layers.{}.0.fn.fn.to_qkv",
+    OUT: "transformer.layers.{}.0.fn.fn.to_out",
+    NORM_2: "transformer.layers.{}.1.fn.norm",
+    FC1: "transformer.layers.{}.1.fn.fn.net.0",
+    FC2: "transformer.layers.{}.1.fn.fn.net.2",
+    HIDDEN: "mlp_head.0",
+    HEAD: "mlp_head.2",
+}
+# In the first days the blocks were one list, attention and MLP in turn.
+VIT_0_0_2: Names = VIT_0_0_4 | {
+    NORM_1: "transformer.net.{even}.fn.norm",
+    (Q, K, V): "transformer.net.{even}.fn.fn.to_qkv",
+    OUT: "transformer.net.{even}.fn.fn.to_out",
+    NORM_2: "transformer.net.{odd}.fn.norm",
+    FC1: "transformer.net.{odd}.fn.fn.net.0",
+    FC2: "transformer.net.{odd}.fn.fn.net.2",
+}
+VIT_0_2_0: Names = VIT_0_0_4 | {POOLED_NORM: "mlp_head.0", HIDDEN: "mlp_head.1", HEAD: "mlp_head.3"}
+VIT_0_2_1: Names = VIT_0_2_0 | {FC2: "transformer.layers.{}.1.fn.fn.net.3"}
+VIT_0_2_2: Names = VIT_0_2_1 | {OUT: "transformer.layers.{}.0.fn.fn.to_out.0", HEAD: "mlp_head.4"}
+VIT_0_3_0: Names = without(VIT_0_2_2, HIDDEN) | {HEAD: "mlp_head.1"}
+VIT_0_7_0: Names = VIT_0_3_0 | {PROJECTION: "to_patch_embedding.1"}
+VIT_0_10_1: Names = VIT_0_7_0 | {
+    NORM_1: "transformer.layers.{}.0.norm",
+    (Q, K, V): "transformer.layers.{}.0.fn.to_qkv",
+    OUT: "transformer.layers.{}.0.fn.to_out.0",
+    NORM_2: "transformer.layers.{}.1.norm",
+    FC1: "transformer.layers.{}.1.fn.net.0",
+    FC2: "transformer.layers.{}.1.fn.net.3",
+}
+NORMED_PATCHES: Names = {
+    PIXEL_NORM: "to_patch_embedding.1",
+    PROJECTION: "to_patch_embedding.2",
+    PATCH_NORM: "to_patch_embedding.3",
+}
+VIT_1_0_0: Names = VIT_0_10_1 | NORMED_PATCHES
+UNWRAPPED_BLOCKS: Names = {
+    NORM_1: "transformer.layers.{}.0.norm",
+    (Q, K, V): "transformer.layers.{}.0.to_qkv",
+    OUT: "transformer.layers.{}.0.to_out.0",
+    NORM_2: "transformer.layers.{}.1.net.0",
+    FC1: "transformer.layers.{}.1.net.1",
+    FC2: "transformer.layers.{}.1.net.4",
+}
+VIT_1_4_0: Names = (
+    without(VIT_1_0_0, POOLED_NORM) | UNWRAPPED_BLOCKS | {FINAL_NORM: "transformer.norm", HEAD: "mlp_head"}
+)
+
+# `SimpleViT`, likewise
+
+SIMPLE_0_35_2: Names = {
+    PROJECTION: "to_patch_embedding.1",
+    NORM_1: "transformer.layers.{}.0.norm",
+    (Q, K, V): "transformer.layers.{}.0.to_qkv",
+    OUT: "transformer.layers.{}.0.to_out",
+    NORM_2: "transformer.layers.{}.1.net.0",
+    FC1: "transformer.layers.{}.1.net.1",
+    FC2: "transformer.layers.{}.1.net.3",
+    POOLED_NORM: "linear_head.0",
+    HEAD: "linear_head.1",
+}
+SIMPLE_1_0_0: Names = SIMPLE_0_35_2 | NORMED_PATCHES
+# For one day, and in the variant with query and key norms to this day, the head is a LayerNorm and nothing else.
+SIMPLE_1_4_0: Names = without(SIMPLE_1_0_0, HEAD) | {FINAL_NORM: "transformer.norm", POOLED_NORM: "linear_head"}
+SIMPLE_1_4_1: Names = without(SIMPLE_1_4_0, POOLED_NORM) | {HEAD: "linear_head"}
+
+# Variants of both
+
+SEPARATE_QUERY: Names = without(VIT_0_7_0 | UNWRAPPED_BLOCKS, (Q, K, V)) | {
+    Q: "transformer.layers.{}.0.to_q",
+    (K, V): "transformer.layers.{}.0.to_kv",
+}
+DECORR: Names = VIT_1_4_0 | {
+    NORM_2: "transformer.layers.{}.1.norm",
+    FC1: "transformer.layers.{}.1.net.0",
+    FC2: "transformer.layers.{}.1.net.3",
+}
+HEAD_NORMS: Names = {Q_NORM: "transformer.layers.{}.0.q_norm.gamma", K_NORM: "transformer.layers.{}.0.k_norm.gamma"}
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What a file of the package looks like from one release to the next.
+
+    Args:
+        file: The file, as it is called today.
+        since: The first release.
+        names: Our names and theirs.
+        token_axes: Axes of the class token.
+        position_axes: Axes of the position table.
+        scale: What the attention scores are divided by the square root of: "head_dim", or "hidden_size" as it was
+            before release 0.6.7; "nothing" where query and key are normalised.
+        poolings: What the class can be told to pool.
+        mean_has_class_token: Whether there is a class token where the mean is pooled.
+        mean_reads_class_token: Whether that mean includes it.
+        class_token_has_position: Whether the position table has a row for it.
+        optional: Parts of ours that may be absent from one checkpoint and present in another.
+        output_bias: Whether the attention ends in a bias.
+    """
+
+    file: str
+    since: str
+    names: Names
+    token_axes: int = 3
+    position_axes: int = 3
+    scale: str = "head_dim"
+    poolings: tuple[str, ...] = ("cls", "mean")
+    mean_has_class_token: bool = True
+    mean_reads_class_token: bool = True
+    class_token_has_position: bool = True
+    optional: frozenset[str] = frozenset({OUT})
+    output_bias: bool = True
+
+    @property
+    def title(self) -> str:
+        """The layout as the report calls it and as hints may name it."""
+        return f"{self.file} {self.since}"
+
+
+EARLY: dict[str, Any] = {"scale": "hidden_size", "poolings": ("cls",), "optional": frozenset()}
+SIMPLE: dict[str, Any] = {"poolings": ("mean",), "optional": frozenset(), "output_bias": False}
+
+LAYOUTS = (
+    Layout("vit", "0.0.2", VIT_0_0_2, **EARLY),
+    Layout("vit", "0.0.4", VIT_0_0_4, **EARLY),
+    Layout("vit", "0.2.0", VIT_0_2_0, **EARLY),
+    Layout("vit", "0.2.1", VIT_0_2_1, **EARLY),
+    Layout("vit", "0.2.2", VIT_0_2_2, **EARLY),
+    Layout("vit", "0.3.0", VIT_0_3_0, **EARLY),
+    Layout("vit", "0.5.0", VIT_0_3_0, scale="hidden_size", optional=frozenset()),
+    Layout("vit", "0.6.7", VIT_0_3_0, optional=frozenset()),
+    Layout("vit", "0.7.0", VIT_0_7_0),
+    Layout("vit", "0.10.1", VIT_0_10_1),
+    Layout("vit", "1.0.0", VIT_1_0_0),
+    Layout("vit", "1.4.0", VIT_1_4_0),
+    Layout("vit", "1.16.0", VIT_1_4_0, mean_has_class_token=False),
+    Layout("vit", "1.16.1", VIT_1_4_0, 2, 2, mean_has_class_token=False),
+    Layout("vit", "1.17.3", VIT_1_4_0, 2, 2, mean_has_class_token=False, optional=frozenset({OUT, HEAD})),
+    Layout("simple_vit", "0.35.2", SIMPLE_0_35_2, **SIMPLE),
+    Layout("simple_vit", "1.0.0", SIMPLE_1_0_0, **SIMPLE),  # and simple_flash_attn_vit
+    Layout("simple_vit", "1.4.0", SIMPLE_1_4_0, **SIMPLE),
+    Layout("simple_vit", "1.4.1", SIMPLE_1_4_1, **SIMPLE),  # and simple_vit_with_patch_dropout
+    Layout("simple_vit_with_register_tokens", "1.5.0", SIMPLE_1_4_1 | {REGISTERS: "register_tokens"}, **SIMPLE),
+    Layout("simple_vit_with_qk_norm", "1.4.2", SIMPLE_1_4_0 | HEAD_NORMS, scale="nothing", **SIMPLE),
+    Layout("vit_with_patch_dropout", "0.40.0", VIT_0_10_1, 3, 2, class_token_has_position=False),
+    Layout("vit_with_patch_dropout", "1.4.3", VIT_0_7_0 | UNWRAPPED_BLOCKS, 3, 2, class_token_has_position=False),
+    Layout("vit_with_decorr", "1.15.0", DECORR),
+    Layout("learnable_memory_vit", "0.31.0", SEPARATE_QUERY, poolings=("cls",), optional=frozenset()),
+    Layout("learnable_memory_vit", "1.0.0", SEPARATE_QUERY | NORMED_PATCHES, poolings=("cls",), optional=frozenset()),
+    Layout(
+        *("vit_detpool", "1.20.2", VIT_1_4_0, 1, 2),
+        poolings=("mean",),
+        mean_reads_class_token=False,
+        class_token_has_position=False,
+        optional=frozenset({OUT, HEAD, CLASS_TOKEN}),
+    ),
+)
+
+# What the class of each file is called, and where the files of the oldest releases went
+
+CLASSES = {
+    "vit": "ViT",
+    "vit_with_patch_dropout": "ViT",
+    "vit_with_decorr": "ViT",
+    "vit_detpool": "ViTDetPool",
+    "learnable_memory_vit": "ViT",
+    "simple_vit": "SimpleViT",
+    "simple_vit_with_patch_dropout": "SimpleViT",
+    "simple_vit_with_register_tokens": "SimpleViT",
+    "simple_vit_with_qk_norm": "SimpleViT",
+    "simple_flash_attn_vit": "SimpleViT",
+}
+RENAMED_FILES = {"vit_pytorch": "vit"}
