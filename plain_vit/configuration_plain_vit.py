@@ -61,6 +61,8 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
         image_size: Native input size, in pixels. Other sizes work too: the position table is resampled.
         patch_size: Size of a patch, in pixels. It must divide `image_size`.
         num_channels: Channels of the input.
+        drop_partial_patches: Leave out the pixels at the right and at the bottom that fill no patch, instead of refusing
+            such a size (SigLIP's 384 pixels in patches of 14).
         use_class_token: Put a learned class token before the patches.
         use_distillation_token: Put a learned distillation token behind the class token (DeiT), with a head of its own.
         num_register_tokens: Learned tokens that no output reads (Darcet et al. 2024).
@@ -93,7 +95,8 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
         hidden_act: Activation of the MLP. "gelu" is exact; "gelu_pytorch_tanh" is what JAX computes by default.
         layer_scale_init_value: First value of the learned gain on each residual branch; None for no gain.
         final_norm: Where the last norm stands: "before_pooling", "after_pooling", "both" or "none".
-        pooling: "cls", "mean", "max", "mean_max" (their average), "map" (attention pooling) or "none" (every token).
+        pooling: "cls", "mean", "max", "mean_max" (their average), "map" (attention pooling), "prr" (the
+            class token, or the average, of tokens that attended to each other without weights) or "none" (every token).
         pool_prefix_tokens: Let the pooling read class, distillation and register tokens too, not the patches alone.
         representation_size: Width of a dense layer between pooling and classifier (the paper's pre-training head).
         representation_act: Activation of that layer.
@@ -135,6 +138,7 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
     image_size: int | list[int] | tuple[int, int] = 224
     patch_size: int | list[int] | tuple[int, int] = 16
     num_channels: int = 3
+    drop_partial_patches: bool = False
 
     use_class_token: bool = True
     use_distillation_token: bool = False
@@ -172,7 +176,7 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
     layer_scale_init_value: float | int | None = None
 
     final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
-    pooling: Literal["cls", "mean", "max", "mean_max", "map", "none"] = "cls"
+    pooling: Literal["cls", "mean", "max", "mean_max", "map", "prr", "none"] = "cls"
     pool_prefix_tokens: bool = False
     representation_size: int | None = None
     representation_act: str = "tanh"
@@ -274,8 +278,8 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
              f"sincos_2d positions need a hidden_size that is a multiple of 4, not {self.hidden_size}"),
             (self.position_embedding_type == "sincos_2d" and self.hidden_size < 8,
              f"sincos_2d positions need two frequencies: hidden_size must be 8 or more, not {self.hidden_size}"),
-            (self.pooling == "map" and self.hidden_size % self.num_attention_heads != 0,
-             f"pooling \"map\" shares hidden_size {self.hidden_size} out among num_attention_heads "
+            (self.pooling in ("map", "prr") and self.hidden_size % self.num_attention_heads != 0,
+             f"pooling \"{self.pooling}\" shares hidden_size {self.hidden_size} out among num_attention_heads "
              f"{self.num_attention_heads}: choose a head count that divides it, or another pooling"),
             (self.position_embedding_type == "sincos_2d" and self.position_embedding_on_prefix
              and self.num_prefix_tokens > 0,
@@ -382,7 +386,8 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
             ValueError: when the patch size does not divide it.
         """
         patch_height, patch_width = _pair(self.patch_size)
-        if height < patch_height or width < patch_width or height % patch_height or width % patch_width:
+        partial = (height % patch_height or width % patch_width) and not self.drop_partial_patches
+        if height < patch_height or width < patch_width or partial:
             nearest = tuple(max(1, round(s / p)) * p for s, p in ((height, patch_height), (width, patch_width)))
             raise ValueError(
                 f"an image of {(height, width)} pixels (height, width) is not a multiple of patch_size "

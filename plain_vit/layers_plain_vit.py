@@ -299,7 +299,8 @@ class LinearPatchEmbeddings(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         batch, channels, height, width = pixel_values.shape
         h, w = height // self.patch_height, width // self.patch_width
-        patches = pixel_values.view(batch, channels, h, self.patch_height, w, self.patch_width)
+        pixel_values = pixel_values[..., : h * self.patch_height, : w * self.patch_width]
+        patches = pixel_values.reshape(batch, channels, h, self.patch_height, w, self.patch_width)
         patches = patches.permute(0, 2, 4, 3, 5, 1).reshape(batch, h * w, -1)  # B N (rows columns C)
         return self.post_norm(self.projection(self.pre_norm(patches)))
 
@@ -486,9 +487,10 @@ class MapPooler(PatchPooler):
         self.v_proj = nn.Linear(width, width)
         self.o_proj = nn.Linear(width, width)
         self.layernorm = norm_or_identity(config, True)
-        self.fc1 = drawn_as("mlp", nn.Linear(width, config.intermediate_size))
+        inner = config.intermediate_size * (2 if config.mlp_type == "swiglu_packed" else 1)  # as timm counts them
+        self.fc1 = drawn_as("mlp", nn.Linear(width, inner))
         self.activation = ACT2FN[config.hidden_act]
-        self.fc2 = drawn_as("mlp", nn.Linear(config.intermediate_size, width))
+        self.fc2 = drawn_as("mlp", nn.Linear(inner, width))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         hidden_states = self.select(hidden_states)
@@ -505,12 +507,30 @@ class MapPooler(PatchPooler):
         return pooled[:, 0]
 
 
+class RefinementPooler(nn.Module):
+    """Let all tokens attend to each other without weights; read the class token, or their average where there is none.
+
+    Source: the "prr" pooling of timm 1.0.31 (patch representation refinement).
+    """
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.use_class_token = config.use_class_token
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        heads = hidden_states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # B heads L d
+        refined = F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+        return refined[:, 0] if self.use_class_token else refined.mean(dim=1)
+
+
 POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "cls": ClassTokenPooler,
     "mean": MeanPooler,
     "max": MaxPooler,
     "mean_max": MeanMaxPooler,
     "map": MapPooler,
+    "prr": RefinementPooler,
     "none": NoPooler,
 }
 
