@@ -5,7 +5,7 @@ Two classes share everything but the library that resizes: `PlainViTImageProcess
 from the sources, these follow the sources: the centre crop rounds half to even, transparency is dropped instead of
 blended, and files keep the orientation in which their pixels are stored.
 
-Legend: `B` batch, `C` channels, `H W` pixels.
+Legend: `C` channels, `H W` pixels.
 """
 
 import json
@@ -182,8 +182,9 @@ class SourcePreprocessing(BaseImageProcessor):
     def to_json_file(self, json_file_path: str | os.PathLike) -> None:
         """Write the settings, and the names of the classes unless the config.json beside them already says those.
 
-        transformers looks for the classes here first. In a model's folder they stand in config.json instead, because
-        a `pipeline` asks for trust when it finds code named here, even if the package is imported.
+        transformers looks for the classes here first. In a model's folder they stand in config.json instead: code that
+        is named here is also taken for a video processor's, for which a `pipeline` may ask for trust even where the
+        package is imported.
         """
         settings = self.to_dict()
         config_file = Path(json_file_path).with_name("config.json")

@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.image_processing_utils import BaseImageProcessor
 
+from plain_vit import PlainViTConfig
 from plain_vit.conversion import preprocessing
 from plain_vit.conversion.preprocessing import (
     default_processor,
@@ -187,10 +188,28 @@ def test_a_stock_processor_stays_what_it_is(named: str, backend: str) -> None:
     assert torch.equal(pixels(processor, image), pixels(expected, image))
 
 
-@pytest.mark.parametrize("settings", [{}, {"image_processor_type": "NoSuchImageProcessor"}])
-def test_a_preprocessor_config_without_a_known_class_is_refused(settings: dict) -> None:
-    with pytest.raises(CheckpointError, match="expected an image processor of transformers"):
-        processor_from_transformers(settings)
+def test_the_model_type_names_the_processor_where_an_old_file_does_not() -> None:
+    settings = {"do_normalize": True, "do_resize": True, "image_mean": [0.5] * 3, "resample": 2, "size": 37}
+    processor = processor_from_transformers(settings, {"model_type": "vit"})
+    assert type(processor).__name__ == "ViTImageProcessorPil"
+    assert pixels(processor, noise(331, 257)).shape == (3, 37, 37)
+
+
+@pytest.mark.parametrize("backend", ["pil", "torchvision"])
+def test_plain_vits_own_folders_open_too(backend: str) -> None:
+    settings = {"size": {"height": 31, "width": 43}, "resize_mode": "cover"}
+    processor = processor_from_transformers(settings, json.loads(PlainViTConfig().to_json_string()), backend=backend)
+    assert type(processor) is preprocessing.BACKENDS[backend]
+    assert processor.to_dict().items() >= settings.items()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"image_processor_type": "NoSuchImageProcessor"}, {"size": 3, "auto_map": {}}]
+)
+@pytest.mark.parametrize("model_config", [None, {}, {"model_type": "no_such_model"}, {"model_type": "bert"}])
+def test_a_folder_that_names_no_known_processor_is_refused(settings: dict, model_config: dict | None) -> None:
+    with pytest.raises(CheckpointError, match="expected one of transformers or plain-vit"):
+        processor_from_transformers(settings, model_config)
 
 
 def test_google_pixels_lie_in_minus_one_to_one() -> None:

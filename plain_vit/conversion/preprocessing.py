@@ -137,27 +137,33 @@ def processor_from_torchvision(source: Any, *, backend: str = "pil") -> SourcePr
     )
 
 
-def processor_from_transformers(preprocessor_config: Mapping[str, Any], *, backend: str = "pil") -> BaseImageProcessor:
-    """Return the processor that a `preprocessor_config.json` describes.
+def processor_from_transformers(
+    preprocessor_config: Mapping[str, Any], model_config: Mapping[str, Any] | None = None, *, backend: str = "pil"
+) -> BaseImageProcessor:
+    """Return the processor that a folder in transformers' layout describes, plain-vit's own included.
 
     A stock processor stays the stock class: its centre crop rounds otherwise than ours, and its pixels are the source.
 
     Args:
-        preprocessor_config: The contents of the file, of this or an older release of transformers.
+        preprocessor_config: The contents of `preprocessor_config.json`, of this or an older release of transformers.
+        model_config: The contents of the `config.json` beside it, which tells the class where the other does not.
         backend: "pil" or "torchvision".
 
     Raises:
-        CheckpointError: if the file does not name its class, or names one that transformers does not have.
+        CheckpointError: if neither names an image processor that transformers or plain-vit has.
     """
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "preprocessor_config.json").write_text(json.dumps(dict(preprocessor_config)), encoding="utf-8")
+        for name, content in (("preprocessor_config.json", preprocessor_config), ("config.json", model_config)):
+            if content is not None:
+                Path(folder, name).write_text(json.dumps(dict(content)), encoding="utf-8")
         try:
             return AutoImageProcessor.from_pretrained(folder, backend=backend, trust_remote_code=False)
         except (OSError, ValueError) as error:
             named = preprocessor_config.get("image_processor_type") or preprocessor_config.get("feature_extractor_type")
             raise CheckpointError(
-                f"the preprocessor_config.json names the class {named}: expected an image processor of transformers or "
-                "of plain-vit; give the image processor yourself"
+                f"preprocessor_config.json names the image processor {named}, config.json the model type "
+                f"{(model_config or {}).get('model_type')}: expected one of transformers or plain-vit; give the image "
+                "processor yourself"
             ) from error
 
 
