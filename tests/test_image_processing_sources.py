@@ -1,5 +1,7 @@
 """The processors made from each source's facts prepare that source's own pixels, and go back to it."""
 
+import json
+
 import numpy as np
 import pytest
 import timm
