@@ -28,10 +28,12 @@ from .engine import Row, convert, ignored_names, revert
 from .format import Description, Format, Hints, Inference, Size
 from .parity import StageDifference, compare_models, probe_images
 from .reading import Checkpoint, read_checkpoint, strip_wrappers
+from .timm import TIMM
+from .torchvision import TORCHVISION
 from .vit_pytorch import VIT_PYTORCH
 from .writing import staged_file, staged_folder
 
-FORMATS: dict[str, Format] = {format.name: format for format in (VIT_PYTORCH,)}
+FORMATS: dict[str, Format] = {format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION)}
 
 # Against the same numbers in another order of operations, in float32; the project's one tolerance.
 TOLERANCE = 1e-5

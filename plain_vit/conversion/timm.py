@@ -7,7 +7,7 @@ shows of them is held against all architectures that timm has (`timm_shapes.py`)
 
 import importlib.util
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Transform, revert
 from .format import Description, Hints, Inference
-from .preprocessing import processor_to_timm
+from .preprocessing import default_processor, processor_from_timm, processor_to_timm
 from .timm_arguments import DEFAULTS, POOLINGS, SILENT_ARGUMENTS, architecture_for, architecture_of, config_of, word_of
-from .timm_modules import arguments_of, build, differences
+from .timm_modules import arguments_of, build, unknown_parts
 from .timm_shapes import arguments_from, facts, image_size_of
 from .writing import save_state_dict
 
@@ -255,6 +255,7 @@ class TimmFormat:
     """timm's plain Vision Transformers."""
 
     name = "timm"
+    suffixes: tuple[str, ...] = ()
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Tell whether a state dict has timm's names."""
@@ -273,7 +274,7 @@ class TimmFormat:
         arguments = arguments_of(module)
         cfg = getattr(module, "pretrained_cfg", None) or {}
         config = config_of(arguments, **_labels(cfg, arguments["num_classes"]))
-        faults = differences(module, build(config, device="meta"))
+        faults = unknown_parts(module, config)
         if faults:
             raise ExportError("plain-vit does not know parts of this timm model:", faults)
         return Description(config)
@@ -322,6 +323,27 @@ class TimmFormat:
             inferences += _imagenet_labels(config)
         return Description(config, layout, inferences, IGNORED if "decoder_embed.weight" in tensors else ())
 
+    def image_processor(
+        self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
+    ) -> tuple[Any, Sequence[str]]:
+        """Return a processor with the pixels of timm's evaluation transform.
+
+        Where there is no `config.json`, the installed timm knows the preprocessing of an architecture by its name.
+        """
+        cfg, assumed = _pretrained_cfg(settings), []
+        if not cfg and hints.architecture and importlib.util.find_spec("timm"):
+            from timm.models import get_pretrained_cfg
+
+            found = get_pretrained_cfg(hints.architecture)
+            cfg = {} if found is None else found.to_dict()
+            assumed = [f"pixels are prepared as timm does for {hints.architecture} (tag {cfg.get('tag')})"]
+        if not cfg:
+            mean, std = hints.image_mean, hints.image_std
+            return default_processor(config.image_size, config.num_channels, mean=mean, std=std)
+        said = {"mean": hints.image_mean, "std": hints.image_std}
+        cfg |= {name: value for name, value in said.items() if value is not None}
+        return processor_from_timm(cfg, num_channels=config.num_channels, image_size=config.image_size), assumed
+
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors; layout "gamma_1" is DeiT III's own name of the LayerScale gains."""
         rows = rows_of(config)
@@ -330,37 +352,62 @@ class TimmFormat:
         return rows
 
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
-        """Build timm's own model of this config, with fresh weights."""
+        """Build timm's own model of this config, with fresh weights.
+
+        Raises:
+            ExportError: names every part that timm cannot express.
+        """
+        if layout is not None:
+            raise ExportError(f"timm builds no model with the names of layout {layout!r}: leave it out for today's")
         return build(config)
 
-    def write(self, model: Any, path: Path, image_processor: Any, layout: str | None) -> None:
+    def write(
+        self,
+        config: PlainViTConfig,
+        tensors: Mapping[str, torch.Tensor],
+        path: Path,
+        image_processor: Any | None,
+        layout: str | None,
+    ) -> None:
         """Write `config.json` and `model.safetensors` as timm's `save_for_hf` does; timm itself is not needed.
 
         `timm.create_model("local-dir:PATH", pretrained=True)` opens the folder.
+
+        Raises:
+            ExportError: names every part of the model or of the image processor that timm cannot express.
         """
-        config = model.config
         architecture, model_args = architecture_for(config)
         preprocessing = {} if image_processor is None else processor_to_timm(image_processor)
-        height, width = config.image_size if isinstance(config.image_size, tuple) else (config.image_size,) * 2
-        names = [config.id2label[index] for index in range(config.num_labels)] if config.num_labels else []
+        labels = config.num_labels or 0
+        names = [config.id2label[index] for index in range(labels)]  # type: ignore[index]
         described = {
             "architecture": architecture,
-            "num_classes": config.num_labels,
+            "num_classes": labels,
             "num_features": config.hidden_size,
             "global_pool": word_of(POOLINGS, config.pooling),
             **({"label_names": names} if any(name != f"LABEL_{i}" for i, name in enumerate(names)) else {}),
             "model_args": model_args,
             "pretrained_cfg": {
                 "custom_load": False,
-                "input_size": (config.num_channels, height, width),
+                "input_size": (config.num_channels, *image_shape(config)),
                 "fixed_input_size": True,
                 "pool_size": None,
                 "first_conv": "patch_embed.proj",
                 "classifier": ["head", "head_dist"] if config.use_distillation_token else "head",
-                "num_classes": config.num_labels,
+                "num_classes": labels,
                 **preprocessing,
             },
         }
-        tensors = revert(self.rows(config, layout), model.state_dict(), config)
-        save_state_dict(tensors, path / "model.safetensors", {"format": "pt"})
+        save_state_dict(
+            revert(self.rows(config, layout), tensors, config), path / "model.safetensors", {"format": "pt"}
+        )
         (path / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def image_shape(config: PlainViTConfig) -> tuple[int, int]:
+    """Return (height, width) of the native input, in pixels."""
+    size = config.image_size
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+TIMM = TimmFormat()

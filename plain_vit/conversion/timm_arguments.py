@@ -3,11 +3,12 @@
 Source: timm 1.0.31, `timm/models/vision_transformer.py` and `timm/models/deit.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import ExportError, UnknownFormatError
+from .structure import lost_fields
 from .timm_architectures import ARCHITECTURES, OLD_NAMES
 
 # The arguments of timm 1.0.31's VisionTransformer that change numbers, with their defaults. Two are ours: `distilled`
@@ -58,7 +59,7 @@ DEFAULTS: dict[str, Any] = {
 SILENT_ARGUMENTS = {"dynamic_img_size", "dynamic_img_pad", "weight_init", "fix_init"}
 
 # timm's word for a choice, and ours.
-POOLINGS = {"": "none", "token": "cls", "avg": "mean", "max": "max", "avgmax": "mean_max", "map": "map", "prr": "prr"}
+POOLINGS = {"token": "cls", "": "none", "avg": "mean", "max": "max", "avgmax": "mean_max", "map": "map", "prr": "prr"}
 BLOCKS = {
     "Block": "sequential",
     "ResPostBlock": "post_norm",
@@ -101,6 +102,8 @@ def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
     parallel = given["block_fn"] in ("ParallelScalingBlock", "DiffParallelScalingBlock")
     if parallel and not given["proj_bias"]:
         unknown.append("proj_bias=False in parallel blocks, whose MLP keeps the bias of its first layer")
+    if given["distilled"] and (given["reg_tokens"] or given["no_embed_class"] or given["pos_embed"] != "learn"):
+        unknown.append("a distillation token with registers, or without positions of its own")
     if parallel and given["proj_drop_rate"]:
         unknown.append("proj_drop_rate in parallel blocks, which there drops inside the MLP only: set it to 0")
     if unknown:
@@ -123,6 +126,9 @@ def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
         "image_size": given["img_size"],
         "patch_size": given["patch_size"],
         "num_channels": given["in_chans"],
+        "drop_partial_patches": any(
+            pixels % patch for pixels, patch in zip(pair(given["img_size"]), pair(given["patch_size"]), strict=True)
+        ),
         "use_class_token": given["class_token"],
         "use_distillation_token": given["distilled"],
         "num_register_tokens": given["reg_tokens"],
@@ -149,13 +155,14 @@ def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
         "layer_scale_init_value": given["init_values"] if scaled else None,
         "final_norm": "after_pooling" if after else "before_pooling" if before else "none",
         "pooling": POOLINGS[given["global_pool"]],
-        "pool_prefix_tokens": given["pool_include_prefix"],
+        "pool_prefix_tokens": given["pool_include_prefix"] or given["global_pool"] == "prr",
         "hidden_dropout_prob": given["proj_drop_rate"],
         "embedding_dropout_prob": given["pos_drop_rate"] if positions else 0.0,  # timm returns before that dropout
         "attention_probs_dropout_prob": given["attn_drop_rate"],
         "classifier_dropout_prob": given["drop_rate"],
         "drop_path_rate": given["drop_path_rate"],
         "patch_dropout_prob": given["patch_drop_rate"],
+        "initialization": "timm",
         "num_labels": given["num_classes"],
     }
     return PlainViTConfig(**described, **fields)
@@ -167,50 +174,17 @@ def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
     Raises:
         ExportError: names every part of the model that timm's VisionTransformer has no place for.
     """
-    parallel = config.block_type == "parallel"
-    differential = config.attention_type == "differential"
+    parallel, differential = config.block_type == "parallel", config.attention_type == "differential"
     fused = parallel and config.mlp_bias and not config.attention_output_bias
-    one_bias = config.mlp_bias if fused or parallel else config.mlp_bias == config.attention_output_bias
-    head_dim = config.hidden_size // config.num_attention_heads
-    scale = (head_dim // 2 if differential else head_dim) ** -0.5
-    distilled = config.use_distillation_token
-    faults = {
-        f"head_dim={config.head_dim} with {config.num_attention_heads} heads":
-            (config.head_dim or 0) * config.num_attention_heads != config.hidden_size,
-        f"attention_scale={config.attention_scale}": config.attention_scale not in (None, scale),
-        "use_mask_token": config.use_mask_token,
-        "register_tokens_last": config.register_tokens_last and config.num_register_tokens > 0,
-        "patch_pre_norm": config.patch_pre_norm,
-        f"patch_bias={config.patch_bias} with embedding_norm={config.embedding_norm}":
-            config.patch_bias == config.embedding_norm,
-        f'position_embedding_type="{config.position_embedding_type}"': config.position_embedding_type == "sincos_2d",
-        f'qk_norm="{config.qk_norm}"': config.qk_norm == "rms_per_head",
-        "attention_output_projection=False": not config.attention_output_projection,
-        f"mlp_bias={config.mlp_bias} with attention_output_bias={config.attention_output_bias}": not one_bias,
-        "differential attention in parallel blocks with two biases": parallel and differential and not fused,
-        f'mlp_type="{config.mlp_type}" in parallel blocks': parallel and config.mlp_type != "mlp",
-        "hidden_dropout_prob in parallel blocks": parallel and config.hidden_dropout_prob > 0,
-        f'hidden_act="{config.hidden_act}"': config.hidden_act not in ACTIVATIONS.values(),
-        "layer_scale_init_value=0": config.layer_scale_init_value == 0,
-        f'layer_scale_init_value in "{config.block_type}" blocks':
-            config.block_type == "post_norm" and config.layer_scale_init_value is not None,
-        f'final_norm="{config.final_norm}"':
-            config.final_norm == "both" or (distilled and config.final_norm == "after_pooling"),
-        "representation_size": config.representation_size is not None,
-        "no blocks (num_hidden_layers=0)": config.num_hidden_layers == 0,
-        "a distillation token with registers, or without positions of its own":
-            distilled and not (config.num_register_tokens == 0 and config.position_embedding_on_prefix
-                               and config.position_embedding_type == "learned"),
-    }  # fmt: skip
-    if any(faults.values()):
+    if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
         raise ExportError(
-            "timm's VisionTransformer cannot express this model:",
-            [part for part, is_there in faults.items() if is_there],
+            "timm's heads share the width of the model out:",
+            [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"],
         )
     width = config.intermediate_size * (2 if config.mlp_type == "swiglu_packed" else 1)
     embedding_dropout = config.embedding_dropout_prob
     given = {
-        "distilled": distilled,
+        "distilled": config.use_distillation_token,
         "img_size": config.image_size,
         "patch_size": config.patch_size,
         "in_chans": config.num_channels,
@@ -250,14 +224,22 @@ def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
         "num_parallel": config.num_branches if config.block_type == "branches" else 2,
         "fuse_out_proj": fused and not differential,
     }
+    if lost := lost_fields(config, config_of(given)):
+        raise ExportError("timm's VisionTransformer cannot express this model:", lost)
     if given["fc_norm"] == (given["global_pool"] in ("avg", "avgmax", "max")) or not given["final_norm"]:
         given["fc_norm"] = None
     return {name: value for name, value in given.items() if value != DEFAULTS[name]}
 
 
 def word_of(table: Mapping[str, str], ours: str) -> str:
-    """Return timm's word for ours, the first where it has several."""
-    return next(word for word, meaning in table.items() if meaning == ours)
+    """Return timm's word for ours, the first where it has several; the table's first where it has none."""
+    return next((word for word, meaning in table.items() if meaning == ours), next(iter(table)))
+
+
+def pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """Return (height, width) of a size that may be an int."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
 
 
 def ratio_of(width: int, hidden_size: int) -> float:

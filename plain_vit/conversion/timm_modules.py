@@ -4,7 +4,6 @@ Nothing of a live model goes unseen: what is read is built again, and the two ar
 """
 
 import functools
-import math
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import ExportError
+from .structure import class_path, differences
 from .timm_arguments import BLOCKS, DEFAULTS, arguments_for, ratio_of
 
 # Classes that compute the same, by the name that the tables above have for them.
@@ -35,22 +35,16 @@ CLASSES = {
 
 # Attributes of timm's modules that change no number of a forward pass, or only how the size of an image is checked.
 SILENT_ATTRIBUTES = {
-    "training",  # carried over by whoever converts
     "dynamic_img_size", "strict_img_size", "flatten", "output_fmt",  # ours takes any size; timm resamples the same way
     "fused_attn",  # the order of operations, not the function
     "grad_checkpointing", "distilled_training", "weight_init_mode", "fix_init", "init_values", "inplace",
-    "feat_size", "approximate", "ordered", "return_indices",
+    "feat_size", "feature_info", "approximate", "ordered", "return_indices",
 }  # fmt: skip
 
 CLASS_PATHS = {
     "timm.models.vision_transformer.VisionTransformer": False,
     "timm.models.deit.VisionTransformerDistilled": True,
 }
-
-
-def class_path(module: nn.Module) -> str:
-    """Return where a module's class stands."""
-    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def arguments_of(module: Any) -> dict[str, Any]:
@@ -136,35 +130,9 @@ def _class_name(module: nn.Module) -> str:
     return CLASSES.get(class_path(module), class_path(module))
 
 
-def differences(module: nn.Module, other: nn.Module) -> list[str]:
-    """Return what sets two modules apart, part by part: classes, sizes and settings; not the values of tensors."""
-    ours, theirs = _description(module), _description(other)
-    return [
-        f"{name} is {ours.get(name, 'not there')}, not {theirs.get(name, 'there')}"
-        for name in [*ours, *(name for name in theirs if name not in ours)]
-        if not _same(ours.get(name), theirs.get(name))
-    ]
-
-
-def _description(module: nn.Module) -> dict[str, Any]:
-    described: dict[str, Any] = {}
-    for path, part in module.named_modules():
-        place = f"{path}." if path else ""
-        described[f"{place}class"] = _class_name(part)
-        for name, value in vars(part).items():
-            plain = isinstance(value, bool | int | float | str | tuple | list) and not name.startswith("_")
-            if plain and name not in SILENT_ATTRIBUTES and name != "feature_info":
-                described[place + name] = value
-        for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
-            if tensor is not None:
-                described[place + name] = f"a tensor of shape {tuple(tensor.shape)}"
-    return described
-
-
-def _same(value: Any, other: Any) -> bool:
-    if isinstance(value, float) and isinstance(other, float):
-        return math.isclose(value, other, rel_tol=1e-6)  # stochastic depth is spread over the blocks in float32
-    return value == other
+def unknown_parts(module: nn.Module, config: PlainViTConfig) -> list[str]:
+    """Return what sets a live model apart from the one that timm would build from our config of it."""
+    return differences(module, build(config, device="meta"), CLASSES, SILENT_ATTRIBUTES)
 
 
 def build(config: PlainViTConfig, device: torch.device | str | None = None) -> nn.Module:
@@ -187,8 +155,8 @@ def build(config: PlainViTConfig, device: torch.device | str | None = None) -> n
     if fused:
         block = functools.partial(block, fuse_out_proj=True)
     kind = deit.VisionTransformerDistilled if arguments.pop("distilled") else vision_transformer.VisionTransformer
-    # timm resamples positions in one way only; where ours is another, its model stays at the native size.
-    dynamic = config.position_resampling == "bicubic_antialias"
+    # timm resamples positions in one way only, and no partial patches; otherwise its model stays at the native size.
+    dynamic = config.position_resampling == "bicubic_antialias" and not config.drop_partial_patches
     return kind(
         **{**arguments, "embed_norm_layer": norm if config.patch_post_norm else None},
         norm_layer=norm,

@@ -1,0 +1,317 @@
+"""torchvision's VisionTransformer: live modules, files under today's and earlier names, and the way back."""
+
+import functools
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..configuration_plain_vit import PlainViTConfig
+from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
+from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
+from .format import Description, Hints, Inference
+from .preprocessing import TORCHVISION_FILES, default_processor, processor_from_torchvision
+from .structure import class_path, differences, lost_fields
+from .writing import save_state_dict
+
+CLASS = "torchvision.models.vision_transformer.VisionTransformer"
+EPS = 1e-6  # partial(nn.LayerNorm, eps=1e-6) in every builder
+
+# The published builders: patch size in pixels, width, depth, heads, width of the MLP.
+# Source: torchvision 0.29, `torchvision/models/vision_transformer.py`.
+ARCHITECTURES = {
+    "vit_b_16": (16,  768, 12, 12, 3072),
+    "vit_b_32": (32,  768, 12, 12, 3072),
+    "vit_l_16": (16, 1024, 24, 16, 4096),
+    "vit_l_32": (32, 1024, 24, 16, 4096),
+    "vit_h_14": (14, 1280, 32, 16, 5120),
+}  # fmt: skip
+
+# Attributes that change no number: what was given beside the parts that were made from it.
+SILENT_ATTRIBUTES = {"seq_length", "approximate", "inplace", "representation_size", "num_classes"}
+
+BLOCK, LAYER = "encoder.layers.encoder_layer_{}", "vit.layers.{}"
+QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
+ROWS = [
+    Row("class_token", "vit.embeddings.cls_token"),
+    Row("encoder.pos_embedding", "vit.embeddings.position_embeddings.weight", DROP_FIRST_AXIS),
+    Row("conv_proj.bias", "vit.embeddings.patch_embeddings.projection.bias"),
+    Row(f"{BLOCK}.ln_1", f"{LAYER}.layernorm_before"),
+    Row(f"{BLOCK}.self_attention.in_proj_weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
+    Row(f"{BLOCK}.self_attention.in_proj_bias", tuple(f"{name}.bias" for name in QKV), SPLIT_QKV),
+    Row(f"{BLOCK}.self_attention.out_proj", f"{LAYER}.attention.o_proj"),
+    Row(f"{BLOCK}.ln_2", f"{LAYER}.layernorm_after"),
+    Row("encoder.ln", "vit.layernorm"),
+    Row("heads.pre_logits", "vit.representation.0"),
+]
+MLP_NAMES = ("mlp.0", "mlp.3")
+OLD_MLP_NAMES = ("mlp.linear_1", "mlp.linear_2")  # before torchvision 0.14
+HEAD = "heads.head"
+
+
+class TorchvisionFormat:
+    """torchvision's Vision Transformers.
+
+    A layout names what differs from today's own names: "linear" for the MLP of earlier releases, and the place of a
+    classifier that was exchanged for another ("heads", "heads.0", ...).
+    """
+
+    name = "torchvision"
+    suffixes: tuple[str, ...] = (".pth", ".pt", ".safetensors")
+
+    def matches_names(self, names: Collection[str]) -> bool:
+        """Tell whether a state dict has torchvision's names."""
+        return "conv_proj.weight" in names and "encoder.pos_embedding" in names
+
+    def matches_module(self, module: nn.Module) -> bool:
+        """Tell whether a live module is torchvision's, or derived from it."""
+        return any(f"{base.__module__}.{base.__qualname__}" == CLASS for base in type(module).__mro__)
+
+    def describe_module(self, module: Any, hints: Hints) -> Description:
+        """Read the configuration off a live module, which says everything: hints are not needed.
+
+        Raises:
+            ExportError: names every part that plain-vit does not know.
+        """
+        if class_path(module) != CLASS:
+            raise ExportError(f"{class_path(module)} is derived from torchvision's VisionTransformer: pass that itself")
+        if not isinstance(module.conv_proj, nn.Conv2d):
+            raise ExportError("plain-vit does not know parts of this torchvision model:", ["a convolutional stem"])
+        if not len(module.encoder.layers):
+            raise ExportError("the model has no blocks: its heads cannot be read")
+        block = module.encoder.layers[0]
+        head, dropout, head_fields = _read_heads(module.heads)
+        config = PlainViTConfig(
+            **_fields(
+                patch_size=module.patch_size,
+                width=module.hidden_dim,
+                depth=len(module.encoder.layers),
+                heads=block.num_heads,
+                mlp_width=module.mlp_dim,
+                image_size=module.image_size,
+                layer_norm_eps=block.ln_1.eps,
+                hidden_dropout_prob=module.dropout,
+                attention_probs_dropout_prob=module.attention_dropout,
+                **head_fields,
+            )
+        )
+        with torch.device("meta"):
+            rebuilt = self.build_module(config, None)
+        faults = differences(module, rebuilt, {}, SILENT_ATTRIBUTES, without="heads")
+        if faults:
+            raise ExportError("plain-vit does not know parts of this torchvision model:", faults)
+        config.classifier_dropout_prob = dropout
+        return Description(config, head)
+
+    def describe_checkpoint(
+        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
+    ) -> Description:
+        """Read the configuration off a state dict.
+
+        Raises:
+            AmbiguousCheckpointError: for a head count that the shapes leave open.
+            CheckpointError: for a position table of no square grid, which torchvision cannot have made.
+        """
+        width, channels, patch_size, _ = tensors["conv_proj.weight"].shape
+        first = BLOCK.format(0)
+        old = f"{first}.{OLD_MLP_NAMES[0]}.weight" in tensors
+        mlp_width = tensors[f"{first}.{(OLD_MLP_NAMES if old else MLP_NAMES)[0]}.weight"].shape[0]
+        depth = len({name.split(".")[2] for name in tensors if name.startswith("encoder.layers.")})
+        rows = tensors["encoder.pos_embedding"].shape[1]
+        side = math.isqrt(rows - 1)
+        if side * side != rows - 1:
+            raise CheckpointError(f"encoder.pos_embedding has {rows} rows: torchvision has one and a square grid")
+        heads, source = _heads(patch_size, width, depth, mlp_width, hints)
+        inferences = [
+            Inference("num_attention_heads", heads, source),
+            Inference("layer_norm_eps", hints.layer_norm_eps or EPS, "torchvision, which has no other"),
+            Inference("image_size", side * patch_size, f"the {rows} rows of encoder.pos_embedding"),
+        ]
+        places = [name.removesuffix(".weight") for name in tensors if name.startswith("heads.") and ".weight" in name]
+        places = [place for place in places if place != "heads.pre_logits"]
+        if len(places) > 1:
+            raise CheckpointError(
+                f"the head has several layers ({', '.join(places)}): expected pre_logits and one more"
+            )
+        pre_logits = tensors.get("heads.pre_logits.weight")
+        config = PlainViTConfig(
+            **_fields(
+                patch_size=patch_size,
+                width=width,
+                depth=depth,
+                heads=heads,
+                mlp_width=mlp_width,
+                image_size=side * patch_size,
+                num_channels=channels,
+                layer_norm_eps=hints.layer_norm_eps or EPS,
+                representation_size=None if pre_logits is None else pre_logits.shape[0],
+                num_labels=tensors[f"{places[0]}.weight"].shape[0] if places else 0,
+            )
+        )
+        words = ["linear"] if old else []
+        if places and places[0] != HEAD:
+            words.append(places[0])
+        return Description(config, " ".join(words) or None, inferences)
+
+    def image_processor(
+        self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
+    ) -> tuple[Any, Sequence[str]]:
+        """Return what torchvision publishes with a file that the caller names, else a processor of stated assumptions."""
+        if hints.architecture in TORCHVISION_FILES:
+            return processor_from_torchvision(hints.architecture), ()
+        mean, std = hints.image_mean, hints.image_std
+        processor, assumed = default_processor(config.image_size, config.num_channels, mean=mean, std=std)
+        files = ", ".join(TORCHVISION_FILES)
+        return processor, (*assumed, f"for torchvision's own preprocessing name its file, architecture= one of {files}")
+
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the table of tensors."""
+        words = (layout or "").split()
+        mlp_names = OLD_MLP_NAMES if "linear" in words else MLP_NAMES
+        head = next((word for word in words if word.startswith("heads")), HEAD)
+        kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
+        return [
+            *ROWS,
+            Row("conv_proj.weight", "vit.embeddings.patch_embeddings.projection.weight", kernel),
+            *(
+                Row(f"{BLOCK}.{theirs}", f"{LAYER}.mlp.{ours}")
+                for theirs, ours in zip(mlp_names, ("fc1", "fc2"), strict=True)
+            ),
+            Row(head, "classifier"),
+        ]
+
+    def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
+        """Build torchvision's own model of this config, with fresh weights.
+
+        Raises:
+            ExportError: names every part of the model that torchvision has no place for.
+        """
+        from torchvision.models.vision_transformer import VisionTransformer
+
+        _check_expressible(config)
+        module = VisionTransformer(
+            image_size=config.image_size,
+            patch_size=config.patch_size,
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            hidden_dim=config.hidden_size,
+            mlp_dim=config.intermediate_size,
+            dropout=config.hidden_dropout_prob,
+            attention_dropout=config.attention_probs_dropout_prob,
+            num_classes=config.num_labels,
+            representation_size=config.representation_size,
+            norm_layer=functools.partial(nn.LayerNorm, eps=config.layer_norm_eps),
+        )
+        place = next((word for word in (layout or "").split() if word.startswith("heads")), HEAD)
+        if not config.num_labels:
+            module.heads = nn.Identity()
+        elif place == "heads":
+            module.heads = module.heads.head
+        elif place != HEAD:  # the classifier of a layout such as "heads.1", behind what has no tensors
+            name = place.removeprefix("heads.")
+            before = {str(i): nn.Identity() for i in range(int(name) if name.isdigit() else 0)}
+            module.heads = nn.Sequential(OrderedDict([*before.items(), (name, module.heads.head)]))
+        return module
+
+    def write(
+        self,
+        config: PlainViTConfig,
+        tensors: Mapping[str, torch.Tensor],
+        path: Path,
+        image_processor: Any | None,
+        layout: str | None,
+    ) -> None:
+        """Write the state dict, with `torch.save` or as safetensors; the format has no place for a processor."""
+        _check_expressible(config)
+        state = revert(self.rows(config, layout), tensors, config)
+        if path.suffix == ".safetensors":
+            save_state_dict(state, path, progress=False)
+        else:
+            torch.save(state, path)
+
+
+def _fields(patch_size: int, width: int, depth: int, heads: int, mlp_width: int, **others: Any) -> dict[str, Any]:
+    """Return the fields of our config that torchvision decides; the rest of our defaults are what it always has."""
+    return {
+        "patch_size": patch_size,
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "intermediate_size": mlp_width,
+        "position_resampling": "bicubic_align_corners",
+        **others,
+    }
+
+
+def _read_heads(heads: nn.Module) -> tuple[str | None, float, dict[str, Any]]:
+    """Return the layout word, the dropout and the fields of our config for what stands behind the class token."""
+    parts = {"heads" + ("." + path if path else ""): part for path, part in heads.named_modules()}
+    leaves = [(path, part) for path, part in parts.items() if not list(part.children())]
+    leaves = [(path, part) for path, part in leaves if not isinstance(part, nn.Identity | nn.Sequential)]
+    fields: dict[str, Any] = {"num_labels": 0}
+    layout, dropout = None, 0.0
+    if len(leaves) > 2 and leaves[0][0] == "heads.pre_logits" and isinstance(leaves[1][1], nn.Tanh):
+        fields["representation_size"] = leaves[0][1].out_features
+        leaves = leaves[2:]
+    if len(leaves) == 2 and isinstance(leaves[0][1], nn.Dropout):
+        dropout = leaves[0][1].p
+        leaves = leaves[1:]
+    if len(leaves) == 1 and type(leaves[0][1]) is nn.Linear and leaves[0][1].bias is not None:
+        layout = None if leaves[0][0] == HEAD else leaves[0][0]
+        fields["num_labels"] = leaves[0][1].out_features
+        leaves = []
+    if leaves:
+        raise ExportError(
+            "plain-vit does not know this head of torchvision's model: expected dropout, dense with tanh, dense",
+            [f"{path} is a {class_path(part)}" for path, part in leaves],
+        )
+    return layout, dropout, fields
+
+
+def _heads(patch_size: int, width: int, depth: int, mlp_width: int, hints: Hints) -> tuple[int, str]:
+    """Return the number of heads and where it is from; the shapes show only the sum of their widths."""
+    if hints.num_attention_heads or hints.head_dim:
+        return hints.num_attention_heads or width // (hints.head_dim or 1), "the caller"
+    for name, (*sizes, heads, mlp) in ARCHITECTURES.items():
+        if (*sizes, mlp) == (patch_size, width, depth, mlp_width):
+            return heads, f"{name}, which has these shapes"
+    if width % 64 == 0:
+        return width // 64, "64 channels per head, as is usual"
+    raise AmbiguousCheckpointError(
+        "no architecture of torchvision has these shapes, and they do not show the number of heads:",
+        {"num_attention_heads": [count for count in range(1, width + 1) if width % count == 0]},
+    )
+
+
+def _check_expressible(config: PlainViTConfig) -> None:
+    """Refuse a config that says anything that torchvision's constructor does not take."""
+    size, patch, faults = config.image_size, config.patch_size, []
+    if not isinstance(size, int) or not isinstance(patch, int):
+        raise ExportError("torchvision has square images and patches only:", [f"{size=}", f"{patch=}"])
+    again = PlainViTConfig(
+        **_fields(
+            patch_size=patch,
+            width=config.hidden_size,
+            depth=config.num_hidden_layers,
+            heads=config.num_attention_heads,
+            mlp_width=config.intermediate_size,
+            image_size=size,
+            head_dim=config.head_dim,
+            representation_size=config.representation_size,
+            layer_norm_eps=config.layer_norm_eps,
+            hidden_dropout_prob=config.hidden_dropout_prob,
+            attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+            num_labels=config.num_labels,
+        )
+    )
+    if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
+        faults = [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"]
+    if faults := [*faults, *lost_fields(config, again)]:
+        raise ExportError("torchvision's VisionTransformer cannot express this model:", faults)
+
+
+TORCHVISION = TorchvisionFormat()
