@@ -1,0 +1,163 @@
+"""The `plain-vit` command: look into a checkpoint, convert it, prove it, and go back."""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import PlainViTError
+
+FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "google")
+POOLINGS = ("cls", "mean")
+# The options that are arguments of `from_checkpoint` too, under the same names.
+HINTS = (
+    "format", "num_attention_heads", "head_dim", "pooling", "image_size", "patch_size", "num_channels",
+    "attention_scale", "layer_norm_eps", "hidden_act", "architecture", "layout", "image_mean", "image_std", "key",
+    "revision",
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: The words of the command line behind its name; those of this process if not given.
+
+    Returns:
+        The exit code: 0, or that of the error's kind (see `plain_vit.errors`).
+    """
+    options = parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except PlainViTError as error:
+        if options.debug:
+            traceback.print_exc()
+        else:
+            print(f"plain-vit: {type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--debug", action="store_true", help="show the stack trace of an error")
+
+    hints = argparse.ArgumentParser(add_help=False)
+    known = hints.add_argument_group("what you know and the checkpoint may not say")
+    known.add_argument("--format", choices=FORMATS)
+    known.add_argument("--num-attention-heads", type=int)
+    known.add_argument("--head-dim", type=int)
+    known.add_argument("--pooling", choices=POOLINGS)
+    known.add_argument("--image-size", type=size, metavar="SIZE", help="in pixels: 224, or 224x192 (height x width)")
+    known.add_argument("--patch-size", type=size, metavar="SIZE", help="in pixels: 16, or 16x8 (height x width)")
+    known.add_argument("--num-channels", type=int)
+    known.add_argument("--attention-scale", type=float, help="factor on the attention scores")
+    known.add_argument("--layer-norm-eps", type=float, help="epsilon of every norm")
+    known.add_argument("--hidden-act", help="activation of the MLP, such as gelu or quick_gelu")
+    known.add_argument("--architecture", help="timm's name of the model, such as vit_small_patch16_224")
+    known.add_argument("--layout", help="which of the format's layouts, such as the release that wrote the checkpoint")
+    known.add_argument("--image-mean", type=float, nargs="+", help="mean of each channel, as values in 0..1")
+    known.add_argument("--image-std", type=float, nargs="+", help="deviation of each channel, as values in 0..1")
+    known.add_argument("--key", help="which of several models in one file, such as ema")
+    known.add_argument("--revision", help="branch, tag or commit of a Hub repository")
+
+    main_parser = argparse.ArgumentParser(prog="plain-vit", description=__doc__)
+    commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, help: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help, description=help, parents=[shared, *parents])
+        added.set_defaults(run=run)
+        return added
+
+    added = command("inspect", inspect, "say what a checkpoint is, what was inferred and what is open", hints)
+    added.add_argument("source", help="file, folder or Hub id")
+
+    added = command("convert", convert, "turn any plain ViT checkpoint into a Hugging Face folder", hints)
+    added.add_argument("source", help="file, folder or Hub id")
+    added.add_argument("out", type=Path, help="new or empty folder")
+    added.add_argument("--no-verify", action="store_true", help="do not compare with the source's own package")
+    added.add_argument("--force", action="store_true", help="replace what OUT holds")
+
+    added = command("verify", verify, "print the largest difference between two checkpoints, stage by stage", hints)
+    added.add_argument("a", help="file, folder or Hub id; the options describe this one")
+    added.add_argument("b", help="file, folder or Hub id")
+
+    added = command("export", export, "write a checkpoint in another package's own layout", hints)
+    added.add_argument("source", help="file, folder or Hub id")
+    added.add_argument("out", type=Path, help="new or empty folder")
+    added.add_argument("--to", required=True, choices=FORMATS[:-1])
+    added.add_argument("--to-layout", help="which of that format's layouts; today's if not given")
+    added.add_argument("--force", action="store_true", help="replace what OUT holds")
+    return main_parser
+
+
+def inspect(options: argparse.Namespace) -> None:
+    """Print what a checkpoint is."""
+    from .conversion import from_checkpoint
+
+    print(from_checkpoint(options.source, **hints_of(options)).report)
+
+
+def convert(options: argparse.Namespace) -> None:
+    """Write a Hugging Face folder, after the source's own package has confirmed the numbers."""
+    from .conversion import from_checkpoint
+    from .conversion.writing import staged_folder
+
+    sources = [options.source] if Path(options.source).exists() else []
+    with staged_folder(options.out, force=options.force, sources=sources) as folder:  # refuses an OUT in use before any work
+        converted = from_checkpoint(options.source, verify=not options.no_verify, **hints_of(options))
+        print(converted.report)
+        converted.model.save_pretrained(folder)
+        if converted.image_processor is not None:
+            converted.image_processor.save_pretrained(folder)
+    print(f"written: {options.out}")
+
+
+def verify(options: argparse.Namespace) -> None:
+    """Print how far two checkpoints are apart."""
+    from .conversion import from_checkpoint
+    from .conversion.parity import compare_models, probe_images
+
+    a = from_checkpoint(options.a, **hints_of(options))
+    b = from_checkpoint(options.b)
+    differences = compare_models(a.model, b.model, probe_images(a.report.config))
+    print(f"{'stage':12} {'max |a - b|':>12} {'max |a|':>12} {'share':>12}")
+    for stage in differences:
+        print(f"{stage.stage:12} {stage.difference:12.2e} {stage.scale:12.2e} {stage.relative:12.2e}")
+
+
+def export(options: argparse.Namespace) -> None:
+    """Write another package's own layout."""
+    from .conversion import from_checkpoint, to_checkpoint
+
+    converted = from_checkpoint(options.source, **hints_of(options))
+    to_checkpoint(
+        converted.model,
+        options.out,
+        format=options.to,
+        layout=options.to_layout,
+        image_processor=converted.image_processor,
+        force=options.force,
+    )
+    print(f"written: {options.out}")
+
+
+def hints_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the hints that were given, by the names that `from_checkpoint` has."""
+    given = {name: getattr(options, name) for name in HINTS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def size(text: str) -> int | tuple[int, int]:
+    """Read 224 or 224x192 (height x width)."""
+    sides = [int(side) for side in text.lower().split("x")]
+    if len(sides) not in (1, 2) or min(sides) < 1:
+        raise ValueError(text)
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
