@@ -129,7 +129,7 @@ def test_a_value_of_the_wrong_type_is_refused(fields: dict[str, Any]) -> None:
 
 
 def test_every_choice_has_its_implementation_and_every_implementation_its_choice() -> None:
-    tables = {
+    tables: dict[str, dict[Any, Any]] = {
         "patch_projection": PATCH_EMBEDDINGS, "position_embedding_type": POSITION_EMBEDDINGS, "block_type": LAYERS,
         "norm_type": NORMS, "attention_type": ATTENTIONS, "qk_norm": QK_NORMS, "mlp_type": MLPS, "pooling": POOLERS,
         "initialization": INITIALIZATIONS, "reconstruction_target": PATCH_PREDICTORS,
@@ -165,7 +165,7 @@ def test_labels_and_dtype_given_while_loading_replace_the_saved_ones(tmp_path: A
     config = PlainViTConfig.from_pretrained(tmp_path, num_labels=4, dtype="float16", attn_implementation="eager")
     assert (config.num_labels, config.dtype, config._attn_implementation) == (4, "float16", "eager")
     config = PlainViTConfig.from_pretrained(tmp_path, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
-    assert (config.num_labels, config.id2label[1]) == (2, "dog")
+    assert (config.num_labels, config.id2label) == (2, {0: "cat", 1: "dog"})
 
 
 def test_the_last_stage_follows_the_depth_unless_others_were_chosen(tmp_path: Any) -> None:
