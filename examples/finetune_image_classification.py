@@ -49,7 +49,7 @@ from plain_vit.training.metrics import Evaluation, evaluate_classifier
 from plain_vit.training.models import load_classifier
 from plain_vit.training.optimization import average_of, learning_rate_factor, make_optimizer
 from plain_vit.training.processes import StopRequest, start_accelerator
-from plain_vit.training.run import RunFolder, whole_folder, write_whole
+from plain_vit.training.run import RunFolder, move_into, shared_staging, write_file
 
 
 def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
@@ -188,7 +188,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     model, optimizer = accelerator.prepare(model, optimizer)
     progress = run.begin(average) or {"step": 0, "best_accuracy": -1.0, "window": [0.0, 0.0, 0.0]}
     if accelerator.is_main_process:
-        write_whole(run.path / "arguments.yaml", as_yaml(arguments))
+        write_file(run.path / "arguments.yaml", as_yaml(arguments))
     step, best_accuracy = progress["step"], progress["best_accuracy"]
     # Loss, right answers and images of this process since the last line of the log.
     window = torch.tensor(progress["window"], device=accelerator.device) * accelerator.is_main_process
@@ -287,7 +287,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
                 )
                 if plan.may_choose and result.accuracy > best_accuracy:
                     best_accuracy = result.accuracy
-                    with whole_folder(run.path / "best", accelerator) as folder:
+                    with shared_staging(run.path / "best", accelerator) as folder:
                         save_classifier(folder, evaluated, image_processor, accelerator)
 
             if stop.requested_anywhere(accelerator):
@@ -312,9 +312,11 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         "seconds": round(time.perf_counter() - start, 1),
     }
     if accelerator.is_main_process:
-        write_whole(run.path / "results.json", json.dumps(results, indent=2) + "\n")
-    with whole_folder(run.path, accelerator, merge=True) as folder:
+        write_file(run.path / "results.json", json.dumps(results, indent=2) + "\n")
+    with shared_staging(run.path / "model", accelerator) as folder:
         save_classifier(folder, final, image_processor, accelerator)
+    if accelerator.is_main_process:
+        move_into(run.path / "model", run.path)
     say(
         f"{plan.held_out_name} accuracy {result.accuracy:.2%}, loss {result.loss:.4f}, on {result.count} of "
         f"{len(plan.held_out)} images, after {results['seconds']} s; the model is in {run.path}"

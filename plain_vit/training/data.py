@@ -16,6 +16,7 @@ from plain_vit.errors import DataError
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
 
 IMAGE_SUFFIXES = frozenset(PIL.Image.registered_extensions())
+GLYPHS_PER_CLASS = {"train": 1000, "test": 100}
 VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 
 
@@ -34,10 +35,13 @@ def load_digits() -> DatasetDict:
 
 
 def load_glyphs() -> DatasetDict:
-    """Return 34,000 rendered digits and capital letters of 24 by 24 pixels for training, and 3,400 held out."""
+    """Return rendered digits and capital letters of 24 by 24 pixels, 1,000 of each to learn from and 100 held out."""
+    names = list(CHARACTERS)
     return DatasetDict(
-        train=_dataset_of_pixels(*render_glyphs(1000 * len(CHARACTERS), seed=0), list(CHARACTERS)),
-        test=_dataset_of_pixels(*render_glyphs(100 * len(CHARACTERS), seed=1), list(CHARACTERS)),
+        {
+            split: _dataset_of_pixels(*render_glyphs(count * len(names), seed=seed), names)
+            for seed, (split, count) in enumerate(GLYPHS_PER_CLASS.items())
+        }
     )
 
 
@@ -206,9 +210,7 @@ def load_classification_data(
     splits = load_splits(name, subset=subset)
     chosen = _choose_splits(splits, train_split, validation_split, test_split)
     if validation_fraction and "validation" in chosen:
-        raise DataError(
-            "The data set has a validation split: leave out --validation_fraction, or name another --train_split."
-        )
+        raise DataError("The data set has a validation split of its own: leave out --validation_fraction.")
     image_column, label_column = find_columns(chosen["train"].features, image=image_column, label=label_column)
     chosen = DatasetDict({role: _standard_columns(split, image_column, label_column) for role, split in chosen.items()})
     chosen, label_names = _with_class_labels(chosen)
@@ -262,16 +264,15 @@ def _with_class_labels(splits: DatasetDict) -> tuple[DatasetDict, list[str]]:
                 raise DataError(f"The classes of the {role} split are not those of the training split.")
         return splits, list(feature.names)
     values = {role: split["label"][:] for role, split in splits.items()}
-    if not all(isinstance(value, str | int) for column in values.values() for value in column):
+    kinds = {type(value) for column in values.values() for value in column}
+    if kinds not in ({int}, {str}):
         raise DataError(f"The label column holds {feature}: expected classes, whole numbers or words, one per image.")
     classes = sorted(set(values["train"]))
     names = [str(value) for value in classes]
     for role, column in values.items():
         unknown = sorted(set(column) - set(classes))
         if unknown:
-            raise DataError(
-                f"The {role} split has labels that the training split has not: {', '.join(map(repr, unknown[:10]))}."
-            )
+            raise DataError(f"The {role} split has labels that the training split lacks: {unknown[:10]}.")
         numbers = [classes.index(value) for value in column]
         splits[role] = (
             splits[role].remove_columns("label").add_column("label", numbers, feature=ClassLabel(names=names))
@@ -281,9 +282,7 @@ def _with_class_labels(splits: DatasetDict) -> tuple[DatasetDict, list[str]]:
 
 def _check_labels(role: str, labels: np.ndarray, names: Sequence[str]) -> None:
     if len(names) < 2 or (role == "train" and len(np.unique(labels)) < 2):
-        raise DataError(
-            f"The training split has one class only, {names[int(labels[0])]!r}: there is nothing to tell apart."
-        )
+        raise DataError(f"All training images are {names[int(labels[0])]!r}: with one class there is nothing to learn.")
     wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
     if len(wrong):
         raise DataError(

@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
+from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import TrainingError
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTForImageClassification
@@ -54,8 +55,6 @@ def load_classifier(
         processor = PlainViTImageProcessor(size={"height": height, "width": width})
         return PlainViTForImageClassification._from_config(_with_labels(config, label_names)), processor
     if not is_transformers_checkpoint(source):
-        from plain_vit.conversion import from_checkpoint
-
         converted = from_checkpoint(source, num_attention_heads=num_attention_heads)
         model, processor = converted.model, converted.image_processor
     else:

@@ -4,14 +4,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_model, save_model
 from torch import nn
 
+from plain_vit.conversion.writing import staged_file, staged_folder
 from plain_vit.errors import OutputExistsError, TrainingError
 
 OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
@@ -70,7 +72,7 @@ class RunFolder:
         self.accelerator.wait_for_everyone()  # all have looked into the folder before one writes
         if not self.resume and self.accelerator.is_main_process:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path / OPTIONS, json.dumps(self.options, indent=2) + "\n")
+            write_file(self.path / OPTIONS, json.dumps(self.options, indent=2) + "\n")
         progress = None
         checkpoint = max(self.checkpoints.glob("step_*"), default=None)
         if checkpoint is not None:
@@ -81,7 +83,7 @@ class RunFolder:
         if self.accelerator.is_main_process and (self.path / LOG).exists():
             step = progress["step"] if progress else 0
             lines = (self.path / LOG).read_text(encoding="utf-8").splitlines(keepends=True)
-            write_whole(
+            write_file(
                 self.path / LOG,
                 "".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step),
             )
@@ -97,7 +99,7 @@ class RunFolder:
             average: moving average of the weights.
         """
         target = self.checkpoints / f"step_{progress['step']:08d}"
-        with whole_folder(target, self.accelerator) as folder:
+        with shared_staging(target, self.accelerator) as folder:
             self.accelerator.save_state(str(folder))
             if self.accelerator.is_main_process:
                 if average is not None:
@@ -124,54 +126,36 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def whole_folder(target: Path, accelerator: Accelerator, *, merge: bool = False) -> Iterator[Path]:
-    """Give all processes a folder to write a model into, and put it in place when all have written.
+def shared_staging(target: Path, accelerator: Accelerator) -> Iterator[Path]:
+    """Give all processes one folder to write into, which replaces the target when all have written.
 
     Args:
-        target: the place.
+        target: the folder to make.
         accelerator: its processes all come here.
-        merge: leave what else `target` holds, and move the files in; `config.json`, which makes it a model, last.
     """
-    staging = target / ".model" if merge else target.with_name(f".{target.name}")
-    if accelerator.is_main_process:
-        shutil.rmtree(staging, ignore_errors=True)  # left by a run that was killed while it wrote
-        staging.mkdir(parents=True)
-    accelerator.wait_for_everyone()
-    yield staging
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        if merge:
-            _sync_tree(staging)
-            for file in sorted(staging.iterdir(), key=lambda file: file.name == "config.json"):
-                os.replace(file, target / file.name)
-            staging.rmdir()
-            _sync(target)
-        else:
-            if target.exists():
-                shutil.rmtree(target)
-            _sync_tree(staging)
-            os.replace(staging, target)
-            _sync(target.parent)
+    with ExitStack() as main_process:
+        place: list[str | None] = [None]
+        if accelerator.is_main_process:
+            place = [str(main_process.enter_context(staged_folder(target, force=True)))]
+        broadcast_object_list(place)
+        yield Path(str(place[0]))
+        accelerator.wait_for_everyone()
     accelerator.wait_for_everyone()
 
 
-def write_whole(target: Path, text: str) -> None:
+def move_into(folder: Path, target: Path) -> None:
+    """Move the files of a saved model into a folder that holds other things; `config.json` last, so that it is whole.
+
+    Args:
+        folder: the saved model, which goes.
+        target: where its files go; files of the same names are replaced.
+    """
+    for file in sorted(folder.iterdir(), key=lambda file: file.name == "config.json"):
+        os.replace(file, target / file.name)
+    folder.rmdir()
+
+
+def write_file(target: Path, text: str) -> None:
     """Write a file that is there with all its text or as it was before."""
-    staging = target.with_name(f".{target.name}")
-    staging.write_text(text, encoding="utf-8")
-    _sync(staging)
-    os.replace(staging, target)
-    _sync(target.parent)
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with staged_file(target, force=True) as new:
+        new.write_text(text, encoding="utf-8")

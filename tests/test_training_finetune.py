@@ -1,0 +1,270 @@
+"""The fine-tuning script, run as its users run it: in one process or two, killed and resumed, opened afterwards."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, pipeline
+
+from plain_vit.errors import DataError, OutputExistsError, TrainingError
+from plain_vit.training.data import load_splits
+from plain_vit.training.run import read_log
+from tests.conftest import randomize_
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "finetune_image_classification.py"
+PYTHON = [sys.executable]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1"]
+# 70 images in batches of 12: epochs end within batches. 7 steps, evaluated twice.
+SHORT = {"dataset": "digits", "shots_per_class": 7, "steps": 7, "batch_size": 12, "evaluations": 2, "log_every": 1}
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """Return the script as a module."""
+    specification = importlib.util.spec_from_file_location("finetune_image_classification", SCRIPT)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Sum in the same order as the subprocesses do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory) -> Path:
+    """Return a stock ViT with dropout, for three classes."""
+    folder = tmp_path_factory.mktemp("model")
+    config = ViTConfig(
+        hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=28, image_size=24, patch_size=8,
+        num_labels=3, hidden_dropout_prob=0.1,
+    )  # fmt: skip
+    randomize_(ViTForImageClassification(config)).save_pretrained(folder)
+    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
+    return folder
+
+
+def start(launcher: list[str], **options: object) -> subprocess.Popen[str]:
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
+    return subprocess.Popen(
+        [*launcher, str(SCRIPT), *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def launch(launcher: list[str], **options: object) -> str:
+    process = start(launcher, **options)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+def numbers_of(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    return load_file(folder / "model.safetensors"), read_log(folder)
+
+
+# Exact resume
+
+HARD = {
+    "dataset": "digits", "shots_per_class": 7, "steps": 40, "batch_size": 12, "gradient_accumulation_steps": 2,
+    "evaluations": 3, "log_every": 3, "checkpoint_every": 4, "ema_decay": 0.9, "mixup": 0.4, "cutmix": 0.7,
+    "augmentation": "affine", "crop_scale": 0.7, "horizontal_flip": 0.5, "layer_decay": 0.8, "validation_fraction": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "launcher, num_workers",
+    [
+        (PYTHON, 0),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((PYTHON, 2), (TORCHRUN, 0), (TORCHRUN, 2))),
+    ],
+    ids=["1 process", "1 process 2 workers", "2 processes", "2 processes 2 workers"],
+)
+def test_killed_run_goes_on_to_the_same_bits(launcher, num_workers, model_folder, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    options = {"model": model_folder, "num_workers": num_workers, **HARD}
+    launch(launcher, output_dir=whole, **options)
+
+    process = start(launcher, output_dir=killed, **options)
+    wait_for_step(process, killed, 9)
+    for child in children_of(process.pid):
+        os.kill(child, signal.SIGKILL)
+    process.kill()
+    process.communicate()
+    assert not (killed / "config.json").exists(), "it ended before it was killed"
+    launch(launcher, output_dir=killed, resume=True, **options)
+
+    (weights, log), (weights_again, log_again) = numbers_of(whole), numbers_of(killed)
+    assert log == log_again
+    assert all(torch.equal(tensor, weights_again[name]) for name, tensor in weights.items())
+
+
+def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> None:
+    """Wait until a checkpoint of that step or a later one stands."""
+    while not any(int(checkpoint.name[5:]) >= step for checkpoint in folder.glob("checkpoints/step_*")):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes below this one, the lowest first."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [descendant for child in map(int, listed.stdout.split()) for descendant in (*children_of(child), child)]
+
+
+def test_termination_saves_and_says_how_to_go_on(model_folder, tmp_path):
+    options = {"model": model_folder, "output_dir": tmp_path / "run", **SHORT, "steps": 400, "checkpoint_every": 2}
+    process = start(PYTHON, **options)
+    wait_for_step(process, tmp_path / "run", 2)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "go on with --resume" in output
+    assert "Traceback" not in output
+
+
+# Several processes
+
+
+def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(model_folder, tmp_path, script):
+    # 360 images are no multiple of 26: the last batches are padded. SGD, because the first step of Adam moves all weights
+    # by the same amount, and then rounding decides between classes that are equally likely.
+    options = {**SHORT, "eval_batch_size": 26, "optimizer": "sgd", "learning_rate": 0.1}
+    no_dropout = tmp_path / "model"
+    stock = ViTForImageClassification.from_pretrained(model_folder, hidden_dropout_prob=0.0)
+    stock.save_pretrained(no_dropout)
+    ViTImageProcessor.from_pretrained(model_folder).save_pretrained(no_dropout)
+    one = script.finetune(script.FinetuneArguments(model=str(no_dropout), output_dir=str(tmp_path / "one"), **options))
+    output = launch(TORCHRUN, model=no_dropout, output_dir=tmp_path / "two", num_processes=2, **options)
+    assert "in 2 processes" in output
+    assert output.count("on 360 of 360 images") == 3
+    assert one.count == 360
+    for line, line_of_two in zip(read_log(tmp_path / "one"), read_log(tmp_path / "two"), strict=True):
+        # The gradients of both halves are averaged in another order than one batch sums them.
+        assert line_of_two == pytest.approx(line, rel=1e-5)
+    results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
+    assert results[0]["images_evaluated"] == results[1]["images_evaluated"] == 360
+    assert results[0]["test_accuracy"] == results[1]["test_accuracy"] == one.accuracy
+
+
+def test_another_number_of_processes_than_asked_for_is_refused(model_folder, tmp_path, script):
+    arguments = script.FinetuneArguments(
+        model=str(model_folder), output_dir=str(tmp_path / "run"), num_processes=2, **SHORT
+    )
+    with pytest.raises(TrainingError, match="1 processes are running, 2 were asked for"):
+        script.finetune(arguments)
+    assert not (tmp_path / "run").exists()
+
+
+# What comes out
+
+
+def test_result_of_accelerate_launch_opens_with_its_labels(model_folder, tmp_path):
+    run = tmp_path / "run"
+    launch(ACCELERATE, model=model_folder, output_dir=run, **SHORT)
+    classifier = pipeline("image-classification", model=str(run))
+    images = load_splits("digits")["test"]["image"][:5]
+    answers = classifier(images, top_k=10)
+    assert {answer["label"] for answer in answers[0]} == {str(digit) for digit in range(10)}
+    assert classifier.model.config.label2id == {str(digit): digit for digit in range(10)}
+
+
+def test_arguments_are_written_back_and_repeat_the_run(model_folder, tmp_path, script):
+    first, second = tmp_path / "first", tmp_path / "second"
+    script.finetune(script.FinetuneArguments(model=str(model_folder), output_dir=str(first), **SHORT))
+    again = script.parse_arguments([str(first / "arguments.yaml"), "--output_dir", str(second)])
+    script.finetune(again)
+    assert yaml.safe_load((second / "arguments.yaml").read_text())["output_dir"] == str(second)
+    (weights, log), (weights_again, log_again) = numbers_of(first), numbers_of(second)
+    assert log == log_again
+    assert all(torch.equal(tensor, weights_again[name]) for name, tensor in weights.items())
+
+
+def test_validation_split_chooses_the_weights_that_are_saved(model_folder, tmp_path, script):
+    arguments = script.FinetuneArguments(
+        model=str(model_folder), output_dir=str(tmp_path / "run"), validation_fraction=0.2,
+        **{**SHORT, "steps": 12, "evaluations": 6, "learning_rate": 0.03, "schedule": "constant"},
+    )  # fmt: skip
+    script.finetune(arguments)
+    saved, log = numbers_of(tmp_path / "run")
+    accuracies = {line["step"]: line["validation_accuracy"] for line in log if "validation_accuracy" in line}
+    best = max(accuracies, key=accuracies.get)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    last = load_file(checkpoints / "step_00000012" / "model.safetensors")
+    assert best < 12, "choose other settings: the last weights are the best"
+    assert not torch.equal(saved["classifier.weight"], last["classifier.weight"])
+
+
+def test_any_image_classifier_can_be_fine_tuned(tmp_path, script):
+    from transformers import ConvNextImageProcessor, ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 2], layer_type="basic", num_labels=3)
+    randomize_(ResNetForImageClassification(config)).save_pretrained(tmp_path / "resnet")
+    ConvNextImageProcessor(size={"shortest_edge": 33}, crop_pct=1.0).save_pretrained(tmp_path / "resnet")
+    script.finetune(script.FinetuneArguments(model=str(tmp_path / "resnet"), output_dir=str(tmp_path / "run"), **SHORT))
+    assert pipeline("image-classification", model=str(tmp_path / "run")).model.config.num_labels == 10
+
+
+# Bad input
+
+
+def test_bad_input_is_refused_before_anything_is_written(model_folder, tmp_path, script):
+    good = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT}
+    for changed, error, message in (
+        ({"dataset": "./nowhere"}, DataError, "no file or folder"),
+        ({"image_column": "picture"}, DataError, "no column 'picture'"),
+        ({"train_split": "training"}, DataError, "no split 'training'"),
+        ({"shots_per_class": 400}, DataError, "fewer than the 400"),
+        ({"batch_size": 13, "gradient_accumulation_steps": 2}, TrainingError, "multiple of 2"),
+        ({"model": "vit-tiny-patch16-224"}, TrainingError, "--from_scratch"),
+        ({"ema_decay": 1.5}, TrainingError, "ema_decay is 1.5"),
+        ({"resume": True}, TrainingError, "holds no run"),
+    ):
+        with pytest.raises(error, match=message):
+            script.finetune(script.FinetuneArguments(**{**good, **changed}))
+        assert not (tmp_path / "run").exists(), changed
+
+
+def test_folder_that_is_not_empty_or_of_another_run_is_refused(model_folder, tmp_path, script):
+    run = tmp_path / "run"
+    good = {"model": str(model_folder), "output_dir": str(run), **SHORT, "steps": 2}
+    script.finetune(script.FinetuneArguments(**good))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(OutputExistsError, match="is not empty"):
+        script.finetune(script.FinetuneArguments(**good))
+    with pytest.raises(TrainingError, match=r"learning_rate \(was 0\.001, is 0\.1\)"):
+        script.finetune(script.FinetuneArguments(**good, resume=True, learning_rate=0.1))
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_script_ends_with_one_line_and_the_exit_code_of_the_error(model_folder, tmp_path, script, capsys, monkeypatch):
+    words = [
+        "--model",
+        str(model_folder),
+        "--dataset",
+        str(tmp_path / "nothing"),
+        "--output_dir",
+        str(tmp_path / "run"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["finetune", *words])
+    with pytest.raises(SystemExit) as stopped:
+        script.main()
+    assert stopped.value.code == DataError.exit_code
+    assert capsys.readouterr().err.count("\n") == 1

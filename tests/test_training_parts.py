@@ -1,0 +1,362 @@
+"""The parts of a training run: order and augmentation, optimizer groups, schedule, heads, evaluation, files."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from accelerate import Accelerator
+from datasets import ClassLabel, Dataset, Features, Image
+from torch import nn
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+from transformers import (
+    DeiTConfig,
+    DeiTForImageClassificationWithTeacher,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+    get_scheduler,
+)
+from transformers.modeling_outputs import ImageClassifierOutput
+
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.errors import TrainingError
+from plain_vit.training.images import (
+    AugmentedImages,
+    ProcessedImages,
+    ShuffledStream,
+    batch_mixing,
+    input_size,
+    randomness,
+    training_transform,
+)
+from plain_vit.training.metrics import Accuracy, evaluate_classifier
+from plain_vit.training.models import head_of, load_classifier, with_new_head
+from plain_vit.training.optimization import (
+    average_of,
+    heights_above_input,
+    learning_rate_factor,
+    make_optimizer,
+)
+from tests.conftest import randomize_
+
+SMALL = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20}
+RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [2, 2], "layer_type": "basic"}
+
+
+def small_vit(**changes) -> PlainViTForImageClassification:
+    config = PlainViTConfig(**{**SMALL, "image_size": (24, 16), "patch_size": 8, "num_labels": 5, **changes})
+    return randomize_(PlainViTForImageClassification(config))
+
+
+@pytest.fixture
+def images() -> Dataset:
+    """Return 11 noisy images of 9 by 13 pixels."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (11, 9, 13, 3), dtype=np.uint8)
+    features = Features({"image": Image(), "label": ClassLabel(3)})
+    rows = {"image": [PIL.Image.fromarray(image) for image in pixels], "label": [row % 3 for row in range(11)]}
+    return Dataset.from_dict(rows, features=features)
+
+
+# The order of training
+
+
+def test_stream_visits_every_row_once_per_epoch_in_another_order():
+    drawn = list(ShuffledStream(7, length=3 * 7 + 2, seed=5))
+    orders = [[row for epoch, row in drawn if epoch == number] for number in range(4)]
+    assert [sorted(order) for order in orders[:3]] == [list(range(7))] * 3
+    assert len({tuple(order) for order in orders[:3]}) == 3
+    assert len(orders[3]) == 2
+
+
+def test_stream_goes_on_where_it_was_left():
+    whole = list(ShuffledStream(7, length=30, seed=5))
+    for start in (0, 6, 7, 20, 30):
+        rest = ShuffledStream(7, length=30, seed=5, start=start)
+        assert list(rest) == whole[start:]
+        assert len(rest) == 30 - start
+    assert list(ShuffledStream(7, length=30, seed=6)) != whole
+
+
+def test_augmentation_depends_on_seed_epoch_and_row_alone(images):
+    transform = v2.Compose([v2.PILToTensor(), v2.RandomCrop(5), v2.RandomHorizontalFlip()])
+    seen = AugmentedImages(images, transform, seed=1)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first = seen[2, 4]["pixel_values"]
+    assert torch.equal(torch.get_rng_state(), before), "it drew from the generator of the model"
+    torch.manual_seed(4)
+    assert torch.equal(seen[2, 4]["pixel_values"], first)
+    epochs = {seen[epoch, 4]["pixel_values"].numpy().tobytes() for epoch in range(20)}
+    assert len(epochs) > 10
+    seeds = {AugmentedImages(images, transform, seed)[2, 4]["pixel_values"].numpy().tobytes() for seed in range(20)}
+    assert len(seeds) > 10
+
+
+def test_augmentation_is_the_same_in_workers(images):
+    transform = v2.Compose([v2.PILToTensor(), v2.RandomCrop(5)])
+    batches = [
+        [
+            batch["pixel_values"]
+            for batch in DataLoader(
+                AugmentedImages(images, transform, seed=1),
+                batch_size=3,
+                sampler=ShuffledStream(11, length=15, seed=2),
+                num_workers=workers,
+            )
+        ]
+        for workers in (0, 2)
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(*batches, strict=True))
+
+
+def test_neighbouring_keys_give_unrelated_randomness():
+    assert len({randomness(seed, epoch) for seed in range(10) for epoch in range(10)}) == 100
+    assert randomness(1, 2) != randomness(2, 1)
+
+
+# From image to pixels
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        ViTImageProcessor(size={"height": 24, "width": 16}, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]),
+        ViTImageProcessor(size={"height": 24, "width": 16}, do_normalize=False, rescale_factor=1 / 200),
+        ViTImageProcessor(size={"height": 24, "width": 16}, do_rescale=False, image_mean=[9] * 3, image_std=[50] * 3),
+        PlainViTImageProcessor(size={"height": 24, "width": 16}),
+    ],
+    ids=["mean and std", "no normalisation", "no rescaling", "ours"],
+)
+def test_plain_training_pixels_are_those_of_the_image_processor(processor, images):
+    image = images[0]["image"]
+    expected = processor(image, return_tensors="pt")["pixel_values"][0]
+    pixels = training_transform(processor)(image)
+    assert pixels.shape == (3, 24, 16)
+    # Pillow, which resizes here, rounds each pass to whole levels: up to 2 of 255 away from torchvision's resizing.
+    level = (expected.max() - expected.min()) / 255
+    assert (pixels - expected).abs().max() <= 2.5 * level
+
+
+def test_input_size_is_the_crop_where_there_is_one():
+    crop = {"do_center_crop": True, "crop_size": {"height": 24, "width": 16}}
+    assert input_size(PlainViTImageProcessor(size={"shortest_edge": 32}, **crop)) == (24, 16)
+    assert input_size(PlainViTImageProcessor(size={"shortest_edge": 32}, do_center_crop=False)) == (32, 32)
+    with pytest.raises(TrainingError, match="expected height and width"):
+        input_size(ViTImageProcessor(size={"longest_edge": 32, "shortest_edge": 8}))
+
+
+@pytest.mark.parametrize("augmentation", ["none", "affine", "randaugment", "trivialaugment"])
+def test_augmented_pixels_keep_size_and_range(augmentation, images):
+    processor = PlainViTImageProcessor(size={"height": 24, "width": 16})
+    transform = training_transform(
+        processor, crop_scale=0.5, horizontal_flip=0.5, augmentation=augmentation, random_erasing=0.5
+    )
+    seen = [transform(images[0]["image"]) for _ in range(10)]
+    assert all(pixels.shape == (3, 24, 16) and pixels.min() >= -1 and pixels.max() <= 1 for pixels in seen)
+    assert len({pixels.numpy().tobytes() for pixels in seen}) == 10
+
+
+def test_mixing_blends_labels_as_it_blends_images():
+    pixels = torch.eye(6)[:, None, :, None].expand(6, 3, 6, 4).clone()
+    labels = torch.arange(6)
+    same, numbers = batch_mixing(mixup=0, cutmix=0, num_classes=6)(pixels, labels)
+    assert torch.equal(same, pixels)
+    assert torch.equal(numbers, labels)
+    mixed, soft = batch_mixing(mixup=1.0, cutmix=0, num_classes=6)(pixels, labels)
+    assert torch.allclose(mixed[:, 0, :, 0], soft)
+    _, soft = batch_mixing(mixup=0, cutmix=1.0, num_classes=6)(pixels, labels)
+    assert torch.allclose(soft.sum(dim=1), torch.ones(6))
+    assert soft.max(dim=1).values.min() < 1
+
+
+# Optimisation
+
+
+def test_weight_decay_falls_on_matrices_and_kernels_alone():
+    model = small_vit(num_register_tokens=2, pooling="map")
+    groups = make_optimizer(model, "adamw", learning_rate=0.1, weight_decay=0.3).param_groups
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed = {names[id(parameter)] for group in groups if group["weight_decay"] for parameter in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(names)
+    assert decayed == {
+        name
+        for name, parameter in model.named_parameters()
+        if name.endswith("weight") and parameter.ndim >= 2 and "position" not in name
+    }
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+def test_every_optimizer_moves_every_parameter(name):
+    model = small_vit()
+    before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
+    optimizer = make_optimizer(model, name, learning_rate=0.1, weight_decay=0.1, momentum=0.8)
+    model(torch.randn(2, 3, 24, 16), labels=torch.tensor([0, 3])).loss.backward()
+    optimizer.step()
+    # The bias of the keys shifts all scores of a query alike: its gradient is zero but for rounding.
+    unmoved = {key for key, parameter in model.named_parameters() if torch.equal(parameter, before[key])}
+    assert not {key for key in unmoved if not key.endswith("k_proj.bias")}
+
+
+@pytest.mark.parametrize("stock", [False, True], ids=["plain-vit", "stock ViT"])
+def test_layer_decay_slows_each_block_below_the_head(stock):
+    model = ViTForImageClassification(ViTConfig(**SMALL, image_size=16, patch_size=8)) if stock else small_vit()
+    optimizer = make_optimizer(model, "adamw", learning_rate=1.0, layer_decay=0.5)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    rates = {
+        names[id(parameter)]: group["peak_lr"] for group in optimizer.param_groups for parameter in group["params"]
+    }
+    assert {rate for name, rate in rates.items() if "embeddings" in name} == {0.5**4}
+    for block in range(3):
+        assert {rate for name, rate in rates.items() if f".{block}." in name} == {0.5 ** (3 - block)}
+    assert {rate for name, rate in rates.items() if name.startswith("classifier")} == {1.0}
+
+
+def test_layer_decay_refuses_a_model_of_several_stacks():
+    config = ResNetConfig(**RESNET)
+    with pytest.raises(TrainingError, match="one stack of blocks"):
+        heights_above_input([name for name, _ in ResNetForImageClassification(config).named_parameters()])
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_schedule_is_that_of_transformers_but_for_the_first_step(schedule):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    name = "constant_with_warmup" if schedule == "constant" else schedule
+    reference = get_scheduler(name, optimizer, num_warmup_steps=5, num_training_steps=23)
+    for step in range(23):
+        factor = learning_rate_factor(step, total=23, warmup=5, schedule=schedule)
+        if step < 5:  # transformers takes its first step at a learning rate of zero
+            assert factor == (step + 1) / 5
+        else:
+            assert math.isclose(factor, reference.get_last_lr()[0], abs_tol=1e-12)
+        optimizer.step()
+        reference.step()
+
+
+def test_average_follows_its_formula():
+    model = nn.Linear(3, 2)
+    average = average_of(model, 0.75, Accelerator(cpu=True))
+    expected = None
+    for _ in range(4):
+        nn.init.normal_(model.weight)
+        average.update_parameters(model)
+        expected = model.weight.detach().clone() if expected is None else 0.75 * expected + 0.25 * model.weight.detach()
+    assert torch.allclose(average.module.weight, expected)
+    with pytest.raises(TrainingError, match="less than 1"):
+        average_of(model, 1.0, Accelerator(cpu=True))
+
+
+# Heads
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: small_vit(),
+        lambda: small_vit(pooling="map", use_class_token=False),
+        lambda: ViTForImageClassification(ViTConfig(**SMALL, image_size=24, patch_size=8, num_labels=5)),
+        lambda: ResNetForImageClassification(ResNetConfig(**RESNET, num_labels=5)),
+        lambda: DeiTForImageClassificationWithTeacher(DeiTConfig(**SMALL, image_size=24, patch_size=8, num_labels=5)),
+    ],
+    ids=["plain-vit", "map pooling", "stock ViT", "ResNet", "two heads"],
+)
+@pytest.mark.parametrize("count", [4, 5])
+def test_new_head_is_zero_and_all_else_is_kept(model, count):
+    old = randomize_(model()).eval()
+    new = with_new_head(old, [f"class {number}" for number in range(count)]).eval()
+    assert new.config.num_labels == count
+    assert new.config.id2label[1] == "class 1"
+    head = head_of(old)
+    assert head
+    assert all(
+        torch.equal(tensor, torch.zeros_like(tensor) if name in head else old.state_dict()[name])
+        for name, tensor in new.state_dict().items()
+    )
+    assert old.config.num_labels == 5
+    assert new(torch.randn(2, 3, 24, 24)).logits.abs().max() == 0
+
+
+def test_checkpoint_without_weights_of_its_body_is_refused(tmp_path):
+    config = ViTConfig(**SMALL, image_size=24, patch_size=8, num_labels=5)
+    model = ViTForImageClassification(config)
+    kept = {
+        name: tensor for name, tensor in model.state_dict().items() if "layers.1" not in name and "layer.1" not in name
+    }
+    model.save_pretrained(tmp_path, state_dict=kept)
+    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
+    with pytest.raises(TrainingError, match="lacks weights"):
+        load_classifier(str(tmp_path), ["a", "b"])
+
+
+def test_from_scratch_keeps_the_architecture_and_no_weight(tmp_path):
+    small_vit(image_size=24, num_labels=7).save_pretrained(tmp_path)
+    PlainViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
+    fresh, processor = load_classifier(str(tmp_path), ["a", "b"], from_scratch=True)
+    tuned, _ = load_classifier(str(tmp_path), ["a", "b"])
+    assert fresh.config.hidden_size == tuned.config.hidden_size == SMALL["hidden_size"]
+    assert fresh.config.num_labels == 2
+    assert dict(processor.size) == {"height": 24, "width": 24}
+    names = [name for name, parameter in tuned.named_parameters() if parameter.ndim == 2 and "classifier" not in name]
+    assert names
+    assert not [name for name in names if torch.equal(fresh.state_dict()[name], tuned.state_dict()[name])]
+
+
+def test_preset_is_trained_from_scratch_only():
+    model, processor = load_classifier("vit-tiny-patch16-32", ["a", "b", "c"], from_scratch=True)
+    assert model.config.num_labels == 3
+    assert input_size(processor) == (32, 32)
+    with pytest.raises(TrainingError, match="--from_scratch"):
+        load_classifier("vit-tiny-patch16-32", ["a", "b"])
+
+
+def test_half_precision_checkpoint_is_trained_in_float32(tmp_path):
+    small_vit(image_size=24).bfloat16().save_pretrained(tmp_path)
+    PlainViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
+    model, _ = load_classifier(str(tmp_path), ["a", "b"])
+    assert Counter(parameter.dtype for parameter in model.parameters()).keys() == {torch.float32}
+
+
+# Evaluation
+
+
+class Constant(nn.Module):
+    """Answers with the logits that come as its pixels."""
+
+    def forward(self, pixel_values: torch.Tensor) -> ImageClassifierOutput:
+        return ImageClassifierOutput(logits=pixel_values)
+
+
+def test_accuracy_counts_right_answers_offline():
+    metric = Accuracy(keep_in_memory=True)
+    metric.add_batch(predictions=[0, 1, 2], references=[0, 2, 2])
+    metric.add_batch(predictions=[4], references=[3])
+    assert metric.compute() == {"accuracy": 0.5}
+
+
+def test_evaluation_equals_one_batch_of_everything():
+    logits, labels = torch.randn(11, 4), torch.randint(4, (11,))
+    rows = [{"pixel_values": row, "labels": label} for row, label in zip(logits, labels, strict=True)]
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(rows, batch_size=3))
+    result = evaluate_classifier(Constant(), loader, accelerator, size=11)
+    assert result.accuracy == (logits.argmax(1) == labels).double().mean().item()
+    assert result.loss == nn.functional.cross_entropy(logits, labels).item()
+    assert result.count == 11
+    assert np.array_equal(result.labels, labels.numpy())
+    assert np.array_equal(result.probabilities, logits.softmax(1).numpy())
+    with pytest.raises(TrainingError, match="11 images were evaluated, but the set has 12"):
+        evaluate_classifier(Constant(), loader, accelerator, size=12)
+
+
+def test_evaluation_pixels_are_the_image_processors(images):
+    processor = PlainViTImageProcessor(size={"height": 24, "width": 16})
+    batch = ProcessedImages(processor)([images[row] for row in (3, 5)])
+    expected = processor([images[row]["image"] for row in (3, 5)], return_tensors="pt")["pixel_values"]
+    assert torch.equal(batch["pixel_values"], expected)
+    assert batch["labels"].tolist() == [0, 2]
