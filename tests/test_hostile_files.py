@@ -1,0 +1,207 @@
+"""Broken, mistaken and hostile files get a documented error: nothing is run, nothing hangs, little memory is taken."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import strategies
+
+from plain_vit.conversion.reading import read_checkpoint
+from plain_vit.errors import PlainViTError, UnsafeFileError
+from tests.bad_files import BAD_FILES, PAYLOAD
+from tests.test_reading import WRITERS, some_tensors
+
+
+@pytest.mark.parametrize("title", BAD_FILES)
+def test_a_bad_file_gets_the_error_that_names_it_and_its_remedy(
+    title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "input").mkdir()
+    monkeypatch.chdir(tmp_path)
+    make, raises, says = BAD_FILES[title]
+    source = make(tmp_path / "input")
+    held = sorted(tmp_path.rglob("*"))
+    started = time.monotonic()
+    with pytest.raises(raises, match=says) as caught:
+        read_checkpoint(source)
+    assert time.monotonic() - started < 60
+    assert type(caught.value) is raises
+    assert str(source) in str(caught.value)
+    assert len(str(caught.value)) < 3000
+    assert sorted(tmp_path.rglob("*")) == held
+    assert PAYLOAD not in os.listdir(tmp_path)
+
+
+def test_the_payload_of_the_hostile_files_does_run_where_nobody_takes_care(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this the tests above could pass on a payload that does nothing."""
+    monkeypatch.chdir(tmp_path)
+    path = BAD_FILES["pickle that calls os.system"].make(tmp_path)
+    torch.load(path, weights_only=False)
+    assert (tmp_path / PAYLOAD).exists()
+
+
+OPEN_ALL = """
+import json, resource, sys
+from pathlib import Path
+from plain_vit.conversion.reading import read_checkpoint
+from plain_vit.errors import PlainViTError
+
+def kilobytes(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(field)).split()[1])
+
+resource.setrlimit(resource.RLIMIT_AS, (kilobytes("VmSize") * 1024 + 1_200_000_000,) * 2)
+Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+before = kilobytes("VmRSS")
+refused = []
+for source in json.load(sys.stdin):
+    try:
+        read_checkpoint(source)
+    except PlainViTError:
+        refused.append(source)
+print(json.dumps([len(refused), (kilobytes("VmHWM") - before) / 1024]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads its own size from /proc")
+def test_no_bad_file_takes_much_memory(tmp_path: Path) -> None:
+    """Every bad file is opened in one process that may take 1.2 GB more than it has after its imports."""
+    sources = []
+    for number, bad in enumerate(BAD_FILES.values()):
+        (tmp_path / str(number)).mkdir()
+        sources.append(str(bad.make(tmp_path / str(number))))
+    child = subprocess.run(
+        [sys.executable, "-c", OPEN_ALL], input=json.dumps(sources), capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    refused, grown_mb = json.loads(child.stdout.splitlines()[-1])
+    assert refused == len(BAD_FILES)
+    assert 0 < grown_mb < 800  # the parsed form of the largest header that is read
+    assert not list(tmp_path.rglob(PAYLOAD))
+
+
+def test_a_torch_too_old_to_read_pickles_safely_reads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = WRITERS["pt"](some_tensors(), tmp_path)
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(UnsafeFileError, match=r"update to torch 2\.10"):
+        read_checkpoint(path)
+    read_checkpoint(WRITERS["safetensors"](some_tensors(), tmp_path))
+
+
+def test_compressed_zeros_within_the_limit_are_read(tmp_path: Path) -> None:
+    """The zeroed heads of real checkpoints shrink a thousandfold; they are no bomb."""
+    np.savez_compressed(tmp_path / "head.npz", kernel=np.zeros((21843, 768), np.float32))
+    tensors = read_checkpoint(tmp_path / "head.npz").tensors
+    assert (tmp_path / "head.npz").stat().st_size < tensors.nbytes / 900
+    assert not tensors["kernel"].any()
+
+
+def test_a_damaged_array_of_an_npz_is_noticed_when_it_is_read(tmp_path: Path) -> None:
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "a.npz", a=np.arange(1000.0))
+        data = bytearray((tmp_path / "a.npz").read_bytes())
+        data[600] ^= 0xFF
+        (tmp_path / "a.npz").write_bytes(data)
+        tensors = read_checkpoint(tmp_path / "a.npz").tensors
+        with pytest.raises(PlainViTError, match="cannot be unpacked|too early"):
+            tensors["a"]
+
+
+# ---- mutations: what we open, the format's own reader opens with the same numbers ----
+
+REFERENCES = {
+    "safetensors": lambda path: safetensors.torch.load(path.read_bytes()),
+    "pt": lambda path: torch.load(path, weights_only=True, map_location="cpu"),
+    "pt before torch 1.6": lambda path: torch.load(path, weights_only=True, map_location="cpu"),
+    "npz": lambda path: dict(np.load(path, allow_pickle=False)),
+    "npz compressed": lambda path: dict(np.load(path, allow_pickle=False)),
+}
+
+
+@strategies.composite
+def mutations(draw: strategies.DrawFn, size: int) -> list[tuple[str, int, int, bytes]]:
+    """One to four edits: bytes overwritten, bits flipped, a stretch removed, repeated, or everything after it cut."""
+    edits = []
+    for _ in range(draw(strategies.integers(1, 4))):
+        kind = draw(strategies.sampled_from(["overwrite", "flip", "remove", "repeat", "insert", "cut"]))
+        start = draw(strategies.integers(0, size - 1))
+        if draw(strategies.booleans()):  # headers lie at either end, and most bytes between are numbers
+            start = start % 200 if draw(strategies.booleans()) else size - 1 - start % 400
+        length = draw(strategies.integers(1, 64))
+        edits.append((kind, start, length, draw(strategies.binary(min_size=1, max_size=16))))
+    return edits
+
+
+def mutated(data: bytes, edits: list[tuple[str, int, int, bytes]]) -> bytes:
+    for kind, start, length, new in edits:
+        if kind == "overwrite":
+            data = data[:start] + new + data[start + len(new) :]
+        elif kind == "flip":
+            data = (
+                data[:start] + bytes(byte ^ (1 << length % 8) for byte in data[start : start + 1]) + data[start + 1 :]
+            )
+        elif kind == "remove":
+            data = data[:start] + data[start + length :]
+        elif kind == "repeat":
+            data = data[: start + length] + data[start:]
+        elif kind == "insert":
+            data = data[:start] + new + data[start:]
+        else:
+            data = data[:start]
+    return data
+
+
+def assert_opens_right_or_not_at_all(kind: str, examples: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = WRITERS[kind](some_tensors(), Path(name))
+        whole = path.read_bytes()
+        opened = []
+
+        @hypothesis.settings(max_examples=examples, database=None, suppress_health_check=list(hypothesis.HealthCheck))
+        @hypothesis.given(mutations(len(whole)))
+        def check(edits: list[tuple[str, int, int, bytes]]) -> None:
+            path.write_bytes(mutated(whole, edits))
+            started = time.monotonic()
+            try:
+                tensors = dict(read_checkpoint(path, key=".").tensors)
+            except PlainViTError:
+                return
+            finally:
+                assert time.monotonic() - started < 60
+            opened.append(edits)
+            reference = REFERENCES[kind](path)
+            for name, tensor in tensors.items():
+                assert_equal_bits(tensor, reference[name])
+
+        check()
+        assert opened, "no mutated file opened: the mutations are too coarse to say anything"
+
+
+def assert_equal_bits(tensor: torch.Tensor, expected: torch.Tensor | np.ndarray) -> None:
+    if isinstance(expected, np.ndarray):
+        expected = expected.view(np.int16) if expected.dtype == np.dtype("V2") else expected
+        expected = torch.from_numpy(expected.astype(expected.dtype.newbyteorder("=")))
+    assert tensor.shape == expected.shape
+    assert torch.equal(*(each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (tensor, expected)))
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_a_mutated_file_opens_with_the_numbers_it_holds_or_gets_a_documented_error(kind: str) -> None:
+    assert_opens_right_or_not_at_all(kind, examples=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_a_thousand_mutated_files_open_right_or_get_a_documented_error(kind: str) -> None:
+    assert_opens_right_or_not_at_all(kind, examples=1000)
