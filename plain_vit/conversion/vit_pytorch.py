@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -244,10 +244,10 @@ def layout_fields(layout: Layout, config: PlainViTConfig) -> dict[str, Any]:
     return fields
 
 
-def layout_scale(layout: Layout, config: PlainViTConfig) -> float:
+def layout_scale(layout: Layout, hidden_size: int, head_dim: int) -> float:
     """Return the factor on the attention scores."""
-    widths = {"hidden_size": config.hidden_size, "head_dim": config.head_dim, "nothing": 1}
-    return float(widths[layout.scale] ** -0.5)  # type: ignore[operator]
+    widths = {"hidden_size": hidden_size, "head_dim": head_dim, "nothing": 1}
+    return float(widths[layout.scale] ** -0.5)
 
 
 class _Reader:
@@ -282,7 +282,7 @@ class _Reader:
         }
         heads, head_dim = self.heads(hidden_size)
         pooling = self.pooling(class_rows[0] > 0)
-        layout = self.layout(pooling)
+        layout = self.layout(pooling, hidden_size, head_dim)
         patch_size, num_channels = self.patch(pixels)
         image_size = self.image_size(class_rows[0], patch_size)
         if self.open:
@@ -291,6 +291,8 @@ class _Reader:
                 "Give what follows, as the model was built, or reference=(pixel_values, logits):",
                 self.open,
             )
+        if layout.fault is not None:
+            raise ExportError(f"plain-vit has no part for what the releases of {layout.title} compute:", [layout.fault])
         fields |= {"num_attention_heads": heads, "head_dim": head_dim, "pooling": pooling, "image_size": image_size}
         fields |= {"patch_size": patch_size, "num_channels": num_channels}
         draft = PlainViTConfig(**fields)
@@ -298,7 +300,11 @@ class _Reader:
         if fields["position_embedding_type"] == "learned":
             # The package reads the first rows of the table for smaller images, whatever their shape.
             fields["position_resampling"] = "truncate"
-        scale = layout_scale(layout, draft) if self.hints.attention_scale is None else self.hints.attention_scale
+        scale = (
+            layout_scale(layout, hidden_size, head_dim)
+            if self.hints.attention_scale is None
+            else self.hints.attention_scale
+        )
         fields["attention_scale"] = None if scale == head_dim**-0.5 else scale
         for field in ("layer_norm_eps", "hidden_act"):  # of somebody's own copy of the package
             fields |= {field: getattr(self.hints, field)} if getattr(self.hints, field) is not None else {}
@@ -373,13 +379,16 @@ class _Reader:
             self.settle("pooling", possible[0], "the layout" if not has_class_token else "the class token")
         return said or possible[0]
 
-    def layout(self, pooling: str) -> Layout:
-        """Return the layout; some have the same names and another attention scale."""
-        fitting = [layout for layout in self.layouts if pooling in (*layout.poolings, "none")] or self.layouts
-        by_scale = {layout.scale: layout for layout in fitting}
-        if len(by_scale) > 1 and self.hints.attention_scale is None:
-            self.open["layout"] = [layout.title for layout in by_scale.values()]
-        return fitting[0]
+    def layout(self, pooling: str, hidden_size: int, head_dim: int) -> Layout:
+        """Return the layout; some have the same names and compute something else."""
+        fitting = [layout for layout in self.layouts if pooling in (*layout.poolings, "none")]
+        scale_is_open = self.hints.attention_scale is None
+        different = {(layout.scale if scale_is_open else "", layout.fault): layout for layout in fitting}
+        if len(different) > 1:
+            self.open["layout"] = [layout.title for layout in different.values()]
+        said = self.hints.attention_scale
+        of_that_scale = [layout for layout in fitting if layout_scale(layout, hidden_size, head_dim) == said]
+        return (of_that_scale or fitting)[0]
 
     def patch(self, pixels: int) -> tuple[tuple[int, int] | None, int | None]:
         """Return patch size and channels: a checkpoint has the count of the numbers in a patch."""
@@ -469,9 +478,13 @@ class VitPytorchFormat:
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
         """Read the configuration off a live module, which knows its heads, its attention scale and its dropouts."""
         state = module.state_dict()
-        names = _layouts_of({name: tuple(tensor.shape) for name, tensor in state.items()}, hints.layout)[0].names
-        description = self.describe_checkpoint(state, {}, _live_hints(module, names, hints))
-        return replace(description, config=_with_dropouts(description.config, module, names), inferences=())
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items() if name not in UNUSED}
+        layout = _layouts_of(shapes, hints.layout)[0]
+        if layout.file == "vit_with_decorr":
+            reads_norm = _mlp_reads_norm(module.get_submodule("transformer.layers.0.1"))
+            hints = replace(hints, layout=f"vit_with_decorr {'1.21.5' if reads_norm else '1.15.0'}")
+        description = self.describe_checkpoint(state, {}, _live_hints(module, layout, hints))
+        return replace(description, config=_with_dropouts(description.config, module, layout.names), inferences=())
 
     def describe_checkpoint(
         self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
@@ -558,14 +571,15 @@ def _prefixes(names: Collection[str]) -> list[str]:
     return sorted({match["prefix"] for match in matches if match and not match["prefix"].endswith("patch_to_emb.")})
 
 
-def _live_hints(module: nn.Module, names: Names, hints: Hints) -> Hints:
+def _live_hints(module: nn.Module, layout: Layout, hints: Hints) -> Hints:
     """Return the hints that a live module makes superfluous, and what the caller said beyond them."""
+    names = layout.names
     attentions = [module.get_submodule(path) for path in _attention_paths(module, names)]
     known: dict[str, Any] = {"num_attention_heads": _same("heads", [attention.heads for attention in attentions])}
     if Q_NORM not in names:
         known["attention_scale"] = _same("attention scale", [attention.scale for attention in attentions])
-    if isinstance(getattr(module, "pool", None), str):
-        known["pooling"] = module.pool
+    if "cls" in layout.poolings:
+        known["pooling"] = getattr(module, "pool", "cls")  # releases before 0.5.0 could pool nothing else
     known["patch_size"] = _patch_size(module)
     table = getattr(module, "pos_embedding", None)
     if table is not None and POSITIONS not in names:
@@ -597,6 +611,16 @@ def _patch_size(module: nn.Module) -> tuple[int, int]:
         lengths: Any = module.get_submodule("to_patch_embedding.0")
         return lengths.axes_lengths["p1"], lengths.axes_lengths["p2"]
     return module.patch_size, module.patch_size  # type: ignore[return-value]
+
+
+def _mlp_reads_norm(mlp: nn.Module) -> bool:
+    """Tell whether an MLP of vit_with_decorr reads its norm's result: before release 1.21.5 it does not."""
+    read: list[torch.Tensor] = []
+    hook = mlp.get_submodule("net").register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    tokens = torch.ones_like(next(mlp.parameters()).detach()[None, None])
+    mlp(tokens)
+    hook.remove()
+    return not torch.equal(read[0], tokens)
 
 
 def _sincos_grid(table: torch.Tensor) -> tuple[int, int]:
@@ -683,9 +707,11 @@ def inexpressible(config: PlainViTConfig, layout: Layout) -> list[str]:
         if field not in free and getattr(config, field) != wanted
     ]
     parts += [f"{what}: none there" for ours, what in NEEDED.items() if ours in has and not getattr(config, what)]
-    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale  # type: ignore[operator]
-    if not math.isclose(scale, layout_scale(layout, config), rel_tol=1e-12):
-        parts.append(f"attention_scale = {scale}: {layout_scale(layout, config)} there")
+    head_dim = cast(int, config.head_dim)  # the config fills it in
+    scale = head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    wanted_scale = layout_scale(layout, config.hidden_size, head_dim)
+    if not math.isclose(scale, wanted_scale, rel_tol=1e-12):
+        parts.append(f"attention_scale = {scale}: {wanted_scale} there")
     headless = HEAD not in has or (config.pooling == "none" and HEAD in layout.optional)
     if config.pooling not in (*layout.poolings, *(["none"] if HEAD in layout.optional else [])):
         parts.append(f"pooling = {config.pooling!r}: {' or '.join(layout.poolings)} there")

@@ -141,6 +141,7 @@ class Layout:
         class_token_has_position: Whether the position table has a row for it.
         optional: Parts of ours that may be absent from one checkpoint and present in another.
         output_bias: Whether the attention ends in a bias.
+        fault: What these releases compute that is no plain ViT, though the checkpoint looks like one.
     """
 
     file: str
@@ -155,6 +156,7 @@ class Layout:
     class_token_has_position: bool = True
     optional: frozenset[str] = frozenset({OUT})
     output_bias: bool = True
+    fault: str | None = None
 
     @property
     def title(self) -> str:
@@ -189,7 +191,8 @@ LAYOUTS = (
     Layout("simple_vit_with_qk_norm", "1.4.2", SIMPLE_1_4_0 | HEAD_NORMS, scale="nothing", **SIMPLE),
     Layout("vit_with_patch_dropout", "0.40.0", VIT_0_10_1, 3, 2, class_token_has_position=False),
     Layout("vit_with_patch_dropout", "1.4.3", VIT_0_7_0 | UNWRAPPED_BLOCKS, 3, 2, class_token_has_position=False),
-    Layout("vit_with_decorr", "1.15.0", DECORR),
+    Layout("vit_with_decorr", "1.15.0", DECORR, fault="the MLP does not read what its norm gives"),
+    Layout("vit_with_decorr", "1.21.5", DECORR),
     Layout("learnable_memory_vit", "0.31.0", SEPARATE_QUERY, poolings=("cls",), optional=frozenset()),
     Layout("learnable_memory_vit", "1.0.0", SEPARATE_QUERY | NORMED_PATCHES, poolings=("cls",), optional=frozenset()),
     Layout(
