@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
+from vit_pytorch import ViT
+from vit_pytorch.simple_vit import SimpleViT
 
-from plain_vit import PlainViTModel
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.conversion.vit_pytorch import LAYOUTS, RELEASE, VIT_PYTORCH
+from plain_vit.conversion.vit_pytorch_layouts import LAYOUTS
+from plain_vit.errors import AmbiguousCheckpointError, ExportError, UnknownFormatError
 from tests.conftest import randomize_
 from tests.peers import vit_pytorch_release
 
@@ -209,6 +213,10 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return ((a - b).abs().max() / b.abs().max()).item()
 
 
+def test_every_layout_has_a_case() -> None:
+    assert {case.layout for case in CASES} == {layout.title for layout in LAYOUTS if layout.fault is None}
+
+
 @cases
 def test_live_module_has_the_same_tokens_at_every_block_and_the_same_logits(case: Case) -> None:
     theirs, images = case.build(), case.images()
@@ -262,3 +270,242 @@ def test_live_module_of_today_comes_back_live(case: Case) -> None:
     assert back.state_dict().keys() == theirs.state_dict().keys()
     assert all(torch.equal(tensor, theirs.state_dict()[name]) for name, tensor in back.state_dict().items())
     assert torch.equal(outputs(back, images), outputs(theirs, images))
+
+
+def small(kind: type[nn.Module] = ViT, **arguments: Any) -> nn.Module:
+    """Return today's class, small and with every parameter random."""
+    sizes = {"image_size": (15, 28), "patch_size": (5, 7), "num_classes": 11, "dim": 20, "depth": 3, "heads": 3}
+    return randomize_(kind(**{**sizes, "mlp_dim": 29, "dim_head": 13, **arguments})).eval()
+
+
+# Other sizes than the native one
+
+
+@pytest.mark.parametrize("release, pool", [("0.19.6", "cls"), ("0.19.6", "mean"), (NOW, "cls"), (NOW, "mean")])
+def test_smaller_images_read_the_first_rows_of_the_table_as_the_package_does(release: str, pool: str) -> None:
+    case = Case(release, "vit", "", arguments={"pool": pool, "image_size": (20, 28)})
+    theirs, images = case.build(), torch.randn(3, 2, 15, 21)
+    ours = from_module(theirs, image_size=(20, 28))
+    ours.set_attn_implementation("eager")
+    assert distance(outputs(ours, images), outputs(theirs, images)) == 0
+    with pytest.raises(ValueError, match="cannot grow a table"):
+        ours(torch.randn(3, 2, 25, 28))
+
+
+def test_computed_positions_fit_any_grid_as_in_the_releases_that_computed_them() -> None:
+    case = Case("0.40.2", "simple_vit", "", **SIMPLE)
+    theirs, images = case.build(), torch.randn(3, 2, 25, 14)
+    ours = from_module(theirs, image_size=case.image_size)
+    ours.set_attn_implementation("eager")
+    assert distance(outputs(ours, images), outputs(theirs, images)) == 0
+
+
+# What else a live module says
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_bfloat16_module_has_the_same_logits_in_bfloat16(pool: str) -> None:
+    theirs, images = small(pool=pool).bfloat16(), torch.randn(2, 3, 15, 28).bfloat16()
+    ours = from_module(theirs, image_size=(15, 28))
+    ours.set_attn_implementation("eager")
+    assert ours.dtype == torch.bfloat16
+    assert distance(outputs(ours, images), outputs(theirs, images)) == 0
+    assert to_module(ours, "vit_pytorch").state_dict()["mlp_head.weight"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_training_mode_and_dropouts_are_carried_there_and_back(training: bool) -> None:
+    theirs = small(dropout=0.25, emb_dropout=0.125).train(training)
+    ours = from_module(theirs, image_size=(15, 28))
+    assert ours.training is training
+    rates = (
+        ours.config.hidden_dropout_prob,
+        ours.config.attention_probs_dropout_prob,
+        ours.config.embedding_dropout_prob,
+    )
+    assert rates == (0.25, 0.25, 0.125)
+    back = to_module(ours, "vit_pytorch")
+    assert back.training is training
+    dropouts = [child.p for child in theirs.modules() if isinstance(child, nn.Dropout)]
+    assert [child.p for child in back.modules() if isinstance(child, nn.Dropout)] == dropouts
+
+
+def test_attention_weights_had_no_dropout_before_release_0_30() -> None:
+    case = Case("0.19.6", "vit", "", arguments={"dropout": 0.25})
+    config = from_module(case.build(), image_size=case.image_size).config
+    assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.25, 0)
+
+
+def test_head_of_the_first_releases_has_dropout() -> None:
+    case = Case("0.2.7", "vit_pytorch", "", **SQUARE, arguments={"dropout": 0.25})
+    assert from_module(case.build()).config.classifier_dropout_prob == 0.25
+
+
+@pytest.mark.parametrize(
+    "file, kind", [("vit_with_patch_dropout", "ViT"), ("simple_vit_with_patch_dropout", "SimpleViT")]
+)
+def test_patch_dropout_is_carried_there_and_back(file: str, kind: str) -> None:
+    case = Case(NOW, file, "", kind, arguments={"patch_dropout": 0.375})
+    ours = from_module(case.build(), image_size=case.image_size)
+    assert ours.config.patch_dropout_prob == 0.375
+    assert to_module(ours, "vit_pytorch").get_submodule("patch_dropout").prob == 0.375
+
+
+def test_nothing_is_shared_with_the_source() -> None:
+    theirs = small()
+    ours = from_module(theirs, image_size=(15, 28))
+    back = to_module(ours, "vit_pytorch")
+    memory = [tensor.untyped_storage().data_ptr() for model in (theirs, ours, back) for tensor in model.parameters()]
+    assert len(set(memory)) == len(memory)
+    assert all(parameter.requires_grad for parameter in (*ours.parameters(), *back.parameters()))
+
+
+def test_model_without_classifier_is_the_bare_model_with_every_token() -> None:
+    ours = from_module(small(num_classes=0), image_size=(15, 28))
+    assert isinstance(ours, PlainViTModel)
+    assert outputs(ours, torch.randn(2, 3, 15, 28)).shape == (2, 1 + 3 * 4, 20)
+
+
+def test_image_size_is_asked_for_where_the_patches_make_no_square() -> None:
+    with pytest.raises(AmbiguousCheckpointError, match="image_size") as caught:
+        from_module(small())
+    assert caught.value.candidates["image_size"] == ((5, 84), (10, 42), (15, 28), (20, 21), (30, 14), (60, 7))
+
+
+def test_hint_against_what_the_module_says_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_attention_heads=13 was given, and the module itself says 3"):
+        from_module(small(), image_size=(15, 28), num_attention_heads=13)
+    with pytest.raises(ValueError, match=r"image_size \(15, 21\) does not fit"):
+        from_module(small(), image_size=(15, 21))
+
+
+def test_layers_with_unequal_heads_are_refused() -> None:
+    theirs = small()
+    theirs.get_submodule("transformer.layers.1.0").heads = 13
+    with pytest.raises(ExportError, match="heads"):
+        from_module(theirs, image_size=(15, 28))
+
+
+def test_releases_whose_decorrelated_mlp_skips_its_norm_are_refused() -> None:
+    case = Case("1.15.7", "vit_with_decorr", "")
+    with pytest.raises(ExportError, match="does not read what its norm gives"):
+        from_module(case.build(), image_size=case.image_size)
+
+
+# Wrappers and derived classes
+
+
+class Training(nn.Module):
+    """As somebody's training script has it."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+        self.augmentation = nn.Dropout2d()
+
+
+class Renamed(ViT):
+    """A derived class."""
+
+
+def wrapped(name: str, theirs: nn.Module) -> nn.Module:
+    """Return the model inside a wrapper of vit-pytorch, of torch, or of a script."""
+    module = (
+        importlib.import_module(f"vit_pytorch.{name}") if name in ("mae", "extractor", "recorder", "distill") else None
+    )
+    if name == "mae":
+        return module.MAE(encoder=theirs, decoder_dim=17)  # type: ignore[union-attr]
+    if name == "extractor":
+        return module.Extractor(theirs)  # type: ignore[union-attr]
+    if name == "recorder":
+        return module.Recorder(theirs)  # type: ignore[union-attr]
+    if name == "compile":
+        return torch.compile(theirs)  # type: ignore[return-value]
+    return {"parallel": nn.DataParallel, "script": Training}[name](theirs)
+
+
+@pytest.mark.parametrize("name", ["mae", "extractor", "recorder", "compile", "parallel", "script"])
+def test_wrappers_are_seen_through(name: str) -> None:
+    theirs = small(SimpleViT)
+    found, plain = from_module(wrapped(name, theirs)), from_module(theirs)
+    assert all(torch.equal(tensor, plain.state_dict()[key]) for key, tensor in found.state_dict().items())
+
+
+def test_derived_class_is_recognised() -> None:
+    theirs, images = small(Renamed), torch.randn(2, 3, 15, 28)
+    ours = from_module(theirs, image_size=(15, 28))
+    assert distance(outputs(ours, images), outputs(theirs, images)) <= 1e-5  # fused attention
+
+
+def test_copied_class_is_opened_when_its_format_is_said() -> None:
+    copied = type("ViT", (nn.Module,), dict(vars(ViT)) | {"__module__": "my_models"})
+    theirs = nn.Module.__new__(copied)
+    theirs.__dict__.update(small().__dict__)
+    with pytest.raises(UnknownFormatError, match="say format="):
+        from_module(theirs)
+    ours = from_module(theirs, format="vit_pytorch", image_size=(15, 28))
+    assert ours.config.num_attention_heads == 3
+
+
+def test_student_and_teacher_are_not_confused() -> None:
+    student, teacher = small(SimpleViT), randomize_(small(SimpleViT), seed=1)
+    both = nn.ModuleDict({"student": student, "teacher": teacher})
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        from_module(both)
+    assert caught.value.candidates["key"] == ("student", "teacher")
+    head = from_module(both, key="teacher").state_dict()["classifier.weight"]
+    assert torch.equal(head, teacher.state_dict()["linear_head.weight"])
+
+
+# The way back from models that did not come from here
+
+
+def test_convolution_goes_back_as_a_dense_layer_over_the_pixels(tmp_path: Path) -> None:
+    config = PlainViTConfig(
+        hidden_size=21, num_hidden_layers=3, num_attention_heads=7, intermediate_size=29, image_size=(10, 21),
+        patch_size=(5, 7), num_channels=2, layer_norm_eps=1e-5, qkv_bias=False, final_norm="after_pooling",
+        pooling="mean", pool_prefix_tokens=True, num_labels=11,
+    )  # fmt: skip
+    ours, images = randomize_(PlainViTForImageClassification(config)).eval(), torch.randn(2, 2, 10, 21)
+    to_checkpoint(ours, tmp_path / "vit.safetensors", format="vit_pytorch", layout="0.19.6")
+    arguments = {"pool": "mean", "dim": 21, "heads": 7, "dim_head": 3, "num_classes": 11}
+    theirs = Case("0.19.6", "vit", "", arguments=arguments).build()
+    theirs.load_state_dict(safetensors.torch.load_file(tmp_path / "vit.safetensors"))
+    assert distance(outputs(theirs, images), outputs(ours, images)) <= 1e-5  # a convolution sums in another order
+
+
+def test_export_lists_all_parts_that_have_no_place() -> None:
+    config = PlainViTConfig(
+        hidden_size=20, num_hidden_layers=1, num_attention_heads=5, intermediate_size=29, layer_scale_init_value=0.1,
+        use_distillation_token=True, drop_path_rate=0.25,
+    )  # fmt: skip
+    with pytest.raises(ExportError) as caught:
+        to_module(PlainViTForImageClassification(config), "vit_pytorch")
+    fields = {part.split(" ")[0] for part in caught.value.parts}
+    assert fields >= {
+        "layer_scale_init_value",
+        "use_distillation_token",
+        "qkv_bias",
+        "layer_norm_eps",
+        "patch_pre_norm",
+    }
+
+
+def test_module_that_could_not_be_trained_alike_is_refused_and_its_file_is_not(tmp_path: Path) -> None:
+    ours = from_module(small(), image_size=(15, 28))
+    ours.config.drop_path_rate = 0.25
+    with pytest.raises(ExportError, match=r"drop_path_rate = 0.25: 0 there"):
+        to_module(ours, "vit_pytorch")
+    to_checkpoint(ours, tmp_path / "vit.pt", format="vit_pytorch")
+
+
+def test_export_names_the_layouts_that_have_a_place() -> None:
+    case = Case("0.19.6", "vit", "")
+    ours = from_module(case.build(), image_size=case.image_size)
+    with pytest.raises(ExportError, match=r"layout=\.\.\.\) can write vit 0.6.7, vit 0.7.0, vit 0.10.1") as caught:
+        to_module(ours, "vit_pytorch")
+    assert caught.value.parts == ("position_embedding_on_prefix = True: False there",)  # of vit_with_patch_dropout
+    with pytest.raises(ExportError, match="has no class in the layout vit 0.10.1"):
+        to_module(ours, "vit_pytorch", layout="0.19.6")
+    with pytest.raises(ValueError, match="'0.19.x' is no release of vit-pytorch"):
+        to_module(ours, "vit_pytorch", layout="0.19.x")
