@@ -66,7 +66,7 @@ KINDS: dict[str, dict[str, Any]] = {
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def build(kind: str = "plain", **fields: Any) -> PlainViTForImageClassification:
+def build(kind: str = "plain", **fields: Any) -> Any:
     """Return a randomised model, in training mode and with dropout, as analysis may find it."""
     dropout = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3, "drop_path_rate": 0.3}
     config = PlainViTConfig(**{**SIZES, **dropout, **KINDS[kind], **fields})
@@ -76,12 +76,12 @@ def build(kind: str = "plain", **fields: Any) -> PlainViTForImageClassification:
     return model.train()
 
 
-def images(model: nn.Module, batch: int = 2, size: tuple[int, int] = (15, 16)) -> torch.Tensor:
+def images(model: Any, batch: int = 2, size: tuple[int, int] = (15, 16)) -> torch.Tensor:
     """Return images of another size than the native one: a grid of (5, 4)."""
     return torch.randn(batch, model.config.num_channels, *size)
 
 
-def attention_by_hand(model: nn.Module, pixels: torch.Tensor) -> list[np.ndarray]:
+def attention_by_hand(model: Any, pixels: torch.Tensor) -> list[np.ndarray]:
     """Return the weights of each layer as the model itself gives them out, (B, heads, L, L)."""
     model.eval()
     with torch.no_grad():
@@ -91,7 +91,7 @@ def attention_by_hand(model: nn.Module, pixels: torch.Tensor) -> list[np.ndarray
     return [torch.cat(attentions[i : i + branches], dim=1).numpy() for i in range(0, len(attentions), branches)]
 
 
-def uniform(model: nn.Module) -> nn.Module:
+def uniform(model: Any) -> Any:
     """Make every token attend to all tokens alike."""
     for name, parameter in model.named_parameters():
         if "k_proj" in name:
@@ -99,7 +99,7 @@ def uniform(model: nn.Module) -> nn.Module:
     return model
 
 
-def looking_at(destination: Callable[[int], int]) -> PlainViTForImageClassification:
+def looking_at(destination: Callable[[int], int]) -> Any:
     """Build a model in which every patch attends to exactly one patch: patch i to patch `destination(i)`.
 
     Positions are one-hot, tokens hold nothing else, and queries and keys are large permuted copies of them.
@@ -109,7 +109,7 @@ def looking_at(destination: Callable[[int], int]) -> PlainViTForImageClassificat
         **{**SIZES, "hidden_size": count, "num_attention_heads": 1, "num_hidden_layers": 1, "use_class_token": False,
            "pooling": "mean", "qkv_bias": False, "patch_bias": False}
     )  # fmt: skip
-    model = PlainViTForImageClassification(config)
+    model: Any = PlainViTForImageClassification(config)
     attention, embeddings = model.vit.layers[0].attention, model.vit.embeddings
     with torch.no_grad():
         model.vit.layers[0].layernorm_before.bias.fill_(1 / count)  # LayerNorm's mean of a one-hot, put back

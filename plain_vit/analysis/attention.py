@@ -17,6 +17,7 @@ from plain_vit.analysis.inspection import (
     attention_modules,
     chosen,
     classify,
+    encoder,
     evaluating,
     plain,
     recorded_attentions,
@@ -25,6 +26,7 @@ from plain_vit.analysis.inspection import (
     token_layout,
 )
 from plain_vit.errors import AnalysisError
+from plain_vit.modeling_plain_vit import PlainViTPreTrainedModel
 
 HEAD_FUSIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean": lambda weights: weights.mean(dim=1),
@@ -113,7 +115,7 @@ def attention_rollout(
         torch.no_grad(),
         evaluating(model),
         recorded_attentions(model, lambda weights: fuse(weights.float())) as attentions,
-        recorded_outputs(model.base_model.layernorm) as hidden_states,
+        recorded_outputs(encoder(model).layernorm) as hidden_states,
     ):
         model(pixel_values)
         readout = _readout(model, layout, hidden_states[0])
@@ -174,7 +176,7 @@ def gradient_rollout(
         torch.enable_grad(),
         evaluating(model),
         recorded_attentions(model, lambda weights: weights) as attentions,
-        recorded_outputs(model.base_model.layernorm) as hidden_states,
+        recorded_outputs(encoder(model).layernorm) as hidden_states,
     ):
         _, scores = target_scores(classify(model, pixels), target)
         weights = [branch for layer in attentions for branch in layer]
@@ -255,15 +257,15 @@ def probe_attention(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, 
             f'the model has pooling {model.config.pooling!r}: only pooling "map" has a probe that attends'
         )
     layout = token_layout(model, pixel_values)
-    with torch.no_grad(), evaluating(model), recorded_outputs(model.base_model.layernorm) as hidden_states:
+    with torch.no_grad(), evaluating(model), recorded_outputs(encoder(model).layernorm) as hidden_states:
         model(pixel_values)
         weights = _probe_weights(model, layout, hidden_states[0])[..., layout.patches]
     return weights.unflatten(-1, layout.grid_size).cpu().numpy()
 
 
-def _probe_weights(model: nn.Module, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
+def _probe_weights(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
     """Return the attention of the pooling's probe to each token: (B, heads, L), 0 where the pooling does not read."""
-    pooler = model.base_model.pooler
+    pooler: Any = encoder(model).pooler
     query = pooler.q_proj(pooler.probe).unflatten(-1, (pooler.num_heads, -1))  # 1 1 heads d
     key = pooler.k_proj(hidden_states).unflatten(-1, (pooler.num_heads, -1))  # B L heads d
     scores = (query * key).sum(dim=-1).float() * query.shape[-1] ** -0.5  # B L heads
@@ -274,12 +276,16 @@ def _probe_weights(model: nn.Module, layout: TokenLayout, hidden_states: torch.T
     return scores.softmax(dim=1).transpose(1, 2)
 
 
-def _readout(model: nn.Module, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
+def _readout(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
     """Return the weights with which the logits read the tokens of the last layer, of shape (B, 1, L)."""
     config = model.config
     weights = torch.zeros(hidden_states.shape[:2], device=hidden_states.device)
     if config.pooling == "map":
         weights = _probe_weights(model, layout, hidden_states).mean(dim=1)
+    elif config.pooling == "prr":
+        heads = hidden_states.float().unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2)  # B heads L d
+        refinement = (heads @ heads.transpose(2, 3) * heads.shape[-1] ** -0.5).softmax(dim=-1).mean(dim=1)  # B L L
+        weights = refinement[:, 0] if config.use_class_token else refinement.mean(dim=1)
     elif config.pooling == "cls":
         weights[:, : 1 + config.use_distillation_token] = 1
     elif config.pool_prefix_tokens:
@@ -294,7 +300,7 @@ def _patches_of(shares: torch.Tensor, layout: TokenLayout) -> np.ndarray:
     return shares[:, 0, layout.patches].unflatten(-1, layout.grid_size).cpu().numpy()
 
 
-def _refuse_signed(model: nn.Module, what: str) -> None:
+def _refuse_signed(model: PlainViTPreTrainedModel, what: str) -> None:
     if model.config.attention_type == "differential":
         raise AnalysisError(
             f"{what} weighs by attention, and differential attention has negative weights: look at attention_maps "

@@ -4,12 +4,13 @@ Legend: `C` channels, `h w` patch grid, `N` patches, `P` tokens before the patch
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from plain_vit.analysis.inspection import plain
+from plain_vit.analysis.inspection import encoder, plain
 from plain_vit.errors import AnalysisError
 
 
@@ -42,10 +43,11 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
     """
     if count < 1:
         raise AnalysisError(f"count is {count}: expected 1 or more principal components")
-    model = plain(model)
-    weight = model.base_model.embeddings.patch_embeddings.projection.weight.detach().double().cpu()
+    vit = encoder(model)
+    projection: Any = vit.embeddings.patch_embeddings.projection
+    weight = projection.weight.detach().double().cpu()
     if weight.ndim == 2:  # dense, over pixels in the order row, column, channel
-        weight = weight.unflatten(1, (*model.config.patch_shape, -1)).permute(0, 3, 1, 2)
+        weight = weight.unflatten(1, (*vit.config.patch_shape, -1)).permute(0, 3, 1, 2)
     filters = weight.flatten(1).numpy()
     _, strengths, components = np.linalg.svd(filters - filters.mean(axis=0), full_matrices=False)
     farthest = components[np.arange(len(components)), np.abs(components).argmax(axis=1)]
@@ -127,13 +129,12 @@ def resampled_positions(model: nn.Module, image_size: tuple[int, int]) -> Resamp
 
 def _positions(model: nn.Module, grid_size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the positions of the tokens before the patches, (P, D), and of the patches, (N, D), in float32."""
-    model = plain(model)
-    embeddings = model.base_model.embeddings
-    if embeddings.position_embeddings is None:
+    positions = encoder(model).embeddings.position_embeddings
+    if positions is None:
         raise AnalysisError('the model has no position embeddings (position_embedding_type="none")')
-    like = torch.empty(0, device=model.device)
+    like = torch.empty(0, device=plain(model).device)
     try:
-        table = embeddings.position_embeddings(grid_size, like).detach().float().cpu()
+        table = positions(grid_size, like).detach().float().cpu()
     except ValueError as error:
         raise AnalysisError(str(error)) from error
     first = len(table) - grid_size[0] * grid_size[1]

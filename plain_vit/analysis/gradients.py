@@ -4,7 +4,7 @@ Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D`
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from plain_vit.analysis.inspection import (
     as_batch,
     attention_modules,
     classify,
+    encoder,
     evaluating,
     plain,
     recorded_outputs,
@@ -71,10 +72,10 @@ def grad_cam_layer(model: nn.Module) -> nn.Module:
         AnalysisError: The model has no layers.
     """
     attention_modules(model)
-    encoder = plain(model).base_model
-    if encoder.config.block_type in ("sequential", "parallel"):
-        return encoder.layers[-1].layernorm_before
-    return encoder.layers[-2] if len(encoder.layers) > 1 else encoder.embeddings
+    vit = encoder(model)
+    if vit.config.block_type in ("sequential", "parallel"):
+        return cast(nn.Module, vit.layers[-1].layernorm_before)
+    return vit.layers[-2] if len(vit.layers) > 1 else vit.embeddings
 
 
 def tokens_to_grid(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from plain_vit.analysis.inspection import as_batch, classify, evaluating, plain, recorded_outputs, token_layout
+from plain_vit.analysis.inspection import as_batch, classify, encoder, evaluating, plain, recorded_outputs, token_layout
 
 
 def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
@@ -34,8 +34,7 @@ def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any])
     """
     model, pixel_values = plain(model), as_batch(model, pixel_values)
     token_layout(model, pixel_values)
-    encoder = model.base_model
-    *below, last = encoder.embeddings, *encoder.layers
+    *below, last = encoder(model).embeddings, *encoder(model).layers
 
     with torch.no_grad(), evaluating(model), recorded_outputs(*below) as states:
         # The tokens of all layers leave the last one as one large batch, so the model's own code reads each of them.
@@ -66,7 +65,7 @@ def token_norms(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]
     """
     model, pixel_values = plain(model), as_batch(model, pixel_values)
     token_layout(model, pixel_values)
-    encoder = model.base_model
-    with torch.no_grad(), evaluating(model), recorded_outputs(encoder.embeddings, *encoder.layers) as states:
+    vit = encoder(model)
+    with torch.no_grad(), evaluating(model), recorded_outputs(vit.embeddings, *vit.layers) as states:
         model(pixel_values)
     return torch.stack([state.float().norm(dim=-1) for state in states], dim=1).cpu().numpy()

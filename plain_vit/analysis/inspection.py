@@ -6,13 +6,13 @@ Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D`
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from plain_vit.errors import AnalysisError
+from plain_vit.modeling_plain_vit import PlainViTModel, PlainViTPreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TokenLayout:
         return slice(position, position + 1)
 
 
-def plain(model: nn.Module) -> PreTrainedModel:
+def plain(model: Any) -> PlainViTPreTrainedModel:
     """Return the plain ViT inside the wrappers of `torch.compile`, of data parallelism and of PEFT.
 
     Raises:
@@ -87,7 +87,12 @@ def plain(model: nn.Module) -> PreTrainedModel:
             f"got a {type(model).__name__}: expected a plain ViT, as PlainViTForImageClassification.from_pretrained or "
             "plain_vit.conversion.from_module return it"
         )
-    return model  # type: ignore[return-value]
+    return model
+
+
+def encoder(model: nn.Module) -> PlainViTModel:
+    """Return the part of a plain ViT that has the layers."""
+    return cast(PlainViTModel, plain(model).base_model)
 
 
 def token_layout(model: nn.Module, pixel_values: torch.Tensor) -> TokenLayout:
@@ -100,10 +105,9 @@ def token_layout(model: nn.Module, pixel_values: torch.Tensor) -> TokenLayout:
     Raises:
         AnalysisError: The pixels do not fit the model.
     """
-    model = plain(model)
-    config = model.config
+    config = plain(model).config
     try:
-        grid_size = model.base_model.embeddings.grid_size(pixel_values)
+        grid_size = encoder(model).embeddings.grid_size(pixel_values)
     except ValueError as error:
         raise AnalysisError(str(error)) from error
     special = ["class"] * config.use_class_token + ["distillation"] * config.use_distillation_token
@@ -142,7 +146,7 @@ def attention_modules(model: nn.Module) -> list[list[nn.Module]]:
     Raises:
         AnalysisError: The model has no layers.
     """
-    layers = plain(model).base_model.layers
+    layers = encoder(model).layers
     if len(layers) == 0:
         raise AnalysisError("the model has no layers (num_hidden_layers=0), so there is no attention to see")
     return [[m for name, m in layer.named_modules() if name.split(".")[-1] == "attention"] for layer in layers]
@@ -209,7 +213,7 @@ def chosen(what: str, wanted: int | Sequence[int] | None, count: int) -> list[in
     return [number % count for number in numbers]
 
 
-def classify(model: PreTrainedModel, pixel_values: torch.Tensor) -> torch.Tensor:
+def classify(model: PlainViTPreTrainedModel, pixel_values: torch.Tensor) -> torch.Tensor:
     """Return logits of shape (B, classes) in float32.
 
     Raises:

@@ -16,6 +16,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 
+from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity, ResampledPositions
+from plain_vit.analysis.inspection import TokenLayout
+
 SEQUENTIAL, SIGNED = "cividis", "PuOr"
 TINT = LinearSegmentedColormap.from_list("tint", [(1.0, 0.55, 0.0, 0.0), (1.0, 0.55, 0.0, 0.9)])  # clear to orange
 RIGHT, WRONG, NEUTRAL = "#00735a", "#c04a00", "#404040"  # Okabe and Ito's bluish green and vermilion, darkened for text
@@ -25,18 +28,19 @@ LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000
 def plot_maps_over_images(
     images: np.ndarray, maps: np.ndarray, *, titles: Sequence[str] | None = None, meaning: str = "attention"
 ) -> Figure:
-    """Draw each image beside the same image under its map.
+    """Draw each image beside the same image under its map, which is tinted from its lowest to its highest value.
 
     Args:
         images: Levels 0 to 1 of shape (B, H, W, 3) or (B, H, W), as `displayable` returns them.
-        maps: 0 or more, of shape (B, h, w): rollout, Grad-CAM, or one head of `attention_maps`.
+        maps: Of shape (B, h, w): rollout, Grad-CAM, or one head of `attention_maps`.
         titles: One for each image.
         meaning: What the maps show, for the colour scale.
     """
     count = len(images)
     pairs = min(4, count)  # image and map beside each other, at most four pairs in a row
     rows = math.ceil(count / pairs)
-    figure = Figure(figsize=(0.9 + 2.5 * pairs, 0.5 + 1.5 * rows), layout="constrained")
+    height = 1.2 * _aspect(images) + (0.35 if titles is not None else 0.15)
+    figure = Figure(figsize=(1.2 + 2.5 * pairs, max(1.6, height * rows + 0.1)), layout="constrained")
     axes = figure.subplots(rows, 2 * pairs, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -44,39 +48,93 @@ def plot_maps_over_images(
         row, column = divmod(i, pairs)
         plain, covered = axes[row, 2 * column], axes[row, 2 * column + 1]
         _show_image(plain, image)
-        _show_map(covered, image, weights)
+        _show_map(covered, image, weights, low=float(weights.min()))
         if titles is not None:
             plain.set_title(titles[i], fontsize=9)
-    _relative_scale(figure, axes, f"{meaning}, relative to\nthe highest of its image")
+    _relative_scale(figure, axes, f"{meaning}, range of each image", ("lowest", "highest"))
     return figure
 
 
-def plot_attention_heads(image: np.ndarray, maps: np.ndarray, *, layers: Sequence[int] | None = None) -> Figure:
-    """Draw the attention of every head (across) in every layer (down) over one image.
+def plot_attention_heads(
+    images: np.ndarray,
+    maps: np.ndarray,
+    *,
+    row_names: Sequence[str] | None = None,
+    column_names: Sequence[str] | None = None,
+) -> Figure:
+    """Draw a table of attention maps, each over its image, which is tinted from 0 to the highest value of the map.
 
     Args:
-        image: Levels 0 to 1 of shape (H, W, 3) or (H, W).
-        maps: Attention of one image, of shape (layers, heads, h, w), from `attention_maps(...)[0]`.
-        layers: Their numbers, where `maps` holds only some.
+        images: Levels 0 to 1: one image of shape (H, W, 3) or (H, W) for all rows, or such an image for each row.
+        maps: Of shape (rows, columns, h, w): layers and heads of one image, `attention_maps(...)[0]`, or images and the
+            heads of one layer, `attention_maps(...)[:, layer]`.
+        row_names: "layer 0" and so on if not given.
+        column_names: "head 0" and so on if not given.
     """
-    depth, heads = maps.shape[:2]
-    numbers = range(depth) if layers is None else layers
-    size = 1.15 if heads <= 8 else 0.85
-    figure = Figure(figsize=(1.3 + size * heads, 0.5 + size * depth), layout="constrained")
-    axes = figure.subplots(depth, heads, squeeze=False)
-    for i, number in enumerate(numbers):
-        for head in range(heads):
-            axis = axes[i, head]
-            _show_map(axis, image, maps[i, head])
+    rows, columns = maps.shape[:2]
+    one = images.ndim == 2 or (images.ndim == 3 and images.shape[-1] == 3 and len(images) != rows)
+    pictures = np.broadcast_to(images, (rows, *images.shape)) if one else images
+    row_names = row_names or [f"layer {i}" for i in range(rows)]
+    column_names = column_names or [f"head {i}" for i in range(columns)]
+    size = 1.15 if columns <= 8 else 0.9
+    figure = Figure(
+        figsize=(1.4 + size * columns, max(1.6, 0.4 + size * _aspect(pictures) * rows)), layout="constrained"
+    )
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for i, image in enumerate(pictures):
+        for j in range(columns):
+            axis = axes[i, j]
+            _show_map(axis, image, maps[i, j], low=0)
             axis.set_axis_on()
-            axis.set_xticks([])
-            axis.set_yticks([])
-            axis.spines[:].set_visible(False)
+            _blank(axis)
             if i == 0:
-                axis.set_title(f"head {head}", fontsize=8)
-            if head == 0:
-                axis.set_ylabel(f"layer {number}", fontsize=8)
-    _relative_scale(figure, axes, "attention, relative to\nthe highest of its map")
+                axis.set_title(column_names[j], fontsize=8)
+            if j == 0:
+                axis.set_ylabel(row_names[i], fontsize=8)
+    _relative_scale(figure, axes, "attention, range of each map", ("0", "highest"))
+    return figure
+
+
+def plot_top_classes(
+    images: np.ndarray,
+    probabilities: np.ndarray,
+    class_names: Sequence[str],
+    *,
+    top: int = 5,
+    titles: Sequence[str] | None = None,
+) -> Figure:
+    """Draw images beside the likeliest classes of each.
+
+    Args:
+        images: Levels 0 to 1 of shape (B, H, W, 3) or (B, H, W), as `displayable` returns them.
+        probabilities: Of shape (B, classes), from `predict`.
+        class_names: In the order of the classes.
+        top: How many classes.
+        titles: One for each image.
+    """
+    count, top = len(images), min(top, probabilities.shape[1])
+    pairs = min(2, count)
+    rows = math.ceil(count / pairs)
+    figure = Figure(figsize=(5.2 * pairs, 0.4 + 1.75 * rows), layout="constrained")
+    axes = figure.subplots(rows, 2 * pairs, squeeze=False, width_ratios=(1, 1.6) * pairs)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for i, image in enumerate(images):
+        row, column = divmod(i, pairs)
+        picture, axis = axes[row, 2 * column], axes[row, 2 * column + 1]
+        _show_image(picture, image)
+        if titles is not None:
+            picture.set_title(titles[i], fontsize=9)
+        axis.set_axis_on()
+        likeliest = probabilities[i].argsort()[::-1][:top]
+        bars = axis.barh(range(top), probabilities[i, likeliest], color=LINES[5])
+        axis.bar_label(bars, [_percent(share) for share in probabilities[i, likeliest]], padding=3, fontsize=8)
+        axis.set_yticks(range(top), [shortened(class_names[number], 18) for number in likeliest], fontsize=8)
+        axis.set(xlim=(0, 1.18), ylim=(top - 0.5, -0.5))
+        axis.set_xticks([0, 0.5, 1])
+        axis.tick_params(axis="x", labelsize=8)
+        axis.set_xlabel("probability", fontsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -103,12 +161,12 @@ def plot_predictions(
         axis.set_axis_off()
     for i, (axis, image) in enumerate(zip(axes.flat, images, strict=False)):
         predicted = int(probabilities[i].argmax())
-        text = f"{_short(class_names[predicted])} {_percent(probabilities[i, predicted])}"
+        text = f"{shortened(class_names[predicted])} {_percent(probabilities[i, predicted])}"
         colour = NEUTRAL
         if labels is not None:
             right = predicted == labels[i]
             colour = RIGHT if right else WRONG
-            text = f"✓ {text}" if right else f"✗ {text}\nis {_short(class_names[labels[i]])}"
+            text = f"✓ {text}" if right else f"✗ {text}\nis {shortened(class_names[labels[i]])}"
         _show_image(axis, image)
         axis.set_axis_on()
         axis.set_xticks([])
@@ -127,19 +185,22 @@ def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Fig
     """
     classes = len(matrix)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    figure = Figure(figsize=(2.2 + 0.45 * classes, 1.4 + 0.45 * classes), layout="constrained")
+    few = classes <= 40
+    size = 0.45 * classes if few else 10
+    figure = Figure(figsize=(2.2 + size, 1.4 + size), layout="constrained")
     axis = figure.subplots()
     picture = axis.imshow(shares, cmap=SEQUENTIAL, vmin=0, vmax=1)
-    if classes <= 40:
+    if few:
         for (row, column), number in np.ndenumerate(matrix):
             if number:
                 colour = "black" if shares[row, column] > 0.5 else "white"
                 axis.text(column, row, str(number), ha="center", va="center", fontsize=8, color=colour)
-    upright = max(len(str(name)) for name in class_names) > 3
-    axis.set_xticks(range(classes), class_names, rotation=90 if upright else 0, fontsize=8)
-    axis.set_yticks(range(classes), class_names, fontsize=8)
+        names = [shortened(name, 16) for name in class_names]
+        axis.set_xticks(range(classes), names, rotation=90 if max(map(len, names)) > 3 else 0, fontsize=8)
+        axis.set_yticks(range(classes), names, fontsize=8)
     right, total = int(np.trace(matrix)), int(matrix.sum())
-    axis.set(xlabel="predicted class", ylabel="true class")
+    number_of = "" if few else ", by number"
+    axis.set(xlabel=f"predicted class{number_of}", ylabel=f"true class{number_of}")
     axis.set_title(f"{right} of {total} right ({right / max(total, 1):.1%})", fontsize=10)
     figure.colorbar(picture, ax=axis, shrink=0.8, label="share of the true class")
     return figure
@@ -175,11 +236,295 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
             marker = "o" if len(points) <= 40 else None
             axis.plot(*zip(*points, strict=True), color=LINES[i % len(LINES)], label=name.replace("_", " "),
                       marker=marker, markersize=3, linewidth=1.5)  # fmt: skip
-        axis.set(xlabel=x.replace("_", " "), ylabel=label)
-        axis.grid(color="#dddddd", linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
+        axis.set(xlabel=x.replace("_", " "), ylabel=label if len(curves) > 1 else _with_unit(label, *curves))
+        _tidy(axis)
         if len(curves) > 1:
             axis.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def plot_patch_filters(filters: PatchFilters) -> Figure:
+    """Draw principal components of the patch-embedding filters as tiles, with the share of variance of each.
+
+    Three channels are drawn as colours, one as grey; otherwise each component is a row of its channels.
+
+    Args:
+        filters: From `patch_filters`.
+    """
+    components = filters.components
+    count, channels = components.shape[:2]
+    scaled = components / np.abs(components).max(axis=(1, 2, 3), keepdims=True)
+    in_one = channels in (1, 3)
+    columns = min(7, count) if in_one else channels
+    rows = math.ceil(count / columns) if in_one else count
+    figure = Figure(figsize=(1.5 + 0.95 * columns, 0.9 + 1.05 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for i, (component, share) in enumerate(zip(scaled, filters.explained_variance, strict=True)):
+        label = f"{i + 1}: {share:.1%}"
+        if in_one:
+            axis = axes.flat[i]
+            axis.imshow((component.transpose(1, 2, 0).squeeze() + 1) / 2, cmap="gray", vmin=0, vmax=1)
+            axis.set_title(label, fontsize=8)
+        else:
+            for channel, tile in enumerate(component):
+                axes[i, channel].imshow((tile + 1) / 2, cmap="gray", vmin=0, vmax=1)
+                if i == 0:
+                    axes[i, channel].set_title(f"channel {channel}", fontsize=8)
+            axes[i, 0].text(-0.15, 0.5, label, transform=axes[i, 0].transAxes, ha="right", va="center", fontsize=8)
+    shown = filters.explained_variance.sum()
+    figure.suptitle(f"component: share of the filters' variance ({shown:.1%} in all)", fontsize=9)
+    scale = figure.colorbar(ScalarMappable(Normalize(-1, 1), "gray"), ax=axes, fraction=0.04, pad=0.02, aspect=15)
+    scale.set_ticks([-1, 0, 1], labels=["lowest", "0", "highest"])
+    scale.set_label("weight of a pixel" + (" (of each colour)" if channels == 3 else ""), fontsize=8)
+    scale.ax.tick_params(labelsize=8)
+    return figure
+
+
+def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
+    """Draw for each patch how alike its position embedding and those of all patches are.
+
+    Args:
+        similarity: From `position_similarity`; of grids above 14 x 14 an even choice of patches is drawn.
+    """
+    h, w = similarity.patches.shape[:2]
+    rows, columns = spread(h, 14), spread(w, 14)
+    gap = max(1, round(max(h, w) / 10))
+    tall, wide = h + gap, w + gap  # of a tile and the gap behind it
+    mosaic = np.full((len(rows) * tall - gap, len(columns) * wide - gap), np.nan)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            mosaic[i * tall : i * tall + h, j * wide : j * wide + w] = similarity.patches[row, column]
+    size = min(0.8, 7.5 / max(len(rows), len(columns)))  # inches of a tile's longer side
+    longer = max(tall, wide)
+    figure = Figure(
+        figsize=(1.9 + size * len(columns) * wide / longer, 1.0 + size * len(rows) * tall / longer),
+        layout="constrained",
+    )
+    axis = figure.subplots()
+    shown = axis.imshow(mosaic, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
+    axis.set_xticks([j * wide + (w - 1) / 2 for j in range(len(columns))], columns, fontsize=8)
+    axis.set_yticks([i * tall + (h - 1) / 2 for i in range(len(rows))], rows, fontsize=8)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    axis.set_xlabel("column of the patch", fontsize=9)
+    axis.set_ylabel("row of the patch", fontsize=9)
+    scale = figure.colorbar(shown, ax=axis, shrink=0.9, aspect=20)
+    scale.set_label("cosine with the position of each patch", fontsize=8)
+    scale.ax.tick_params(labelsize=8)
+    return figure
+
+
+def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str]) -> Figure:
+    """Draw how alike the positions of the tokens before the patches and those of the patches are.
+
+    Args:
+        similarity: From `position_similarity`.
+        names: Of those tokens, as `token_layout(...).before` says.
+
+    Raises:
+        ValueError: There is not one name for each token that has a position.
+    """
+    if len(names) != len(similarity.prefix) or not names:
+        raise ValueError(
+            f"got {len(names)} names for {len(similarity.prefix)} tokens with positions: expected one each"
+        )
+    figure = Figure(figsize=(1.8 + 1.9 * len(names), 2.8), layout="constrained")
+    axes = figure.subplots(1, len(names), squeeze=False)
+    for axis, name, grid in zip(axes[0], names, similarity.prefix, strict=True):
+        axis.imshow(grid, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
+        axis.set_title(name, fontsize=9)
+        axis.set_xlabel("column of the patch", fontsize=8)
+        axis.tick_params(labelsize=8)
+    axes[0, 0].set_ylabel("row of the patch", fontsize=8)
+    scale = figure.colorbar(ScalarMappable(Normalize(-1, 1), "viridis"), ax=axes, fraction=0.05, pad=0.02, aspect=15)
+    scale.set_label("cosine with each patch", fontsize=8)
+    scale.ax.tick_params(labelsize=8)
+    return figure
+
+
+def plot_attention_distance(distances: np.ndarray, *, even: float | None = None) -> Figure:
+    """Draw how far each head of each layer looks.
+
+    Args:
+        distances: Of shape (layers, heads), in pixels: the mean of `attention_distance` over images.
+        even: The distance of attention spread evenly over all patches, in pixels: the mean of `patch_distances`.
+    """
+    depth, heads = distances.shape
+    figure = Figure(figsize=(max(4.5, 1.5 + 0.32 * depth), 3.6), layout="constrained")
+    axis = figure.subplots()
+    for layer, values in enumerate(distances):
+        axis.scatter([layer] * heads, values, s=22, color=LINES[0], alpha=0.75, linewidths=0,
+                     label="one head" if layer == 0 else None)  # fmt: skip
+    axis.plot(range(depth), distances.mean(axis=1), color=LINES[1], linewidth=1.5, label="mean of the heads")
+    axis.set(xlabel="layer", ylabel="mean attention distance (pixels)")
+    if even is not None:
+        axis.axhline(even, color=LINES[6], linestyle=":", linewidth=1.5, label="attention spread evenly")
+    axis.set_ylim(0, 1.08 * axis.dataLim.y1)
+    axis.set_xticks(range(0, depth, math.ceil(depth / 16)))
+    _tidy(axis)
+    axis.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def plot_logit_lens(
+    images: np.ndarray,
+    logits: np.ndarray,
+    class_names: Sequence[str],
+    *,
+    top: int = 5,
+    titles: Sequence[str] | None = None,
+) -> Figure:
+    """Draw how the probability of the likeliest classes grows from layer to layer.
+
+    Args:
+        images: Levels 0 to 1 of shape (B, H, W, 3) or (B, H, W), as `displayable` returns them.
+        logits: Of shape (B, layers + 1, classes), from `logit_lens`.
+        class_names: In the order of the classes.
+        top: How many classes, the likeliest at the end.
+        titles: One for each image.
+    """
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    probabilities = np.exp(shifted) / np.exp(shifted).sum(axis=-1, keepdims=True)
+    depth = logits.shape[1] - 1
+    width = max(3.6, 1.2 + 0.3 * depth)
+    figure = Figure(figsize=(1.6 + width + 1.4, 2.1 * len(images) + 0.3), layout="constrained")
+    axes = figure.subplots(len(images), 2, squeeze=False, width_ratios=(1.5, width))
+    for i, (image, curves) in enumerate(zip(images, probabilities, strict=True)):
+        picture, axis = axes[i]
+        _show_image(picture, image)
+        picture.set_axis_off()
+        if titles is not None:
+            picture.set_title(titles[i], fontsize=9)
+        for place, number in enumerate(curves[-1].argsort()[::-1][: min(top, len(LINES))]):
+            axis.plot(range(depth + 1), curves[:, number], color=LINES[place], marker="osD^vP*"[place], markersize=4,
+                      label=f"{shortened(class_names[number], 18)} {_percent(curves[-1, number])}")  # fmt: skip
+        axis.set(ylabel="probability", ylim=(-0.03, 1.03))
+        axis.set_xticks(range(depth + 1), ["emb.", *(str(layer) for layer in range(depth))], fontsize=8)
+        _tidy(axis)
+        axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes[-1, 1].set_xlabel("read after the embeddings, then after each layer")
+    return figure
+
+
+def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) -> Figure:
+    """Draw how long the tokens of one image are, by layer, and where the long ones of the last layer lie.
+
+    Args:
+        norms: Of shape (layers + 1, L), from `token_norms(...)[0]`.
+        layout: From `token_layout`.
+        image: Levels 0 to 1 of shape (H, W, 3) or (H, W).
+    """
+    depth = len(norms) - 1
+    figure = Figure(figsize=(10, 3.1), layout="constrained")
+    axis, picture, grid = figure.subplots(1, 3, width_ratios=(2, 1, 1.25))
+    patches = norms[:, layout.patches]
+    axis.fill_between(range(depth + 1), patches.min(axis=1), patches.max(axis=1), color=LINES[5], alpha=0.4, lw=0,
+                      label="patches, shortest to longest")  # fmt: skip
+    axis.plot(range(depth + 1), np.median(patches, axis=1), color=LINES[0], label="patches, median")
+    others = [*enumerate(layout.before), *enumerate(layout.behind, layout.patches.stop)]
+    colours = (LINES[1], LINES[2], LINES[3], LINES[4], LINES[6])
+    for i, (position, name) in enumerate(others):
+        axis.plot(range(depth + 1), norms[:, position], color=colours[i % 5], linestyle="--", label=name)
+    axis.set(xlabel="after the embeddings, then after each layer", ylabel="norm of a token", ylim=(0, None))
+    every = math.ceil((depth + 1) / 13)
+    axis.set_xticks(range(depth + 1)[::every], ["emb.", *(str(layer) for layer in range(depth))][::every], fontsize=8)
+    _tidy(axis)
+    axis.legend(fontsize=8, frameon=False)
+    _show_image(picture, image)
+    picture.set_axis_off()
+    picture.set_title("image", fontsize=9)
+    shown = grid.imshow(patches[-1].reshape(layout.grid_size), cmap="viridis", interpolation="nearest")
+    grid.set_aspect(layout.patch_size[0] / layout.patch_size[1])
+    _blank(grid)
+    grid.set_title("patches after the last layer", fontsize=9)
+    figure.colorbar(shown, ax=grid, label="norm of a token", shrink=0.85).ax.tick_params(labelsize=8)
+    return figure
+
+
+def plot_contributions(
+    images: np.ndarray, contributions: np.ndarray, *, titles: Sequence[str] | None = None, unit: str = "class score"
+) -> Figure:
+    """Draw each image beside what its pixels add to the class score (and take from it).
+
+    Args:
+        images: Levels 0 to 1 of shape (B, H, W, 3) or (B, H, W), as `displayable` returns them.
+        contributions: Of shape (B, C, H, W), from `integrated_gradients`; channels are added up.
+        titles: One for each image.
+        unit: Of what the contributions are parts.
+    """
+    count = len(images)
+    pairs = min(3, count)
+    rows = math.ceil(count / pairs)
+    figure = Figure(figsize=(4.3 * pairs, 0.3 + 1.9 * rows), layout="constrained")
+    axes = figure.subplots(rows, 2 * pairs, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for i, (image, parts) in enumerate(zip(images, contributions.sum(axis=1), strict=True)):
+        row, column = divmod(i, pairs)
+        picture, axis = axes[row, 2 * column], axes[row, 2 * column + 1]
+        _show_image(picture, image)
+        if titles is not None:
+            picture.set_title(titles[i], fontsize=9)
+        # The few strongest pixels would leave the rest white.
+        limit = float(np.quantile(np.abs(parts), 0.99)) or 1.0
+        shown = axis.imshow(parts, cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest")
+        scale = figure.colorbar(shown, ax=axis, shrink=0.85, extend="both")
+        scale.ax.tick_params(labelsize=7)
+        scale.set_label(f"part of the {unit}", fontsize=8)
+    return figure
+
+
+def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> Figure:
+    """Draw the position embeddings on both grids, along the directions in which those of the first differ most.
+
+    Args:
+        positions: From `resampled_positions`.
+        count: How many principal components.
+    """
+    before = positions.before.reshape(-1, positions.before.shape[-1])
+    centre = before.mean(axis=0)
+    directions = np.linalg.svd(before - centre, full_matrices=False)[2][:count]
+    grids = [(grid - centre) @ directions.T for grid in (positions.before, positions.after)]
+    figure = Figure(figsize=(1.2 + 2.1 * len(directions), 4.2), layout="constrained")
+    axes = figure.subplots(2, len(directions), squeeze=False)
+    for j in range(len(directions)):
+        limit = float(np.abs(np.concatenate([grid[..., j].ravel() for grid in grids])).max())
+        for i, (grid, when) in enumerate(zip(grids, ("before", "after"), strict=True)):
+            axis = axes[i, j]
+            shown = axis.imshow(grid[..., j], cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest")
+            axis.tick_params(labelsize=7)
+            if i == 0:
+                axis.set_title(f"component {j + 1}", fontsize=9)
+            if j == 0:
+                h, w = grid.shape[:2]
+                axis.set_ylabel(f"{when}: {h} x {w}\nrow of the patch", fontsize=8)
+            if i == 1:
+                axis.set_xlabel("column of the patch", fontsize=8)
+        scale = figure.colorbar(shown, ax=axes[:, j], location="bottom", shrink=0.9, aspect=15, pad=0.02)
+        scale.ax.tick_params(labelsize=7)
+        scale.set_label("value", fontsize=8)
+    return figure
+
+
+def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Figure:
+    """Draw images, each beside what random augmentation makes of it.
+
+    Args:
+        originals: For each image levels 0 to 1 of shape (H, W, 3) or (H, W), of any size.
+        views: Levels 0 to 1 of shape (images, draws, H, W, 3) or (images, draws, H, W), from `augmented_views`.
+    """
+    rows, count = views.shape[:2]
+    figure = Figure(figsize=(1.1 * (count + 1), 0.35 + 1.1 * rows), layout="constrained")
+    axes = figure.subplots(rows, count + 1, squeeze=False)
+    for i in range(rows):
+        for axis, image in zip(axes[i], (originals[i], *views[i]), strict=True):
+            _show_image(axis, image)
+            axis.set_axis_off()
+    axes[0, 0].set_title("original", fontsize=9)
+    for draw in range(count):
+        axes[0, draw + 1].set_title(f"draw {draw + 1}", fontsize=9)
     return figure
 
 
@@ -187,32 +532,64 @@ def _show_image(axis: Axes, image: np.ndarray) -> None:
     axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
-def _show_map(axis: Axes, image: np.ndarray, weights: np.ndarray) -> None:
-    """Tint an image, in grey, the stronger the higher the map is there; each map goes from 0 to its highest value."""
+def _show_map(axis: Axes, image: np.ndarray, weights: np.ndarray, low: float) -> None:
+    """Tint an image, in grey, the stronger the higher the map is there: clear at `low`, orange at its highest value."""
     grey = image if image.ndim == 2 else image @ np.array([0.299, 0.587, 0.114])
     height, width = grey.shape
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     axis.imshow(grey, cmap="gray", vmin=-0.25, vmax=1.25, interpolation="nearest")  # neither black nor white
-    axis.imshow(weights, cmap=TINT, vmin=0, vmax=weights.max() or 1, extent=extent, interpolation="nearest")
+    axis.imshow(weights, cmap=TINT, vmin=low, vmax=float(weights.max()), extent=extent, interpolation="nearest")
     axis.set_axis_off()
 
 
-def _relative_scale(figure: Figure, axes: np.ndarray, label: str) -> None:
-    """Add the colour scale of maps that are each drawn from 0 to their highest value."""
+def _relative_scale(figure: Figure, axes: np.ndarray, label: str, ends: tuple[str, str]) -> None:
+    """Add the colour scale of maps that each have their own range."""
     scale = figure.colorbar(
         ScalarMappable(Normalize(0, 1), TINT), ax=axes, label=label, fraction=0.03, pad=0.02, aspect=15
     )
-    scale.set_ticks([0, 0.5, 1])
+    scale.set_ticks([0, 1], labels=ends)
     scale.ax.tick_params(labelsize=8)
-    scale.ax.yaxis.label.set_size(8)
+    scale.ax.yaxis.label.set_fontsize(8)
 
 
-def _short(name: str, length: int = 12) -> str:
+def _aspect(images: np.ndarray) -> float:
+    """Return height over width of a batch of pictures."""
+    return float(images.shape[1] / images.shape[2])
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return up to `most` numbers, evenly spread from the first to the last."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
+
+
+def _blank(axis: Axes) -> None:
+    """Leave ticks and frame out, and keep the labels."""
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.spines[:].set_visible(False)
+
+
+def _tidy(axis: Axes) -> None:
+    """Draw a quiet grid, and no frame above and to the right."""
+    axis.grid(color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _with_unit(label: str, field: str) -> str:
+    """Return the name of the only field of a panel, with the unit that the panel's label states."""
+    _, bracket, unit = label.partition(" (")
+    return field.replace("_", " ") + bracket + unit
+
+
+def shortened(name: str, length: int = 12) -> str:
     """Return the first of a class's names (ImageNet's classes list several), cut to a length that fits."""
     name = str(name).split(",")[0]
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
 def _percent(share: float) -> str:
-    """Return a share in percent, never rounded up to certainty."""
+    """Return a share in percent, never rounded to certainty."""
+    if 0 < share < 0.005:
+        return "<1%"
     return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"

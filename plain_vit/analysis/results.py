@@ -78,15 +78,16 @@ def displayable(
     if isinstance(pixel_values, Mapping):
         pixel_values = pixel_values["pixel_values"]
     pixels = torch.as_tensor(pixel_values).detach().float().cpu()
-    if image_processor is None:
+    settings: Any = image_processor
+    if settings is None:
         low, high = pixels.amin(dim=(1, 2, 3), keepdim=True), pixels.amax(dim=(1, 2, 3), keepdim=True)
         pixels = (pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)
     else:
-        if image_processor.do_normalize:
+        if settings.do_normalize:
             std, mean = (torch.tensor(values)[:, None, None] for values in
-                         (image_processor.image_std, image_processor.image_mean))  # fmt: skip
+                         (settings.image_std, settings.image_mean))  # fmt: skip
             pixels = pixels * std + mean
-        if not image_processor.do_rescale:
+        if not settings.do_rescale:
             pixels = pixels / 255
     pixels = pixels.clamp(0, 1)
     return (pixels.permute(0, 2, 3, 1) if pixels.shape[1] == 3 else pixels.mean(dim=1)).numpy()
