@@ -327,7 +327,7 @@ def _per_channel(name: str, levels: Sequence[float], channels: int) -> tuple[flo
         return tuple(levels[:1]) * channels
     raise CheckpointError(
         f"{name} has {len(levels)} levels {tuple(levels)} and the model {channels} channels: "
-        "give the image processor yourself"
+        "give image_mean and image_std, one number per channel"
     )
 
 
