@@ -33,7 +33,7 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from transformers import BaseImageProcessor, HfArgumentParser
+from transformers import HfArgumentParser
 
 from plain_vit.errors import PlainViTError, TrainingError
 from plain_vit.training.data import ImageClassificationData, load_classification_data
@@ -393,9 +393,7 @@ def as_yaml(arguments: FinetuneArguments) -> str:
     return yaml.safe_dump(values, sort_keys=False)
 
 
-def save_classifier(
-    folder: Path, model: nn.Module, image_processor: BaseImageProcessor, accelerator: Accelerator
-) -> None:
+def save_classifier(folder: Path, model: nn.Module, image_processor: Any, accelerator: Accelerator) -> None:
     """Write what `AutoModelForImageClassification` and `AutoImageProcessor` open."""
     accelerator.unwrap_model(model).save_pretrained(
         folder, state_dict=accelerator.get_state_dict(model), is_main_process=accelerator.is_main_process
@@ -410,7 +408,8 @@ def parse_arguments(command_line: list[str]) -> FinetuneArguments:
         values = yaml.safe_load(Path(command_line[0]).read_text(encoding="utf-8"))
         from_file = [word for name, value in values.items() for word in (f"--{name}", str(value))]
         command_line = [*from_file, *command_line[1:]]
-    (arguments,) = HfArgumentParser(FinetuneArguments, description=__doc__).parse_args_into_dataclasses(command_line)
+    parser = HfArgumentParser(FinetuneArguments, description=__doc__)  # type: ignore[arg-type]
+    (arguments,) = parser.parse_args_into_dataclasses(command_line)
     return arguments
 
 

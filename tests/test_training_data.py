@@ -1,6 +1,8 @@
 """Data sets: what is opened, which columns are found, how it is split, and what is refused."""
 
 import hashlib
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -19,7 +21,7 @@ def make_images(count: int, mode: str = "RGB") -> list[PIL.Image.Image]:
     return [PIL.Image.new("RGB", (7, 5), (10 * number, 3, 200)).convert(mode) for number in range(count)]
 
 
-def save_set(folder, labels: list, names: list[str] | None, **splits: list) -> str:
+def save_set(folder: Path, labels: list, names: list[str] | None, **splits: list) -> str:
     """Save a data set with the labels of each split; `names` make them classes."""
     made = {}
     for split, values in {"train": labels, **splits}.items():
@@ -46,7 +48,7 @@ def test_digits_are_scikit_learns_split_by_class():
     assert labelled_bytes(images, labels) == labelled_bytes(expected, original.target)
 
 
-def labelled_bytes(images, labels) -> list[tuple[int, bytes]]:
+def labelled_bytes(images: Iterable, labels: Iterable) -> list[tuple[int, bytes]]:
     return sorted((int(label), image.tobytes()) for image, label in zip(images, labels, strict=True))
 
 

@@ -49,7 +49,7 @@ def _one_thread():
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory) -> Path:
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a stock ViT with dropout, for three classes."""
     folder = tmp_path_factory.mktemp("model")
     config = ViTConfig(
@@ -144,8 +144,8 @@ def test_termination_saves_and_says_how_to_go_on(model_folder, tmp_path):
 
 
 def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(model_folder, tmp_path, script):
-    # 360 images are no multiple of 26: the last batches are padded. SGD, because the first step of Adam moves all weights
-    # by the same amount, and then rounding decides between classes that are equally likely.
+    # 360 images are no multiple of 26: the last batches are padded. SGD, because the first step of Adam moves all
+    # weights by the same amount, and then rounding decides between classes that are equally likely.
     options = {**SHORT, "eval_batch_size": 26, "optimizer": "sgd", "learning_rate": 0.1}
     no_dropout = tmp_path / "model"
     stock = ViTForImageClassification.from_pretrained(model_folder, hidden_dropout_prob=0.0)

@@ -49,9 +49,11 @@ SMALL = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "i
 RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [2, 2], "layer_type": "basic"}
 
 
-def small_vit(**changes) -> PlainViTForImageClassification:
+def small_vit(**changes: object) -> PlainViTForImageClassification:
     config = PlainViTConfig(**{**SMALL, "image_size": (24, 16), "patch_size": 8, "num_labels": 5, **changes})
-    return randomize_(PlainViTForImageClassification(config))
+    model = PlainViTForImageClassification(config)
+    randomize_(model)
+    return model
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Image classification data: opening it, finding its columns, checking it, splitting it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -304,7 +304,7 @@ def _few_shots(train: Dataset, shots: int, names: Sequence[str], seed: int) -> D
         raise DataError(f"shots_per_class is {shots}: expected at least 1.")
     labels = np.asarray(train["label"])
     rng = np.random.default_rng(seed)
-    kept: list[Iterable[int]] = []
+    kept: list[np.ndarray] = []
     for number, name in enumerate(names):
         rows = rng.permutation(np.flatnonzero(labels == number))
         if len(rows) < shots:

@@ -16,11 +16,8 @@ import torch
 from datasets import Dataset
 from torch.utils.data import Sampler
 from torchvision.transforms import InterpolationMode, v2
-from transformers import BaseImageProcessor
 
 from plain_vit.errors import TrainingError
-
-AUGMENTATIONS = ("none", "affine", "randaugment", "trivialaugment")
 
 
 class ShuffledStream(Sampler[tuple[int, int]]):
@@ -92,10 +89,10 @@ class ProcessedImages:
     """Make a batch of a model's own image processor, exactly as users of the saved model will.
 
     Args:
-        image_processor: the model's.
+        image_processor: the model's, of transformers.
     """
 
-    def __init__(self, image_processor: BaseImageProcessor) -> None:
+    def __init__(self, image_processor: Any) -> None:
         self.image_processor = image_processor
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -104,7 +101,7 @@ class ProcessedImages:
         return {"pixel_values": pixels, "labels": torch.tensor([example["label"] for example in examples])}
 
 
-def input_size(image_processor: BaseImageProcessor) -> tuple[int, int]:
+def input_size(image_processor: Any) -> tuple[int, int]:
     """Return the height and the width, in pixels, of what the processor makes.
 
     Raises:
@@ -121,7 +118,7 @@ def input_size(image_processor: BaseImageProcessor) -> tuple[int, int]:
 
 
 def training_transform(
-    image_processor: BaseImageProcessor,
+    image_processor: Any,
     *,
     crop_scale: float = 1.0,
     horizontal_flip: float = 0.0,
@@ -132,7 +129,7 @@ def training_transform(
     """Build what a training image goes through, in the size, scale and normalisation of the image processor.
 
     Args:
-        image_processor: the model's.
+        image_processor: the model's, of transformers.
         crop_scale: smallest part of the image's area that a random crop may keep, above 0; 1 means no crop.
         horizontal_flip: probability, 0 to 1.
         augmentation: `affine` (10 degrees, a tenth of shift, scale and slant: for characters), `randaugment`,

@@ -2,13 +2,13 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
     AutoModelForImageClassification,
-    BaseImageProcessor,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -27,7 +27,7 @@ def load_classifier(
     from_scratch: bool = False,
     trust_remote_code: bool = False,
     num_attention_heads: int | None = None,
-) -> tuple[PreTrainedModel, BaseImageProcessor]:
+) -> tuple[PreTrainedModel, Any]:
     """Open any image classifier and give it a new head, whose first logits are all zero (paper, section 3.1).
 
     Args:
@@ -52,11 +52,18 @@ def load_classifier(
         config = PlainViTConfig.from_name(source)
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size
-        processor = PlainViTImageProcessor(size={"height": height, "width": width})
+        processor: Any = PlainViTImageProcessor(size={"height": height, "width": width})
         return PlainViTForImageClassification._from_config(_with_labels(config, label_names)), processor
     if not is_transformers_checkpoint(source):
         converted = from_checkpoint(source, num_attention_heads=num_attention_heads)
         model, processor = converted.model, converted.image_processor
+        if processor is None:
+            raise TrainingError(
+                f"{source} does not say how its images were prepared: convert it first, with these said."
+            )
+        if not isinstance(model, PlainViTForImageClassification):
+            body, model = model, PlainViTForImageClassification._from_config(_with_labels(model.config, label_names))
+            model.vit.load_state_dict(body.state_dict())
     else:
         if num_attention_heads is not None:
             raise TrainingError(f"The config of {source} says how many heads it has: leave out --num_attention_heads.")

@@ -12,7 +12,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from plain_vit.errors import TrainingError
 
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-SCHEDULES = ("cosine", "linear", "constant")
 
 # Weight decay shrinks what multiplies the signal. Biases, norms, tokens and position tables stay as they are.
 MULTIPLYING_LAYERS = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.modules.conv._ConvNd)
@@ -26,7 +25,6 @@ def make_optimizer(
     weight_decay: float = 0.0,
     layer_decay: float = 1.0,
     momentum: float = 0.9,
-    beta2: float = 0.999,
 ) -> torch.optim.Optimizer:
     """Build an optimizer whose groups have their own learning rate, kept as `peak_lr`, and weight decay.
 
@@ -37,7 +35,6 @@ def make_optimizer(
         weight_decay: for the matrices and kernels of layers; nothing else decays.
         layer_decay: each block learns this many times as fast as the one above it; 1 treats all alike.
         momentum: of SGD, and the first beta of Adam.
-        beta2: the second beta of Adam.
 
     Raises:
         TrainingError: `layer_decay` is asked for a model that is not one stack of blocks.
@@ -63,7 +60,7 @@ def make_optimizer(
     ]
     if name == "sgd":
         return torch.optim.SGD(parameter_groups, lr=learning_rate, momentum=momentum)
-    return OPTIMIZERS[name](parameter_groups, lr=learning_rate, betas=(momentum, beta2))
+    return OPTIMIZERS[name](parameter_groups, lr=learning_rate, betas=(momentum, 0.999))
 
 
 def heights_above_input(names: Iterable[str]) -> dict[str, int]:
