@@ -314,6 +314,7 @@ def save_state_dict(
             data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
             for start in range(0, len(data), CHUNK_BYTES):
                 bar.update(file.write(data[start : start + CHUNK_BYTES]))
+            del tensor, data  # before the next one is read
         if places:
             raise OutputError(f"{path}: {len(places)} tensors never came, {next(iter(places))!r} among them.")
         if len(shards) > 1:
