@@ -15,6 +15,8 @@ INSTALL_REQUIRES = [
     "safetensors>=0.8",
     "numpy>=2.0",
     "pillow>=11.0",
+    "filelock>=3.19",
+    "tqdm>=4.67",
 ]
 
 EXTRAS = {
@@ -25,18 +27,20 @@ EXTRAS = {
         "scikit-learn>=1.7",
         "matplotlib>=3.10",
         "tensorboard>=2.20",
-        "tqdm>=4.67",
+        "pyyaml>=6.0",
     ],
-    "analysis": ["matplotlib>=3.10"],
+    "analysis": ["matplotlib>=3.10", "captum>=0.9"],
     "test": [
         "timm>=1.0.31",
         "vit-pytorch>=1.26.11",
         "einops>=0.8.1",
         "peft>=0.18",
+        "grad-cam>=1.5.5",
         "pytest>=9.0",
         "pytest-xdist>=3.8",
         "hypothesis>=6.140",
         "build>=1.3",
+        "packaging>=25.0",
         "setuptools>=80",
         "twine>=6.2",
     ],

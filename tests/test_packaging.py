@@ -1,5 +1,7 @@
-"""The wheel: what is in it, what it says of itself, and that it works where the checkout is out of reach."""
+"""What is declared, and the wheel: its content, its metadata, its use where the checkout is out of reach."""
 
+import ast
+import json
 import os
 import shutil
 import subprocess
@@ -7,14 +9,59 @@ import sys
 import textwrap
 import zipfile
 from email import message_from_bytes
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import plain_vit
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.slow
+
+# The packages whose models are converted: imported where a live model of theirs is at hand or asked for.
+SOURCES = {"timm", "vit-pytorch"}
+
+
+def declared(*extras: str) -> set[str]:
+    """The requirements that `pip install plain-vit[EXTRAS]` brings."""
+    requirements = [Requirement(line) for line in requires("plain-vit") or []]
+    named = [
+        r for r in requirements if r.marker is None or any(r.marker.evaluate({"extra": extra}) for extra in extras)
+    ]
+    return {canonicalize_name(requirement.name) for requirement in named}
+
+
+def imported(path: Path) -> set[str]:
+    """The distributions that hold what a file imports, be it at the top or inside a function."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            names.add(node.module.partition(".")[0])
+    installed = packages_distributions()
+    here = {"plain_vit", "tests", "examples", *(script.stem for script in (ROOT / "examples").glob("*.py"))}
+    return {canonicalize_name(installed[name][0]) for name in names - sys.stdlib_module_names - here}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "extras"),
+    [
+        ("plain_vit/*.py", ()),
+        ("plain_vit/conversion/*.py", ()),
+        ("plain_vit/training/*.py", ("train",)),
+        ("plain_vit/analysis/*.py", ("analysis",)),
+        ("examples/*.py", ("train", "analysis")),
+        ("tests/*.py", ("train", "analysis", "test")),
+    ],
+)
+def test_every_import_is_a_declared_requirement(pattern: str, extras: tuple[str, ...]) -> None:
+    allowed = declared(*extras) | SOURCES
+    undeclared = {path.name: imported(path) - allowed for path in ROOT.glob(pattern)}
+    assert undeclared
+    assert not {name: missing for name, missing in undeclared.items() if missing}
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
@@ -43,6 +90,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
     package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "plain_vit").rglob("*") if path.is_file()}
     sources = {name for name in package if "__pycache__" not in name}
@@ -50,10 +98,12 @@ def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> 
     assert packed == sources
 
 
+@pytest.mark.slow
 def test_metadata_is_accepted_by_package_indexes(wheel: Path) -> None:
     assert "PASSED" in run(sys.executable, "-m", "twine", "check", "--strict", wheel, cwd=wheel.parent)
 
 
+@pytest.mark.slow
 def test_metadata_gives_the_package_s_own_version_and_licence(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     folder = f"plain_vit-{plain_vit.__version__}.dist-info"
@@ -63,6 +113,7 @@ def test_metadata_gives_the_package_s_own_version_and_licence(wheel: Path) -> No
     assert archive.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
 
 
+@pytest.mark.slow
 def test_installed_wheel_saves_and_opens_a_model_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     script = """
         import plain_vit, torch
@@ -83,8 +134,11 @@ def test_installed_wheel_saves_and_opens_a_model_outside_the_checkout(installed:
     assert Path(printed.splitlines()[0]).is_relative_to(installed)
 
 
+@pytest.mark.slow
 def test_installed_command_opens_the_shipped_checkpoint_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     (checkpoint,) = (ROOT / "examples" / "checkpoints").glob("*.pt")
     source = shutil.copy(checkpoint, tmp_path)
-    run(installed / "bin" / "plain-vit", "convert", source, "converted", cwd=tmp_path, PYTHONPATH=str(installed))
+    heads = str(json.loads(checkpoint.with_suffix(".json").read_text())["constructor"]["heads"])
+    command = (installed / "bin" / "plain-vit", "convert", source, "converted", "--num-attention-heads", heads)
+    run(*command, cwd=tmp_path, PYTHONPATH=str(installed))
     assert (tmp_path / "converted" / "model.safetensors").is_file()
