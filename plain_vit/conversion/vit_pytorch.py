@@ -268,23 +268,24 @@ class _Reader:
             AmbiguousCheckpointError: for everything at once that neither checkpoint nor hints say.
         """
         hidden_size, pixels = self.shape(PROJECTION)
-        class_rows = self.shape(CLASS_TOKEN)[-2:-1] or (1,) if self.has(CLASS_TOKEN) else (0,)
+        (class_rows,) = self.shape(CLASS_TOKEN)[-2:-1] or (1,) if self.has(CLASS_TOKEN) else (0,)
         num_labels = self.shape(HEAD)[0] if self.has(HEAD) else 0
         fields: dict[str, Any] = {
             "hidden_size": hidden_size,
             "num_hidden_layers": 1 + max(self.layer_numbers()),
             "intermediate_size": self.shape(FC1)[0],
             "num_labels": num_labels,
-            "use_class_token": class_rows[0] > 0,
+            "use_class_token": class_rows > 0,
             "patch_projection": "linear",
+            "initialization": "vit_pytorch",
             "num_register_tokens": self.shape(REGISTERS)[0] if self.has(REGISTERS) else 0,
             "representation_size": self.shape(HIDDEN)[0] if self.has(HIDDEN) else None,
         }
         heads, head_dim = self.heads(hidden_size)
-        pooling = self.pooling(class_rows[0] > 0)
-        layout = self.layout(pooling, hidden_size, head_dim)
+        pooling = self.pooling(class_rows > 0)
+        layout = self.layout(pooling, class_rows > 0, hidden_size, head_dim)
         patch_size, num_channels = self.patch(pixels)
-        image_size = self.image_size(class_rows[0], patch_size)
+        image_size = self.image_size(class_rows, patch_size)
         if self.open:
             raise AmbiguousCheckpointError(
                 f"the tensors of a ViT of vit-pytorch ({layout.title}) do not say all that its logits depend on. "
@@ -357,38 +358,42 @@ class _Reader:
             self.settle("num_attention_heads", count, source)
         return count, head_dim
 
+    def poolings(self, layout: Layout, has_class_token: bool) -> tuple[str, ...]:
+        """Return what a model of this layout may pool, given whether it has a class token."""
+        if HEAD in self.names and not self.has(HEAD):
+            return ("none",)
+        if layout.mean_has_class_token:
+            return layout.poolings
+        return ("cls",) if has_class_token else ("mean",)
+
     def pooling(self, has_class_token: bool) -> str:
         """Return what is pooled; before release 1.16 the checkpoint is the same for class token and mean."""
-        if HEAD in self.names and not self.has(HEAD):
+        possible = sorted({pooling for layout in self.layouts for pooling in self.poolings(layout, has_class_token)})
+        said = self.hints.pooling
+        if possible == ["none"]:
             self.settle("pooling", "none", "the missing head (num_classes=0), without which every token is returned")
             return "none"
-        possible = sorted(
-            {
-                pooling
-                for layout in self.layouts
-                for pooling in layout.poolings
-                if layout.mean_has_class_token or (pooling == "cls") == has_class_token
-            }
-        )
-        said = self.hints.pooling
         if said is not None and said not in possible:
-            raise MappingError(f"pooling={said!r} does not fit: this checkpoint was trained with {possible}")
+            raise MappingError(
+                f"pooling={said!r} does not fit: this checkpoint was trained with {' or '.join(possible)}"
+            )
         if said is None and len(possible) > 1:
-            self.open["pooling"] = list(possible)
+            self.open["pooling"] = possible
         elif said is None:
-            self.settle("pooling", possible[0], "the layout" if not has_class_token else "the class token")
+            told = all(len(layout.poolings) == 1 for layout in self.layouts)
+            source = "the layout" if told else "the class token" if has_class_token else "the missing class token"
+            self.settle("pooling", possible[0], source)
         return said or possible[0]
 
-    def layout(self, pooling: str, hidden_size: int, head_dim: int) -> Layout:
-        """Return the layout; some have the same names and compute something else."""
-        fitting = [layout for layout in self.layouts if pooling in (*layout.poolings, "none")]
-        scale_is_open = self.hints.attention_scale is None
-        different = {(layout.scale if scale_is_open else "", layout.fault): layout for layout in fitting}
+    def layout(self, pooling: str, has_class_token: bool, hidden_size: int, head_dim: int) -> Layout:
+        """Return the newest layout that fits; some have the same names and compute something else."""
+        fitting = [layout for layout in self.layouts if pooling in self.poolings(layout, has_class_token)]
+        said = self.hints.attention_scale
+        different = {(layout.scale if said is None else "", layout.fault): layout for layout in fitting}
         if len(different) > 1:
             self.open["layout"] = [layout.title for layout in different.values()]
-        said = self.hints.attention_scale
         of_that_scale = [layout for layout in fitting if layout_scale(layout, hidden_size, head_dim) == said]
-        return (of_that_scale or fitting)[0]
+        return (of_that_scale or fitting)[-1]
 
     def patch(self, pixels: int) -> tuple[tuple[int, int] | None, int | None]:
         """Return patch size and channels: a checkpoint has the count of the numbers in a patch."""

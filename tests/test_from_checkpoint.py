@@ -1,0 +1,384 @@
+"""Opening checkpoints: what a file does not say is asked for, what is wrong with it is listed, nothing is guessed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from vit_pytorch import ViT
+from vit_pytorch.distill import DistillableViT, DistillWrapper
+from vit_pytorch.mae import MAE
+from vit_pytorch.simple_vit import SimpleViT
+
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
+from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint
+from plain_vit.errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    ExportError,
+    MappingError,
+    OutputError,
+    UnknownFormatError,
+    VerificationError,
+)
+from tests.conftest import randomize_
+from tests.peers import vit_pytorch_release
+
+SIZES: dict[str, Any] = {
+    "image_size": (15, 28), "patch_size": (5, 7), "num_classes": 11, "dim": 20, "depth": 3, "heads": 3,
+    "mlp_dim": 29, "dim_head": 10,
+}  # fmt: skip
+SAID: dict[str, Any] = {"num_attention_heads": 3, "image_size": (15, 28), "patch_size": (5, 7)}
+
+
+def small(kind: Any = ViT, seed: int = 0, **arguments: Any) -> nn.Module:
+    return randomize_(kind(**{**SIZES, **arguments}), seed).eval()
+
+
+def logits(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        result = model(images)
+    return result if isinstance(result, torch.Tensor) else result.logits
+
+
+def saved(content: Any, folder: Path, name: str = "vit.pt") -> Path:
+    (safetensors.torch.save_file if name.endswith(".safetensors") else torch.save)(content, folder / name)
+    return folder / name
+
+
+def same_tensors(a: nn.Module, b: nn.Module) -> bool:
+    theirs = b.state_dict()
+    return a.state_dict().keys() == theirs.keys() and all(
+        torch.equal(tensor, theirs[name]) for name, tensor in a.state_dict().items()
+    )
+
+
+# What the file does not say
+
+
+def test_everything_that_is_open_is_asked_for_at_once(tmp_path: Path) -> None:
+    release = vit_pytorch_release("0.6.6")
+    theirs = release.ViT(
+        image_size=25, patch_size=5, channels=4, num_classes=11, dim=20, depth=3, heads=3, mlp_dim=29, dim_head=10
+    )
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        from_checkpoint(saved(theirs.state_dict(), tmp_path))
+    assert caught.value.candidates == {
+        "num_attention_heads": (1, 2, 3, 5, 6, 10, 15, 30),
+        "pooling": ("cls", "mean"),
+        "layout": ("vit 0.5.0", "vit 0.6.7"),
+        "num_channels": (1, 4),
+    }
+
+
+@pytest.mark.parametrize("name", ["vit.pt", "vit.safetensors"])
+def test_heads_and_size_are_asked_for_and_the_rest_is_reported(name: str, tmp_path: Path) -> None:
+    theirs = small(patch_size=7, image_size=28)
+    path = saved(theirs.state_dict(), tmp_path, name)
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        from_checkpoint(path)
+    assert set(caught.value.candidates) == {"num_attention_heads"}
+    converted = from_checkpoint(path, head_dim=10)
+    images = torch.randn(2, 3, 28, 28)
+    assert torch.equal(logits(converted.model, images), logits(from_module(theirs), images))
+    report = str(converted.report)
+    assert f"{path}: vit_pytorch, layout vit 1.17.3" in report
+    assert "inferred: num_channels = 3, from the 147 numbers of a patch" in report
+    assert "inferred: image_size = (28, 28), from the 16 patches of the position table, taken as a square" in report
+    assert "inferred: pooling = 'cls', from the class token" in report
+    assert "told: head_dim = 10" in report
+    assert converted.image_processor.size == {"height": 28, "width": 28}
+
+
+def test_the_usual_width_of_a_head_is_the_first_candidate(tmp_path: Path) -> None:
+    path = saved(small(dim_head=64, heads=6, patch_size=7, image_size=28).state_dict(), tmp_path)
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        from_checkpoint(path)
+    assert caught.value.candidates["num_attention_heads"][0] == 6
+
+
+def test_size_of_a_model_without_a_position_table_is_asked_for(tmp_path: Path) -> None:
+    path = saved(small(SimpleViT).state_dict(), tmp_path)
+    with pytest.raises(AmbiguousCheckpointError, match="image_size"):
+        from_checkpoint(path, num_attention_heads=3, patch_size=(5, 7))
+    model = from_checkpoint(path, **SAID).model
+    assert same_tensors(model, from_module(small(SimpleViT)))
+
+
+@pytest.mark.parametrize(
+    "wrong, fault",
+    [
+        ({"num_attention_heads": 7}, "the heads of this checkpoint are 30 wide together"),
+        ({"num_attention_heads": 3, "head_dim": 11}, "the heads of this checkpoint are 30 wide together"),
+        ({"pooling": "mean"}, "pooling='mean' does not fit"),
+        ({"patch_size": (11, 7)}, "a patch has 105 numbers"),
+        ({"num_channels": 2}, "a patch has 105 numbers"),
+        ({"image_size": (28, 28)}, "the position table is for 12 patches"),
+        ({"layout": "0.19.6"}, "the tensors are those of no plain ViT of vit-pytorch"),
+    ],
+)
+def test_hints_that_cannot_be_are_refused(wrong: dict[str, Any], fault: str, tmp_path: Path) -> None:
+    path = saved(small().state_dict(), tmp_path)
+    with pytest.raises(MappingError, match=fault):
+        from_checkpoint(path, **{**SAID, **wrong})
+
+
+# The reference
+
+
+@pytest.mark.parametrize("release, dim_scale", [("0.6.6", True), ("0.6.8", False)])
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_reference_finds_heads_pooling_and_scale(release: str, dim_scale: bool, pool: str, tmp_path: Path) -> None:
+    kind = vit_pytorch_release(release).ViT
+    theirs = kind(
+        image_size=25,
+        patch_size=5,
+        channels=4,
+        num_classes=11,
+        dim=20,
+        depth=3,
+        heads=3,
+        mlp_dim=29,
+        dim_head=10,
+        pool=pool,
+    )
+    randomize_(theirs).eval()
+    images = torch.randn(2, 4, 25, 25)
+    converted = from_checkpoint(saved(theirs.state_dict(), tmp_path), reference=(images, logits(theirs, images)))
+    config = converted.report.config
+    assert (config.num_attention_heads, config.pooling, config.num_channels) == (3, pool, 4)
+    assert config.attention_scale == (20**-0.5 if dim_scale else None)
+    assert logits(converted.model, images).sub(logits(theirs, images)).abs().max() <= 1e-5
+    assert "inferred: num_attention_heads = 3, from the reference" in str(converted.report)
+    assert "32 ways were tried" in str(converted.report)
+
+
+def test_reference_gives_the_size_of_a_model_without_a_position_table(tmp_path: Path) -> None:
+    theirs, images = small(SimpleViT), torch.randn(2, 3, 15, 28)
+    path = saved(theirs.state_dict(), tmp_path)
+    converted = from_checkpoint(path, patch_size=(5, 7), reference=(images, logits(theirs, images)))
+    assert (converted.report.config.image_size, converted.report.config.num_attention_heads) == ((15, 28), 3)
+
+
+def test_reference_of_another_model_is_refused(tmp_path: Path) -> None:
+    theirs, images = small(), torch.randn(2, 3, 15, 28)
+    path = saved(theirs.state_dict(), tmp_path)
+    with pytest.raises(VerificationError, match="none of the 8 ways"):
+        from_checkpoint(path, patch_size=(5, 7), reference=(images, logits(small(seed=1), images)))
+    with pytest.raises(VerificationError, match="none of the 1 ways"):
+        from_checkpoint(path, **{**SAID, "num_attention_heads": 5}, reference=(images, logits(theirs, images)))
+
+
+def test_reference_that_settles_nothing_says_so(tmp_path: Path) -> None:
+    theirs, images = small(depth=1, image_size=(5, 7), pool="mean"), torch.randn(2, 3, 5, 7)  # one token: no attention
+    path = saved(theirs.state_dict(), tmp_path)
+    with pytest.raises(AmbiguousCheckpointError, match="fits several ways") as caught:
+        from_checkpoint(path, patch_size=(5, 7), image_size=(5, 7), reference=(images, logits(theirs, images)))
+    assert set(caught.value.candidates) == {"num_attention_heads"}
+
+
+# Wrappers
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod.", "vit.", "net."])
+def test_prefixes_of_training_code_are_removed_and_reported(prefix: str, tmp_path: Path) -> None:
+    theirs = small()
+    path = saved({prefix + name: tensor for name, tensor in theirs.state_dict().items()}, tmp_path)
+    converted = from_checkpoint(path, **SAID)
+    assert same_tensors(converted.model, from_module(theirs, image_size=(15, 28)))
+    assert f"wrapper {prefix.split('.')[0]!r} removed" in str(converted.report)
+
+
+def test_training_checkpoint_with_its_optimizer_opens(tmp_path: Path) -> None:
+    theirs = small()
+    optimizer = torch.optim.AdamW(theirs.parameters())
+    logits_with_grad = theirs(torch.randn(2, 3, 15, 28))
+    logits_with_grad.sum().backward()
+    optimizer.step()
+    content = {"epoch": 3, "state_dict": theirs.state_dict(), "optimizer": optimizer.state_dict(), "best": 0.5}
+    converted = from_checkpoint(saved(content, tmp_path, "last.ckpt"), **SAID)
+    assert same_tensors(converted.model, from_module(theirs, image_size=(15, 28)))
+
+
+@pytest.mark.parametrize("kind", [ViT, SimpleViT])
+def test_encoder_of_a_masked_autoencoder_opens(kind: type[nn.Module], tmp_path: Path) -> None:
+    theirs = small(kind)
+    wrapper = randomize_(MAE(encoder=theirs, decoder_dim=17))
+    converted = from_checkpoint(saved(wrapper.state_dict(), tmp_path), **SAID)
+    assert same_tensors(converted.model, from_module(theirs, image_size=(15, 28)))
+    assert "ignored decoder_pos_emb.weight: MAE: positions of the decoder" in str(converted.report)
+
+
+@pytest.mark.parametrize("name", ["simmim", "mpp"])
+def test_encoder_of_masked_pixel_models_of_their_time_opens(name: str, tmp_path: Path) -> None:
+    release = vit_pytorch_release("1.15.7", name)
+    theirs = small(vit_pytorch_release("1.15.7").ViT)
+    if name == "simmim":
+        wrapper = release.SimMIM(encoder=theirs)
+    else:
+        wrapper = release.MPP(transformer=theirs, patch_size=5, dim=20)
+    path = saved(randomize_(wrapper).state_dict(), tmp_path)
+    model = from_checkpoint(path, **SAID, pooling="cls").model
+    assert same_tensors(model, from_module(theirs, image_size=(15, 28)))
+
+
+def dino_checkpoint(student: nn.Module, teacher: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors that `vit_pytorch.Dino` has; the class itself needs torchvision's transforms to be built."""
+    projector = {f"projector.net.{i}.weight": torch.randn(5, 5) for i in (0, 2)}
+    branches = {"student_encoder": student, "teacher_encoder": teacher}
+    tensors = {f"net.{name}": tensor for name, tensor in student.state_dict().items()}
+    for branch, network in branches.items():
+        tensors |= {f"{branch}.net.{name}": tensor for name, tensor in network.state_dict().items()}
+        tensors |= {f"{branch}.{name}": tensor for name, tensor in projector.items()}
+    return tensors | {"teacher_centers": torch.randn(1, 5), "last_teacher_centers": torch.randn(1, 5)}
+
+
+def test_student_and_teacher_of_a_distillation_are_asked_for(tmp_path: Path) -> None:
+    student, teacher = small(), small(seed=1)
+    path = saved(dino_checkpoint(student, teacher), tmp_path)
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        from_checkpoint(path, **SAID)
+    assert caught.value.candidates["key"] == ("student_encoder", "teacher_encoder")
+    for key, network in (("student_encoder", student), ("teacher_encoder", teacher)):
+        converted = from_checkpoint(path, **SAID, key=key)
+        assert same_tensors(converted.model, from_module(network, image_size=(15, 28)))
+        assert "ignored projector.net.0.weight: DINO" in str(converted.report)
+
+
+def test_student_of_a_distillation_with_a_token_opens(tmp_path: Path) -> None:
+    student = small(DistillableViT)
+    wrapper = DistillWrapper(student=student, teacher=nn.Linear(5, 7))
+    path = saved(wrapper.state_dict(), tmp_path)
+    model = from_checkpoint(path, **SAID, key="student").model
+    assert same_tensors(model, from_module(student, image_size=(15, 28)))
+
+
+# What is wrong with a file
+
+
+def test_damaged_state_dict_lists_what_is_missing_and_left_over(tmp_path: Path) -> None:
+    tensors = small().state_dict()
+    del tensors["transformer.norm.weight"], tensors["transformer.norm.bias"]
+    tensors["transformer.layers.1.0.gate"] = torch.ones(3)
+    with pytest.raises(MappingError, match="nearest") as caught:
+        from_checkpoint(saved(tensors, tmp_path), **SAID)
+    assert caught.value.faults == (
+        "missing: 'transformer.norm'",
+        "left over: 'transformer.layers.1.0.gate' of shape (3,)",
+    )
+
+
+@pytest.mark.parametrize(
+    "fault, damage",
+    [
+        ("missing: 'transformer.layers.2.0.norm.bias'", lambda t: t.pop("transformer.layers.2.0.norm.bias")),
+        ("missing: 'transformer.layers.1.1.net.4.weight'", lambda t: t.pop("transformer.layers.1.1.net.4.weight")),
+        ("'to_patch_embedding.3.weight' of shape", lambda t: t.update({"to_patch_embedding.3.weight": torch.ones(19)})),
+        ("with NaN or infinite values", lambda t: t["mlp_head.bias"].fill_(torch.inf)),
+        ("of dtype torch.int64", lambda t: t.update({"mlp_head.bias": torch.ones(11, dtype=torch.int64)})),
+        (
+            "makes 'vit.layers.2.attention.o_proj",
+            lambda t: t.update({"transformer.layers.2.0.to_out.0.weight": torch.ones(30, 20)}),
+        ),
+    ],
+)
+def test_damaged_tensors_are_named(fault: str, damage: Any, tmp_path: Path) -> None:
+    tensors = small().state_dict()
+    damage(tensors)
+    with pytest.raises(MappingError, match=fault):
+        from_checkpoint(saved(tensors, tmp_path), **SAID)
+
+
+def test_mixed_dtypes_are_refused(tmp_path: Path) -> None:
+    tensors = small().state_dict()
+    tensors["mlp_head.bias"] = tensors["mlp_head.bias"].half()
+    with pytest.raises(CheckpointError, match="several dtypes, torch.float16, torch.float32"):
+        from_checkpoint(saved(tensors, tmp_path), **SAID)
+
+
+def test_other_architectures_are_refused(tmp_path: Path) -> None:
+    path = saved(nn.Sequential(nn.Conv2d(3, 5, 7), nn.Linear(5, 3)).state_dict(), tmp_path)
+    with pytest.raises(UnknownFormatError, match="its tensors are '0.weight', '0.bias'"):
+        from_checkpoint(path)
+    deepvit = vit_pytorch_release("1.15.7", "deepvit").DeepViT(**{**SIZES, "image_size": 15, "patch_size": 5})
+    with pytest.raises(MappingError, match="left over: 'transformer.layers.0.0.reattn_weights'"):
+        from_checkpoint(saved(deepvit.state_dict(), tmp_path))
+
+
+def test_releases_whose_decorrelated_mlp_skips_its_norm_are_asked_for_and_refused(tmp_path: Path) -> None:
+    path = saved(small(vit_pytorch_release("1.15.7", "vit_with_decorr").ViT).state_dict(), tmp_path)
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        from_checkpoint(path, **SAID, pooling="cls")
+    assert caught.value.candidates == {"layout": ("vit_with_decorr 1.15.0", "vit_with_decorr 1.21.5")}
+    with pytest.raises(ExportError, match="does not read what its norm gives"):
+        from_checkpoint(path, **SAID, pooling="cls", layout="vit_with_decorr 1.15.0")
+
+
+# Our own folders, labels, verification, writing
+
+
+@pytest.mark.parametrize("kind", [PlainViTForImageClassification, PlainViTModel])
+def test_our_own_folder_opens_strictly(kind: Any, tmp_path: Path) -> None:
+    config = PlainViTConfig(
+        hidden_size=20,
+        num_hidden_layers=3,
+        num_attention_heads=5,
+        intermediate_size=29,
+        image_size=(15, 28),
+        patch_size=(5, 7),
+    )
+    ours = randomize_(kind(config))
+    ours.save_pretrained(tmp_path)
+    converted = from_checkpoint(tmp_path)
+    assert type(converted.model) is kind
+    assert same_tensors(converted.model, ours)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("layers.1.mlp.fc1.bias"))
+    del tensors[name]
+    safetensors.torch.save_file({**tensors, "gate": torch.ones(3)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(MappingError) as caught:
+        from_checkpoint(tmp_path)
+    assert caught.value.faults == (f"missing: {name!r}, which {name!r} is made from", "left over: 'gate'")
+
+
+def test_labels_are_named_and_counted(tmp_path: Path) -> None:
+    path = saved(small().state_dict(), tmp_path)
+    names = [f"kind {i}" for i in range(11)]
+    config = from_checkpoint(path, **SAID, id2label=names).model.config
+    assert config.id2label[7] == "kind 7"
+    assert config.label2id["kind 7"] == 7
+    with pytest.raises(ValueError, match="names 10 labels: expected 11"):
+        from_checkpoint(path, **SAID, id2label=names[:10])
+
+
+@pytest.mark.parametrize("kind", [ViT, SimpleViT])
+def test_verification_runs_the_package_and_finds_no_difference(kind: type[nn.Module], tmp_path: Path) -> None:
+    report = from_checkpoint(saved(small(kind).state_dict(), tmp_path), **SAID, verify=True).report
+    assert report.differences is not None
+    assert {"patches", "layer 3", "final norm", "logits"} <= {stage.stage for stage in report.differences}
+    assert max(stage.relative for stage in report.differences) == 0
+    assert "largest difference to the source's own model" in str(report)
+
+
+def test_verification_of_another_release_than_the_installed_is_reported_as_not_run(tmp_path: Path) -> None:
+    theirs = small(vit_pytorch_release("0.19.6").ViT)
+    report = from_checkpoint(saved(theirs.state_dict(), tmp_path), **SAID, pooling="cls", verify=True).report
+    assert report.differences is None
+    assert any(note.startswith("not verified: the installed vit-pytorch") for note in report.notes)
+
+
+def test_output_that_exists_or_has_a_wrong_name_is_left_alone(tmp_path: Path) -> None:
+    ours = from_module(small(), image_size=(15, 28))
+    (tmp_path / "vit.pt").write_bytes(b"precious")
+    with pytest.raises(OutputError, match="is there already"):
+        to_checkpoint(ours, tmp_path / "vit.pt", format="vit_pytorch")
+    with pytest.raises(OutputError, match="ends in '.onnx'"):
+        to_checkpoint(ours, tmp_path / "vit.onnx", format="vit_pytorch")
+    with pytest.raises(ExportError):
+        to_checkpoint(ours, tmp_path / "vit.pt", format="vit_pytorch", layout="0.19.6", force=True)
+    assert (tmp_path / "vit.pt").read_bytes() == b"precious"
+    to_checkpoint(ours, tmp_path / "vit.pt", format="vit_pytorch", force=True)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".pt") == ["vit.pt"]
+    assert torch.load(tmp_path / "vit.pt", weights_only=True).keys() == small().state_dict().keys()
