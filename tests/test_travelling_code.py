@@ -1,0 +1,232 @@
+"""Saved folders open with the Auto classes: by the package, and by the code they carry where it cannot be imported."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    AutoBackbone,
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForMaskedImageModeling,
+    pipeline,
+)
+
+import plain_vit
+from plain_vit import (
+    PlainViTBackbone,
+    PlainViTConfig,
+    PlainViTForImageClassification,
+    PlainViTForMaskedImageModeling,
+    PlainViTImageProcessor,
+    PlainViTModel,
+)
+from tests.conftest import randomize_
+from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+
+HUB_FILES = {"configuration_plain_vit.py", "layers_plain_vit.py", "modeling_plain_vit.py"}
+LABELS = dict(enumerate(["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]))
+# Folders that hold one kind of everything; "bare" is saved without an image processor.
+FOLDERS: dict[str, dict[str, Any]] = {
+    "plain": {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}},
+    "bare": {"use_mask_token": True, "out_indices": [1, 3], "initialization": "google", **VARIATIONS["registers"]},
+    "branches": VARIATIONS["branches"],
+    "map": {**VARIATIONS["map"], "patch_size": 8},
+    "differential": {**VARIATIONS["differential"], **VARIATIONS["linear_patches"]},
+}
+
+# Runs in a process that cannot import plain_vit: opens each folder in every way and writes down what it computes.
+WITHOUT_PACKAGE = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "plain_vit":
+            raise ModuleNotFoundError(f"{name} must not be imported here")
+
+sys.meta_path.insert(0, Refuse())
+
+from pathlib import Path
+import torch
+from PIL import Image
+from transformers import (
+    AutoBackbone, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification,
+    AutoModelForMaskedImageModeling, pipeline,
+)
+
+source, target, images = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+pixel_values = torch.load(images / "pixels.pt")
+trust = {"trust_remote_code": True}
+found = {}
+for folder in sorted(source.iterdir()):
+    name = folder.name
+    config = AutoConfig.from_pretrained(folder, **trust)
+    model = AutoModelForImageClassification.from_pretrained(folder, **trust).eval()
+    assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
+    found[name] = {
+        "logits": model(pixel_values).logits,
+        "tokens": AutoModel.from_pretrained(folder, **trust).eval()(pixel_values).last_hidden_state,
+        "maps": list(AutoBackbone.from_config(config, **trust).eval()(pixel_values).feature_maps),
+        "labels": model.config.id2label,
+    }
+    model.save_pretrained(target / name)
+    if (folder / "preprocessor_config.json").exists():
+        processor = AutoImageProcessor.from_pretrained(folder, **trust)
+        found[name]["prepared"] = processor(Image.open(images / "image.png"), return_tensors="pt").pixel_values
+        processor.save_pretrained(target / name)
+        classify = pipeline("image-classification", str(folder), **trust)
+        found[name]["answers"] = classify(str(images / "image.png"), top_k=7)
+
+folder = source / "bare"
+masked = AutoModelForMaskedImageModeling.from_pretrained(folder, **trust)
+found["bare"]["drawn"] = {key: value.clone() for key, value in masked.state_dict().items() if "decoder" in key}
+found["bare"]["loss"] = masked(pixel_values, torch.ones(2, 3, 4)).loss
+fresh = AutoModelForImageClassification.from_pretrained(folder, num_labels=4, ignore_mismatched_sizes=True, **trust)
+found["bare"]["new head"] = fresh.classifier.weight.detach().clone()
+fresh(pixel_values, labels=torch.tensor([3, 1])).loss.backward()
+torch.optim.SGD(fresh.parameters(), lr=0.1).step()
+found["bare"]["tuned"] = fresh.eval()(pixel_values).logits
+fresh.save_pretrained(target.parent / f"{target.name}_tuned")
+again = AutoModelForImageClassification.from_pretrained(target.parent / f"{target.name}_tuned", **trust).eval()
+found["bare"]["tuned again"] = again(pixel_values).logits
+torch.save(found, target.parent / f"{target.name}.pt")
+"""
+
+
+def build(name: str) -> PlainViTForImageClassification:
+    """Return the classifier that the folder of this name holds."""
+    model = PlainViTForImageClassification(tiny_config(**FOLDERS[name]))
+    randomize_(model)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with saved models in `saved`, and what two processes without the package made of them."""
+    root = tmp_path_factory.mktemp("travelling")
+    torch.save(pixels(), root / "pixels.pt")
+    colors = np.random.default_rng(0).integers(0, 256, (31, 67, 3), dtype=np.uint8)
+    Image.fromarray(colors).save(root / "image.png")
+    processor = PlainViTImageProcessor(size={"height": 24, "width": 56})
+    for name in FOLDERS:
+        build(name).save_pretrained(root / "saved" / name)
+        if name != "bare":
+            processor.save_pretrained(root / "saved" / name)
+    # Twice: what was saved by the code that came along is opened by another process, from an empty cache.
+    for source, target in (("saved", "once"), ("once", "twice")):
+        environment = {**os.environ, "HF_HOME": str(root / f"cache_{target}"), "HF_HUB_OFFLINE": "1"}
+        environment.pop("PYTHONPATH", None)
+        process = subprocess.run(
+            [sys.executable, "-c", WITHOUT_PACKAGE, root / source, root / target, root],
+            cwd=root, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert process.returncode == 0, process.stderr
+    return root
+
+
+@pytest.fixture(scope="module", params=["once", "twice"])
+def found(root: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return what the first or the second process computed."""
+    return torch.load(root / f"{request.param}.pt")
+
+
+@pytest.mark.parametrize("name", sorted(FOLDERS))
+def test_the_code_that_came_along_gives_equal_numbers(found: dict[str, Any], root: Path, name: str) -> None:
+    model = build(name)
+    assert torch.equal(found[name]["logits"], model(pixels()).logits)
+    assert torch.equal(found[name]["tokens"], model.vit(pixels()).last_hidden_state)
+    shapes = [tuple(feature_map.shape) for feature_map in found[name]["maps"]]
+    assert shapes == [(2, 40, 3, 7 if name == "map" else 4)] * (2 if name == "bare" else 1)
+
+
+@pytest.mark.parametrize("name", sorted(FOLDERS.keys() - {"bare"}))
+def test_the_code_that_came_along_prepares_and_classifies_images(found: dict[str, Any], root: Path, name: str) -> None:
+    processor = PlainViTImageProcessor(size={"height": 24, "width": 56})
+    prepared = processor(Image.open(root / "image.png"), return_tensors="pt").pixel_values
+    assert torch.equal(found[name]["prepared"], prepared)
+    scores = build(name)(prepared).logits[0].softmax(0)
+    names = FOLDERS[name].get("id2label", {index: f"LABEL_{index}" for index in range(7)})
+    assert found[name]["labels"] == names
+    assert [answer["label"] for answer in found[name]["answers"]] == [names[int(i)] for i in scores.argsort().flip(0)]
+    assert found[name]["answers"][0]["score"] == pytest.approx(scores.max().item(), rel=1e-5)
+
+
+def test_the_code_that_came_along_draws_what_is_missing_and_trains(found: dict[str, Any]) -> None:
+    bare = found["bare"]
+    assert all(tensor.isfinite().all() for tensor in bare["drawn"].values())
+    assert bare["loss"].isfinite()
+    assert (bare["new head"] == 0).all()  # as its initialization, "google", has it
+    assert bare["tuned"].shape == (2, 4)
+    assert bare["tuned"].abs().max() > 0
+    assert torch.equal(bare["tuned again"], bare["tuned"])
+
+
+@pytest.mark.parametrize("folder", ["saved", "once", "twice"])
+def test_saved_folders_carry_the_whole_code_and_the_names_of_all_classes(root: Path, folder: str) -> None:
+    for name in FOLDERS:
+        files = {path.name for path in (root / folder / name).iterdir()}
+        processor = set() if name == "bare" else {"image_processing_plain_vit.py", "preprocessor_config.json"}
+        assert files == {"config.json", "model.safetensors"} | HUB_FILES | processor
+        for file in files & HUB_FILES:
+            assert (root / folder / name / file).read_text() == (Path(plain_vit.__path__[0]) / file).read_text()
+        config = json.loads((root / folder / name / "config.json").read_text())
+        assert config["auto_map"] == plain_vit.configuration_plain_vit.AUTO_MAP
+        assert config["architectures"] == ["PlainViTForImageClassification"]
+
+
+# With the package
+
+
+@pytest.mark.parametrize("folder", ["saved", "twice"])
+@pytest.mark.parametrize("trust", [None, False, True])
+def test_with_the_package_its_own_classes_open_the_folder(root: Path, folder: str, trust: bool | None) -> None:
+    path, trusted = root / folder / "plain", {"trust_remote_code": trust}
+    config = AutoConfig.from_pretrained(path, **trusted)
+    assert type(config) is PlainViTConfig
+    assert config.label2id["fox"] == 5
+    assert type(AutoModel.from_pretrained(path, **trusted)) is PlainViTModel
+    assert type(AutoImageProcessor.from_pretrained(path, **trusted)) is PlainViTImageProcessor
+    assert type(AutoBackbone.from_config(config, **trusted)) is PlainViTBackbone
+    masked = AutoModelForMaskedImageModeling.from_pretrained(path, use_mask_token=True, **trusted)
+    assert type(masked) is PlainViTForMaskedImageModeling
+    model = AutoModelForImageClassification.from_pretrained(path, **trusted)
+    assert type(model) is PlainViTForImageClassification
+    assert torch.equal(model(pixels()).logits, build("plain")(pixels()).logits)
+
+
+def test_with_the_package_pipelines_ask_for_no_trust(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a pipeline asked for trust"))
+    path, image = str(root / "saved" / "plain"), Image.open(root / "image.png")
+    classify = pipeline("image-classification", path)
+    assert type(classify.model) is PlainViTForImageClassification
+    assert {answer["label"] for answer in classify(image, top_k=7)} == set(LABELS.values())
+    describe = pipeline("image-feature-extraction", path)
+    assert type(describe.model) is PlainViTModel
+    tokens = torch.tensor(describe(image))
+    processor = PlainViTImageProcessor.from_pretrained(path)
+    prepared = processor(image, return_tensors="pt").pixel_values
+    assert difference(tokens, build("plain").vit(prepared).last_hidden_state) < 1e-6
+    pooled = torch.tensor(describe(image, pool=True))
+    assert difference(pooled, build("plain").vit(prepared).pooler_output) < 1e-6
+
+
+def test_hub_files_import_nothing_that_a_stranger_may_lack() -> None:
+    allowed = {"torch", "torchvision", "transformers", "huggingface_hub", "numpy", "PIL", *sys.stdlib_module_names}
+    for file in (*HUB_FILES, "image_processing_plain_vit.py"):
+        for node in ast.walk(ast.parse((Path(plain_vit.__path__[0]) / file).read_text())):
+            if isinstance(node, ast.Import):
+                assert {alias.name.partition(".")[0] for alias in node.names} <= allowed, file
+            elif isinstance(node, ast.ImportFrom) and node.level:
+                assert (node.level, f"{node.module}.py" in HUB_FILES) == (1, True), file
+            elif isinstance(node, ast.ImportFrom):
+                assert (node.module or "").partition(".")[0] in allowed, file
