@@ -333,8 +333,9 @@ def _per_channel(name: str, levels: Sequence[float], channels: int) -> tuple[flo
 
 def _crop_pct(crop: tuple[int, int], scaled: tuple[int, int]) -> float | None:
     """Return the shortest decimal share that timm turns from this crop into these sides before it."""
+    largest = min(side / pixels for side, pixels in zip(crop, scaled, strict=True))
     for digits in range(1, 18):
-        share = round(crop[0] / scaled[0], digits)
-        if share > 0 and tuple(math.floor(side / share) for side in crop) == scaled:
-            return share
+        for share in (round(largest, digits), math.floor(largest * 10**digits) / 10**digits):
+            if share > 0 and tuple(math.floor(side / share) for side in crop) == scaled:
+                return share
     return None

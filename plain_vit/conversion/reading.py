@@ -327,6 +327,9 @@ def _kind(path: Path) -> str:
         start = file.read(512)
     if not start:
         raise CheckpointError(f"{path} is empty: download or copy it again.")
+    # First, because the length of a header in its first bytes can read as any other beginning.
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER_BYTES:
+        return "safetensors"
     if start.startswith(b"PK"):
         pickled = any(name.endswith(("/data.pkl", "/constants.pkl")) for name in zip_members(path))
         return "torch" if pickled else "npz"

@@ -221,18 +221,23 @@ def _pretrained_cfg(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _labels(cfg: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
-    """Return the config's `id2label` where timm's configuration has names for that many classes."""
+    """Return the config's label fields where timm's configuration has names for that many classes."""
     names = cfg.get("label_names")
     if not names or cfg.get("num_classes", num_classes) != num_classes:
         return {}
     if isinstance(names, Mapping):  # the index of each, where some have none
         named = {int(index): name for index, name in names.items()}
-        return {"id2label": {index: named.get(index, f"LABEL_{index}") for index in range(num_classes)}}
+        return _named([named.get(index, f"LABEL_{index}") for index in range(num_classes)])
     if len(names) != num_classes:
         raise CheckpointError(
             f"config.json has {len(names)} label names for {num_classes} classes: correct one of them"
         )
-    return {"id2label": dict(enumerate(names))}
+    return _named(names)
+
+
+def _named(labels: Sequence[str]) -> dict[str, Any]:
+    """Return the label fields of our config."""
+    return {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
 
 
 def _imagenet_labels(config: PlainViTConfig) -> list[Inference]:
@@ -245,7 +250,8 @@ def _imagenet_labels(config: PlainViTConfig) -> list[Inference]:
         return [Inference("id2label", "LABEL_0, LABEL_1, ...", unnamed)]
     from timm.data import ImageNetInfo
 
-    config.id2label = dict(enumerate(ImageNetInfo(subset).label_descriptions()))
+    for field, labels in _named(list(ImageNetInfo(subset).label_descriptions())).items():
+        setattr(config, field, labels)
     return [
         Inference("id2label", f"the classes of {subset}", f"the number of classes, {config.num_labels}, as timm has it")
     ]
@@ -276,7 +282,9 @@ class TimmFormat:
         config = config_of(arguments, **_labels(cfg, arguments["num_classes"]))
         faults = unknown_parts(module, config)
         if faults:
-            raise ExportError("plain-vit does not know parts of this timm model:", faults)
+            raise ExportError(
+                "plain-vit does not know parts of this timm model (what it is, not what it would become):", faults
+            )
         return Description(config)
 
     def describe_checkpoint(
@@ -303,14 +311,20 @@ class TimmFormat:
             arguments |= {"global_pool": word_of(POOLINGS, hints.pooling), "fc_norm": known["fc_norm"]}
         head = tensors.get("head.weight")
         arguments["num_classes"] = 0 if head is None else head.shape[0]
+        if cfg.get("num_classes", arguments["num_classes"]) != arguments["num_classes"]:
+            raise CheckpointError(
+                f"config.json has {cfg['num_classes']} classes and the head {arguments['num_classes']}: correct the former"
+            )
         arguments["in_chans"] = tensors["patch_embed.proj.weight"].shape[1]
         arguments["img_size"] = hints.image_size or stated or 224
         if known["pos_embed"] == "learn":
             rows = tensors["pos_embed"].shape[1]
-            size = image_size_of(rows, arguments, known, hints.image_size or stated)
+            size = image_size_of(rows, arguments.get("no_embed_class", False), known, hints.image_size, stated)
             if size is None:
+                said = "is no square grid" if hints.image_size is None else f"does not fit images of {hints.image_size}"
                 raise AmbiguousCheckpointError(
-                    f"the position table has {rows} rows, which is no square grid: give image_size=(height, width)"
+                    f"pos_embed has {rows} rows, which {said} in patches of {known['patch_size']}",
+                    {"image_size": ["(height, width)"]},
                 )
             arguments["img_size"] = size
             inferences.append(Inference("image_size", size, f"the {rows} rows of pos_embed"))
@@ -377,7 +391,13 @@ class TimmFormat:
             ExportError: names every part of the model or of the image processor that timm cannot express.
         """
         architecture, model_args = architecture_for(config)
+        input_size = (config.num_channels, *image_shape(config))
         preprocessing = {} if image_processor is None else processor_to_timm(image_processor)
+        if preprocessing and tuple(preprocessing["input_size"]) != input_size:
+            raise ExportError(
+                "timm keeps one input size for model and preprocessing: give another image processor, or none",
+                [f"the model takes {input_size} (C, H, W), the image processor makes {preprocessing['input_size']}"],
+            )
         labels = config.num_labels or 0
         names = [config.id2label[index] for index in range(labels)]  # type: ignore[index]
         described = {
@@ -386,10 +406,10 @@ class TimmFormat:
             "num_features": config.hidden_size,
             "global_pool": word_of(POOLINGS, config.pooling),
             **({"label_names": names} if any(name != f"LABEL_{i}" for i, name in enumerate(names)) else {}),
-            "model_args": model_args,
+            "model_args": {**model_args, "img_size": input_size[1:]},
             "pretrained_cfg": {
                 "custom_load": False,
-                "input_size": (config.num_channels, *image_shape(config)),
+                "input_size": input_size,
                 "fixed_input_size": True,
                 "pool_size": None,
                 "first_conv": "patch_embed.proj",
@@ -399,7 +419,10 @@ class TimmFormat:
             },
         }
         save_state_dict(
-            revert(self.rows(config, layout), tensors, config), path / "model.safetensors", {"format": "pt"}
+            revert(self.rows(config, layout), tensors, config),
+            path / "model.safetensors",
+            {"format": "pt"},
+            progress=False,
         )
         (path / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 

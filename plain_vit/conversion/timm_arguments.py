@@ -271,11 +271,13 @@ def architecture_for(config: PlainViTConfig) -> tuple[str, dict[str, Any]]:
     wanted = {**DEFAULTS, **arguments_for(config)}
     named = ("distilled", "block_fn", "mlp_layer", "num_parallel", "fuse_out_proj", "embed_norm_layer")
     best: tuple[str, dict[str, Any]] | None = None
-    for name, entry in ARCHITECTURES.items():
-        have = {**DEFAULTS, **entry}
+    for name in sorted(ARCHITECTURES, key=lambda name: not name.startswith("vit_")):
+        have = {**DEFAULTS, **ARCHITECTURES[name]}
         if any(have[key] != wanted[key] for key in named):
             continue
         args = {key: value for key, value in wanted.items() if have[key] != value}
+        if int(have["mlp_ratio"] * wanted["embed_dim"]) == int(wanted["mlp_ratio"] * wanted["embed_dim"]):
+            args.pop("mlp_ratio", None)
         if {"norm_layer", "norm_eps"} & args.keys():
             if wanted["norm_eps"] != DEFAULTS["norm_eps"] or wanted["embed_norm_layer"] is not None:
                 continue

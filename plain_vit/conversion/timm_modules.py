@@ -60,6 +60,8 @@ def arguments_of(module: Any) -> dict[str, Any]:
         )
     if len(module.blocks) == 0:
         raise ExportError("the model has no blocks (depth=0): its heads and norms cannot be read")
+    if class_path(module.patch_embed) != "timm.layers.patch_embed.PatchEmbed":
+        raise ExportError(f"patch_embed is a {class_path(module.patch_embed)}: expected timm.layers.PatchEmbed")
     block = module.blocks[0]
     kind = type(block).__name__
     if type(block).__module__ != "timm.models.vision_transformer" or kind not in BLOCKS:
@@ -150,6 +152,8 @@ def build(config: PlainViTConfig, device: torch.device | str | None = None) -> n
     block = getattr(vision_transformer, arguments.pop("block_fn"))
     mlp = getattr(layers, arguments.pop("mlp_layer"))
     branches, fused = arguments.pop("num_parallel"), arguments.pop("fuse_out_proj")
+    if arguments["act_layer"] == "gelu":
+        arguments["act_layer"] = None  # torch's own class, as timm builds it by default
     if branches != 2:
         block = functools.partial(block, num_parallel=branches)
     if fused:

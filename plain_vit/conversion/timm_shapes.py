@@ -9,7 +9,7 @@ import torch
 from ..errors import AmbiguousCheckpointError
 from .format import Hints, Inference, Size
 from .timm_architectures import ARCHITECTURES
-from .timm_arguments import ACTIVATIONS, DEFAULTS, POOLINGS, ratio_of, word_of
+from .timm_arguments import ACTIVATIONS, DEFAULTS, POOLINGS, pair, ratio_of, word_of
 
 # What a state dict never shows, but for the heads where a norm or a lambda has their width.
 OPEN = ("num_heads", "norm_eps", "act_layer", "global_pool", "block_fn", "no_embed_class", "pool_include_prefix")
@@ -90,18 +90,28 @@ def visible(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
 
 
 def image_size_of(
-    rows: int, arguments: Mapping[str, Any], known: Mapping[str, Any], stated: Size | None
+    rows: int, no_embed_class: bool, known: Mapping[str, Any], told: Size | None, usual: Size | None = None
 ) -> tuple[int, int] | None:
-    """Return the image size (height, width) in pixels for a position table of so many rows; None if it is open."""
-    prefix = int(known["class_token"]) + int(known["distilled"]) + known["reg_tokens"]
-    patches = rows if arguments.get("no_embed_class") else rows - prefix
+    """Return the image size (height, width) in pixels for a position table of so many rows; None if it is open.
+
+    Args:
+        rows: Of the table.
+        no_embed_class: Whether the tokens before the patches have none of them.
+        known: What `facts` returned.
+        told: What the caller says; nothing else is then taken.
+        usual: What the name of the architecture stands for; taken if the table fits it.
+    """
+    patches = rows - (
+        0 if no_embed_class else int(known["class_token"]) + int(known["distilled"]) + known["reg_tokens"]
+    )
     height, width = known["patch_size"]
-    if stated is not None:
-        stated = (stated, stated) if isinstance(stated, int) else (stated[0], stated[1])
-        if (stated[0] // height) * (stated[1] // width) == patches:
-            return stated
+    for size in (told, usual):
+        if size is not None:
+            rectangle = pair(size)
+            if (rectangle[0] // height) * (rectangle[1] // width) == patches:
+                return rectangle
     side = math.isqrt(max(patches, 0))
-    return (side * height, side * width) if side * side == patches and patches > 0 else None
+    return (side * height, side * width) if told is None and side * side == patches and patches > 0 else None
 
 
 def arguments_from(
@@ -121,7 +131,7 @@ def arguments_from(
     for name, entry in ARCHITECTURES.items():
         arguments = {**DEFAULTS, **entry}
         fits = visible(entry, known) == known and all(arguments[key] == value for key, value in said.items())
-        if fits and (rows is None or image_size_of(rows, entry, known, hints.image_size)):
+        if fits and (rows is None or image_size_of(rows, arguments["no_embed_class"], known, hints.image_size)):
             like.setdefault(tuple(arguments[key] for key in OPEN), []).append(name)
     if len(like) > 1:
         raise AmbiguousCheckpointError(
@@ -161,14 +171,12 @@ def _from_facts(
         said["global_pool"] = "map"
     elif "global_pool" not in said:
         open_["pooling"] = ["cls", "mean"] if known["class_token"] else ["mean"]
-    prefixes = [True, False] if known["class_token"] or known["reg_tokens"] else [False]
-    fitting = [
-        no_embed_class
-        for no_embed_class in prefixes
-        if rows is None or image_size_of(rows, {"no_embed_class": no_embed_class}, known, hints.image_size)
-    ]
-    if len(fitting) != 1 and rows is not None:
-        open_["image_size"] = ["(height, width)"]
+    no_embed_class = False
+    if rows is not None and image_size_of(rows, False, known, hints.image_size) is None:
+        # Without positions for the tokens before the patches only where the caller's size says so: squares deceive.
+        no_embed_class = bool(hints.image_size and image_size_of(rows, True, known, hints.image_size))
+        if not no_embed_class:
+            open_["image_size"] = ["(height, width)"]
     if open_:
         raise AmbiguousCheckpointError(
             "no architecture of timm has tensors of these shapes, and they do not show everything: "
@@ -179,7 +187,7 @@ def _from_facts(
     return {
         **shown,
         **said,
-        "no_embed_class": fitting[0],
+        "no_embed_class": no_embed_class,
         "mlp_ratio": ratio_of(known["width"], known["embed_dim"]),
         "init_values": 1e-5 if known["layer_scale"] else None,
         "final_norm": known["norm"] or known["fc_norm"],

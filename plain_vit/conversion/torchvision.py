@@ -103,7 +103,10 @@ class TorchvisionFormat:
             rebuilt = self.build_module(config, None)
         faults = differences(module, rebuilt, {}, SILENT_ATTRIBUTES, without="heads")
         if faults:
-            raise ExportError("plain-vit does not know parts of this torchvision model:", faults)
+            raise ExportError(
+                "plain-vit does not know parts of this torchvision model (what it is, not what it would become):",
+                faults,
+            )
         config.classifier_dropout_prob = dropout
         return Description(config, head)
 
@@ -160,7 +163,7 @@ class TorchvisionFormat:
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
-        """Return what torchvision publishes with a file that the caller names, else a processor of stated assumptions."""
+        """Return what torchvision publishes with a file that the caller names, else what must be assumed."""
         if hints.architecture in TORCHVISION_FILES:
             return processor_from_torchvision(hints.architecture), ()
         mean, std = hints.image_mean, hints.image_std

@@ -1,0 +1,308 @@
+"""timm's folders and bare state dicts: opened with the same logits, asked for what they leave open, written back."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from timm.data import ImageNetInfo, create_transform, resolve_model_data_config
+from timm.models import save_for_hf
+from torch import nn
+
+from plain_vit.conversion import from_checkpoint, to_checkpoint
+from plain_vit.conversion.format import Hints
+from plain_vit.conversion.timm import TIMM
+from plain_vit.conversion.timm_architectures import ARCHITECTURES
+from plain_vit.conversion.timm_arguments import DEFAULTS, architecture_for, architecture_of, config_of
+from plain_vit.errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    ExportError,
+    MappingError,
+    UnknownFormatError,
+)
+from tests.timm_models import REPRESENTATIVES, pixels_for, same_tensors, stage_differences, tiny_timm, tolerance
+
+
+def save_folder(module: nn.Module, folder: Path, **config: Any) -> Path:
+    """Save as timm's own users do."""
+    save_for_hf(module, folder, model_config=config or None, safe_serialization=True)
+    return folder
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Change entries of a folder's config.json; None removes one."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVES)
+def test_a_folder_of_timm_opens_and_goes_back(name: str, tmp_path: Path) -> None:
+    module = tiny_timm(name, depth=2)
+    converted = from_checkpoint(save_folder(module, tmp_path / "theirs"))
+    found = stage_differences(module, converted.model, pixels_for(module))
+    assert max(found.values()) <= tolerance(name), found
+    to_checkpoint(converted.model, tmp_path / "ours", format="timm", image_processor=converted.image_processor)
+    again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True).eval()
+    assert same_tensors(module, again)
+    with torch.no_grad():
+        assert torch.equal(module(pixels_for(module)), again(pixels_for(module)))
+
+
+def test_pixels_are_prepared_as_timm_prepares_them(tmp_path: Path) -> None:
+    module = timm.create_model("test_vit", num_classes=3)
+    converted = from_checkpoint(save_folder(module, tmp_path / "theirs"))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (173, 211, 3), dtype=np.uint8))
+    theirs = create_transform(**resolve_model_data_config(module))(image)
+    assert torch.equal(converted.image_processor(image, return_tensors="pt")["pixel_values"][0], theirs)
+    to_checkpoint(converted.model, tmp_path / "ours", format="timm", image_processor=converted.image_processor)
+    again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True)
+    assert torch.equal(create_transform(**resolve_model_data_config(again))(image), theirs)
+
+
+def test_label_names_of_a_fine_tuned_model_are_kept_both_ways(tmp_path: Path) -> None:
+    module = tiny_timm("vit_tiny_patch16_224", num_classes=3)
+    converted = from_checkpoint(save_folder(module, tmp_path / "theirs", label_names=["ant", "bee", "cat"]))
+    assert converted.model.config.id2label == {0: "ant", 1: "bee", 2: "cat"}
+    assert converted.model.config.label2id == {"ant": 0, "bee": 1, "cat": 2}
+    to_checkpoint(converted.model, tmp_path / "ours", format="timm")
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["label_names"] == ["ant", "bee", "cat"]
+
+
+def test_the_older_flat_config_is_read(tmp_path: Path) -> None:
+    module = tiny_timm("test_vit", img_size=160, embed_dim=64, num_heads=2, depth=6, num_classes=2)
+    save_folder(module, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    flat = {"architecture": config["architecture"], **config["pretrained_cfg"], "labels": ["no", "yes"]}
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(module.state_dict(), tmp_path / "pytorch_model.bin")
+    converted = from_checkpoint(tmp_path)
+    assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
+    assert converted.model.config.id2label == {0: "no", 1: "yes"}
+    assert converted.image_processor is not None
+
+
+def test_model_args_change_the_architecture(tmp_path: Path) -> None:
+    arguments = {"norm_layer": "rmsnorm", "act_layer": "gelu_tanh", "global_pool": "avgmax", "reg_tokens": 3}
+    module = tiny_timm("vit_tiny_patch16_224", **arguments)
+    converted = from_checkpoint(save_folder(module, tmp_path))
+    assert converted.model.config.hidden_act == "gelu_pytorch_tanh"
+    assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
+
+
+def test_a_pooling_changed_after_construction_keeps_its_norm(tmp_path: Path) -> None:
+    module = tiny_timm("vit_tiny_patch16_224", num_classes=5)
+    module.reset_classifier(5, global_pool="avg")
+    converted = from_checkpoint(save_folder(module, tmp_path))
+    assert converted.model.config.final_norm == "before_pooling"
+    assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
+
+
+def test_classes_are_named_as_imagenets_where_timm_infers_them(tmp_path: Path) -> None:
+    converted = from_checkpoint(save_folder(timm.create_model("test_vit"), tmp_path))
+    assert list(converted.model.config.id2label.values()) == ImageNetInfo("imagenet-1k").label_descriptions()
+    assert "imagenet-1k" in str(converted.report)
+
+
+def test_an_old_name_of_an_architecture_is_known(tmp_path: Path) -> None:
+    module = tiny_timm("vit_tiny_patch16_224", num_classes=4)
+    edit_config(save_folder(module, tmp_path), architecture="vit_tiny_patch16_224_in21k")
+    assert max(stage_differences(module, from_checkpoint(tmp_path).model, pixels_for(module)).values()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"architecture": "resnet50"}, UnknownFormatError, "resnet50"),
+        ({"model_args": {"rope": True}}, ExportError, "rope"),
+        ({"model_args": {"act_layer": "mish"}}, ExportError, "mish"),
+        ({"model_args": {"norm_layer": "batchnorm"}}, ExportError, "batchnorm"),
+        ({"label_names": ["one", "two"]}, CheckpointError, "2 label names for 11 classes"),
+        ({"model_args": None}, MappingError, "missing"),
+        ({"num_classes": 7}, CheckpointError, "7 classes and the head 11"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(
+    changes: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    edit_config(save_folder(tiny_timm("vit_tiny_patch16_224"), tmp_path), **changes)
+    with pytest.raises(error, match=said):
+        from_checkpoint(tmp_path)
+
+
+# Bare state dicts
+
+
+def save_bare(module: nn.Module, path: Path) -> Path:
+    """Save the tensors alone."""
+    save_file({name: tensor.contiguous() for name, tensor in module.state_dict().items()}, path)
+    return path
+
+
+def test_a_bare_file_that_fits_architectures_of_one_kind_needs_no_hint(tmp_path: Path) -> None:
+    module = tiny_timm("vit_tiny_patch16_224", img_size=64, embed_dim=192, num_heads=3, depth=12)
+    converted = from_checkpoint(save_bare(module, tmp_path / "vit.safetensors"))
+    assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
+    said = str(converted.report)
+    assert "num_heads = 3" in said
+    assert "vit_tiny_patch16_384" in said
+
+
+def test_a_bare_file_that_fits_several_kinds_asks_which() -> None:
+    with torch.device("meta"):
+        module = timm.create_model("vit_base_patch32_clip_quickgelu_224", num_classes=0)
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        TIMM.describe_checkpoint(module.state_dict(), {}, Hints())
+    candidates = caught.value.candidates["architecture"]
+    assert {ARCHITECTURES[str(name)].get("act_layer") for name in candidates} == {None, "quick_gelu"}
+    for said in (Hints(hidden_act="quick_gelu"), Hints(architecture="vit_base_patch32_clip_quickgelu_224")):
+        config = TIMM.describe_checkpoint(module.state_dict(), {}, said).config
+        assert (config.hidden_act, config.layer_norm_eps, config.num_attention_heads) == ("quick_gelu", 1e-5, 12)
+
+
+def test_the_name_of_an_architecture_says_what_a_bare_file_does_not(tmp_path: Path) -> None:
+    name = "vit_xsmall_patch16_clip_224"
+    module = tiny_timm(name, img_size=64, embed_dim=256, num_heads=4, depth=10)
+    path = save_bare(module, tmp_path / "clip.safetensors")
+    converted = from_checkpoint(path, architecture=f"{name}.tinyclip_yfcc15m")
+    assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
+    assert converted.image_processor.image_mean[0] == pytest.approx(0.48145466)
+    with pytest.raises(MappingError, match="shape"):
+        from_checkpoint(path, architecture="vit_medium_patch16_clip_224")
+
+
+def test_a_bare_file_of_its_own_geometry_asks_for_all_that_is_open_at_once(tmp_path: Path) -> None:
+    module = tiny_timm("vit_tiny_patch16_224")
+    path = save_bare(module, tmp_path / "vit.safetensors")
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        from_checkpoint(path)
+    asked = caught.value.candidates
+    assert asked.keys() == {"num_attention_heads", "layer_norm_eps", "hidden_act", "pooling", "image_size"}
+    assert 7 in asked["num_attention_heads"]
+    told: dict[str, Any] = {"num_attention_heads": 7, "layer_norm_eps": 1e-6, "hidden_act": "gelu", "pooling": "cls"}
+    converted = from_checkpoint(path, image_size=(48, 80), **told)
+    assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
+    with pytest.raises(AmbiguousCheckpointError, match="image_size"):
+        from_checkpoint(path, image_size=(64, 80), **told)
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_xp_224", "vit_dwee_patch16_reg1_gap_256"])
+def test_heads_that_the_tensors_show_are_not_asked_for(name: str, tmp_path: Path) -> None:
+    module = tiny_timm(name, img_size=48)
+    path = save_bare(module, tmp_path / "vit.safetensors")
+    told: dict[str, Any] = {"layer_norm_eps": 1e-6, "hidden_act": "gelu"}
+    pooling = "mean" if "gap" in name else "cls"
+    model = from_checkpoint(path, pooling=pooling, image_size=48, **told).model
+    assert model.config.num_attention_heads == 7
+    assert max(stage_differences(module, model, pixels_for(module)).values()) <= tolerance(name)
+
+
+def test_logits_of_a_reference_settle_what_is_open(tmp_path: Path) -> None:
+    module = tiny_timm("vit_base_patch32_clip_quickgelu_224", img_size=(96, 160))
+    path = save_bare(module, tmp_path / "vit.safetensors")
+    pixel_values = pixels_for(module)
+    with torch.no_grad():
+        logits = module(pixel_values)
+    converted = from_checkpoint(path, layer_norm_eps=1e-5, reference=(pixel_values, logits))
+    config = converted.model.config
+    assert (config.num_attention_heads, config.hidden_act, config.image_size) == (7, "quick_gelu", (96, 160))
+
+
+def test_deit3s_own_names_of_layer_scale_are_read(tmp_path: Path) -> None:
+    module = tiny_timm("deit3_small_patch16_224", img_size=48)
+    named = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): tensor
+             for name, tensor in module.state_dict().items()}  # fmt: skip
+    torch.save({"model": named}, tmp_path / "deit3.pth")
+    told: dict[str, Any] = {"num_attention_heads": 7, "layer_norm_eps": 1e-6, "hidden_act": "gelu", "pooling": "cls"}
+    converted = from_checkpoint(tmp_path / "deit3.pth", image_size=48, **told)
+    assert converted.model.config.layer_scale_init_value is not None
+    assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
+
+
+def test_the_pre_training_head_of_older_timm_is_part_of_the_model(tmp_path: Path) -> None:
+    module = tiny_timm("vit_tiny_patch16_224", img_size=32, embed_dim=192, num_heads=3, depth=12)
+    dense = nn.Linear(192, 11)
+    head = nn.Linear(11, 5)
+    state = module.state_dict() | {"head.weight": head.weight.detach(), "head.bias": head.bias.detach()}
+    state |= {f"pre_logits.fc.{name}": tensor for name, tensor in dense.state_dict().items()}
+    save_file(state, tmp_path / "old.safetensors")
+    model = from_checkpoint(tmp_path / "old.safetensors").model
+    pixel_values = pixels_for(module)
+    with torch.no_grad():
+        expected = head(torch.tanh(dense(module.forward_head(module.forward_features(pixel_values), pre_logits=True))))
+        assert torch.equal(model(pixel_values).logits, expected)
+
+
+def test_the_decoder_of_a_masked_autoencoder_is_left_out_and_said(tmp_path: Path) -> None:
+    module = tiny_timm("vit_base_patch16_224", img_size=32, embed_dim=192, num_heads=3, depth=12, num_classes=0)
+    extra = {"mask_token": torch.ones(1, 1, 8), "decoder_embed.weight": torch.ones(8, 192),
+             "decoder_blocks.0.attn.qkv.weight": torch.ones(24, 8)}  # fmt: skip
+    save_file(module.state_dict() | extra, tmp_path / "mae.safetensors")
+    converted = from_checkpoint(tmp_path / "mae.safetensors")
+    assert converted.report.ignored.keys() == extra.keys()
+    assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
+
+
+def test_a_tensor_that_the_architecture_lacks_is_refused(tmp_path: Path) -> None:
+    module = tiny_timm("vit_tiny_patch16_224", img_size=32, embed_dim=192, num_heads=3, depth=12)
+    state = module.state_dict() | {"blocks.3.attn.rel_pos": torch.ones(3)}
+    save_file(state, tmp_path / "odd.safetensors")
+    with pytest.raises(MappingError, match="rel_pos"):
+        from_checkpoint(tmp_path / "odd.safetensors")
+
+
+# Writing
+
+
+def test_a_processor_of_another_size_than_the_models_is_not_written(tmp_path: Path) -> None:
+    converted = from_checkpoint(save_folder(timm.create_model("test_vit", num_classes=3), tmp_path / "theirs"))
+    processor = converted.image_processor
+    processor.crop_size = {"height": 96, "width": 96}
+    with pytest.raises(ExportError, match="96"):
+        to_checkpoint(converted.model, tmp_path / "ours", format="timm", image_processor=processor)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_what_needs_a_class_that_no_architecture_has_is_refused(tmp_path: Path) -> None:
+    module = tiny_timm("vit_tiny_patch16_224", num_classes=3)
+    model = from_checkpoint(save_folder(module, tmp_path / "theirs")).model
+    model.config.layer_norm_eps = 1e-3
+    with pytest.raises(ExportError, match="norm_eps"):
+        to_checkpoint(model, tmp_path / "ours", format="timm")
+
+
+def test_every_architecture_is_written_under_a_name_that_stands_for_the_same() -> None:
+    for name, arguments in ARCHITECTURES.items():
+        config = config_of(arguments)
+        written, model_args = architecture_for(config)
+        assert config_of({**architecture_of(written), **model_args}).to_dict() == config.to_dict(), name
+        assert model_args.keys() <= DEFAULTS.keys() - {"distilled", "norm_eps", "block_fn", "mlp_layer"}, name
+
+
+WITHOUT_TIMM = """
+import sys
+sys.modules["timm"] = None
+from plain_vit.conversion import from_checkpoint, to_checkpoint
+converted = from_checkpoint(sys.argv[1])
+to_checkpoint(converted.model, sys.argv[2], format="timm", image_processor=converted.image_processor)
+print(converted.report)
+"""
+
+
+def test_timms_folders_open_and_are_written_where_timm_is_not_installed(tmp_path: Path) -> None:
+    module = timm.create_model("test_vit").eval()
+    save_folder(module, tmp_path / "theirs")
+    arguments = [str(tmp_path / "theirs"), str(tmp_path / "ours")]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TIMM, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "install timm to have them named" in done.stdout
+    assert same_tensors(module, timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True))

@@ -1,0 +1,90 @@
+"""Small models of timm's entrypoints with every parameter randomised, and what all stages of two models differ by."""
+
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from plain_vit.conversion.timm_architectures import ARCHITECTURES
+from tests.conftest import randomize_
+from tests.tiny import difference
+
+# One line for each kind of block, norm, MLP, token, head and position that the 179 entrypoints have.
+REPRESENTATIVES = [
+    "vit_base_patch16_224",  # plain
+    "deit_small_distilled_patch16_224",  # distillation token and head
+    "vit_base_patch32_clip_quickgelu_224",  # norm before the blocks, epsilon 1e-5, quick GELU
+    "vit_giant_patch14_reg4_dinov2",  # registers without positions, LayerScale, packed SwiGLU
+    "vit_medium_patch16_gap_240",  # no class token, mean after the norm, no qkv bias
+    "vit_so400m_patch14_siglip_384",  # map head, tanh GELU, partial patches
+    "aimv2_large_patch14_224",  # RMSNorm, SwiGLU, a norm on the patches, no biases
+    "beit3_base_patch16_224",  # norms inside attention and MLP, mean before the norm
+    "vit_intern300m_patch14_448",  # no final norm
+    "vit_dwee_patch16_reg1_gap_256",  # differential attention
+    "vit_base_patch16_xp_224",  # parallel blocks, qk norm
+    "vit_dpwee_patch16_reg1_gap_256",  # parallel blocks with differential attention
+    "vit_small_patch16_18x2_224",  # branches
+    "vit_base_patch16_rpn_224",  # norms at the end of the residual branches
+    "test_vit3",  # map head that reads a register
+]
+
+# What differs in the order of operations, and by how much it may: the rest is 0.0.
+REORDERED = {
+    "ParallelScalingBlock": "timm multiplies by all first layers at once, and adds their bias afterwards",
+    "DiffParallelScalingBlock": "timm multiplies by all first and by all last layers at once",
+    "ResPostBlock": "timm's tokens lie transposed in memory, so that their mean sums in another order",
+}
+TOLERANCE = 1e-5
+
+
+def tolerance(name: str) -> float:
+    """Return the largest relative difference that an entrypoint may show in float32."""
+    return TOLERANCE if ARCHITECTURES[name].get("block_fn") in REORDERED else 0.0
+
+
+def image_size(name: str) -> tuple[int, int]:
+    """Return a small size, not square, of 3 x 5 patches of the entrypoint; where its own is none, partial patches."""
+    patch, side = ARCHITECTURES[name]["patch_size"], ARCHITECTURES[name]["img_size"]
+    rest = side % patch
+    return 3 * patch + rest, 5 * patch + rest
+
+
+def tiny_timm(name: str, **arguments: Any) -> nn.Module:
+    """Return timm's entrypoint at a small geometry, in evaluation mode, every parameter random."""
+    small = {"img_size": image_size(name), "embed_dim": 56, "num_heads": 7, "depth": 3, "num_classes": 11}
+    return randomize_(timm.create_model(name, **{**small, **arguments})).eval()
+
+
+def pixels_for(module: nn.Module, seed: int = 1, size: tuple[int, int] | None = None) -> torch.Tensor:
+    """Return normalised pixels of the module's own size, or of another."""
+    height, width = size or module.patch_embed.img_size
+    return torch.randn(2, module.in_chans, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def stage_differences(module: nn.Module, model: nn.Module, pixel_values: torch.Tensor) -> dict[str, float]:
+    """Return the relative difference of every block's output and of the logits (features without a classifier)."""
+    tokens: list[torch.Tensor] = []
+    hooks = [block.register_forward_hook(lambda _, args, output: tokens.append(output)) for block in module.blocks]
+    theirs = module(pixel_values)
+    for hook in hooks:
+        hook.remove()
+    outputs = model(pixel_values, output_hidden_states=True)
+    result = {
+        f"block {i}": difference(ours.float(), source.float())
+        for i, (ours, source) in enumerate(zip(outputs.hidden_states[1:], tokens, strict=True), start=1)
+    }
+    if "logits" in outputs:
+        ours = outputs.logits
+    elif module.num_prefix_tokens > 1 and hasattr(module, "head_dist"):
+        ours = outputs.last_hidden_state[:, :2].mean(dim=1)  # timm's features are the mean of both tokens
+    else:
+        ours = outputs.pooler_output
+    return result | {"logits": difference(ours.float(), theirs.float())}
+
+
+def same_tensors(one: nn.Module, other: nn.Module) -> bool:
+    """Tell whether two state dicts have the same names, shapes and bits."""
+    ones, others = one.state_dict(), other.state_dict()
+    return ones.keys() == others.keys() and all(torch.equal(ones[name], others[name]) for name in ones)
