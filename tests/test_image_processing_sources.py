@@ -119,10 +119,11 @@ def test_pixels_equal_timms_for_settings_that_no_tag_has(
     assert settings_of(back) == settings_of(cfg)
 
 
-def test_pixels_equal_timms_for_an_empty_pretrained_cfg() -> None:
+@pytest.mark.parametrize("cfg", [{"architecture": "?"}, dict.fromkeys(SETTINGS), {"crop_pct": 0, "mean": ()}])
+def test_pixels_equal_timms_where_the_pretrained_cfg_says_nothing(cfg: dict) -> None:
     image = noise(211, 307)
-    transform = create_transform(**resolve_data_config(pretrained_cfg={"architecture": "?"}), is_training=False)
-    assert torch.equal(pixels(processor_from_timm({}), image), transform(image))
+    transform = create_transform(**resolve_data_config(pretrained_cfg=cfg), is_training=False)
+    assert torch.equal(pixels(processor_from_timm(cfg), image), transform(image))
 
 
 def test_one_channel_takes_the_mean_that_all_channels_share_and_refuses_to_choose_one() -> None:
@@ -242,6 +243,13 @@ def test_the_stock_processor_prepares_the_same_pixels_wherever_timm_squashes(set
     assert type(stock).__name__ == {"pil": "ViTImageProcessorPil", "torchvision": "ViTImageProcessor"}[backend]
     for image in (noise(331, 257), noise(149, 421, channels=1)):
         assert torch.equal(pixels(stock, image), pixels(processor, image))
+
+
+@pytest.mark.parametrize("backend", ["pil", "torchvision"])
+def test_the_stock_processor_leaves_grey_images_grey_for_a_model_of_one_channel(backend: str) -> None:
+    processor, _ = default_processor((34, 51), num_channels=1, backend=backend)
+    image = noise(149, 421, channels=1)
+    assert torch.equal(pixels(stock_processor(processor), image), pixels(processor, image))
 
 
 @pytest.mark.parametrize(
