@@ -489,7 +489,7 @@ def test_augmented_views_are_drawn_anew_and_repeat_with_the_seed() -> None:
 
     state = torch.random.get_rng_state()
     first, again, other = (
-        augmented_views([torch.zeros(3, 4, 3)] * 2, transform, processor, count=5, seed=seed)  # type: ignore[arg-type,list-item]
+        augmented_views([torch.zeros(3, 4, 3)] * 2, transform, processor, count=5, seed=seed)  # type: ignore[list-item]
         for seed in (0, 0, 1)
     )
     assert first.shape == (2, 5, 4, 3, 3)

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity, ResampledPositions
 from plain_vit.analysis.inspection import TokenLayout
@@ -40,7 +41,7 @@ def plot_maps_over_images(
     pairs = min(4, count)  # image and map beside each other, at most four pairs in a row
     rows = math.ceil(count / pairs)
     height = 1.2 * _aspect(images) + (0.35 if titles is not None else 0.15)
-    figure = Figure(figsize=(1.2 + 2.5 * pairs, max(1.6, height * rows + 0.1)), layout="constrained")
+    figure = Figure(figsize=(1.2 + 2.5 * pairs, max(1.9, height * rows + 0.1)), layout="constrained")
     axes = figure.subplots(rows, 2 * pairs, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -51,7 +52,7 @@ def plot_maps_over_images(
         _show_map(covered, image, weights, low=float(weights.min()))
         if titles is not None:
             plain.set_title(titles[i], fontsize=9)
-    _relative_scale(figure, axes, f"{meaning}, range of each image", ("lowest", "highest"))
+    _relative_scale(figure, axes, f"{meaning}\n(range of each image)", ("lowest", "highest"))
     return figure
 
 
@@ -78,7 +79,7 @@ def plot_attention_heads(
     column_names = column_names or [f"head {i}" for i in range(columns)]
     size = 1.15 if columns <= 8 else 0.9
     figure = Figure(
-        figsize=(1.4 + size * columns, max(1.6, 0.4 + size * _aspect(pictures) * rows)), layout="constrained"
+        figsize=(1.4 + size * columns, max(1.9, 0.4 + size * _aspect(pictures) * rows)), layout="constrained"
     )
     axes = figure.subplots(rows, columns, squeeze=False)
     for i, image in enumerate(pictures):
@@ -91,7 +92,7 @@ def plot_attention_heads(
                 axis.set_title(column_names[j], fontsize=8)
             if j == 0:
                 axis.set_ylabel(row_names[i], fontsize=8)
-    _relative_scale(figure, axes, "attention, range of each map", ("0", "highest"))
+    _relative_scale(figure, axes, "attention\n(range of each map)", ("0", "highest"))
     return figure
 
 
@@ -304,8 +305,8 @@ def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
     )
     axis = figure.subplots()
     shown = axis.imshow(mosaic, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-    axis.set_xticks([j * wide + (w - 1) / 2 for j in range(len(columns))], columns, fontsize=8)
-    axis.set_yticks([i * tall + (h - 1) / 2 for i in range(len(rows))], rows, fontsize=8)
+    axis.set_xticks([j * wide + (w - 1) / 2 for j in range(len(columns))], map(str, columns), fontsize=8)
+    axis.set_yticks([i * tall + (h - 1) / 2 for i in range(len(rows))], map(str, rows), fontsize=8)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
     axis.set_xlabel("column of the patch", fontsize=9)
@@ -336,7 +337,7 @@ def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str])
         axis.imshow(grid, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
         axis.set_title(name, fontsize=9)
         axis.set_xlabel("column of the patch", fontsize=8)
-        axis.tick_params(labelsize=8)
+        _whole_ticks(axis)
     axes[0, 0].set_ylabel("row of the patch", fontsize=8)
     scale = figure.colorbar(ScalarMappable(Normalize(-1, 1), "viridis"), ax=axes, fraction=0.05, pad=0.02, aspect=15)
     scale.set_label("cosine with each patch", fontsize=8)
@@ -352,7 +353,7 @@ def plot_attention_distance(distances: np.ndarray, *, even: float | None = None)
         even: The distance of attention spread evenly over all patches, in pixels: the mean of `patch_distances`.
     """
     depth, heads = distances.shape
-    figure = Figure(figsize=(max(4.5, 1.5 + 0.32 * depth), 3.6), layout="constrained")
+    figure = Figure(figsize=(max(5.0, 1.5 + 0.32 * depth), 3.6), layout="constrained")
     axis = figure.subplots()
     for layer, values in enumerate(distances):
         axis.scatter([layer] * heads, values, s=22, color=LINES[0], alpha=0.75, linewidths=0,
@@ -364,7 +365,7 @@ def plot_attention_distance(distances: np.ndarray, *, even: float | None = None)
     axis.set_ylim(0, 1.08 * axis.dataLim.y1)
     axis.set_xticks(range(0, depth, math.ceil(depth / 16)))
     _tidy(axis)
-    axis.legend(fontsize=8, frameon=False)
+    figure.legend(fontsize=8, frameon=False, loc="outside lower left", ncols=3)
     return figure
 
 
@@ -417,7 +418,7 @@ def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) 
         image: Levels 0 to 1 of shape (H, W, 3) or (H, W).
     """
     depth = len(norms) - 1
-    figure = Figure(figsize=(10, 3.1), layout="constrained")
+    figure = Figure(figsize=(10, 3.5), layout="constrained")
     axis, picture, grid = figure.subplots(1, 3, width_ratios=(2, 1, 1.25))
     patches = norms[:, layout.patches]
     axis.fill_between(range(depth + 1), patches.min(axis=1), patches.max(axis=1), color=LINES[5], alpha=0.4, lw=0,
@@ -431,7 +432,7 @@ def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) 
     every = math.ceil((depth + 1) / 13)
     axis.set_xticks(range(depth + 1)[::every], ["emb.", *(str(layer) for layer in range(depth))][::every], fontsize=8)
     _tidy(axis)
-    axis.legend(fontsize=8, frameon=False)
+    figure.legend(fontsize=8, frameon=False, loc="outside lower left", ncols=4)
     _show_image(picture, image)
     picture.set_axis_off()
     picture.set_title("image", fontsize=9)
@@ -494,7 +495,7 @@ def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> F
         for i, (grid, when) in enumerate(zip(grids, ("before", "after"), strict=True)):
             axis = axes[i, j]
             shown = axis.imshow(grid[..., j], cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest")
-            axis.tick_params(labelsize=7)
+            _whole_ticks(axis)
             if i == 0:
                 axis.set_title(f"component {j + 1}", fontsize=9)
             if j == 0:
@@ -567,6 +568,13 @@ def _blank(axis: Axes) -> None:
     axis.set_xticks([])
     axis.set_yticks([])
     axis.spines[:].set_visible(False)
+
+
+def _whole_ticks(axis: Axes) -> None:
+    """Count patches, which have no halves."""
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_locator(MaxNLocator(6, integer=True))
+    axis.tick_params(labelsize=8)
 
 
 def _tidy(axis: Axes) -> None:
