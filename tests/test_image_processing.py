@@ -38,7 +38,7 @@ def smooth(height: int, width: int) -> np.ndarray:
 
 
 def prepare(processor: BaseImageProcessor, image: object) -> torch.Tensor:
-    return processor(image, return_tensors="pt")["pixel_values"][0]  # type: ignore[arg-type]
+    return processor(image, return_tensors="pt")["pixel_values"][0]
 
 
 # Geometry
@@ -270,7 +270,7 @@ def server(folder: Path) -> Iterator[str]:
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *args: object) -> None:
-            super().__init__(*args, directory=str(folder))  # type: ignore[arg-type]
+            super().__init__(*args, directory=str(folder))
 
         def log_message(self, *args: object) -> None:
             pass
