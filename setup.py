@@ -8,8 +8,10 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 
 INSTALL_REQUIRES = [
-    "torch>=2.10",  # before, a hostile pickle could run code in spite of weights_only (CVE-2025-32434, CVE-2026-24747)
-    "torchvision>=0.25",  # the release built for torch 2.10
+    # Before 2.11 torch.load tells no file offsets, which opening a pickle without reading it all stands on; before 2.10
+    # a hostile pickle could run code in spite of weights_only (CVE-2025-32434, CVE-2026-24747).
+    "torch>=2.11",
+    "torchvision>=0.26",  # the release built for torch 2.11
     "transformers>=5.21",  # before, it took a row of pixels of a one-channel image for channels (tried: 5.14 to 5.20)
     "huggingface_hub>=1.31",
     "safetensors>=0.8",
