@@ -561,7 +561,7 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
             ValueError: for pixels that do not fit, and for labels that are no classes (on a CPU; a GPU would have to
                 wait for the check).
         """
-        outputs = self.vit(pixel_values, **kwargs)
+        outputs = self.vit(pixel_values, return_dict=True, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
         if self.distillation_classifier is not None:
             distilled = self.distillation_classifier(self.dropout(outputs.last_hidden_state[:, 1]))
@@ -621,7 +621,7 @@ class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
         Raises:
             ValueError: for pixels or a mask that do not fit.
         """
-        outputs = self.vit(pixel_values, bool_masked_pos=bool_masked_pos, **kwargs)
+        outputs = self.vit(pixel_values, bool_masked_pos=bool_masked_pos, return_dict=True, **kwargs)
         features = self.tokens_to_map(outputs.last_hidden_state, *pixel_values.shape[-2:])  # B D h w
         masked = None
         if bool_masked_pos is not None:
