@@ -386,6 +386,16 @@ def test_layers_with_unequal_heads_are_refused() -> None:
         from_module(theirs, image_size=(15, 28))
 
 
+def test_parts_put_in_later_are_refused() -> None:
+    theirs = small()
+    theirs.get_submodule("transformer.layers.1.1.net")[2] = nn.ReLU()
+    theirs.get_submodule("transformer.norm").eps = 1e-6  # type: ignore[assignment]
+    with pytest.raises(ExportError) as caught:
+        from_module(theirs, image_size=(15, 28))
+    changed = {part.split(" ")[0] for part in caught.value.parts}
+    assert changed >= {"transformer.layers.1.1.net.2.class", "transformer.norm.eps"}
+
+
 def test_releases_whose_decorrelated_mlp_skips_its_norm_are_refused() -> None:
     case = Case("1.15.7", "vit_with_decorr", "")
     with pytest.raises(ExportError, match="does not read what its norm gives"):

@@ -188,6 +188,17 @@ def test_results_keep_the_dtype_and_share_no_storage(dtype: torch.dtype) -> None
     assert len(set(storages)) == len(storages)
 
 
+def test_tensors_that_were_read_for_the_call_are_copied_only_where_they_change() -> None:
+    source = source_tensors()
+    ours = convert(ROWS, source, expected_tensors(), CONFIG, owned=True)
+    kept = {
+        name for name, tensor in ours.items() if any(tensor.data_ptr() == one.data_ptr() for one in source.values())
+    }
+    assert kept == {
+        name for name in ours if name.endswith(("norm.weight", "norm.bias", "scale.weight", "projection.bias"))
+    }
+
+
 def test_tables_are_checked_on_the_meta_device() -> None:
     source = {name: tensor.to("meta") for name, tensor in source_tensors().items()}
     ours = convert(ROWS, source, expected_tensors(), CONFIG)

@@ -419,14 +419,17 @@ def _model(
     if state is None:
         source = _Renamed(tensors, description.prefix)
         rows = origin.rows(description.config, description.layout)
-        state = convert(rows, source, expected, description.config, description.ignored)
+        owned = isinstance(tensors, LazyTensors)
+        state = convert(rows, source, expected, description.config, description.ignored, owned=owned)
         dtypes = {str(tensor.dtype) for tensor in state.values()}
         if len(dtypes) > 1:
             raise CheckpointError(f"the tensors are of several dtypes, {', '.join(sorted(dtypes))}: save them in one")
         if converted is not None:
             converted[key] = state
     model.load_state_dict(state, assign=True)
-    return model.eval() if description.config.num_labels else model.vit.eval()
+    # Without a classifier DeiT's output is still the mean of two tokens, which only the classification model takes.
+    headed = description.config.num_labels or description.config.use_distillation_token
+    return model.eval() if headed else model.vit.eval()
 
 
 class _Renamed(Mapping[str, torch.Tensor]):
@@ -466,7 +469,7 @@ def _open_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Conver
         model = getattr(modeling, architecture)(config)
     expected = model.state_dict()
     model.load_state_dict(
-        convert([Row(name, name) for name in expected], checkpoint.tensors, expected, config), assign=True
+        convert([Row(name, name) for name in expected], checkpoint.tensors, expected, config, owned=True), assign=True
     )
     processor = AutoImageProcessor.from_pretrained(checkpoint.path) if checkpoint.preprocessor_config else None
     report = Report(os.fspath(source), "plain_vit", None, config, (), {}, len(expected), {}, checkpoint.notes)

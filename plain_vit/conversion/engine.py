@@ -78,6 +78,8 @@ def convert(
     expected: Mapping[str, torch.Tensor],
     config: PlainViTConfig,
     ignored: Sequence[tuple[str, str]] = (),
+    *,
+    owned: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Turn the tensors of a source into ours, strictly.
 
@@ -87,14 +89,15 @@ def convert(
         expected: Our model's state dict, for its names and shapes; it may be on the meta device.
         config: Our model's configuration, for the transforms.
         ignored: Patterns of source names (`*` matches anything) that no row needs, each with its reason.
+        owned: `tensors` reads each tensor into memory of its own: what needs no change is not copied once more.
 
     Returns:
-        Our names with contiguous tensors that share no storage with the source, in the source's dtype and device.
+        Our names with contiguous tensors of the source's dtype and device; no storage is shared.
 
     Raises:
         MappingError: names every tensor that is missing, left over, claimed twice, of another shape or not finite.
     """
-    return dict(stream(rows, tensors, expected, config, ignored))
+    return dict(stream(rows, tensors, expected, config, ignored, owned=owned))
 
 
 def stream(
@@ -103,6 +106,8 @@ def stream(
     expected: Mapping[str, torch.Tensor],
     config: PlainViTConfig,
     ignored: Sequence[tuple[str, str]] = (),
+    *,
+    owned: bool = False,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Do what `convert` does one row at a time, for sources that do not fit in memory.
 
@@ -129,7 +134,8 @@ def stream(
             faults += wrong
             if complete:
                 for name, tensor in converted.items():
-                    yield name, tensor.clone(memory_format=torch.contiguous_format)
+                    unchanged = owned and tensor.is_contiguous() and any(tensor is taken for taken in given)
+                    yield name, tensor if unchanged else tensor.clone(memory_format=torch.contiguous_format)
     if faults:
         raise MappingError("the tensors do not fit the model that the configuration describes:", faults)
 
@@ -154,9 +160,14 @@ def _convert_group(
             faults.append(f"{described} makes {name!r} of shape {tuple(tensor.shape)}: expected {wanted}")
         elif not tensor.is_floating_point():
             faults.append(f"{described} makes {name!r} of dtype {tensor.dtype}: expected a floating one")
-        elif tensor.device.type != "meta" and not tensor.isfinite().all():
+        elif not _is_finite(tensor):
             faults.append(f"{described} makes {name!r} with NaN or infinite values")
     return dict(zip(group.ours, converted, strict=True)), faults
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Tell whether there is no NaN and no infinite value; one quick sum nearly always says so."""
+    return tensor.device.type == "meta" or bool(tensor.sum(dtype=torch.float32).isfinite() or tensor.isfinite().all())
 
 
 def revert(rows: Sequence[Row], ours: Mapping[str, torch.Tensor], config: PlainViTConfig) -> dict[str, torch.Tensor]:

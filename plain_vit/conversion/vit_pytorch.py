@@ -38,6 +38,7 @@ from .engine import (
 )
 from .format import Description, Hints, Inference, Size
 from .preprocessing import default_processor
+from .structure import NEUTRAL_FIELDS, class_path, differences
 from .vit_pytorch_layouts import (
     CLASS_TOKEN,
     CLASSES,
@@ -489,7 +490,10 @@ class VitPytorchFormat:
             reads_norm = _mlp_reads_norm(module.get_submodule("transformer.layers.0.1"))
             hints = replace(hints, layout=f"vit_with_decorr {'1.21.5' if reads_norm else '1.15.0'}")
         description = self.describe_checkpoint(state, {}, _live_hints(module, layout, hints))
-        return replace(description, config=_with_dropouts(description.config, module, layout.names), inferences=())
+        config = _with_dropouts(description.config, module, layout.names)
+        if changed := _changed_parts(module, config):
+            raise ExportError("this model has other parts than the class of vit-pytorch that it is of:", changed)
+        return replace(description, config=config, inferences=())
 
     def describe_checkpoint(
         self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
@@ -618,6 +622,29 @@ def _patch_size(module: nn.Module) -> tuple[int, int]:
     return module.patch_size, module.patch_size  # type: ignore[return-value]
 
 
+# Attributes that are read into our config, that keep arguments, or that belong to the decorrelation loss.
+READ_ATTRIBUTES = {
+    "scale",
+    "args",
+    "kwargs",
+    "dim",
+    "num_classes",
+    "has_decorr_loss",
+    "decorr_layer_outputs_across_depth",
+}
+
+
+def _changed_parts(module: nn.Module, config: PlainViTConfig) -> list[str]:
+    """Return what sets a live module apart from a fresh one of its class, such as an activation put in later."""
+    kind = next((base for base in type(module).__mro__ if _file(base) is not None), None)
+    if kind is None:  # a copy of the class, which its owner vouches for with format=
+        return []
+    with torch.device("meta"):
+        fresh = kind(**_arguments(kind, config))
+    same_class = {class_path(module): class_path(fresh)}
+    return differences(module, fresh, same_class, READ_ATTRIBUTES, without="decorr_loss.")
+
+
 def _mlp_reads_norm(mlp: nn.Module) -> bool:
     """Tell whether an MLP of vit_with_decorr reads its norm's result: before release 1.21.5 it does not."""
     read: list[torch.Tensor] = []
@@ -691,9 +718,9 @@ SIZES = {
     "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size", "image_size",
     "patch_size", "num_channels",
 }  # fmt: skip
-TRAINING = {
+RATES = {
     "hidden_dropout_prob", "embedding_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob",
-    "drop_path_rate", "patch_dropout_prob", "initializer_range",
+    "drop_path_rate", "patch_dropout_prob",
 }  # fmt: skip
 
 
@@ -701,8 +728,7 @@ def inexpressible(config: PlainViTConfig, layout: Layout) -> list[str]:
     """Return every part of a model that a layout has no place for."""
     has = layout.names
     settled = layout_fields(layout, config)
-    # How the package treats other image sizes than the native one is its own affair.
-    free = SIZES | TRAINING | {"pooling", "attention_scale", "position_resampling"}
+    free = SIZES | RATES | NEUTRAL_FIELDS | {"pooling", "attention_scale"}
     free |= {"patch_projection"} - settled.keys() | {"use_class_token"} - settled.keys()
     free |= {"num_register_tokens"} if REGISTERS in has and config.num_register_tokens else set()
     free |= {"representation_size"} if HIDDEN in has and config.representation_size else set()
@@ -729,10 +755,9 @@ NEEDED = {REGISTERS: "num_register_tokens", HIDDEN: "representation_size"}
 
 
 def _defaults() -> dict[str, Any]:
-    """Return the default of every field that our config adds to what all configs have, but for the backbone's."""
+    """Return the default of every field that our config adds to what all configs have."""
     inherited = {field.name for field in dataclasses.fields(PreTrainedConfig)}
-    own = [field for field in dataclasses.fields(PlainViTConfig) if field.name not in inherited]
-    return {field.name: field.default for field in own if not field.name.startswith("_")}
+    return {field.name: field.default for field in dataclasses.fields(PlainViTConfig) if field.name not in inherited}
 
 
 def _installed() -> str:
@@ -755,7 +780,6 @@ def _build(layout: Layout, config: PlainViTConfig) -> nn.Module:
     kind = getattr(package, CLASSES[file])
     accepted = inspect.signature(kind).parameters
     dropout = config.hidden_dropout_prob
-    embedding_dropout = dropout if config.embedding_dropout_prob is None else config.embedding_dropout_prob
     expressed = {
         "hidden_dropout_prob": dropout if "dropout" in accepted else 0,
         "embedding_dropout_prob": config.embedding_dropout_prob if "emb_dropout" in accepted else 0,
@@ -773,6 +797,12 @@ def _build(layout: Layout, config: PlainViTConfig) -> nn.Module:
         raise ExportError(
             f"vit-pytorch's {file} cannot be trained on with these rates; set them in model.config:", parts
         )
+    return kind(**_arguments(kind, config))
+
+
+def _arguments(kind: type[nn.Module], config: PlainViTConfig) -> dict[str, Any]:
+    """Return the arguments of a class of the package, those that it has."""
+    dropout, embedding_dropout = config.hidden_dropout_prob, config.embedding_dropout_prob
     arguments = {
         "image_size": config.image_size,
         "patch_size": config.patch_size,
@@ -785,12 +815,13 @@ def _build(layout: Layout, config: PlainViTConfig) -> nn.Module:
         "dim_head": config.head_dim,
         "pool": "cls" if config.use_class_token and config.pooling != "mean" else "mean",
         "dropout": dropout,
-        "emb_dropout": embedding_dropout,
+        "emb_dropout": dropout if embedding_dropout is None else embedding_dropout,
         "patch_dropout": config.patch_dropout_prob,
         "num_register_tokens": config.num_register_tokens,
         "use_cls_token": config.use_class_token,
     }
-    return kind(**{name: value for name, value in arguments.items() if name in accepted})
+    accepted = inspect.signature(kind).parameters
+    return {name: value for name, value in arguments.items() if name in accepted}
 
 
 VIT_PYTORCH = VitPytorchFormat()
