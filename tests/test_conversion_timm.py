@@ -1,6 +1,8 @@
 """Live models of timm: the same numbers in every block, everything read off the module, and every bit back."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import timm
@@ -163,36 +165,36 @@ def test_names_of_labels_that_timm_carries_are_kept() -> None:
     assert from_module(module).config.id2label[4] == "LABEL_4"
 
 
-def _set_epsilon(module: nn.Module) -> None:
+def _set_epsilon(module: Any) -> None:
     module.blocks[1].norm2.eps = 1e-3
 
 
-def _replace_activation(module: nn.Module) -> None:
+def _replace_activation(module: Any) -> None:
     module.blocks[2].mlp.act = nn.ELU()
 
 
-def _gate_attention(module: nn.Module) -> None:
+def _gate_attention(module: Any) -> None:
     module.blocks[0].attn.gate = nn.Linear(56, 56)
 
 
-def _scale_queries(module: nn.Module) -> None:
+def _scale_queries(module: Any) -> None:
     for block in module.blocks:
         block.attn.scale = 0.1
 
 
-def _pad_images(module: nn.Module) -> None:
+def _pad_images(module: Any) -> None:
     module.patch_embed.dynamic_img_pad = True
 
 
-def _wrap_a_layer(module: nn.Module) -> None:
+def _wrap_a_layer(module: Any) -> None:
     torch.nn.utils.parametrizations.weight_norm(module.blocks[0].attn.proj)
 
 
-def _read_both_norms(module: nn.Module) -> None:
+def _read_both_norms(module: Any) -> None:
     module.fc_norm = type(module.norm)(56)
 
 
-def _overlap_patches(module: nn.Module) -> None:
+def _overlap_patches(module: Any) -> None:
     module.patch_embed.proj.stride = (8, 8)
 
 
@@ -209,7 +211,7 @@ def _overlap_patches(module: nn.Module) -> None:
         (_overlap_patches, "patch_embed.proj.stride is (8, 8), not (16, 16)"),
     ],
 )
-def test_a_part_that_plain_vit_does_not_know_is_named(change, named: str) -> None:
+def test_a_part_that_plain_vit_does_not_know_is_named(change: Callable[[Any], None], named: str) -> None:
     module = tiny_timm("vit_tiny_patch16_224")
     change(module)
     with pytest.raises(ExportError) as caught:
@@ -220,8 +222,8 @@ def test_a_part_that_plain_vit_does_not_know_is_named(change, named: str) -> Non
 class Derived(vision_transformer.VisionTransformer):
     """A forward pass of its own, as people write it."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * 2
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return super().forward(x, *args, **kwargs) * 2
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,10 @@ def test_a_folder_of_timm_opens_and_goes_back(name: str, tmp_path: Path) -> None
 def test_pixels_are_prepared_as_timm_prepares_them(tmp_path: Path) -> None:
     module = timm.create_model("test_vit", num_classes=3)
     converted = from_checkpoint(save_folder(module, tmp_path / "theirs"))
+    prepare: Any = converted.image_processor
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (173, 211, 3), dtype=np.uint8))
     theirs = create_transform(**resolve_model_data_config(module))(image)
-    assert torch.equal(converted.image_processor(image, return_tensors="pt")["pixel_values"][0], theirs)
+    assert torch.equal(prepare(image, return_tensors="pt")["pixel_values"][0], theirs)
     to_checkpoint(converted.model, tmp_path / "ours", format="timm", image_processor=converted.image_processor)
     again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True)
     assert torch.equal(create_transform(**resolve_model_data_config(again))(image), theirs)

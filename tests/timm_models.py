@@ -50,20 +50,20 @@ def image_size(name: str) -> tuple[int, int]:
     return 3 * patch + rest, 5 * patch + rest
 
 
-def tiny_timm(name: str, **arguments: Any) -> nn.Module:
+def tiny_timm(name: str, **arguments: Any) -> Any:
     """Return timm's entrypoint at a small geometry, in evaluation mode, every parameter random."""
     small = {"img_size": image_size(name), "embed_dim": 56, "num_heads": 7, "depth": 3, "num_classes": 11}
     return randomize_(timm.create_model(name, **{**small, **arguments})).eval()
 
 
-def pixels_for(module: nn.Module, seed: int = 1, size: tuple[int, int] | None = None) -> torch.Tensor:
+def pixels_for(module: Any, seed: int = 1, size: tuple[int, int] | None = None) -> torch.Tensor:
     """Return normalised pixels of the module's own size, or of another."""
     height, width = size or module.patch_embed.img_size
     return torch.randn(2, module.in_chans, height, width, generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()
-def stage_differences(module: nn.Module, model: nn.Module, pixel_values: torch.Tensor) -> dict[str, float]:
+def stage_differences(module: Any, model: nn.Module, pixel_values: torch.Tensor) -> dict[str, float]:
     """Return the relative difference of every block's output and of the logits (features without a classifier)."""
     tokens: list[torch.Tensor] = []
     hooks = [block.register_forward_hook(lambda _, args, output: tokens.append(output)) for block in module.blocks]
@@ -75,12 +75,7 @@ def stage_differences(module: nn.Module, model: nn.Module, pixel_values: torch.T
         f"block {i}": difference(ours.float(), source.float())
         for i, (ours, source) in enumerate(zip(outputs.hidden_states[1:], tokens, strict=True), start=1)
     }
-    if "logits" in outputs:
-        ours = outputs.logits
-    elif module.num_prefix_tokens > 1 and hasattr(module, "head_dist"):
-        ours = outputs.last_hidden_state[:, :2].mean(dim=1)  # timm's features are the mean of both tokens
-    else:
-        ours = outputs.pooler_output
+    ours = outputs.logits if "logits" in outputs else outputs.pooler_output
     return result | {"logits": difference(ours.float(), theirs.float())}
 
 

@@ -51,7 +51,8 @@ class StageDifference:
     """The largest difference at one stage.
 
     Args:
-        stage: "patches", "embeddings", "layer 1" and so on, "final norm", "logits" ("features" without a classifier).
+        stage: "patches", "embeddings", "layer 1" and so on, "final norm", "logits" (without a
+            classifier "features", and "pooled" where they are).
         difference: max |a - b|.
         scale: max |a|, so that `relative` is what the project's tolerance speaks of.
     """
@@ -97,12 +98,17 @@ def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tenso
     expected = capture_stages(source, pixel_values)
     with _attention_of(source, ours):
         got = capture_stages(ours, pixel_values)
+    if "logits" in expected and "logits" not in got:
+        # Without a classifier the source's output is what its package pools, or every token.
+        output = expected.pop("logits")
+        pooled = "pooled" in got and got["pooled"].shape == output.shape
+        expected["pooled" if pooled else "features"] = output
     differences = []
     for stage in expected:
         if stage in got and expected[stage].shape == got[stage].shape:
             a, b = expected[stage].double(), got[stage].double()
             differences.append(StageDifference(stage, (a - b).abs().max().item(), a.abs().max().item()))
-        elif stage in ("logits", "features"):
+        elif stage in ("logits", "features", "pooled"):
             raise ValueError(
                 f"{stage} have shape {tuple(expected[stage].shape)} in the source and "
                 f"{tuple(got[stage].shape) if stage in got else 'are not there'} in ours: the models cannot be compared"
@@ -159,10 +165,12 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
     if isinstance(output, ModelOutput):
         name = "logits" if "logits" in output else "features"
         stages[name] = output["logits"] if "logits" in output else output["last_hidden_state"]
+        if output.get("pooler_output") is not None:
+            stages["pooled"] = output["pooler_output"]
     else:
         stages["logits"] = output[0] if isinstance(output, tuple) else output
     layers = [f"layer {i + 1}" for i in range(len(stages))]
-    order = ["patches", "embeddings", *layers, "final norm", "logits", "features"]
+    order = ["patches", "embeddings", *layers, "final norm", "logits", "features", "pooled"]
     return {stage: stages[stage] for stage in order if stage in stages}
 
 

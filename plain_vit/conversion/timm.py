@@ -313,7 +313,7 @@ class TimmFormat:
         arguments["num_classes"] = 0 if head is None else head.shape[0]
         if cfg.get("num_classes", arguments["num_classes"]) != arguments["num_classes"]:
             raise CheckpointError(
-                f"config.json has {cfg['num_classes']} classes and the head {arguments['num_classes']}: correct the former"
+                f"config.json has {cfg['num_classes']} classes, the head {arguments['num_classes']}: correct the former"
             )
         arguments["in_chans"] = tensors["patch_embed.proj.weight"].shape[1]
         arguments["img_size"] = hints.image_size or stated or 224

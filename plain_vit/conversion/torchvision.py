@@ -205,7 +205,7 @@ class TorchvisionFormat:
             mlp_dim=config.intermediate_size,
             dropout=config.hidden_dropout_prob,
             attention_dropout=config.attention_probs_dropout_prob,
-            num_classes=config.num_labels,
+            num_classes=config.num_labels or 1,  # exchanged below where there are none
             representation_size=config.representation_size,
             norm_layer=functools.partial(nn.LayerNorm, eps=config.layer_norm_eps),
         )
