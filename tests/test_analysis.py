@@ -342,6 +342,14 @@ def test_integrated_gradients_add_up_to_the_change_of_the_score(kind: str) -> No
     np.testing.assert_allclose(result.sum(axis=(1, 2, 3)), [change[0, 5], change[1, 0]], rtol=2e-2, atol=2e-2)
 
 
+def test_integrated_gradients_of_too_few_steps_are_warned_about() -> None:
+    model = build("parallel")
+    with torch.no_grad():
+        model.classifier.weight.mul_(1000)
+    with pytest.warns(UserWarning, match=r"contributions of image 0 add up to .*: take more steps"):
+        integrated_gradients(model, images(model), steps=1)
+
+
 # Layer by layer
 
 

@@ -3,6 +3,7 @@
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D` hidden size.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -116,7 +117,7 @@ def integrated_gradients(
 
     Returns:
         Contributions of shape (B, C, H, W), in units of the class score. With enough steps they add up to the score of
-        the image less that of the baseline.
+        the image less that of the baseline; a warning says where they do not.
 
     Raises:
         AnalysisError: for a class out of range, a model without classifier, pixels that do not fit, and where captum is
@@ -135,7 +136,20 @@ def integrated_gradients(
         baseline = baseline.to(pixel_values).expand_as(pixel_values)
     with torch.enable_grad(), evaluating(model):
         targets, _ = target_scores(classify(model, pixel_values), target)
-        attributions = IntegratedGradients(lambda pixels: classify(model, pixels)).attribute(
-            pixel_values, baseline, targets, n_steps=steps, internal_batch_size=len(pixel_values)
+        attributions, gaps = IntegratedGradients(lambda pixels: classify(model, pixels)).attribute(
+            pixel_values,
+            baseline,
+            targets,
+            n_steps=steps,
+            internal_batch_size=len(pixel_values),
+            return_convergence_delta=True,
         )
-    return attributions.detach().cpu().float().numpy()
+    contributions = attributions.detach().cpu().float().numpy()
+    for i, (total, gap) in enumerate(zip(contributions.sum(axis=(1, 2, 3)), gaps.tolist(), strict=True)):
+        if abs(gap) > 0.1 * max(1.0, abs(total - gap)):
+            warnings.warn(
+                f"the contributions of image {i} add up to {total:.3g}, but its score is {total - gap:.3g} above "
+                "that of the baseline: take more steps, or a baseline that is less unlike images",
+                stacklevel=2,
+            )
+    return contributions

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity, ResampledPositions
@@ -41,7 +42,7 @@ def plot_maps_over_images(
     pairs = min(4, count)  # image and map beside each other, at most four pairs in a row
     rows = math.ceil(count / pairs)
     height = 1.2 * _aspect(images) + (0.35 if titles is not None else 0.15)
-    figure = Figure(figsize=(1.2 + 2.5 * pairs, max(1.9, height * rows + 0.1)), layout="constrained")
+    figure = _canvas(1.2 + 2.5 * pairs, max(1.9, height * rows + 0.1))
     axes = figure.subplots(rows, 2 * pairs, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -78,9 +79,7 @@ def plot_attention_heads(
     row_names = row_names or [f"layer {i}" for i in range(rows)]
     column_names = column_names or [f"head {i}" for i in range(columns)]
     size = 1.15 if columns <= 8 else 0.9
-    figure = Figure(
-        figsize=(1.4 + size * columns, max(1.9, 0.4 + size * _aspect(pictures) * rows)), layout="constrained"
-    )
+    figure = _canvas(1.4 + size * columns, max(1.9, 0.4 + size * _aspect(pictures) * rows))
     axes = figure.subplots(rows, columns, squeeze=False)
     for i, image in enumerate(pictures):
         for j in range(columns):
@@ -116,7 +115,7 @@ def plot_top_classes(
     count, top = len(images), min(top, probabilities.shape[1])
     pairs = min(2, count)
     rows = math.ceil(count / pairs)
-    figure = Figure(figsize=(5.2 * pairs, 0.4 + 1.75 * rows), layout="constrained")
+    figure = _canvas(5.2 * pairs, 0.4 + 1.75 * rows)
     axes = figure.subplots(rows, 2 * pairs, squeeze=False, width_ratios=(1, 1.6) * pairs)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -143,7 +142,7 @@ def plot_predictions(
     images: np.ndarray,
     probabilities: np.ndarray,
     class_names: Sequence[str],
-    labels: Sequence[int] | None = None,
+    labels: Sequence[int] | np.ndarray | None = None,
 ) -> Figure:
     """Draw images with what the model takes them for and how sure it is; a mark says whether it is right.
 
@@ -156,7 +155,7 @@ def plot_predictions(
     count = len(images)
     columns = min(8, count)
     rows = math.ceil(count / columns)
-    figure = Figure(figsize=(1.35 * columns, 1.75 * rows + 0.3), layout="constrained")
+    figure = _canvas(1.35 * columns, 1.75 * rows + 0.3)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -188,7 +187,7 @@ def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Fig
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     few = classes <= 40
     size = 0.45 * classes if few else 10
-    figure = Figure(figsize=(2.2 + size, 1.4 + size), layout="constrained")
+    figure = _canvas(2.2 + size, 1.4 + size)
     axis = figure.subplots()
     picture = axis.imshow(shares, cmap=SEQUENTIAL, vmin=0, vmax=1)
     if few:
@@ -230,7 +229,7 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
         raise ValueError(
             f"none of {len(rows)} rows has {x!r} and a loss, an accuracy or a learning rate: is it the log?"
         )
-    figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
+    figure = _canvas(4.2 * len(panels), 3.2)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (label, curves) in zip(axes, panels, strict=True):
         for i, (name, points) in enumerate(curves.items()):
@@ -258,7 +257,7 @@ def plot_patch_filters(filters: PatchFilters) -> Figure:
     in_one = channels in (1, 3)
     columns = min(7, count) if in_one else channels
     rows = math.ceil(count / columns) if in_one else count
-    figure = Figure(figsize=(1.5 + 0.95 * columns, 0.9 + 1.05 * rows), layout="constrained")
+    figure = _canvas(1.5 + 0.95 * columns, 0.9 + 1.05 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -299,10 +298,7 @@ def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
             mosaic[i * tall : i * tall + h, j * wide : j * wide + w] = similarity.patches[row, column]
     size = min(0.8, 7.5 / max(len(rows), len(columns)))  # inches of a tile's longer side
     longer = max(tall, wide)
-    figure = Figure(
-        figsize=(1.9 + size * len(columns) * wide / longer, 1.0 + size * len(rows) * tall / longer),
-        layout="constrained",
-    )
+    figure = _canvas(1.9 + size * len(columns) * wide / longer, 1.0 + size * len(rows) * tall / longer)
     axis = figure.subplots()
     shown = axis.imshow(mosaic, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
     axis.set_xticks([j * wide + (w - 1) / 2 for j in range(len(columns))], map(str, columns), fontsize=8)
@@ -331,7 +327,7 @@ def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str])
         raise ValueError(
             f"got {len(names)} names for {len(similarity.prefix)} tokens with positions: expected one each"
         )
-    figure = Figure(figsize=(1.8 + 1.9 * len(names), 2.8), layout="constrained")
+    figure = _canvas(1.8 + 1.9 * len(names), 2.8)
     axes = figure.subplots(1, len(names), squeeze=False)
     for axis, name, grid in zip(axes[0], names, similarity.prefix, strict=True):
         axis.imshow(grid, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
@@ -353,7 +349,7 @@ def plot_attention_distance(distances: np.ndarray, *, even: float | None = None)
         even: The distance of attention spread evenly over all patches, in pixels: the mean of `patch_distances`.
     """
     depth, heads = distances.shape
-    figure = Figure(figsize=(max(5.0, 1.5 + 0.32 * depth), 3.6), layout="constrained")
+    figure = _canvas(max(5.0, 1.5 + 0.32 * depth), 3.6)
     axis = figure.subplots()
     for layer, values in enumerate(distances):
         axis.scatter([layer] * heads, values, s=22, color=LINES[0], alpha=0.75, linewidths=0,
@@ -390,7 +386,7 @@ def plot_logit_lens(
     probabilities = np.exp(shifted) / np.exp(shifted).sum(axis=-1, keepdims=True)
     depth = logits.shape[1] - 1
     width = max(3.6, 1.2 + 0.3 * depth)
-    figure = Figure(figsize=(1.6 + width + 1.4, 2.1 * len(images) + 0.3), layout="constrained")
+    figure = _canvas(1.6 + width + 1.4, 2.1 * len(images) + 0.3)
     axes = figure.subplots(len(images), 2, squeeze=False, width_ratios=(1.5, width))
     for i, (image, curves) in enumerate(zip(images, probabilities, strict=True)):
         picture, axis = axes[i]
@@ -418,7 +414,7 @@ def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) 
         image: Levels 0 to 1 of shape (H, W, 3) or (H, W).
     """
     depth = len(norms) - 1
-    figure = Figure(figsize=(10, 3.5), layout="constrained")
+    figure = _canvas(10, 3.5)
     axis, picture, grid = figure.subplots(1, 3, width_ratios=(2, 1, 1.25))
     patches = norms[:, layout.patches]
     axis.fill_between(range(depth + 1), patches.min(axis=1), patches.max(axis=1), color=LINES[5], alpha=0.4, lw=0,
@@ -428,7 +424,8 @@ def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) 
     colours = (LINES[1], LINES[2], LINES[3], LINES[4], LINES[6])
     for i, (position, name) in enumerate(others):
         axis.plot(range(depth + 1), norms[:, position], color=colours[i % 5], linestyle="--", label=name)
-    axis.set(xlabel="after the embeddings, then after each layer", ylabel="norm of a token", ylim=(0, None))
+    axis.set(xlabel="after the embeddings, then after each layer", ylabel="norm of a token")
+    axis.set_ylim(0, 1.08 * axis.dataLim.y1)
     every = math.ceil((depth + 1) / 13)
     axis.set_xticks(range(depth + 1)[::every], ["emb.", *(str(layer) for layer in range(depth))][::every], fontsize=8)
     _tidy(axis)
@@ -458,7 +455,7 @@ def plot_contributions(
     count = len(images)
     pairs = min(3, count)
     rows = math.ceil(count / pairs)
-    figure = Figure(figsize=(4.3 * pairs, 0.3 + 1.9 * rows), layout="constrained")
+    figure = _canvas(4.3 * pairs, 0.3 + 1.9 * rows)
     axes = figure.subplots(rows, 2 * pairs, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -488,7 +485,7 @@ def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> F
     centre = before.mean(axis=0)
     directions = np.linalg.svd(before - centre, full_matrices=False)[2][:count]
     grids = [(grid - centre) @ directions.T for grid in (positions.before, positions.after)]
-    figure = Figure(figsize=(1.2 + 2.1 * len(directions), 4.2), layout="constrained")
+    figure = _canvas(1.2 + 2.1 * len(directions), 4.2)
     axes = figure.subplots(2, len(directions), squeeze=False)
     for j in range(len(directions)):
         limit = float(np.abs(np.concatenate([grid[..., j].ravel() for grid in grids])).max())
@@ -517,7 +514,7 @@ def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Fi
         views: Levels 0 to 1 of shape (images, draws, H, W, 3) or (images, draws, H, W), from `augmented_views`.
     """
     rows, count = views.shape[:2]
-    figure = Figure(figsize=(1.1 * (count + 1), 0.35 + 1.1 * rows), layout="constrained")
+    figure = _canvas(1.1 * (count + 1), 0.35 + 1.1 * rows)
     axes = figure.subplots(rows, count + 1, squeeze=False)
     for i in range(rows):
         for axis, image in zip(axes[i], (originals[i], *views[i]), strict=True):
@@ -527,6 +524,11 @@ def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Fi
     for draw in range(count):
         axes[0, draw + 1].set_title(f"draw {draw + 1}", fontsize=9)
     return figure
+
+
+def _canvas(width: float, height: float) -> Figure:
+    """Return an empty figure of this size, in inches, that keeps its parts from overlapping."""
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
 
 
 def _show_image(axis: Axes, image: np.ndarray) -> None:

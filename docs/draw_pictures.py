@@ -1,0 +1,121 @@
+"""Draw the pictures of look_inside.md, from the shipped checkpoint and from the model that the demo fine-tunes.
+
+make demo && python docs/draw_pictures.py
+"""
+
+import argparse
+import copy
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.analysis import (
+    attention_distance,
+    attention_maps,
+    attention_rollout,
+    augmented_views,
+    average_over_images,
+    confusion_matrix,
+    displayable,
+    grad_cam,
+    gradient_rollout,
+    integrated_gradients,
+    logit_lens,
+    patch_distances,
+    patch_filters,
+    pixel_batches,
+    plots,
+    position_similarity,
+    predict,
+    resampled_positions,
+    token_layout,
+    token_norms,
+)
+from plain_vit.conversion import from_checkpoint
+from plain_vit.training.data import load_digits
+from plain_vit.training.glyphs import CHARACTERS, render_glyphs
+from plain_vit.training.images import training_transform
+
+ROOT = Path(__file__).parent.parent
+PICTURES = ROOT / "docs" / "pictures"
+CHECKPOINT = ROOT / "examples" / "checkpoints" / "glyphs_vit.pt"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--finetuned", type=Path, default=ROOT / "runs" / "demo" / "finetuned")
+    finetuned = parser.parse_args().finetuned
+    PICTURES.mkdir(exist_ok=True)
+    torch.manual_seed(0)
+    draw_glyphs()
+    draw_digits(finetuned)
+
+
+def draw_glyphs() -> None:
+    """Draw what the shipped checkpoint sees in held-out glyphs."""
+    converted = from_checkpoint(CHECKPOINT, num_attention_heads=4)
+    model, processor = converted.model, converted.image_processor
+    pixels, labels = render_glyphs(256, seed=2)
+    glyphs = [Image.fromarray(image).convert("RGB") for image in pixels]
+    inputs = processor(glyphs[:8], return_tensors="pt")["pixel_values"]
+    pictures, names = displayable(inputs, processor), [CHARACTERS[label] for label in labels[:8]]
+
+    save("heads", plots.plot_attention_heads(pictures[0], attention_maps(model, inputs)[0]))
+    save(
+        "rollout",
+        plots.plot_maps_over_images(pictures, attention_rollout(model, inputs), titles=names, meaning="rollout"),
+    )
+    save("grad_cam", plots.plot_maps_over_images(pictures, grad_cam(model, inputs), titles=names, meaning="Grad-CAM"))
+    relevance = gradient_rollout(model, inputs)
+    save("gradient_rollout", plots.plot_maps_over_images(pictures, relevance, titles=names, meaning="relevance"))
+    average = processor(glyphs, return_tensors="pt")["pixel_values"].mean(dim=0, keepdim=True)
+    contributions = integrated_gradients(model, inputs[:3], baseline=average, steps=200)
+    save("contributions", plots.plot_contributions(pictures[:3], contributions, titles=names[:3]))
+    save("logit_lens", plots.plot_logit_lens(pictures[:2], logit_lens(model, inputs)[:2], CHARACTERS, titles=names[:2]))
+    save("filters", plots.plot_patch_filters(patch_filters(model)))
+    save("positions", plots.plot_position_similarity(position_similarity(model)))
+    layout = token_layout(model, inputs)
+    batches = pixel_batches(glyphs, processor)
+    distances = average_over_images(attention_distance, model, batches, limit=128)
+    even = float(patch_distances(layout.grid_size, layout.patch_size).mean())
+    save("distance", plots.plot_attention_distance(distances, even=even))
+    save("norms", plots.plot_token_norms(token_norms(model, inputs)[0], layout, pictures[0]))
+    # vit-pytorch reads the first rows of its table for a smaller image, and has none for a larger one.
+    config = copy.deepcopy(model.config)
+    config.position_resampling = "bicubic_antialias"
+    stretched = PlainViTForImageClassification(config)
+    stretched.load_state_dict(model.state_dict())
+    save("resampled", plots.plot_resampled_positions(resampled_positions(stretched, (48, 36))))
+    views = augmented_views(glyphs[:3], training_transform(processor, augmentation="affine"), processor)
+    save("augmentations", plots.plot_augmentations([np.asarray(glyph) / 255 for glyph in glyphs[:3]], views))
+
+
+def draw_digits(finetuned: Path) -> None:
+    """Draw how the fine-tuned model does on the held-out digits."""
+    model = PlainViTForImageClassification.from_pretrained(finetuned)
+    processor = PlainViTImageProcessor.from_pretrained(finetuned)
+    test = load_digits()["test"]
+    images, labels = test["image"][:], np.asarray(test["label"][:])
+    inputs = processor([image.convert("RGB") for image in images], return_tensors="pt")["pixel_values"]
+    probabilities = predict(model, inputs)
+    names = [str(digit) for digit in range(10)]
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)[:4]
+    chosen = [*wrong, *range(16 - len(wrong))]
+    pictures = displayable(inputs[chosen], processor)
+    save("predictions", plots.plot_predictions(pictures, probabilities[chosen], names, labels[chosen]))
+    matrix = confusion_matrix(labels, probabilities.argmax(axis=1), 10)
+    save("confusion", plots.plot_confusion_matrix(matrix, names))
+
+
+def save(name: str, figure: Figure) -> None:
+    """Write one picture."""
+    figure.savefig(PICTURES / f"{name}.png", dpi=100)
+    print(PICTURES / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()
