@@ -1,0 +1,126 @@
+"""All 179 plain entrypoints of timm, each small with random parameters, and at its own size on the meta device.
+
+With PLAIN_VIT_SWEEP=path every entrypoint adds a line of JSON to that file, from which the table in the docs is made.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from plain_vit import PlainViTForImageClassification
+from plain_vit.conversion import from_module, to_module
+from plain_vit.conversion.engine import revert
+from plain_vit.conversion.format import Hints
+from plain_vit.conversion.timm import TIMM
+from plain_vit.conversion.timm_architectures import ARCHITECTURES
+from tests.conftest import randomize_
+from tests.timm_models import TOLERANCE, image_size, pixels_for, same_tensors, stage_differences, tiny_timm, tolerance
+
+pytestmark = pytest.mark.slow
+
+POOLINGS = ["", "token", "avg", "max", "avgmax", "map", "prr"]
+
+# One product of timm's parallel blocks is several here, each rounded to 8 bits: as far apart as two such roundings.
+BFLOAT16_REORDERED = 2e-2
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_entrypoint_opens_with_equal_numbers_and_goes_back(name: str) -> None:
+    module = tiny_timm(name)
+    model = from_module(module)
+    found = stage_differences(module, model, pixels_for(module))
+    assert max(found.values()) <= tolerance(name), found
+    way_back = same_tensors(module, to_module(model, "timm"))
+    assert way_back
+
+    headless = module_without_head(name)
+    features = stage_differences(headless, from_module(headless), pixels_for(headless))
+    assert max(features.values()) <= tolerance(name), features
+
+    halves = tiny_timm(name).to(torch.bfloat16)
+    rounded = stage_differences(halves, from_module(halves), pixels_for(halves).to(torch.bfloat16))
+    assert max(rounded.values()) <= (BFLOAT16_REORDERED if tolerance(name) else 0.0), rounded
+
+    resized = resized_difference(name)
+    assert resized is None or resized <= TOLERANCE
+
+    pooled = {pooling: pooled_difference(name, pooling) for pooling in POOLINGS}
+    # Where nothing stands before the patches, timm's tokens lie transposed in memory: a mean sums in another order.
+    alone = not (module.has_class_token or module.num_reg_tokens)
+    assert max(value for value in pooled.values() if value is not None) <= (TOLERANCE if alone else tolerance(name)), (
+        pooled
+    )
+
+    record(
+        {
+            "source": f"timm {name}",
+            "opens": True,
+            "logits": found["logits"],
+            "blocks": max(value for stage, value in found.items() if stage != "logits"),
+            "features_without_classifier": features["logits"],
+            "bfloat16": max(rounded.values()),
+            "another_resolution": resized,
+            "poolings": pooled,
+            "way_back_bit_exact": way_back,
+            "parameters": parameters_at_full_size(name),
+            "timm": timm.__version__,
+            "torch": torch.__version__,
+        }
+    )
+
+
+def module_without_head(name: str) -> torch.nn.Module:
+    """Return the entrypoint without a classifier."""
+    return tiny_timm(name, num_classes=0)
+
+
+def resized_difference(name: str) -> float | None:
+    """Return the difference for images of another size; None for partial patches, which timm takes at one size only."""
+    patch = ARCHITECTURES[name]["patch_size"]
+    if image_size(name)[0] % patch:
+        return None
+    module = tiny_timm(name, dynamic_img_size=True)
+    return max(stage_differences(module, from_module(module), pixels_for(module, size=(4 * patch, 2 * patch))).values())
+
+
+def pooled_difference(name: str, pooling: str) -> float | None:
+    """Return the difference with another pooling, the head changed to 5 classes; None where timm refuses it."""
+    try:
+        module = tiny_timm(name, global_pool=pooling, depth=2)
+    except AssertionError:  # timm's refusal
+        return None
+    module.reset_classifier(5)
+    randomize_(module, seed=2)
+    model = from_module(module)
+    assert same_tensors(module, to_module(model, "timm"))
+    return max(stage_differences(module, model, pixels_for(module)).values())
+
+
+def parameters_at_full_size(name: str) -> int:
+    """Return the count of parameters at the entrypoint's own geometry, which is ours in every shape."""
+    module = timm.create_model(name, device="meta")
+    description = TIMM.describe_module(module, Hints())
+    with torch.device("meta"):
+        model = PlainViTForImageClassification(description.config)
+    from_ours = model.state_dict()
+    rows = TIMM.rows(description.config, None)
+    back = revert(rows, from_ours, description.config)
+    assert {key: tensor.shape for key, tensor in back.items()} == {
+        key: tensor.shape for key, tensor in module.state_dict().items()
+    }
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == sum(parameter.numel() for parameter in module.parameters())
+    return count
+
+
+def record(result: dict[str, Any]) -> None:
+    """Add a line to the file that the environment names, if it does."""
+    path = os.environ.get("PLAIN_VIT_SWEEP")
+    if path:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result) + "\n")
