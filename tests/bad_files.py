@@ -10,6 +10,7 @@ import pickle
 import struct
 import tarfile
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +224,54 @@ def _doctored(folder: Path, change: Callable[[str, bytes], bytes]) -> Path:
 @bad_file("pickle whose record is shorter than its tensor", CheckpointError, "does not lie where|cannot be unpickled")
 def _short_record(folder: Path) -> Path:
     return _doctored(folder, lambda name, data: data[:-4] if name.endswith("data/0") else data)
+
+
+def _patched(path: Path, old: bytes, new: bytes) -> Path:
+    """Change bytes of the pickle inside its archive in place, and its checksum with them."""
+    data = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
+        pickled = archive.read(name)
+    assert pickled.count(old) == 1
+    assert len(old) == len(new)
+    changed = pickled.replace(old, new)
+    data = data.replace(pickled, changed)
+    return _written(path, data.replace(struct.pack("<I", zlib.crc32(pickled)), struct.pack("<I", zlib.crc32(changed))))
+
+
+def _key(key: bytes) -> bytes:
+    return b"X" + struct.pack("<I", len(key)) + key  # BINUNICODE
+
+
+@bad_file("pickle that mixes up its records", CheckpointError, "in the order of its pickle")
+def _mixed_up(folder: Path) -> Path:
+    path = _pickled({name: torch.full((2, 3), float(index)) for index, name in enumerate("abc")}, folder)
+    for old, new in ((b"1", b"7"), (b"2", b"1"), (b"7", b"2")):
+        path = _patched(path, _key(old), _key(new))
+    return path
+
+
+@bad_file("old pickle with a tensor that has no bytes", CheckpointError, "without bytes")
+def _no_bytes(folder: Path) -> Path:
+    path = _pickled(TENSORS, folder, _use_new_zipfile_serialization=False)
+    data = path.read_bytes()
+    key = str(TENSORS["norm.weight"].untyped_storage()._cdata).encode()
+    assert data.count(_key(key)) == 2  # where it is used, and where it is listed
+    other = key[:-1] + (b"1" if key[-1:] == b"0" else b"0")
+    return _written(path, data.replace(_key(key), _key(other), 1))
+
+
+@bad_file("old pickle that names a storage in a way of its own", CheckpointError, "as torch.save does")
+def _other_name(folder: Path) -> Path:
+    path = _pickled(TENSORS, folder, _use_new_zipfile_serialization=False)
+    return _written(path, path.read_bytes().replace(_key(b"storage"), _key(b"torages"), 1))
+
+
+@bad_file("pickle with a damaged header of a record", CheckpointError, "the header of 'weights/data/1' is damaged")
+def _record_header(folder: Path) -> Path:
+    path = _pickled(TENSORS, folder)
+    data = path.read_bytes()
+    return _written(path, data.replace(b"weights/data/1", b"weights/dato/1", 1))
 
 
 @bad_file("pickle of another byte order", CheckpointError, "byte order")

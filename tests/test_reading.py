@@ -52,6 +52,14 @@ def save_torch(tensors: Tensors, folder: Path, name: str = "weights.pt", zipped:
     return folder / name
 
 
+def save_without_checksums(tensors: Tensors, folder: Path) -> Path:
+    torch.serialization.set_crc32_options(False)
+    try:
+        return save_torch(tensors, folder)
+    finally:
+        torch.serialization.set_crc32_options(True)
+
+
 def save_npz(tensors: Tensors, folder: Path, save: Callable[..., None] = np.savez) -> Path:
     arrays = {
         name: value.contiguous().view(torch.int16).numpy().view("V2")
@@ -81,6 +89,7 @@ WRITERS = {
     "safetensors": save_safetensors,
     "pt": save_torch,
     "pth.tar": lambda tensors, folder: save_torch(tensors, folder, "model_best.pth.tar"),
+    "pt without checksums": save_without_checksums,
     "pt before torch 1.6": lambda tensors, folder: save_torch(tensors, folder, zipped=False),
     "npz": save_npz,
     "npz compressed": lambda tensors, folder: save_npz(tensors, folder, np.savez_compressed),

@@ -443,9 +443,15 @@ def open_npz(path: Path) -> LazyTensors:
 def _opened_member(file: _File, member: str, where: str) -> Iterator[IO[bytes]]:
     """Open an archive's member; the faults that show while it is read are named as well."""
     try:
-        with file.open() as opened, zipfile.ZipFile(opened) as archive, archive.open(member) as stream:
-            yield stream
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, struct.error, zlib.error) as error:
+        with file.open() as opened, zipfile.ZipFile(opened) as archive:
+            info = archive.getinfo(member)
+            if info.CRC == 0:  # torch writes this where it was told not to compute any; None is not compared
+                info.CRC = None  # type: ignore[assignment]
+            with archive.open(info) as stream:
+                yield stream
+    except CheckpointError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OSError, RuntimeError) as error:
         raise CheckpointError(f"{where} cannot be unpacked ({error}): the file is damaged.") from None
 
 
@@ -547,26 +553,36 @@ class TorchFile:
 
         root = pickles[0].removesuffix("data.pkl")
         with _opened_member(self._file, pickles[0], f"{path}: the pickle") as stream:
-            _check_pickle(io.BytesIO(stream.read()), path)
+            keys, _ = _check_pickle(io.BytesIO(stream.read()), path)
         if f"{root}byteorder" in members:
             with _opened_member(self._file, f"{root}byteorder", f"{path}: the byte order") as stream:
-                if (order := stream.read(16)) != b"little":
-                    raise CheckpointError(f"{path} has the byte order {order!r}: save it on a little-endian machine.")
-        records = {}
+                if (byte_order := stream.read(16)) != b"little":
+                    raise CheckpointError(
+                        f"{path} has the byte order {byte_order!r}: save it on a little-endian machine."
+                    )
+
+        records: dict[int, int] = {}
+        order: list[str] = []
         with self._file.open() as opened:
-            for name, info in members.items():
-                if name.startswith(f"{root}data/"):
-                    opened.seek(info.header_offset + 26)
-                    lengths = struct.unpack("<HH", opened.read(4))
-                    records[info.header_offset + 30 + sum(lengths)] = info.file_size
+            for info in sorted(members.values(), key=lambda info: info.header_offset):
+                if info.filename.startswith(f"{root}data/"):
+                    start = _data_start(opened, info, path)
+                    records[start] = info.file_size
+                    order.append(info.filename.removeprefix(f"{root}data/"))
+        if (
+            f"{root}.format_version" in members and keys != order
+        ):  # there torch takes places from the order, not the names
+            raise CheckpointError(f"{path} does not hold its tensors in the order of its pickle: the file is damaged.")
         return records
 
     def _check_stream(self) -> dict[int, int]:
         """Check the five pickles that stand before the bytes in files older than torch 1.6."""
         with self._file.open() as opened:
             pickles = io.BytesIO(opened.read(MAX_HEADER_BYTES))
-        for _ in range(5):  # magic number, protocol, system, the object, the order of the storages
-            _check_pickle(pickles, self._file.path)
+        # The magic number, the protocol, the system, the object, and the order in which the storages follow.
+        _, _, _, (keys, _), (_, listed) = [_check_pickle(pickles, self._file.path) for _ in range(5)]
+        if not set(keys) <= set(listed):  # torch would leave what is not listed as memory that nobody has written
+            raise CheckpointError(f"{self._file.path} has tensors without bytes: the file is damaged.")
         return {}
 
     def _load(self) -> object:
@@ -631,20 +647,58 @@ class TorchFile:
         return self._file.read(offset, span, dtype).as_strided(shape, stride)
 
 
-def _check_pickle(stream: io.BytesIO, path: Path) -> None:
-    """Walk one pickle's instructions, without executing any, up to its end."""
-    names = set()
+def _data_start(file: IO[bytes], info: zipfile.ZipInfo, path: Path) -> int:
+    """Return where a member's bytes begin, by its own header, which has to agree with the directory."""
+    file.seek(info.header_offset)
+    header = file.read(30)
+    name_length, extra_length = struct.unpack("<HH", header[26:])
+    if header[:4] != b"PK\x03\x04" or file.read(name_length) != info.filename.encode():
+        raise CheckpointError(f"{path}: the header of {info.filename!r} is damaged: download or copy it again.")
+    return info.header_offset + 30 + name_length + extra_length
+
+
+def _check_pickle(stream: io.BytesIO, path: Path) -> tuple[list[str], list[str]]:
+    """Walk one pickle's instructions, without executing any, up to its end.
+
+    Returns:
+        The keys of the storages in the order in which they are first asked for, and all texts.
+    """
+    names: set[str] = set()
+    keys: dict[str, None] = {}
+    texts: list[str] = []
+    memo: dict[object, object] = {}
+    top: object = None  # what lies on the stack where that is a text
+    pushed: list[object] = []  # since the last mark
+    storage: list[object] = []  # the items of a tuple that was just made
+    strange = False
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
-            if opcode.name in ("GLOBAL", "INST"):
-                names.add(str(argument))
-            elif opcode.name == "PROTO" and argument != 2:
+            if count > MAX_PICKLE_OPCODES:
+                raise UnsafeFileError(f"{path}: a pickle of over {MAX_PICKLE_OPCODES} steps: save the tensors alone.")
+            kind = opcode.name
+            if kind in ("BINPUT", "LONG_BINPUT"):
+                memo[argument] = top
+                continue
+            if kind == "PROTO" and argument != 2:
                 raise CheckpointError(
                     f"{path} was pickled with protocol {argument}; torch reads tensors safely from protocol 2 only, "
                     "its default: save it again without pickle_protocol."
                 )
-            if count > MAX_PICKLE_OPCODES:
-                raise UnsafeFileError(f"{path}: a pickle of over {MAX_PICKLE_OPCODES} steps: save the tensors alone.")
+            if kind == "BINPERSID":
+                key = storage[2] if len(storage) > 2 and storage[0] == "storage" else None
+                if not isinstance(key, str):
+                    strange = True
+                    continue
+                keys[key] = None
+            storage = pushed if kind == "TUPLE" else []
+            top = argument if kind == "BINUNICODE" else None
+            if kind == "BINUNICODE":
+                texts.append(str(argument))
+            elif kind in ("GLOBAL", "INST"):
+                names.add(str(argument))
+            elif kind in ("BINGET", "LONG_BINGET"):
+                top = memo.get(argument)
+            pushed = [] if kind == "MARK" else [*pushed[:6], top]
     except CheckpointError:
         raise
     except Exception as error:  # pickletools leaves the faults of a damaged text as they come
@@ -655,3 +709,6 @@ def _check_pickle(stream: io.BytesIO, path: Path) -> None:
             f"{path} asks for {shown}; loading that could run code, so nothing was loaded. Where you trust the file, "
             "save its tensors alone: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')."
         )
+    if strange:
+        raise CheckpointError(f"{path} does not name its storages as torch.save does: the file is damaged.")
+    return list(keys), texts
