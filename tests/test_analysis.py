@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 from torch import nn
@@ -577,7 +578,6 @@ def test_wrapped_models_are_seen_through() -> None:
 
 
 def test_models_with_adapters_are_seen_through() -> None:
-    peft = pytest.importorskip("peft")
     model = build()
     pixels = images(model)
     expected = attention_rollout(model, pixels)

@@ -12,11 +12,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+from nbclient import NotebookClient
 from PIL import Image
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
@@ -361,3 +363,12 @@ def test_a_sheet_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, files: list
 def test_resampled_positions_of_a_model_can_be_drawn() -> None:
     figure = plot_resampled_positions(resampled_positions(build(), (15, 16)), count=3)
     assert sorted(picture.shape for picture in shown(figure)) == [(4, 5)] * 3 + [(5, 4)] * 3
+
+
+@pytest.mark.slow
+def test_the_notebook_runs() -> None:
+    path = Path(__file__).parent.parent / "examples" / "look_inside.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(path.parent)}}).execute()
+    pictures = [cell for cell in notebook.cells if "image/png" in str(cell.get("outputs"))]
+    assert len(pictures) == 12

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
-from tqdm.auto import tqdm
+from tqdm import tqdm
 from transformers import BaseImageProcessor
 
 from plain_vit.analysis.results import displayable
