@@ -8,12 +8,14 @@ import safetensors.torch
 import torch
 from torch import nn
 from vit_pytorch import ViT
+from vit_pytorch.dino import Dino
 from vit_pytorch.distill import DistillableViT, DistillWrapper
 from vit_pytorch.mae import MAE
 from vit_pytorch.simple_vit import SimpleViT
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint
+from plain_vit.conversion.vit_pytorch import VIT_PYTORCH
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,
@@ -224,27 +226,24 @@ def test_encoder_of_masked_pixel_models_of_their_time_opens(name: str, tmp_path:
     assert same_tensors(model, from_module(theirs, image_size=(15, 28)))
 
 
-def dino_checkpoint(student: nn.Module, teacher: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors that `vit_pytorch.Dino` has; the class itself needs torchvision's transforms to be built."""
-    projector = {f"projector.net.{i}.weight": torch.randn(5, 5) for i in (0, 2)}
-    branches = {"student_encoder": student, "teacher_encoder": teacher}
-    tensors = {f"net.{name}": tensor for name, tensor in student.state_dict().items()}
-    for branch, network in branches.items():
-        tensors |= {f"{branch}.net.{name}": tensor for name, tensor in network.state_dict().items()}
-        tensors |= {f"{branch}.{name}": tensor for name, tensor in projector.items()}
-    return tensors | {"teacher_centers": torch.randn(1, 5), "last_teacher_centers": torch.randn(1, 5)}
-
-
-def test_student_and_teacher_of_a_distillation_are_asked_for(tmp_path: Path) -> None:
-    student, teacher = small(), small(seed=1)
-    path = saved(dino_checkpoint(student, teacher), tmp_path)
+@pytest.mark.parametrize("on_file", [True, False])
+def test_student_and_teacher_are_asked_for(on_file: bool, tmp_path: Path) -> None:
+    student = small(image_size=28, patch_size=7)
+    wrapper = Dino(student, image_size=28, projection_hidden_size=13, num_classes_K=17, projection_layers=2)
+    wrapper.teacher_encoder = randomize_(wrapper.teacher_encoder, seed=1)
+    path = saved(wrapper.state_dict(), tmp_path)
     with pytest.raises(AmbiguousCheckpointError) as caught:
-        from_checkpoint(path, **SAID)
-    assert caught.value.candidates["key"] == ("student_encoder", "teacher_encoder")
-    for key, network in (("student_encoder", student), ("teacher_encoder", teacher)):
-        converted = from_checkpoint(path, **SAID, key=key)
-        assert same_tensors(converted.model, from_module(network, image_size=(15, 28)))
-        assert "ignored projector.net.0.weight: DINO" in str(converted.report)
+        from_checkpoint(path, num_attention_heads=3) if on_file else from_module(wrapper)
+    assert len(caught.value.candidates["key"]) == 2
+    for key in ("student_encoder", "teacher_encoder"):
+        network = wrapper.get_submodule(f"{key}.net")
+        if on_file:
+            converted = from_checkpoint(path, num_attention_heads=3, key=key)
+            assert "projector.net.0.weight: DINO" in str(converted.report)
+            model = converted.model
+        else:
+            model = from_module(wrapper, key=key)
+        assert same_tensors(model, from_module(network))
 
 
 def test_student_of_a_distillation_with_a_token_opens(tmp_path: Path) -> None:
@@ -360,6 +359,17 @@ def test_verification_runs_the_package_and_finds_no_difference(kind: type[nn.Mod
     assert {"patches", "layer 3", "final norm", "logits"} <= {stage.stage for stage in report.differences}
     assert max(stage.relative for stage in report.differences) == 0
     assert "largest difference to the source's own model" in str(report)
+
+
+def test_other_numbers_of_the_package_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def with_another_epsilon(config: PlainViTConfig, layout: str | None) -> nn.Module:
+        theirs = small()
+        theirs.get_submodule("transformer.norm").eps = 0.1  # type: ignore[assignment]
+        return theirs
+
+    monkeypatch.setattr(VIT_PYTORCH, "build_module", with_another_epsilon)
+    with pytest.raises(VerificationError, match="final norm: .*e-0"):
+        from_checkpoint(saved(small().state_dict(), tmp_path), **SAID, verify=True)
 
 
 def test_verification_of_another_release_than_the_installed_is_reported_as_not_run(tmp_path: Path) -> None:
