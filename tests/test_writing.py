@@ -490,12 +490,12 @@ def growth_of_a_copy(small: Path, source: Path, target: Path) -> int:
     """Copy a small checkpoint, so that all code is in memory, then another; return how many bytes that one took."""
     copy(small, target.with_name("small copy"))
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    before = _kilobytes("VmRSS")
+    before = kilobytes("VmRSS")
     copy(source, target)
-    return (_kilobytes("VmHWM") - before) * 1024
+    return (kilobytes("VmHWM") - before) * 1024
 
 
-def _kilobytes(field: str) -> int:
+def kilobytes(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(field)).split()[1])
 
