@@ -499,6 +499,8 @@ class VitPytorchFormat:
         self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
     ) -> Description:
         """Read the configuration off the names and shapes of a state dict; the package writes no settings."""
+        if hints.architecture is not None:
+            raise MappingError("vit-pytorch has no architectures by name: leave architecture out, and give sizes")
         prefixes = _prefixes(tensors)
         if len(prefixes) > 1:
             raise AmbiguousCheckpointError(
