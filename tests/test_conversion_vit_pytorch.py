@@ -1,6 +1,7 @@
 """vit-pytorch, live and on file: every layout that its plain ViTs ever had, against the releases themselves."""
 
 import importlib
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -513,3 +514,9 @@ def test_export_names_the_layouts_that_have_a_place() -> None:
         to_module(ours, "vit_pytorch", layout="0.19.6")
     with pytest.raises(ValueError, match="'0.19.x' is no release of vit-pytorch"):
         to_module(ours, "vit_pytorch", layout="0.19.x")
+
+
+def test_documentation_lists_every_layout() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "vit_pytorch.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+ \d+\.\d+\.\d+)` \|", page, re.MULTILINE)
+    assert listed == [layout.title for layout in LAYOUTS]
