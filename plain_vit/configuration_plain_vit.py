@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 from huggingface_hub.dataclasses import strict
@@ -68,8 +69,13 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
         num_register_tokens: Learned tokens that no output reads (Darcet et al. 2024).
         register_tokens_last: Append the registers behind the patches, without positions, instead of before them.
         use_mask_token: Hold a learned token that replaces masked patches (`bool_masked_pos`).
-        patch_projection: "conv" (a strided convolution) or "linear" (a dense layer over pixels in the order
-            row, column, channel, as vit-pytorch has it).
+        patch_projection: "conv" (a strided convolution), "linear" (a dense layer over pixels in the order
+            row, column, channel, as vit-pytorch has it) or "resnet" (a convolution over the feature map of a ResNet:
+            the paper's hybrids, section 3.1).
+        stem_depths: Units in each stage of that ResNet; none for its root alone. The root makes the map 4 times as
+            small, each stage but the first halves it: `patch_size` is counted in pixels all the same.
+        stem_style: Whose numbers it gives: "google" (kernels divided by their deviation + 1e-5, group norms of epsilon
+            1e-6) or "timm" (by sqrt(variance + 1e-8), 1e-5).
         patch_bias: Give the patch projection a bias.
         patch_pre_norm: Normalise the raw pixels of each patch before the projection (linear only).
         patch_post_norm: Normalise each patch after the projection.
@@ -146,7 +152,9 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
     register_tokens_last: bool = False
     use_mask_token: bool = False
 
-    patch_projection: Literal["conv", "linear"] = "conv"
+    patch_projection: Literal["conv", "linear", "resnet"] = "conv"
+    stem_depths: list[int] | tuple[int, ...] = ()
+    stem_style: Literal["google", "timm"] = "google"
     patch_bias: bool = True
     patch_pre_norm: bool = False
     patch_post_norm: bool = False
@@ -227,6 +235,7 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
             if len(pair) != 2 or min(pair) < 1:
                 raise ValueError(f"{name} is {size!r}: expected a positive int or (height, width) in pixels")
             setattr(self, name, pair[0] if pair[0] == pair[1] else pair)
+        self.stem_depths = tuple(self.stem_depths)
         for name in ("hidden_size", "num_attention_heads", "head_dim", "intermediate_size", "num_channels",
                      "num_branches", "representation_size"):  # fmt: skip
             if getattr(self, name) is not None and getattr(self, name) < 1:
@@ -272,8 +281,17 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
              'a distillation token stands behind a class token and is read beside it: set pooling="cls"'),
             (self.register_tokens_last and self.use_distillation_token,
              "register_tokens_last is not combined with a distillation token by any source"),
-            (self.patch_pre_norm and self.patch_projection == "conv",
+            (self.patch_pre_norm and self.patch_projection != "linear",
              'patch_pre_norm needs the pixels of each patch side by side: set patch_projection="linear"'),
+            (len(self.stem_depths) > 0 and self.patch_projection != "resnet",
+             f'stem_depths {self.stem_depths} are those of a ResNet: set patch_projection="resnet"'),
+            (any(depth < 1 for depth in self.stem_depths),
+             f"stem_depths is {self.stem_depths}: expected one unit or more in each stage"),
+            (self.patch_projection == "resnet" and any(side % self.stem_stride for side in self.patch_shape),
+             f"the stem makes images {self.stem_stride} times as small: patch_size {self.patch_size} must be a "
+             "multiple of that"),
+            (self.patch_projection == "resnet" and self.drop_partial_patches,
+             "drop_partial_patches is not combined with a ResNet stem by any source: its padding follows the size"),
             (self.position_embedding_type == "sincos_2d" and self.hidden_size % 4 != 0,
              f"sincos_2d positions need a hidden_size that is a multiple of 4, not {self.hidden_size}"),
             (self.position_embedding_type == "sincos_2d" and self.hidden_size < 8,
@@ -406,10 +424,20 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
         return _pair(self.patch_size)
 
     @property
+    def stem_stride(self) -> int:
+        """How many times as small as the image the feature map of a ResNet stem is."""
+        return stem_stride(self.stem_depths)
+
+    @property
     def num_prefix_tokens(self) -> int:
         """Tokens that stand before the patches: class, distillation, registers."""
         registers = 0 if self.register_tokens_last else self.num_register_tokens
         return int(self.use_class_token) + int(self.use_distillation_token) + registers
+
+
+def stem_stride(depths: Sequence[int]) -> int:
+    """Return how many times as small a ResNet stem makes an image: its root 4 times, each stage but the first twice."""
+    return 4 * 2 ** max(0, len(depths) - 1)
 
 
 def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:

@@ -73,7 +73,7 @@ def _drawn(layers: dict[str, Callable], tokens: dict[str, Callable]) -> dict[str
     kinds = dict.fromkeys(("mlp", "patches", "classifier"), layers["dense"])
     names = ("cls_token", "distillation_token", "register_tokens", "positions")
     return {
-        **kinds, **layers, "zeros": _zero_layer,
+        **kinds, **layers, "zeros": _zero_layer, "last_gain": lambda gain, std: init.ones_(gain),
         **dict.fromkeys(names, tokens["tokens"]), **tokens, "mask_token": lambda token, std: init.zeros_(token),
     }  # fmt: skip
 
@@ -93,6 +93,7 @@ INITIALIZATIONS: dict[str, dict[str, Callable[[Any, float], Any]]] = {
         {
             "tokens": lambda token, std: init.normal_(token, std=0.02),
             "cls_token": lambda token, std: init.zeros_(token),
+            "last_gain": lambda gain, std: init.zeros_(gain),
         },
     ),
     "vit_pytorch": _drawn({"dense": _torch_layer}, {"tokens": lambda token, std: init.normal_(token)}),
@@ -305,6 +306,94 @@ class LinearPatchEmbeddings(nn.Module):
         return self.post_norm(self.projection(self.pre_norm(patches)))
 
 
+def pad_same(images: torch.Tensor, kernel: int, stride: int, value: float = 0.0) -> torch.Tensor:
+    """Pad so that a window of this size gives ceil(pixels / stride) outputs, the odd pixel at the end (TensorFlow)."""
+    down, across = (max(0, (math.ceil(n / stride) - 1) * stride + kernel - n) for n in images.shape[-2:])
+    return F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2), value=value)
+
+
+class StandardizedConv2d(nn.Conv2d):
+    """Convolution whose kernels are standardised (Qiao et al. 2019)."""
+
+    def __init__(self, config: PlainViTConfig, channels_in: int, channels_out: int, kernel: int, stride: int = 1):
+        super().__init__(channels_in, channels_out, kernel, stride, bias=False)
+        drawn_as("patches", self)
+        self.standardize = STEM_STYLES[config.stem_style][0]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        images = pad_same(images, self.kernel_size[0], self.stride[0])
+        return F.conv2d(images, self.standardize(self.weight), stride=self.stride)
+
+
+def _standardize_as_timm(weight: torch.Tensor) -> torch.Tensor:
+    flat = weight.reshape(1, weight.shape[0], -1)
+    return F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=1e-8).reshape_as(weight)
+
+
+def _standardize_as_google(weight: torch.Tensor) -> torch.Tensor:
+    std, mean = torch.std_mean(weight, dim=(1, 2, 3), keepdim=True, correction=0)
+    return (weight - mean) / (std + 1e-5)
+
+
+# Whose numbers the stem gives: how kernels are standardised, and the epsilon of its group norms.
+STEM_STYLES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float]] = {
+    "timm": (_standardize_as_timm, 1e-5),
+    "google": (_standardize_as_google, 1e-6),
+}
+
+
+class Bottleneck(nn.Module):
+    """Residual unit of three convolutions, of which the middle one may halve the resolution."""
+
+    def __init__(self, config: PlainViTConfig, channels_in: int, channels_out: int, stride: int):
+        super().__init__()
+        inner, eps = channels_out // 4, STEM_STYLES[config.stem_style][1]
+        self.conv1 = StandardizedConv2d(config, channels_in, inner, 1)
+        self.norm1 = nn.GroupNorm(32, inner, eps)
+        self.conv2 = StandardizedConv2d(config, inner, inner, 3, stride)
+        self.norm2 = nn.GroupNorm(32, inner, eps)
+        self.conv3 = StandardizedConv2d(config, inner, channels_out, 1)
+        self.norm3 = nn.GroupNorm(32, channels_out, eps)
+        self.shortcut: nn.Module = nn.Identity()
+        if channels_in != channels_out or stride != 1:
+            conv = StandardizedConv2d(config, channels_in, channels_out, 1, stride)
+            self.shortcut = nn.Sequential(conv, nn.GroupNorm(32, channels_out, eps))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = F.relu(self.norm1(self.conv1(images)))
+        features = F.relu(self.norm2(self.conv2(features)))
+        return F.relu(self.norm3(self.conv3(features)) + self.shortcut(images))
+
+
+class ResNetPatchEmbeddings(nn.Module):
+    """The paper's hybrid: a ResNet with group norms, then a convolution over its features (section 3.1, B.1.4)."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        channels = 64
+        self.conv = StandardizedConv2d(config, config.num_channels, channels, 7, 2)
+        self.norm = nn.GroupNorm(32, channels, STEM_STYLES[config.stem_style][1])
+        self.stages = nn.ModuleList()
+        for number, depth in enumerate(config.stem_depths):
+            wide, stride = 256 * 2**number, 2 if number else 1
+            widths = [channels] + [wide] * (depth - 1)
+            units = [Bottleneck(config, w, wide, stride if unit == 0 else 1) for unit, w in enumerate(widths)]
+            self.stages.append(nn.Sequential(*units))
+            channels = wide
+        size = tuple(pixels // config.stem_stride for pixels in config.patch_shape)
+        self.projection = drawn_as(
+            "patches", nn.Conv2d(channels, config.hidden_size, size, size, bias=config.patch_bias)
+        )
+        self.post_norm = norm_or_identity(config, config.patch_post_norm)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        features = F.relu(self.norm(self.conv(pixel_values)))
+        features = F.max_pool2d(pad_same(features, 3, 2, -math.inf), 3, 2)
+        for stage in self.stages:
+            features = stage(features)
+        return self.post_norm(self.projection(features).flatten(2).transpose(1, 2))  # B N D
+
+
 class PatchDropout(nn.Module):
     """Keep a random share of the patches of each image, and every other token, in training (Liu et al. 2023)."""
 
@@ -382,14 +471,16 @@ def _interpolation_matrix(old: int, new: int, mode: str, device: torch.device) -
     """Return the (new, old) matrix that resamples one axis, with the filter and the borders that torch has."""
     cubic = mode.startswith("bicubic")
     index = torch.arange(new, device=device, dtype=torch.float32)
+    # A tensor, because of a symbolic size a compiler would ask whether it shrinks or grows the axis.
+    scale = torch.full((), old, device=device, dtype=torch.float32) / new
     if mode.endswith("align_corners"):
-        centers = index * ((old - 1) / (new - 1) if new > 1 else 0.0)
+        centers = index * (old - 1) / (new - 1) if new > 1 else index
     else:
-        centers = (index + 0.5) * (old / new) - 0.5
+        centers = (index + 0.5) * scale - 0.5
     sources = torch.arange(old, device=device, dtype=torch.float32)
     if mode.endswith("antialias"):
         # The filter widens when the axis shrinks, and is cut and renormalised at the borders.
-        stretch = max(old / new, 1.0)
+        stretch = scale.clamp(min=1)
         distance = (sources - centers[:, None]) / stretch
         weights = _cubic(distance, -0.5) if cubic else _triangle(distance)
         return weights / weights.sum(dim=1, keepdim=True)

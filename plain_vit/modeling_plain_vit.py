@@ -38,6 +38,7 @@ from .layers_plain_vit import (
     PATCH_PREDICTORS,
     POOLERS,
     QK_NORMS,
+    Bottleneck,
     BranchesLayer,
     LayerScale,
     LinearPatchEmbeddings,
@@ -47,6 +48,7 @@ from .layers_plain_vit import (
     PatchDropout,
     PerHeadRMSNorm,
     PostNormLayer,
+    ResNetPatchEmbeddings,
     SinCos2DPositionEmbedding,
     StochasticDepth,
     SwiGLU,
@@ -86,7 +88,8 @@ class PlainViTPositionEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.zeros(rows, config.hidden_size))
 
     def forward(self, grid_size: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
-        if grid_size == self.grid_size:
+        # An exported program serves every grid; resampling to the native one changes nothing, so it needs no branch.
+        if not torch.compiler.is_exporting() and grid_size == self.grid_size:
             return self.weight
         prefix, patches = self.weight[: self.num_prefix_rows], self.weight[self.num_prefix_rows :]
         return torch.cat((prefix, resample_positions(patches, self.grid_size, grid_size, self.resampling)))
@@ -95,6 +98,7 @@ class PlainViTPositionEmbedding(nn.Module):
 PATCH_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "conv": PlainViTPatchEmbeddings,
     "linear": LinearPatchEmbeddings,
+    "resnet": ResNetPatchEmbeddings,
 }
 POSITION_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
     "learned": PlainViTPositionEmbedding,
@@ -406,6 +410,8 @@ class PlainViTPreTrainedModel(PreTrainedModel):
             drawn["positions"](module.weight, std)
         elif isinstance(module, LayerScale):
             init.constant_(module.weight, module.initial_value)
+        elif isinstance(module, Bottleneck):
+            drawn["last_gain"](module.norm3.weight, std)
         elif isinstance(module, PerHeadRMSNorm):
             init.ones_(module.weight)
         elif isinstance(module, MapPooler):

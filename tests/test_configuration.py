@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.configuration_plain_vit import AUTO_MAP, PRESETS
-from plain_vit.layers_plain_vit import INITIALIZATIONS, NORMS, PATCH_PREDICTORS, POOLERS, QK_NORMS
+from plain_vit.layers_plain_vit import INITIALIZATIONS, NORMS, PATCH_PREDICTORS, POOLERS, QK_NORMS, STEM_STYLES
 from plain_vit.modeling_plain_vit import ATTENTIONS, LAYERS, MLPS, PATCH_EMBEDDINGS, POSITION_EMBEDDINGS
 from tests.tiny import VARIATIONS, tiny_config
 
@@ -49,6 +49,13 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
         "not combined with a distillation token",
     ),
     ({"patch_pre_norm": True}, 'set patch_projection="linear"'),
+    ({"stem_depths": (2,)}, 'set patch_projection="resnet"'),
+    ({"patch_projection": "resnet", "patch_size": (8, 28), "stem_depths": (1, 0)}, "one unit or more in each stage"),
+    ({"patch_projection": "resnet", "patch_size": (8, 14)}, "4 times as small: patch_size .* must be a multiple"),
+    (
+        {"patch_projection": "resnet", "patch_size": (8, 28), "drop_partial_patches": True},
+        "not combined with a ResNet stem",
+    ),
     ({"position_embedding_type": "sincos_2d"}, "set position_embedding_on_prefix=False"),
     (
         {"position_embedding_type": "sincos_2d", "hidden_size": 30, "position_embedding_on_prefix": False},
@@ -130,7 +137,8 @@ def test_a_value_of_the_wrong_type_is_refused(fields: dict[str, Any]) -> None:
 
 def test_every_choice_has_its_implementation_and_every_implementation_its_choice() -> None:
     tables: dict[str, dict[Any, Any]] = {
-        "patch_projection": PATCH_EMBEDDINGS, "position_embedding_type": POSITION_EMBEDDINGS, "block_type": LAYERS,
+        "patch_projection": PATCH_EMBEDDINGS, "stem_style": STEM_STYLES,
+        "position_embedding_type": POSITION_EMBEDDINGS, "block_type": LAYERS,
         "norm_type": NORMS, "attention_type": ATTENTIONS, "qk_norm": QK_NORMS, "mlp_type": MLPS, "pooling": POOLERS,
         "initialization": INITIALIZATIONS, "reconstruction_target": PATCH_PREDICTORS,
     }  # fmt: skip
@@ -247,3 +255,8 @@ def test_the_tensor_parallel_plan_names_layers_that_exist_and_whose_parts_fit(na
     split = {pattern.rpartition(".")[2] for pattern in config.base_model_tp_plan}
     assert ("o_proj" in split) == (name not in ("inner_norms", "rms_per_head", "no_projection"))
     assert ("fc2" in split) == (name not in ("inner_norms", "swiglu_packed"))
+
+
+def test_a_config_is_rebuilt_from_its_own_dict() -> None:
+    config = tiny_config()
+    assert PlainViTConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()

@@ -230,7 +230,7 @@ def test_a_backbone_s_maps_are_the_model_s_hidden_states(name: str) -> None:
     assert len(outputs.hidden_states) == 4
     assert len(outputs.attentions) == 3 * config.num_branches
     for feature_map, index in zip(outputs.feature_maps, [0, 2, 3], strict=True):
-        assert feature_map.shape == (2, 40, 3, 4)
+        assert feature_map.shape == (2, 40, *config.grid_size)
         assert torch.equal(feature_map, model.tokens_to_map(model.layernorm(states[index]), 24, 56))
     backbone(pixels(2, 40, 28)).feature_maps[0].sum()
 

@@ -79,7 +79,9 @@ def _meaning(config: PlainViTConfig) -> dict[str, Any]:
     fields = {name: getattr(config, name) for name in PlainViTConfig.__annotations__ if name not in NEUTRAL_FIELDS}
     head_dim = config.head_dim or 0
     fields["num_labels"] = config.num_labels
-    fields["patch_projection"] = None  # both compute the same, from the same numbers in another order
+    if config.patch_projection != "resnet":
+        # The other two compute the same, from the same numbers in another order.
+        fields["patch_projection"] = fields["stem_style"] = None
     fields["representation_act"] = config.representation_act if config.representation_size else None
     fields["register_tokens_last"] = config.register_tokens_last and config.num_register_tokens > 0
     if fields["attention_scale"] is None:
