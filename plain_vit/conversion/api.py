@@ -26,6 +26,7 @@ from ..errors import (
 from .containers import LazyTensors
 from .engine import Row, convert, ignored_names, revert
 from .format import Description, Format, Hints, Inference, Size
+from .google import GOOGLE
 from .parity import StageDifference, compare_models, probe_images
 from .reading import Checkpoint, read_checkpoint, strip_wrappers
 from .timm import TIMM
@@ -33,7 +34,7 @@ from .torchvision import TORCHVISION
 from .vit_pytorch import VIT_PYTORCH
 from .writing import staged_file, staged_folder
 
-FORMATS: dict[str, Format] = {format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION)}
+FORMATS: dict[str, Format] = {format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION, GOOGLE)}
 
 # Against the same numbers in another order of operations, in float32; the project's one tolerance.
 TOLERANCE = 1e-5

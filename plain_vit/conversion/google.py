@@ -1,0 +1,473 @@
+"""Google's checkpoints of vision_transformer and big_vision: the `.npz` files of the paper and of what followed it.
+
+The models are JAX programs, which are not run here: the tensors and their shapes say nearly everything, and what they
+do not say is what both code bases share. Kernels lie with their inputs first, attention's with the heads as an axis.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..configuration_plain_vit import PlainViTConfig, stem_stride
+from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
+from .engine import DROP_FIRST_AXIS, UNSTACK, Row, Transform, each, revert, then
+from .format import Description, Hints, Inference
+from .preprocessing import default_processor, processor_from_google, processor_from_timm
+from .structure import lost_fields
+
+# What stands before the names: nothing, a flax.optim state, big_vision's parameters, those of one of its two towers.
+PREFIXES = ("", "opt/target/", "params/", "params/img/")
+
+IGNORED = (
+    ("opt/state/*", "state of the optimizer"),
+    ("opt/[0-9]*", "state of the optimizer"),  # optax counts its parts
+    ("chrono/*", "clock of the training"),
+    ("params/txt/*", "the text tower"),
+    ("params/t", "the temperature of the image-text loss"),
+    ("params/b", "the bias of the image-text loss"),
+)
+
+# Where the positions stand, and whether they were added before the class token was put in front of the patches: by the
+# paper's code, by big_vision before 2022, by big_vision since.
+POSITIONS = {
+    "Transformer/posembed_input/pos_embedding": True,
+    "Transformer/pos_embedding": True,
+    "pos_embedding": False,
+}
+
+# How the parts of a block are numbered: all together, by flax before "linen"; each kind by itself, since.
+BLOCKS = {
+    "vision_transformer": ("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"),
+    "big_vision": ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
+}
+OWN_POSITIONS = {"vision_transformer": "Transformer/posembed_input/pos_embedding", "big_vision": "pos_embedding"}
+
+# What all these models have. The activation is no part of a file: nn.gelu of flax is the tanh form by default.
+EPS = 1e-6
+HIDDEN_ACT = "gelu_pytorch_tanh"
+ALWAYS: dict[str, Any] = {
+    "hidden_act": HIDDEN_ACT,
+    "layer_norm_eps": EPS,
+    "stem_style": "google",
+    "position_resampling": "bilinear_align_corners",  # scipy.ndimage.zoom of order 1
+    "initialization": "google",
+}
+
+# What a file says about a model.
+SAID = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size", "image_size",
+    "patch_size", "num_channels", "patch_projection", "stem_depths", "use_class_token", "representation_size",
+    "num_labels",
+)  # fmt: skip
+
+# Tensors
+
+INPUTS_LAST = each(
+    "INPUTS_LAST",
+    lambda kernel, config: kernel.T,
+    lambda weight, config: weight.T,
+)
+
+# (rows, columns, inputs, outputs) in the source.
+CHANNELS_FIRST = each(
+    "CHANNELS_FIRST",
+    lambda kernel, config: kernel.permute(3, 2, 0, 1),
+    lambda weight, config: weight.permute(2, 3, 1, 0),
+)
+
+# Query, key and value lead from (D,) to (heads, d).
+FROM_HEADS = each(
+    "FROM_HEADS",
+    lambda kernel, config: kernel.flatten(1).T,
+    lambda weight, config: weight.T.unflatten(1, (config.num_attention_heads, -1)),
+)
+BIAS_FROM_HEADS = each(
+    "BIAS_FROM_HEADS",
+    lambda bias, config: bias.flatten(),
+    lambda bias, config: bias.unflatten(0, (config.num_attention_heads, -1)),
+)
+
+# The output projection leads from (heads, d) to (D,).
+JOIN_HEADS = each(
+    "JOIN_HEADS",
+    lambda kernel, config: kernel.flatten(0, 1).T,
+    lambda weight, config: weight.T.unflatten(0, (config.num_attention_heads, -1)),
+)
+
+# Files of the paper hold the gains of group norms as (1, 1, 1, C).
+FLATTEN = each(
+    "FLATTEN",
+    lambda gain, config: gain.flatten(),
+    lambda gain, config: gain.view(1, 1, 1, -1),
+)
+
+
+def dense_rows(source: str, ours: str, stacked: bool = False) -> list[Row]:
+    """Return the rows of one dense layer, or of the same one in all layers."""
+    return _rows(source, ours, {"kernel": ("weight", INPUTS_LAST), "bias": ("bias", None)}, stacked)
+
+
+def norm_rows(source: str, ours: str, stacked: bool = False) -> list[Row]:
+    """Return the rows of one norm, or of the same one in all layers."""
+    return _rows(source, ours, {"scale": ("weight", None), "bias": ("bias", None)}, stacked)
+
+
+def attention_rows(source: str, ours: str, stacked: bool = False) -> list[Row]:
+    """Return the rows of one attention, or of the attentions of all layers."""
+    inputs = {"kernel": ("weight", FROM_HEADS), "bias": ("bias", BIAS_FROM_HEADS)}
+    rows = _rows(f"{source}/out", f"{ours}.o_proj", {"kernel": ("weight", JOIN_HEADS), "bias": ("bias", None)}, stacked)
+    for name in ("query", "key", "value"):
+        rows += _rows(f"{source}/{name}", f"{ours}.{name[0]}_proj", inputs, stacked)
+    return rows
+
+
+def _rows(source: str, ours: str, leaves: Mapping[str, tuple[str, Transform | None]], stacked: bool) -> list[Row]:
+    """Return one row for each tensor of a module; stacked ones stand above each other along a first axis."""
+    rows = []
+    for theirs, (leaf, transform) in leaves.items():
+        if stacked:
+            transform = UNSTACK if transform is None else then(UNSTACK, transform)
+        names = (f"{source}/{theirs}", f"{ours}.{leaf}")
+        rows.append(Row(*names) if transform is None else Row(*names, transform))
+    return rows
+
+
+def block_rows(layout: str) -> list[Row]:
+    """Return the rows of the blocks."""
+    words = layout.split()
+    norm1, attention, norm2, mlp = BLOCKS[words[0]]
+    stacked = "scan" in words
+    source, ours = f"Transformer/encoderblock{'' if stacked else '_{}'}", "vit.layers.{}"
+    return [
+        *norm_rows(f"{source}/{norm1}", f"{ours}.layernorm_before", stacked),
+        *attention_rows(f"{source}/{attention}", f"{ours}.attention", stacked),
+        *norm_rows(f"{source}/{norm2}", f"{ours}.layernorm_after", stacked),
+        *dense_rows(f"{source}/{mlp}/Dense_0", f"{ours}.mlp.fc1", stacked),
+        *dense_rows(f"{source}/{mlp}/Dense_1", f"{ours}.mlp.fc2", stacked),
+    ]
+
+
+def stem_rows(config: PlainViTConfig, layout: str) -> list[Row]:
+    """Return the rows of a hybrid's ResNet, whose stages and units are counted from 1."""
+    ours = "vit.embeddings.patch_embeddings"
+    parts = {("conv_root", "gn_root"): (f"{ours}.conv", f"{ours}.norm")}
+    for stage, depth in enumerate(config.stem_depths):
+        for unit in range(depth):
+            there, here = f"block{stage + 1}/unit{unit + 1}", f"{ours}.stages.{stage}.{unit}"
+            for n in (1, 2, 3):
+                parts[f"{there}/conv{n}", f"{there}/gn{n}"] = f"{here}.conv{n}", f"{here}.norm{n}"
+            if unit == 0:
+                parts[f"{there}/conv_proj", f"{there}/gn_proj"] = f"{here}.shortcut.0", f"{here}.shortcut.1"
+    gain = FLATTEN if "4d" in layout.split() else None
+    rows = []
+    for (their_conv, their_norm), (conv, norm) in parts.items():
+        rows += _rows(their_conv, conv, {"kernel": ("weight", CHANNELS_FIRST)}, False)
+        rows += _rows(their_norm, norm, {"scale": ("weight", gain), "bias": ("bias", gain)}, False)
+    return rows
+
+
+def rows_of(config: PlainViTConfig, layout: str) -> list[Row]:
+    """Return the table of tensors for this model."""
+    return [
+        Row("embedding/kernel", "vit.embeddings.patch_embeddings.projection.weight", CHANNELS_FIRST),
+        Row("embedding/bias", "vit.embeddings.patch_embeddings.projection.bias"),
+        *stem_rows(config, layout),
+        Row("cls", "vit.embeddings.cls_token"),
+        Row(position_name(layout), "vit.embeddings.position_embeddings.weight", DROP_FIRST_AXIS),
+        *block_rows(layout),
+        *norm_rows("Transformer/encoder_norm", "vit.layernorm"),
+        Row("MAPHead_0/probe", "vit.pooler.probe"),
+        *attention_rows("MAPHead_0/MultiHeadDotProductAttention_0", "vit.pooler"),
+        *norm_rows("MAPHead_0/LayerNorm_0", "vit.pooler.layernorm"),
+        *dense_rows("MAPHead_0/MlpBlock_0/Dense_0", "vit.pooler.fc1"),
+        *dense_rows("MAPHead_0/MlpBlock_0/Dense_1", "vit.pooler.fc2"),
+        *dense_rows("pre_logits", "vit.representation.0"),
+        *dense_rows("head", "classifier"),
+    ]
+
+
+# Checkpoints
+
+
+class GoogleFormat:
+    """The `.npz` files of Google's JAX code.
+
+    A layout begins with the code whose names the blocks have, "vision_transformer" or "big_vision"; further words name
+    what else differs: "scan" for layers that are stacked in one tensor, "4d" for gains of group norms of that shape,
+    the name of the position table where it is not that code's own.
+    """
+
+    name = "google"
+    suffixes: tuple[str, ...] = (".npz",)
+
+    def matches_names(self, names: Collection[str]) -> bool:
+        """Tell whether the arrays have Google's names."""
+        return any(
+            f"{prefix}embedding/kernel" in names and f"{prefix}Transformer/encoder_norm/scale" in names
+            for prefix in PREFIXES
+        )
+
+    def matches_module(self, module: nn.Module) -> bool:
+        """Tell whether a live module is Google's: theirs are no torch modules."""
+        return False
+
+    def describe_module(self, module: nn.Module, hints: Hints) -> Description:
+        """Refuse: there is no torch module of this format."""
+        raise ExportError("Google's models are JAX programs: open their .npz file with from_checkpoint")
+
+    def describe_checkpoint(
+        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
+    ) -> Description:
+        """Read the configuration off the names and shapes.
+
+        Raises:
+            AmbiguousCheckpointError: for the image size where no square grid of positions tells it.
+            CheckpointError: for names that no layout has, and for an image size that the positions contradict.
+        """
+        prefix = next(prefix for prefix in PREFIXES if f"{prefix}embedding/kernel" in tensors)
+        shapes = {name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in tensors.items()}
+        layout = _layout(shapes)
+        geometry = _geometry(shapes, layout)
+        positions, inferences = _positions(shapes, geometry["patch_size"], hints)
+        pooling = "map" if "MAPHead_0/probe" in shapes else "cls" if "cls" in shapes else "mean"
+        found = {**geometry, "pooling": pooling}
+        if "MAPHead_0/probe" in shapes and "cls" in shapes:
+            raise CheckpointError("cls and MAPHead_0 are both there: no model of Google's pools by both")
+        told = {name: getattr(hints, name, None) for name in found}
+        if isinstance(hints.patch_size, int):
+            told["patch_size"] = (hints.patch_size, hints.patch_size)
+        wrong = [
+            f"{name}={value!r} (the file has {found[name]!r})"
+            for name, value in told.items()
+            if value is not None and value != found[name]
+        ]
+        if wrong:
+            raise CheckpointError(f"the file says otherwise than the caller: {', '.join(wrong)}; leave these out")
+        head, dense = shapes.get("head/kernel"), shapes.get("pre_logits/kernel")
+        config = PlainViTConfig(
+            **{
+                **ALWAYS,
+                **found,
+                **positions,
+                "use_class_token": "cls" in shapes,
+                "representation_size": None if dense is None else dense[-1],
+                "num_labels": 0 if head is None else head[-1],
+                "hidden_act": hints.hidden_act or HIDDEN_ACT,
+                "layer_norm_eps": hints.layer_norm_eps or EPS,
+                "attention_scale": hints.attention_scale,
+            }
+        )
+        inferences += [
+            Inference("num_attention_heads", config.num_attention_heads, "the axes of query/kernel"),
+            Inference(
+                "pooling", pooling, "no cls and no MAPHead_0" if pooling == "mean" else "what the file has for it"
+            ),
+        ]
+        if hints.layer_norm_eps is None:
+            inferences.append(Inference("layer_norm_eps", EPS, "flax, which has no other in this code"))
+        if hints.hidden_act is None:
+            inferences.append(
+                Inference(
+                    "hidden_act",
+                    HIDDEN_ACT,
+                    "flax's nn.gelu, with which these models were trained; timm and transformers compute the exact "
+                    "one, which hidden_act='gelu' gives",
+                )
+            )
+        return Description(config, layout, inferences, IGNORED, prefix)
+
+    def image_processor(
+        self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
+    ) -> tuple[Any, Sequence[str]]:
+        """Return a processor with the pixels of Google's evaluation, as far as the file tells whose it is."""
+        if hints.image_mean is not None or hints.image_std is not None or config.num_channels != 3:
+            mean, std = hints.image_mean, hints.image_std
+            return default_processor(config.image_size, config.num_channels, mean=mean, std=std)
+        antialias = "TensorFlow resizes without antialiasing: pixels of images that shrink are near its own, not equal"
+        if config.position_embedding_type == "sincos_2d":
+            cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "interpolation": "bilinear", "crop_pct": 224 / 256}
+            noted = "pixels are prepared as for vit_s16_i1k: centre crop of 224/256 of the shorter side, in [-1, 1]"
+            return processor_from_timm(cfg, image_size=config.image_size), (noted, antialias)
+        noted = "pixels are prepared as vision_transformer evaluates: resized to the input size, in [-1, 1]"
+        return processor_from_google(config.image_size), (noted, antialias)
+
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the table of tensors."""
+        return rows_of(config, _checked(layout or default_layout(config)))
+
+    def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
+        """Refuse: there is no torch module of this format."""
+        raise ExportError(
+            "Google's models are JAX programs, there is no torch module of them: use to_checkpoint for an .npz file, "
+            'or to_module(model, "timm")'
+        )
+
+    def write(
+        self,
+        config: PlainViTConfig,
+        tensors: Mapping[str, torch.Tensor],
+        path: Path,
+        image_processor: Any | None,
+        layout: str | None,
+    ) -> None:
+        """Write an `.npz` without a prefix, bfloat16 as two-byte voids; the format has no place for a processor.
+
+        Raises:
+            ExportError: names every part that Google's code has no place for.
+        """
+        layout = _checked(layout or default_layout(config))
+        learned = config.position_embedding_type == "learned"
+        again = PlainViTConfig(
+            **{
+                **ALWAYS,
+                **{name: getattr(config, name) for name in SAID},
+                "position_embedding_type": "learned" if learned else "sincos_2d",
+                "position_embedding_on_prefix": learned and config.position_embedding_on_prefix,
+                "pooling": "map" if config.pooling == "map" else "cls" if config.use_class_token else "mean",
+            }
+        )
+        lost = lost_fields(config, again)
+        if config.use_class_token and config.pooling == "map":
+            lost.append("use_class_token=True beside the map head")
+        place = position_name(layout)
+        if config.use_class_token and learned and config.position_embedding_on_prefix != POSITIONS[place]:
+            lost.append(f"position_embedding_on_prefix={config.position_embedding_on_prefix} in {place}")
+        if lost:
+            raise ExportError("Google's code cannot express this model:", lost)
+        arrays = {name: _as_numpy(tensor) for name, tensor in revert(rows_of(config, layout), tensors, config).items()}
+        np.savez(path, **arrays)
+
+
+def default_layout(config: PlainViTConfig) -> str:
+    """Return the layout of the code that adds positions where this model does."""
+    return "vision_transformer" if config.use_class_token and config.position_embedding_on_prefix else "big_vision"
+
+
+def position_name(layout: str) -> str:
+    """Return the name of the position table."""
+    words = layout.split()
+    return next((word for word in words if word in POSITIONS), OWN_POSITIONS[words[0]])
+
+
+def _checked(layout: str) -> str:
+    first, *others = layout.split()
+    unknown = [word for word in others if word not in {"scan", "4d", *POSITIONS}]
+    if first not in BLOCKS or unknown:
+        raise ExportError(
+            f"layout is {layout!r}: expected {' or '.join(BLOCKS)}, then any of scan, 4d, {', '.join(POSITIONS)}"
+        )
+    return layout
+
+
+def _layout(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the layout that these names and shapes are in."""
+    stacked = any(name.startswith("Transformer/encoderblock/") for name in shapes)
+    block = f"Transformer/encoderblock{'' if stacked else '_0'}"
+    kinds = [kind for kind, (_, attention, *_) in BLOCKS.items() if f"{block}/{attention}/query/kernel" in shapes]
+    if len(kinds) != 1:
+        expected = " or ".join(f"{attention}/query/kernel" for _, attention, *_ in BLOCKS.values())
+        raise CheckpointError(
+            f"{block} has no attention that vision_transformer or big_vision has: expected {expected}"
+        )
+    words = [kinds[0]]
+    words += ["scan"] if stacked else []
+    words += ["4d"] if len(shapes.get("gn_root/scale", ())) == 4 else []
+    words += [place for place in POSITIONS if place in shapes and place != OWN_POSITIONS[words[0]]]
+    return " ".join(words)
+
+
+def _geometry(shapes: Mapping[str, tuple[int, ...]], layout: str) -> dict[str, Any]:
+    """Return the fields of our config that the shapes of kernels tell."""
+    kernel = shapes["embedding/kernel"]
+    if len(kernel) != 4:
+        raise CheckpointError(
+            f"embedding/kernel has shape {kernel}: expected (rows, columns, channels, width); models of variable grids "
+            "(NaFlex) are not plain Vision Transformers"
+        )
+    words = layout.split()
+    norm, attention, _, mlp = BLOCKS[words[0]]
+    block = f"Transformer/encoderblock{'' if 'scan' in words else '_0'}"
+    depth = shapes[f"{block}/{norm}/scale"][0] if "scan" in words else _count(shapes, "Transformer/encoderblock_")
+    _, heads, head_dim = shapes[f"{block}/{attention}/query/kernel"][-3:]
+    stages = _count(shapes, "block")
+    stem_depths = tuple(_count(shapes, f"block{stage}/unit") for stage in range(1, stages + 1))
+    hybrid = "conv_root/kernel" in shapes
+    stride = stem_stride(stem_depths) if hybrid else 1
+    return {
+        "hidden_size": kernel[3],
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "head_dim": head_dim,
+        "intermediate_size": shapes[f"{block}/{mlp}/Dense_0/kernel"][-1],
+        "num_channels": shapes["conv_root/kernel" if hybrid else "embedding/kernel"][2],
+        "patch_size": (kernel[0] * stride, kernel[1] * stride),
+        "patch_projection": "resnet" if hybrid else "conv",
+        "stem_depths": stem_depths,
+    }
+
+
+def _count(names: Collection[str], start: str) -> int:
+    """Return how many different numbers follow this beginning of a name."""
+    rests = (name.removeprefix(start) for name in names if name.startswith(start))
+    return len({rest.split("/")[0] for rest in rests if rest[:1].isdigit()})
+
+
+def _positions(
+    shapes: Mapping[str, tuple[int, ...]], patch_size: tuple[int, int], hints: Hints
+) -> tuple[dict[str, Any], list[Inference]]:
+    """Return the fields that say which positions there are, and for which image size.
+
+    Raises:
+        AmbiguousCheckpointError: when the image size is open.
+        CheckpointError: when the caller's contradicts the table.
+    """
+    place = next((place for place in POSITIONS if place in shapes), None)
+    height, width = patch_size
+    told = hints.image_size
+    size = (told, told) if isinstance(told, int) else told
+    if place is None:
+        if size is None:
+            raise AmbiguousCheckpointError(
+                "there is no table of positions: big_vision then computes sines and cosines for any grid, and the file "
+                "does not say for which image size the model was trained (vit_s16_i1k: 224):",
+                {"image_size": [224]},
+            )
+        fields = {"position_embedding_type": "sincos_2d", "position_embedding_on_prefix": False, "image_size": size}
+        return fields, [Inference("position_embedding_type", "sincos_2d", "no table of positions")]
+    rows = shapes[place][-2]
+    class_rows = int("cls" in shapes and POSITIONS[place])
+    if size is not None:
+        patches = (size[0] // height) * (size[1] // width)
+        if rows - class_rows != patches:
+            raise CheckpointError(
+                f"{place} has {rows} rows, {class_rows} of them for the class token: image_size {told} in patches of "
+                f"{patch_size} needs {patches} for patches"
+            )
+    else:
+        side = math.isqrt(rows - class_rows)
+        if side * side != rows - class_rows:
+            raise AmbiguousCheckpointError(
+                f"{place} has {rows - class_rows} rows for patches, which are no square grid:",
+                {"image_size": ["(height, width)"]},
+            )
+        size = (side * height, side * width)
+    fields = {
+        "position_embedding_type": "learned",
+        "position_embedding_on_prefix": POSITIONS[place],
+        "image_size": size,
+    }
+    return fields, [Inference("image_size", size, f"the {rows} rows of {place}")]
+
+
+def _as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Return an array of the same bits; bfloat16, which numpy does not have, as two-byte voids."""
+    tensor = tensor.cpu()
+    return tensor.view(torch.int16).numpy().view("V2") if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+GOOGLE = GoogleFormat()
