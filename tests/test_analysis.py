@@ -11,6 +11,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
@@ -248,6 +249,20 @@ def test_rollout_reads_what_the_logits_read(kind: str) -> None:
     np.testing.assert_allclose(attention_rollout(model, pixels), expected.reshape(2, 5, 4), rtol=2e-5)
 
 
+@pytest.mark.parametrize("use_class_token", [True, False])
+def test_rollout_reads_what_pooling_by_refinement_reads(use_class_token: bool) -> None:
+    model = build(pooling="prr", use_class_token=use_class_token).eval()
+    pixels = images(model)
+    layout = token_layout(model, pixels)
+    with torch.no_grad():
+        heads = model.vit(pixels).last_hidden_state.unflatten(-1, (5, 4)).transpose(1, 2)
+        weights = F.scaled_dot_product_attention(heads, heads, torch.eye(heads.shape[2]).expand(2, 5, -1, -1))
+    readout = weights.mean(dim=1)[:, 0] if use_class_token else weights.mean(dim=(1, 2))
+    total = rollout([torch.from_numpy(weights.mean(axis=1)) for weights in attention_by_hand(model, pixels)])
+    expected = (readout[:, None] @ total)[:, 0, layout.patches].reshape(2, 5, 4)
+    np.testing.assert_allclose(attention_rollout(model, pixels), expected, rtol=2e-5)
+
+
 def test_gradient_rollout_follows_its_equations() -> None:
     model = build(attn_implementation="eager").eval()
     pixels = images(model)
@@ -347,7 +362,7 @@ def test_integrated_gradients_of_too_few_steps_are_warned_about() -> None:
     model = build("parallel")
     with torch.no_grad():
         model.classifier.weight.mul_(1000)
-    with pytest.warns(UserWarning, match=r"contributions of image 0 add up to .*: take more steps"):
+    with pytest.warns(UserWarning, match=r"contributions of image \d add up to .*: take more steps"):
         integrated_gradients(model, images(model), steps=1)
 
 
@@ -558,6 +573,15 @@ def test_bf16_models_give_float32_close_to_float32_models(function: Callable[...
     assert result.dtype == np.float32
     # bf16 has 8 bits; what three layers of it do to gradients is larger than to weights that sum to 1.
     assert np.abs(result - expected).max() < (0.2 if options else 0.05) * np.abs(expected).max()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_models_on_a_gpu_give_the_same_arrays(function: Callable[..., np.ndarray]) -> None:
+    model = build("map")
+    pixels = images(model)
+    expected = function(model, pixels)
+    np.testing.assert_allclose(function(model.cuda(), pixels), expected, rtol=1e-3, atol=1e-5)  # other kernels
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -29,7 +29,7 @@ class PatchFilters:
 
 
 def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
-    """Return the first principal components of the filters that turn a patch into a token.
+    """Return the first principal components of the filters that turn a patch, or its features, into a token.
 
     Args:
         model: A plain ViT.

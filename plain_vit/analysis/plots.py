@@ -246,7 +246,7 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
 def plot_patch_filters(filters: PatchFilters) -> Figure:
     """Draw principal components of the patch-embedding filters as tiles, with the share of variance of each.
 
-    Three channels are drawn as colours, one as grey; otherwise each component is a row of its channels.
+    Three channels are drawn as colours, one as grey; otherwise each component is a row of its first twelve channels.
 
     Args:
         filters: From `patch_filters`.
@@ -255,7 +255,7 @@ def plot_patch_filters(filters: PatchFilters) -> Figure:
     count, channels = components.shape[:2]
     scaled = components / np.abs(components).max(axis=(1, 2, 3), keepdims=True)
     in_one = channels in (1, 3)
-    columns = min(7, count) if in_one else channels
+    columns = min(7, count) if in_one else min(12, channels)
     rows = math.ceil(count / columns) if in_one else count
     figure = _canvas(1.5 + 0.95 * columns, 0.9 + 1.05 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -268,13 +268,14 @@ def plot_patch_filters(filters: PatchFilters) -> Figure:
             axis.imshow((component.transpose(1, 2, 0).squeeze() + 1) / 2, cmap="gray", vmin=0, vmax=1)
             axis.set_title(label, fontsize=8)
         else:
-            for channel, tile in enumerate(component):
+            for channel, tile in enumerate(component[:columns]):
                 axes[i, channel].imshow((tile + 1) / 2, cmap="gray", vmin=0, vmax=1)
                 if i == 0:
                     axes[i, channel].set_title(f"channel {channel}", fontsize=8)
             axes[i, 0].text(-0.15, 0.5, label, transform=axes[i, 0].transAxes, ha="right", va="center", fontsize=8)
     shown = filters.explained_variance.sum()
-    figure.suptitle(f"component: share of the filters' variance ({shown:.1%} in all)", fontsize=9)
+    rest = "" if in_one or channels == columns else f"; {columns} of {channels} channels"
+    figure.suptitle(f"component: share of the filters' variance ({shown:.1%} in all){rest}", fontsize=9)
     scale = figure.colorbar(ScalarMappable(Normalize(-1, 1), "gray"), ax=axes, fraction=0.04, pad=0.02, aspect=15)
     scale.set_ticks([-1, 0, 1], labels=["lowest", "0", "highest"])
     scale.set_label("weight of a pixel" + (" (of each colour)" if channels == 3 else ""), fontsize=8)

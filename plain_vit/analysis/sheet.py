@@ -339,7 +339,7 @@ SECTIONS = (
         "Patch-embedding filters",
         "What the first layer tells patches apart by: the first 28 principal components of its filters, as in "
         "Figure 7, left, of Dosovitskiy et al. 2021. Each tile is a patch; mid-grey is 0. A patch of few pixels "
-        "has fewer components.",
+        "has fewer components. In hybrids with a ResNet stem they are filters over the features of the stem.",
         _draw_filters,
     ),
     Section(
@@ -394,12 +394,11 @@ p {{ max-width: 46rem; margin: 0.3rem 0 0.8rem; }} .caption {{ color: var(--quie
 table {{ border-collapse: collapse; }} td, th {{ padding: 0.25rem 1rem 0.25rem 0; text-align: left;
   border-bottom: 1px solid var(--line); vertical-align: top; }}
 .row {{ display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }}
-.row > figure {{ flex: 1 1 30rem; }} figure {{ margin: 0; min-width: 0; }}
+.row > figure {{ flex: 0 1 auto; max-width: 100%; }} figure {{ margin: 0; }}
 figcaption {{ font-weight: 600; margin-bottom: 0.3rem; }}
 img {{ max-width: 100%; height: auto; background: #ffffff; border-radius: 4px; }}
 .thumbnails img {{ height: 6rem; width: auto; image-rendering: auto; }}
 .thumbnails figcaption {{ font-weight: 400; font-size: 0.85rem; color: var(--quiet); }}
-.thumbnails > figure {{ flex: 0 0 auto; }}
 </style>
 </head>
 <body>
