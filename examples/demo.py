@@ -1,0 +1,250 @@
+"""The whole way in one go: a foreign checkpoint becomes a Hugging Face model, is fine-tuned, and opens again.
+
+    make demo        or        python examples/demo.py
+
+No network is used. The checkpoint is a vit-pytorch `ViT` trained on rendered characters by
+`train_vit_pytorch_on_glyphs.py`; the data are scikit-learn's handwritten digits, a stratified fifth of them held out.
+Everything that is written lies in `runs/demo`, which each run begins anew.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from sklearn.svm import SVC
+from tqdm import tqdm
+from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
+from transformers.utils import logging as transformers_logging
+from vit_pytorch import ViT
+
+import plain_vit  # noqa: F401  (registers the Auto classes)
+from plain_vit.analysis import attention_rollout, confusion_matrix, displayable, predict
+from plain_vit.analysis.plots import (
+    plot_confusion_matrix,
+    plot_maps_over_images,
+    plot_predictions,
+    plot_training_curves,
+)
+from plain_vit.training.data import load_classification_data
+from plain_vit.training.run import read_log
+
+HERE = Path(os.path.relpath(Path(__file__).parent))
+sys.path.insert(0, str(HERE))
+from finetune_image_classification import FinetuneArguments, finetune  # noqa: E402  (a script, not a package)
+
+CHECKPOINT = HERE / "checkpoints" / "glyphs_vit.pt"
+NOTES = json.loads(CHECKPOINT.with_suffix(".json").read_text(encoding="utf-8"))
+HEADS = NOTES["constructor"]["heads"]
+OUT = Path("runs") / "demo"
+CONVERTED, FINETUNED = OUT / "converted", OUT / "finetuned"
+SEEDS = (0, 1, 2)  # chosen before the first run
+FEW = 5  # labels per class
+
+# Chosen on a validation split carved out of the training images; everything else is the script's default.
+RECIPE: dict[str, Any] = {"dataset": "digits", "checkpoints_kept": 0, "augmentation": "affine"}
+BUDGETS: dict[str, dict[str, Any]] = {
+    "all": {"epochs": 6.0, "batch_size": 32},
+    "few": {"epochs": 40.0, "batch_size": 50, "evaluations": 4, "shots_per_class": FEW},
+}
+
+
+def main() -> None:
+    start = time.perf_counter()
+    transformers_logging.disable_progress_bar()
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
+
+    headline("1. A vit-pytorch checkpoint becomes a Hugging Face folder")
+    difference = convert()
+
+    headline("2. Accelerate fine-tunes it on handwritten digits; the same model from scratch stands beside it")
+    accuracies = fine_tune()
+
+    headline("3. The Auto classes and a pipeline open the result")
+    probabilities, labels = classify()
+
+    headline("4. Pictures")
+    draw(probabilities, labels)
+
+    means = {case: np.mean(values) for case, values in accuracies.items()}
+    print(
+        f"\nShown in {time.perf_counter() - start:.0f} s: a vit-pytorch checkpoint opened with a largest logit "
+        f"difference of {difference:.1e}, fine-tuned to {means['all', 'checkpoint']:.1%} on held-out digits "
+        f"({means['few', 'checkpoint']:.1%} against {means['few', 'scratch']:.1%} from scratch with {FEW} labels "
+        f"per class), opened by AutoModel; all in {OUT}/"
+    )
+
+
+def convert() -> float:
+    """Inspect and convert the checkpoint; return its largest logit difference on real images against vit-pytorch."""
+    run("plain-vit", "inspect", CHECKPOINT, "--num-attention-heads", HEADS)
+    run("plain-vit", "convert", CHECKPOINT, CONVERTED, "--num-attention-heads", HEADS)
+
+    theirs = ViT(**NOTES["constructor"]).eval()
+    theirs.load_state_dict(torch.load(CHECKPOINT, weights_only=True))
+    ours = AutoModelForImageClassification.from_pretrained(CONVERTED, attn_implementation="eager")
+    pixel_values = prepare(CONVERTED, load_classification_data("glyphs").test["image"][:256])
+    with torch.no_grad():
+        difference = (theirs(pixel_values) - ours(pixel_values).logits).abs().max().item()
+    print(f"largest logit difference against the live vit-pytorch model, on 256 held-out glyphs: {difference:.1e}")
+    return difference
+
+
+def fine_tune() -> dict[tuple[str, str], list[float]]:
+    """Fine-tune and train from scratch, with all and with few labels; print and return the accuracies.
+
+    The first run, whose model is kept, is started with `accelerate launch`; the others share the cores, one run each.
+    """
+    cases = [(labels, origin, seed) for labels in BUDGETS for origin in ("checkpoint", "scratch") for seed in SEEDS]
+    options = {
+        (labels, origin, seed): {
+            **RECIPE, **BUDGETS[labels], "model": str(CONVERTED), "seed": seed,
+            "output_dir": str(OUT / "runs" / f"{labels}-{origin}-{seed}"),
+        }
+        for labels, origin, seed in cases
+    }  # fmt: skip
+    first = cases[0]
+    options[first]["output_dir"] = str(FINETUNED)
+    words = [word for name, value in options[first].items() for word in (f"--{name}", value)]
+    run("accelerate", "launch", "--cpu", "--num_processes", 1, "--num_machines", 1, "--mixed_precision", "no",
+        "--dynamo_backend", "no", "--num_cpu_threads_per_process", torch.get_num_threads(),
+        HERE / "finetune_image_classification.py", *words)  # fmt: skip
+    results = {first: json.loads((FINETUNED / "results.json").read_text(encoding="utf-8"))["test_accuracy"]}
+
+    print(f"the other {len(cases) - 1} runs; what each prints is in {OUT / 'runs'}/*.txt", flush=True)
+    workers = ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
+    with workers, tqdm(total=len(cases) - 1, unit="run") as progress:
+        futures = {
+            workers.submit(finetune_quietly, {**options[case], "from_scratch": case[1] == "scratch"}): case
+            for case in cases[1:]
+        }
+        for future in as_completed(futures):
+            results[futures[future]] = future.result()
+            progress.update()
+    accuracies: dict[tuple[str, str], list[float]] = {}
+    for labels, origin, seed in cases:
+        accuracies.setdefault((labels, origin), []).append(results[labels, origin, seed])
+    accuracies["all", "svc"] = [support_vector_accuracy(None, SEEDS[0])]
+    accuracies["few", "svc"] = [support_vector_accuracy(FEW, seed) for seed in SEEDS]
+
+    print(f"\naccuracy on the held-out digits: mean over the seeds {SEEDS}, lowest to highest")
+    print(f"{'':32}{'all labels':>26}{f'{FEW} labels per class':>26}")
+    for origin, name in (
+        ("checkpoint", "fine-tuned from the checkpoint"),
+        ("scratch", "the same model from scratch"),
+        ("svc", "scikit-learn's SVC on the pixels"),
+    ):
+        print(f"{name:32}" + "".join(f"{spread(accuracies[labels, origin]):>26}" for labels in ("all", "few")))
+    return accuracies
+
+
+def finetune_quietly(options: dict[str, Any]) -> float:
+    """Do one run on one core; return its accuracy on the held-out digits."""
+    torch.set_num_threads(1)
+    folder = Path(options["output_dir"])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        folder.with_suffix(".txt").open("w", encoding="utf-8") as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
+        return finetune(FinetuneArguments(**options)).accuracy
+
+
+def support_vector_accuracy(shots_per_class: int | None, seed: int) -> float:
+    """Return how many held-out digits scikit-learn's SVC finds when it learns from the same images."""
+    data = load_classification_data("digits", shots_per_class=shots_per_class, seed=seed)
+    pixels = [np.stack([np.asarray(image).ravel() for image in split["image"]]) for split in (data.train, data.test)]
+    return float(SVC().fit(pixels[0], data.train["label"][:]).score(pixels[1], data.test["label"][:]))
+
+
+def classify() -> tuple[np.ndarray, np.ndarray]:
+    """Open the fine-tuned folder as anyone would, and classify the held-out images.
+
+    Returns:
+        Probabilities of shape (images, classes), and the true classes.
+    """
+    split = load_classification_data("digits").test
+    model = AutoModelForImageClassification.from_pretrained(FINETUNED)
+    print(
+        f"AutoModelForImageClassification: {type(model).__name__}, labels {', '.join(model.config.id2label.values())}"
+    )
+    probabilities = predict(model, prepare(FINETUNED, split["image"][:]))
+    labels = np.asarray(split["label"][:])
+    print(f"held-out digits: {(probabilities.argmax(axis=1) == labels).sum()} of {len(labels)} right")
+
+    classifier = pipeline("image-classification", model=str(FINETUNED))
+    for image, label in zip(split["image"][:3], labels[:3], strict=True):
+        answers = ", ".join(f"{answer['label']} {answer['score']:.1%}" for answer in classifier(image, top_k=3))
+        print(f"pipeline: a {label} is taken for {answers}")
+    return probabilities, labels
+
+
+def draw(probabilities: np.ndarray, labels: np.ndarray) -> None:
+    """Draw predictions, confusion matrix, training curves and attention."""
+    images = load_classification_data("digits").test["image"][:]
+    model = AutoModelForImageClassification.from_pretrained(FINETUNED)
+    processor = AutoImageProcessor.from_pretrained(FINETUNED)
+    names = list(model.config.id2label.values())
+    sure = probabilities.max(axis=1)
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
+    mistakes = wrong[np.argsort(-sure[wrong])][:8]
+    shown = [*mistakes, *range(24 - len(mistakes))]
+    seen = prepare(FINETUNED, [images[number] for number in shown])
+    one_of_each = [int(np.flatnonzero(labels == digit)[0]) for digit in range(len(names))][:8]
+    attended = prepare(FINETUNED, [images[number] for number in one_of_each])
+    save("predictions.png", plot_predictions(displayable(seen, processor), probabilities[shown], names, labels[shown]),
+         "the most confident mistakes, then ordinary images")  # fmt: skip
+    save("confusion_matrix.png",
+         plot_confusion_matrix(confusion_matrix(labels, probabilities.argmax(axis=1), len(names)), names),
+         "what is taken for what")  # fmt: skip
+    save("training_curves.png", plot_training_curves(read_log(FINETUNED)), "loss, accuracy and learning rate")
+    save("attention.png",
+         plot_maps_over_images(displayable(attended, processor), attention_rollout(model, attended),
+                               titles=[names[labels[number]] for number in one_of_each], meaning="attention rollout"),
+         "where the class token looks, over all layers")  # fmt: skip
+
+
+def prepare(folder: Path, images: list) -> torch.Tensor:
+    """Return the pixels that the model in this folder sees."""
+    return AutoImageProcessor.from_pretrained(folder)(images, return_tensors="pt")["pixel_values"]
+
+
+def save(name: str, figure: Figure, meaning: str) -> None:
+    """Write a picture and say what it shows."""
+    figure.savefig(OUT / name, dpi=130)
+    print(f"{OUT / name}: {meaning}")
+
+
+def spread(accuracies: list[float]) -> str:
+    """Write a mean with its range."""
+    if len(accuracies) == 1:
+        return f"{accuracies[0]:.1%}"
+    return f"{np.mean(accuracies):.1%} ({min(accuracies):.1%} to {max(accuracies):.1%})"
+
+
+def run(program: str, *words: object) -> None:
+    """Show a command and run it, from the environment of this interpreter."""
+    words = tuple(str(word) for word in words)
+    print(f"$ {program} {' '.join(words)}", flush=True)
+    subprocess.run([str(Path(sys.executable).with_name(program)), *words], check=True)
+
+
+def headline(text: str) -> None:
+    """Print the title of a part."""
+    print(f"\n{text}\n{'-' * len(text)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
