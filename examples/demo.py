@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from matplotlib.figure import Figure
 from sklearn.svm import SVC
 from tqdm import tqdm
@@ -36,7 +37,7 @@ from plain_vit.analysis.plots import (
     plot_predictions,
     plot_training_curves,
 )
-from plain_vit.training.data import load_classification_data
+from plain_vit.training.data import load_classification_data, load_splits
 from plain_vit.training.run import read_log
 
 HERE = Path(os.path.relpath(Path(__file__).parent))
@@ -94,7 +95,7 @@ def convert() -> float:
     theirs = ViT(**NOTES["constructor"]).eval()
     theirs.load_state_dict(torch.load(CHECKPOINT, weights_only=True))
     ours = AutoModelForImageClassification.from_pretrained(CONVERTED, attn_implementation="eager")
-    pixel_values = prepare(CONVERTED, load_classification_data("glyphs").test["image"][:256])
+    pixel_values = prepare(CONVERTED, held_out("glyphs")["image"][:256])
     with torch.no_grad():
         difference = (theirs(pixel_values) - ours(pixel_values).logits).abs().max().item()
     print(f"largest logit difference against the live vit-pytorch model, on 256 held-out glyphs: {difference:.1e}")
@@ -164,9 +165,12 @@ def finetune_quietly(options: dict[str, Any]) -> float:
 
 def support_vector_accuracy(shots_per_class: int | None, seed: int) -> float:
     """Return how many held-out digits scikit-learn's SVC finds when it learns from the same images."""
-    data = load_classification_data("digits", shots_per_class=shots_per_class, seed=seed)
-    pixels = [np.stack([np.asarray(image).ravel() for image in split["image"]]) for split in (data.train, data.test)]
-    return float(SVC().fit(pixels[0], data.train["label"][:]).score(pixels[1], data.test["label"][:]))
+    train = load_classification_data("digits", shots_per_class=shots_per_class, seed=seed).train
+    (x, y), (test_x, test_y) = (
+        (np.stack([np.asarray(image).ravel() for image in split["image"]]), split["label"][:])
+        for split in (train, held_out("digits"))
+    )
+    return float(SVC().fit(x, y).score(test_x, test_y))
 
 
 def classify() -> tuple[np.ndarray, np.ndarray]:
@@ -175,7 +179,7 @@ def classify() -> tuple[np.ndarray, np.ndarray]:
     Returns:
         Probabilities of shape (images, classes), and the true classes.
     """
-    split = load_classification_data("digits").test
+    split = held_out("digits")
     model = AutoModelForImageClassification.from_pretrained(FINETUNED)
     print(
         f"AutoModelForImageClassification: {type(model).__name__}, labels {', '.join(model.config.id2label.values())}"
@@ -193,7 +197,7 @@ def classify() -> tuple[np.ndarray, np.ndarray]:
 
 def draw(probabilities: np.ndarray, labels: np.ndarray) -> None:
     """Draw predictions, confusion matrix, training curves and attention."""
-    images = load_classification_data("digits").test["image"][:]
+    images = held_out("digits")["image"][:]
     model = AutoModelForImageClassification.from_pretrained(FINETUNED)
     processor = AutoImageProcessor.from_pretrained(FINETUNED)
     names = list(model.config.id2label.values())
@@ -216,6 +220,11 @@ def draw(probabilities: np.ndarray, labels: np.ndarray) -> None:
          "where the class token looks, over all layers")  # fmt: skip
 
 
+def held_out(dataset: str) -> Dataset:
+    """Return the images of an embedded data set that no model learns from."""
+    return load_splits(dataset)["test"]
+
+
 def prepare(folder: Path, images: list) -> torch.Tensor:
     """Return the pixels that the model in this folder sees."""
     return AutoImageProcessor.from_pretrained(folder)(images, return_tensors="pt")["pixel_values"]
@@ -236,9 +245,9 @@ def spread(accuracies: list[float]) -> str:
 
 def run(program: str, *words: object) -> None:
     """Show a command and run it, from the environment of this interpreter."""
-    words = tuple(str(word) for word in words)
-    print(f"$ {program} {' '.join(words)}", flush=True)
-    subprocess.run([str(Path(sys.executable).with_name(program)), *words], check=True)
+    text = [str(word) for word in words]
+    print(f"$ {program} {' '.join(text)}", flush=True)
+    subprocess.run([str(Path(sys.executable).with_name(program)), *text], check=True)
 
 
 def headline(text: str) -> None:

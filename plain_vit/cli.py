@@ -107,7 +107,9 @@ def convert(options: argparse.Namespace) -> None:
     from .conversion.writing import staged_folder
 
     sources = [options.source] if Path(options.source).exists() else []
-    with staged_folder(options.out, force=options.force, sources=sources) as folder:  # refuses an OUT in use before any work
+    with staged_folder(
+        options.out, force=options.force, sources=sources
+    ) as folder:  # refuses an OUT in use before any work
         converted = from_checkpoint(options.source, verify=not options.no_verify, **hints_of(options))
         print(converted.report)
         converted.model.save_pretrained(folder)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import AutoModelForImageClassification
 
 from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint
-from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, MappingError, OutputExistsError
+from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, MappingError, OutputExistsError, PlainViTError
 from tests.conftest import randomize_
 
 
@@ -106,10 +107,10 @@ def test_force_replaces_a_whole_model_folder(checkpoint: Path, tmp_path: Path) -
     ],
 )
 def test_a_spoilt_checkpoint_is_refused_and_nothing_is_written(
-    spoil: object, kind: type, foreign: torch.nn.Module, tmp_path: Path
+    spoil: Callable[[dict], object], kind: type[PlainViTError], foreign: torch.nn.Module, tmp_path: Path
 ) -> None:
     state = foreign.state_dict()
-    spoil(state)  # type: ignore[operator]
+    spoil(state)
     torch.save(state, tmp_path / "spoilt.pt")
     assert main(["convert", str(tmp_path / "spoilt.pt"), str(tmp_path / "out"), *HINTS]) == kind.exit_code
     assert sorted(path.name for path in tmp_path.iterdir()) == ["spoilt.pt"]
