@@ -118,6 +118,7 @@ def test_size_of_a_model_without_a_position_table_is_asked_for(tmp_path: Path) -
         ({"patch_size": (11, 7)}, "a patch has 105 numbers"),
         ({"num_channels": 2}, "a patch has 105 numbers"),
         ({"image_size": (28, 28)}, "the position table is for 12 patches"),
+        ({"architecture": "vit_base_patch16_224"}, "vit-pytorch has no architectures by name"),
         ({"layout": "0.19.6"}, "the tensors are those of no plain ViT of vit-pytorch"),
     ],
 )
@@ -340,6 +341,13 @@ def test_our_own_folder_opens_strictly(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(MappingError) as caught:
         from_checkpoint(tmp_path)
     assert caught.value.faults == (f"missing: {name!r}, which {name!r} is made from", "left over: 'gate'")
+
+
+def test_hints_for_our_own_folder_are_refused(tmp_path: Path) -> None:
+    config = PlainViTConfig(hidden_size=20, num_hidden_layers=1, num_attention_heads=5, intermediate_size=29)
+    PlainViTForImageClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="says everything: leave out num_attention_heads, pooling"):
+        from_checkpoint(tmp_path, num_attention_heads=5, pooling="cls")
 
 
 def test_labels_are_named_and_counted(tmp_path: Path) -> None:

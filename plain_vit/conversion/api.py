@@ -258,8 +258,17 @@ def from_checkpoint(
         image_mean=image_mean,
         image_std=image_std,
     )
-    if (checkpoint.config or {}).get("model_type") == PlainViTConfig.model_type and format is None:
-        return _open_ours(source, checkpoint)
+    told = {field.name: value for field in fields(hints) if (value := getattr(hints, field.name)) is not None}
+    if (checkpoint.config or {}).get("model_type") == PlainViTConfig.model_type:
+        if superfluous := [
+            *told,
+            *(name for name, value in {"format": format, "reference": reference}.items() if value),
+        ]:
+            raise CheckpointError(
+                f"{source} is a folder of plain-vit's own, whose config.json says everything: leave out "
+                + ", ".join(superfluous)
+            )
+        return _open_ours(source, checkpoint, id2label)
     settings = checkpoint.config or {}
     stripped = strip_wrappers(checkpoint.tensors)
     tensors = LazyTensors({short: checkpoint.tensors.entries[name] for name, short in stripped.names.items()})
@@ -278,7 +287,7 @@ def from_checkpoint(
         layout=description.layout,
         config=config,
         inferences=description.inferences,
-        told={field.name: value for field in fields(hints) if (value := getattr(hints, field.name)) is not None},
+        told=told,
         used=len(tensors) - len(unused),
         ignored=unused | dict.fromkeys(stripped.counters, "a counter of the training"),
         notes=[*(f"wrapper {name!r} removed" for name in stripped.prefixes), *checkpoint.notes, *assumed],
@@ -462,16 +471,21 @@ def _our_tensors(model: PreTrainedModel) -> tuple[PlainViTConfig, dict[str, torc
     return config, model.state_dict()
 
 
-def _open_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Converted:
+def _open_ours(
+    source: str | os.PathLike[str], checkpoint: Checkpoint, id2label: Mapping[int, str] | Sequence[str] | None
+) -> Converted:
     """Open a folder of our own, in which every tensor of the model has to be there and nothing else."""
     config = PlainViTConfig.from_dict(checkpoint.config or {})
-    (architecture,) = config.architectures or ["PlainViTForImageClassification"]
+    named = config.architectures or ["PlainViTForImageClassification"]
+    if len(named) != 1 or named[0] not in modeling.__all__:
+        raise CheckpointError(f"{source} is of {', '.join(named)}: expected one of {', '.join(modeling.__all__)}")
     with torch.device("meta"):
-        model = getattr(modeling, architecture)(config)
+        model: PreTrainedModel = getattr(modeling, named[0])(config)
     expected = model.state_dict()
-    model.load_state_dict(
-        convert([Row(name, name) for name in expected], checkpoint.tensors, expected, config, owned=True), assign=True
-    )
+    rows = [Row(name, name) for name in expected]
+    model.load_state_dict(convert(rows, checkpoint.tensors, expected, config, owned=True), assign=True)
+    if id2label is not None:
+        _name_labels(cast(PlainViTConfig, model.config), id2label)
     processor = AutoImageProcessor.from_pretrained(checkpoint.path) if checkpoint.preprocessor_config else None
     report = Report(os.fspath(source), "plain_vit", None, config, (), {}, len(expected), {}, checkpoint.notes)
     return Converted(model.eval(), processor, report)
