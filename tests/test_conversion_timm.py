@@ -231,7 +231,7 @@ class Derived(vision_transformer.VisionTransformer):
     [
         (Derived(img_size=32, embed_dim=56, num_heads=7, depth=1), "Derived"),
         (timm.create_model("eva02_tiny_patch14_224", embed_dim=64, num_heads=2, depth=1), "timm.models.eva.Eva"),
-        (timm.create_model("vit_tiny_r_s16_p8_224", depth=1), "HybridEmbed"),
+        (timm.create_model("vit_base_mci_224", depth=1), "patch_embed"),
     ],
     ids=["derived", "another model", "hybrid"],
 )

@@ -1,4 +1,4 @@
-"""All 179 plain entrypoints of timm, each small with random parameters, and at its own size on the meta device.
+"""All 179 plain entrypoints of timm and its ResNet-V2 hybrids: small with random parameters, and at their own size.
 
 With PLAIN_VIT_SWEEP=path every entrypoint adds a line of JSON to that file, from which the table in the docs is made.
 """
@@ -49,7 +49,9 @@ def test_an_entrypoint_opens_with_equal_numbers_and_goes_back(name: str) -> None
     resized = resized_difference(name)
     assert resized is None or resized <= TOLERANCE
 
-    pooled = {pooling: pooled_difference(name, pooling) for pooling in POOLINGS}
+    # The ResNet of a hybrid is slow, and no pooling reaches into it.
+    poolings = POOLINGS if ARCHITECTURES[name].get("stem_depths") is None else ["avg"]
+    pooled = {pooling: pooled_difference(name, pooling) for pooling in poolings}
     # Where nothing stands before the patches, timm's tokens lie transposed in memory: a mean sums in another order.
     alone = not (module.has_class_token or module.num_reg_tokens)
     assert max(value for value in pooled.values() if value is not None) <= (TOLERANCE if alone else tolerance(name)), (

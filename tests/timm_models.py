@@ -27,6 +27,8 @@ REPRESENTATIVES = [
     "vit_small_patch16_18x2_224",  # branches
     "vit_base_patch16_rpn_224",  # norms at the end of the residual branches
     "test_vit3",  # map head that reads a register
+    "vit_tiny_r_s16_p8_224",  # the root of a ResNet
+    "vit_small_r26_s32_224",  # a ResNet of four stages
 ]
 
 # What differs in the order of operations, and by how much it may: the rest is 0.0.

@@ -71,6 +71,13 @@ EMBEDDING_ROWS = [
     Row("patch_embed.norm", "vit.embeddings.patch_embeddings.post_norm"),
     Row("norm_pre", "vit.embeddings.norm"),
 ]
+# A hybrid's ResNet behind its root.
+UNIT, OUR_UNIT = "patch_embed.backbone.stages.{}.blocks.{}", "vit.embeddings.patch_embeddings.stages.{}.{}"
+STEM_ROWS = [
+    *(Row(f"{UNIT}.{name}", f"{OUR_UNIT}.{name}") for name in ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3")),
+    Row(f"{UNIT}.downsample.conv", f"{OUR_UNIT}.shortcut.0"),
+    Row(f"{UNIT}.downsample.norm", f"{OUR_UNIT}.shortcut.1"),
+]
 HEAD_ROWS = [
     Row("norm", "vit.layernorm"),
     Row("attn_pool.latent", "vit.pooler.probe"),
@@ -194,7 +201,9 @@ def rows_of(config: PlainViTConfig) -> list[Row]:
     """Return the table of tensors for this model."""
     kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
     projection = Row("patch_embed.proj.weight", "vit.embeddings.patch_embeddings.projection.weight", kernel)
-    return [projection, *EMBEDDING_ROWS, *BLOCK_ROWS[config.block_type](config), *HEAD_ROWS]
+    root = "patch_embed.backbone.stem" if config.stem_depths else "patch_embed.backbone"
+    stem = [Row(f"{root}.{name}", f"vit.embeddings.patch_embeddings.{name}") for name in ("conv", "norm")]
+    return [projection, *stem, *STEM_ROWS, *EMBEDDING_ROWS, *BLOCK_ROWS[config.block_type](config), *HEAD_ROWS]
 
 
 # Checkpoints
@@ -315,7 +324,7 @@ class TimmFormat:
             raise CheckpointError(
                 f"config.json has {cfg['num_classes']} classes, the head {arguments['num_classes']}: correct the former"
             )
-        arguments["in_chans"] = tensors["patch_embed.proj.weight"].shape[1]
+        arguments["in_chans"] = tensors[f"{first_convolution(known['stem_depths'])}.weight"].shape[1]
         arguments["img_size"] = hints.image_size or stated or 224
         if known["pos_embed"] == "learn":
             rows = tensors["pos_embed"].shape[1]
@@ -399,6 +408,7 @@ class TimmFormat:
                 [f"the model takes {input_size} (C, H, W), the image processor makes {preprocessing['input_size']}"],
             )
         labels = config.num_labels or 0
+        stem_depths = tuple(config.stem_depths) if config.patch_projection == "resnet" else None
         names = [config.id2label[index] for index in range(labels)]  # type: ignore[index]
         described = {
             "architecture": architecture,
@@ -412,7 +422,7 @@ class TimmFormat:
                 "input_size": input_size,
                 "fixed_input_size": True,
                 "pool_size": None,
-                "first_conv": "patch_embed.proj",
+                "first_conv": first_convolution(stem_depths),
                 "classifier": ["head", "head_dist"] if config.use_distillation_token else "head",
                 "num_classes": labels,
                 **preprocessing,
@@ -425,6 +435,13 @@ class TimmFormat:
             progress=False,
         )
         (path / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def first_convolution(stem_depths: tuple[int, ...] | None) -> str:
+    """Return timm's name of the layer that reads the image."""
+    if stem_depths is None:
+        return "patch_embed.proj"
+    return "patch_embed.backbone.stem.conv" if stem_depths else "patch_embed.backbone.conv"
 
 
 def image_shape(config: PlainViTConfig) -> tuple[int, int]:

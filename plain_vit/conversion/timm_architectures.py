@@ -1,14 +1,15 @@
 """timm's names of plain Vision Transformers and what each stands for, so that their files open without timm.
 
-All entrypoints of `timm/models/vision_transformer.py` and `timm/models/deit.py` of timm 1.0.31, as arguments of its
-`VisionTransformer`. `tests/test_conversion_timm_architectures.py` holds the table against the installed timm.
+All entrypoints of `vision_transformer.py` and `deit.py` in timm 1.0.31's `timm/models`, and the paper's hybrids of
+`vision_transformer_hybrid.py`, as arguments of its `VisionTransformer`. `tests/test_conversion_timm_architectures.py`
+holds the table against the installed timm.
 """
 
 from typing import Any
 
 # What the entrypoints of a group share, then each one's name, image size and patch size (pixels), width, depth, heads
-# and width of the MLP over the width. Two arguments are not timm's: `distilled` names the class with a distillation
-# token, `norm_eps` the epsilon that timm binds to `norm_layer`.
+# and width of the MLP over the width. Three arguments are not timm's: `distilled` names the class with a distillation
+# token, `norm_eps` the epsilon that timm binds to `norm_layer`, `stem_depths` the stages of a hybrid's ResNet.
 _GROUPS: list[tuple[dict[str, Any], str]] = [
     ({}, """
         test_vit                                    160  16    64   6   2  3
@@ -332,6 +333,23 @@ _GROUPS: list[tuple[dict[str, Any], str]] = [
     ({"qkv_bias": False}, """
         vit_base_patch16_224_miil                   224  16   768  12  12  4
     """),
+    ({"stem_depths": ()}, """
+        vit_tiny_r_s16_p8_224                       224  32   192  12   3  4
+        vit_tiny_r_s16_p8_384                       384  32   192  12   3  4
+    """),
+    ({"stem_depths": (2, 2, 2, 2)}, """
+        vit_small_r26_s32_224                       224  32   384  12   6  4
+        vit_small_r26_s32_384                       384  32   384  12   6  4
+        vit_base_r26_s32_224                        224  32   768  12  12  4
+    """),
+    ({"stem_depths": (3, 4, 9)}, """
+        vit_base_r50_s16_224                        224  16   768  12  12  4
+        vit_base_r50_s16_384                        384  16   768  12  12  4
+    """),
+    ({"stem_depths": (3, 4, 6, 3)}, """
+        vit_large_r50_s32_224                       224  32  1024  24  16  4
+        vit_large_r50_s32_384                       384  32  1024  24  16  4
+    """),
 ]  # fmt: skip
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {}
@@ -378,4 +396,10 @@ OLD_NAMES = {
     "deit3_large_patch16_224_in21ft1k": "deit3_large_patch16_224",
     "deit3_large_patch16_384_in21ft1k": "deit3_large_patch16_384",
     "deit3_huge_patch14_224_in21ft1k": "deit3_huge_patch14_224",
+    "vit_tiny_r_s16_p8_224_in21k": "vit_tiny_r_s16_p8_224",
+    "vit_small_r26_s32_224_in21k": "vit_small_r26_s32_224",
+    "vit_base_r50_s16_224_in21k": "vit_base_r50_s16_224",
+    "vit_base_resnet50_224_in21k": "vit_base_r50_s16_224",
+    "vit_large_r50_s32_224_in21k": "vit_large_r50_s32_224",
+    "vit_base_resnet50_384": "vit_base_r50_s16_384",
 }

@@ -11,12 +11,14 @@ from ..errors import ExportError, UnknownFormatError
 from .structure import lost_fields
 from .timm_architectures import ARCHITECTURES, OLD_NAMES
 
-# The arguments of timm 1.0.31's VisionTransformer that change numbers, with their defaults. Two are ours: `distilled`
-# names the class with a distillation token, `norm_eps` the epsilon that timm binds to `norm_layer`.
+# The arguments of timm 1.0.31's VisionTransformer that change numbers, with their defaults. Ours are `distilled`, the
+# class with a distillation token, `norm_eps`, what timm binds to `norm_layer`, and `stem_depths`, the stages of a
+# hybrid's ResNet, whose `patch_size` is counted in pixels of the image here.
 DEFAULTS: dict[str, Any] = {
     "distilled": False,
     "img_size": 224,
     "patch_size": 16,
+    "stem_depths": None,
     "in_chans": 3,
     "num_classes": 1000,
     "global_pool": "token",
@@ -132,6 +134,9 @@ def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
         "use_class_token": given["class_token"],
         "use_distillation_token": given["distilled"],
         "num_register_tokens": given["reg_tokens"],
+        "patch_projection": "conv" if given["stem_depths"] is None else "resnet",
+        "stem_depths": tuple(given["stem_depths"] or ()),
+        "stem_style": "timm",
         "patch_bias": not given["pre_norm"],
         "patch_post_norm": given["embed_norm_layer"] is not None,
         "embedding_norm": given["pre_norm"],
@@ -187,6 +192,7 @@ def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
         "distilled": config.use_distillation_token,
         "img_size": config.image_size,
         "patch_size": config.patch_size,
+        "stem_depths": tuple(config.stem_depths) if config.patch_projection == "resnet" else None,
         "in_chans": config.num_channels,
         "num_classes": config.num_labels,
         "global_pool": word_of(POOLINGS, config.pooling),
@@ -255,7 +261,7 @@ def architecture_of(name: str) -> dict[str, Any]:
     if base not in ARCHITECTURES:
         raise UnknownFormatError(
             f"{name!r} is not one of the {len(ARCHITECTURES)} plain Vision Transformers of timm 1.0.31 "
-            "(timm/models/vision_transformer.py and deit.py)"
+            "(its vision_transformer.py and deit.py, and the ResNet-V2 hybrids)"
         )
     return ARCHITECTURES[base]
 
@@ -269,7 +275,7 @@ def architecture_for(config: PlainViTConfig) -> tuple[str, dict[str, Any]]:
         ExportError: for what timm builds in Python but has no architecture for.
     """
     wanted = {**DEFAULTS, **arguments_for(config)}
-    named = ("distilled", "block_fn", "mlp_layer", "num_parallel", "fuse_out_proj", "embed_norm_layer")
+    named = ("distilled", "stem_depths", "block_fn", "mlp_layer", "num_parallel", "fuse_out_proj", "embed_norm_layer")
     best: tuple[str, dict[str, Any]] | None = None
     for name in sorted(ARCHITECTURES, key=lambda name: not name.startswith("vit_")):
         have = {**DEFAULTS, **ARCHITECTURES[name]}

@@ -60,8 +60,13 @@ def arguments_of(module: Any) -> dict[str, Any]:
         )
     if len(module.blocks) == 0:
         raise ExportError("the model has no blocks (depth=0): its heads and norms cannot be read")
-    if class_path(module.patch_embed) != "timm.layers.patch_embed.PatchEmbed":
-        raise ExportError(f"patch_embed is a {class_path(module.patch_embed)}: expected timm.layers.PatchEmbed")
+    patches, stem_depths = module.patch_embed, None
+    patch_size, patch_norm = tuple(patches.patch_size), getattr(patches, "norm", nn.Identity())
+    if class_path(patches) == "timm.layers.hybrid_embed.HybridEmbed":
+        stem_depths = _stem_depths(patches.backbone)
+        patch_size = tuple(size * ratio for size, ratio in zip(patch_size, patches.feature_ratio, strict=True))
+    elif class_path(patches) != "timm.layers.patch_embed.PatchEmbed":
+        raise ExportError(f"patch_embed is a {class_path(patches)}: expected timm's PatchEmbed or HybridEmbed")
     block = module.blocks[0]
     kind = type(block).__name__
     if type(block).__module__ != "timm.models.vision_transformer" or kind not in BLOCKS:
@@ -81,11 +86,11 @@ def arguments_of(module: Any) -> dict[str, Any]:
         packed = class_path(mlp) == "timm.layers.mlp.GluMlp"
         width, qkv_bias = mlp.fc2.in_features * (2 if packed else 1), attention.qkv.bias is not None
         output, activation, dropout = attention.proj, mlp.act, mlp.drop1
-    patch_norm = module.patch_embed.norm
     return {
         "distilled": CLASS_PATHS[class_path(module)],
         "img_size": tuple(module.patch_embed.img_size),
-        "patch_size": tuple(module.patch_embed.patch_size),
+        "patch_size": patch_size,
+        "stem_depths": stem_depths,
         "in_chans": module.in_chans,
         "num_classes": module.num_classes,
         "global_pool": module.global_pool,
@@ -125,6 +130,15 @@ def arguments_of(module: Any) -> dict[str, Any]:
     }
 
 
+def _stem_depths(backbone: Any) -> tuple[int, ...]:
+    """Return the number of units of each stage of a hybrid's ResNet."""
+    if class_path(backbone) == "timm.models.resnetv2.ResNetV2":
+        return tuple(len(stage.blocks) for stage in backbone.stages)
+    if [name for name, _ in backbone.named_children()] == ["conv", "norm", "pool"]:
+        return ()
+    raise ExportError(f"patch_embed.backbone is a {class_path(backbone)}: expected a ResNetV2, or its root")
+
+
 def _class_name(module: nn.Module) -> str:
     """Return the name that the tables have for a module's class; its own where they have none."""
     if type(module) is nn.GELU and module.approximate == "tanh":
@@ -144,7 +158,7 @@ def build(config: PlainViTConfig, device: torch.device | str | None = None) -> n
         ExportError: names every part that timm cannot express.
     """
     from timm import layers
-    from timm.models import deit, vision_transformer
+    from timm.models import deit, vision_transformer, vision_transformer_hybrid
 
     arguments = {**DEFAULTS, **arguments_for(config)}
     norms = {"layernorm": layers.LayerNorm, "rmsnorm": layers.RmsNorm}
@@ -161,6 +175,11 @@ def build(config: PlainViTConfig, device: torch.device | str | None = None) -> n
     kind = deit.VisionTransformerDistilled if arguments.pop("distilled") else vision_transformer.VisionTransformer
     # timm resamples positions in one way only, and no partial patches; otherwise its model stays at the native size.
     dynamic = config.position_resampling == "bicubic_antialias" and not config.drop_partial_patches
+    stem_depths = arguments.pop("stem_depths")
+    if stem_depths is not None:
+        backbone = vision_transformer_hybrid._resnetv2(stem_depths, in_chans=config.num_channels, device=device)
+        arguments["embed_layer"] = functools.partial(layers.HybridEmbed, backbone=backbone)
+        arguments["patch_size"] = tuple(size // config.stem_stride for size in config.patch_shape)
     return kind(
         **{**arguments, "embed_norm_layer": norm if config.patch_post_norm else None},
         norm_layer=norm,

@@ -32,9 +32,12 @@ def facts(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     packed = not (parallel or gated) and width == 2 * tensors[f"{mlp}fc2.weight"].shape[1]
     block = "ParallelThingsBlock" if branches else "ParallelScalingBlock" if parallel else "Block"
     norm = "in_norm" if parallel else "attns.0.norm" if branches else "norm1"
+    depths = stem_depths(tensors)
+    stride = 1 if depths is None else stem_stride(depths)
     known = {
         "distilled": "dist_token" in tensors,
-        "patch_size": tuple(kernel[2:]),
+        "patch_size": (kernel[2] * stride, kernel[3] * stride),
+        "stem_depths": depths,
         "embed_dim": kernel[0],
         "depth": 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")),
         "width": width,
@@ -65,6 +68,20 @@ def facts(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     elif known["qk_norm"]:
         known["num_heads"] = kernel[0] // tensors[f"{attention}q_norm.weight"].shape[0]
     return known
+
+
+def stem_depths(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:
+    """Return the number of units of each stage of a hybrid's ResNet, none for its root alone; None without one."""
+    units = [name.split(".")[3:6:2] for name in tensors if name.startswith("patch_embed.backbone.stages.")]
+    if not units and "patch_embed.backbone.conv.weight" not in tensors:
+        return None
+    stages = sorted({int(stage) for stage, _ in units})
+    return tuple(len({unit for stage, unit in units if int(stage) == number}) for number in stages)
+
+
+def stem_stride(depths: tuple[int, ...]) -> int:
+    """Return the pixels that one feature of the ResNet stands for, along each side."""
+    return 4 * 2 ** max(0, len(depths) - 1)
 
 
 def visible(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
