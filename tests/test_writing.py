@@ -60,7 +60,7 @@ def in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
         except BaseException as error:
             sender.send((False, error))
 
-    child = processes.Process(target=body)
+    child = processes.Process(target=body, daemon=True)
     child.start()
     sender.close()
     succeeded, result = receiver.recv()
@@ -245,7 +245,7 @@ def write_for_ever(target: Path, started: Any) -> None:
 def interrupted_at(moment: float, target: Path, with_signal: signal.Signals) -> int:
     """Stop a process that rewrites the target without end; return the last version it said was finished."""
     finished = processes.Value("i", version_of(target))
-    child = processes.Process(target=write_for_ever, args=(target, finished))
+    child = processes.Process(target=write_for_ever, args=(target, finished), daemon=True)
     child.start()
     begun = finished.value
     while finished.value == begun and child.is_alive():
@@ -340,7 +340,7 @@ def test_a_second_writer_is_turned_away_until_the_first_is_gone(tmp_path: Path) 
     target = tmp_path / "model"
     write_version(target, 1)
     entered = processes.Event()
-    first = processes.Process(target=write_slowly, args=(target, entered))
+    first = processes.Process(target=write_slowly, args=(target, entered), daemon=True)
     first.start()
     assert entered.wait(60)
     with pytest.raises(OutputError, match="being written by another process"):
@@ -375,7 +375,9 @@ def test_of_many_writers_at_once_each_one_writes_whole_or_is_turned_away(tmp_pat
     target = tmp_path / "model"
     write_version(target, 1)
     results = processes.Queue()
-    children = [processes.Process(target=write_once, args=(target, version, results)) for version in range(2, 14)]
+    children = [
+        processes.Process(target=write_once, args=(target, version, results), daemon=True) for version in range(2, 14)
+    ]
     for child in children:
         child.start()
     outcomes = [results.get(timeout=120) for _ in children]
