@@ -1,5 +1,6 @@
 """The configuration of the plain Vision Transformer: every choice that changes a number is a field here."""
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Sequence
@@ -40,10 +41,11 @@ AUTO_MAP = {
 ACTIVATIONS = sorted(ACT2FN.keys() - {"prelu", "xielu"})
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
-# Keywords that transformers itself passes or writes beside the fields.
+# Keywords that transformers passes, or that it and its Trainer write beside the fields.
 TRANSFORMERS_KEYWORDS = {
-    "_attn_implementation", "_commit_hash", "attn_implementation", "auto_map", "model_type", "name_or_path",
-    "num_labels", "out_features", "out_indices", "output_attentions", "quantization_config", "torch_dtype",
+    "_attn_implementation", "_commit_hash", "_name_or_path", "attn_implementation", "auto_map",
+    "experts_implementation", "fusion_config", "model_type", "name_or_path", "num_labels", "out_features", "out_indices",
+    "output_attentions", "quantization_config", "torch_dtype", "use_cache",
 }  # fmt: skip
 
 
@@ -62,8 +64,8 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
         image_size: Native input size, in pixels. Other sizes work too: the position table is resampled.
         patch_size: Size of a patch, in pixels. It must divide `image_size`.
         num_channels: Channels of the input.
-        drop_partial_patches: Leave out the pixels at the right and at the bottom that fill no patch, instead of refusing
-            such a size (SigLIP's 384 pixels in patches of 14).
+        drop_partial_patches: Leave out the pixels at the right and at the bottom that fill no patch, instead of
+            refusing such a size (SigLIP's 384 pixels in patches of 14).
         use_class_token: Put a learned class token before the patches.
         use_distillation_token: Put a learned distillation token behind the class token (DeiT), with a head of its own.
         num_register_tokens: Learned tokens that no output reads (Darcet et al. 2024).
@@ -211,7 +213,7 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs.pop("model_type", None)
-        fields = sorted(name for name in type(self).__dataclass_fields__ if not name.startswith("_"))
+        fields = sorted(field.name for field in dataclasses.fields(self) if not field.name.startswith("_"))
         for name in sorted(kwargs.keys() - TRANSFORMERS_KEYWORDS):
             close = difflib.get_close_matches(name, fields, n=3)
             hint = f"did you mean {' or '.join(close)}?" if close else f"the fields are {', '.join(fields)}"

@@ -1,0 +1,174 @@
+"""Training by other people's tools: the Hugging Face Trainer, PEFT, torchao."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments
+
+from plain_vit import PlainViTForImageClassification, PlainViTForMaskedImageModeling
+from tests.conftest import randomize_
+from tests.tiny import difference, pixels, tiny_config
+
+# Merged weights are summed before, not after, they are multiplied.
+REORDERED = 1e-5
+
+
+class Images(Dataset):
+    """Twelve images, each with a class that its brightness shows, or with several labels."""
+
+    def __init__(self, several: bool = False, masked: bool = False):
+        self.several, self.masked = several, masked
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        label = index % 3
+        item = {"pixel_values": pixels(1, seed=index)[0] + label}
+        if self.masked:
+            return item | {"bool_masked_pos": torch.arange(12).view(3, 4) % 3 == label}
+        if self.several:
+            return item | {"labels": torch.tensor([float(index % n == 0) for n in range(1, 8)])}
+        return item | {"labels": torch.tensor(label)}
+
+
+def build(model_class: Any = PlainViTForImageClassification, **fields: Any) -> Any:
+    """Return a small model whose every parameter differs."""
+    return randomize_(model_class(tiny_config(**fields)))
+
+
+def trainer(model: Any, folder: Path, images: Dataset | None = None, **arguments: Any) -> Trainer:
+    """Return a Trainer that is quiet and stays in `folder`."""
+    defaults: dict[str, Any] = {
+        "per_device_train_batch_size": 4, "num_train_epochs": 2, "learning_rate": 1e-2, "report_to": "none",
+        "save_strategy": "epoch", "logging_steps": 1, "disable_tqdm": True, "use_cpu": True, "seed": 3,
+    }  # fmt: skip
+    images = images or Images()
+    return Trainer(
+        model, TrainingArguments(str(folder), **{**defaults, **arguments}), train_dataset=images, eval_dataset=images
+    )
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Fail where two models differ in a bit."""
+    expected = theirs.state_dict()
+    assert len(expected) == len(ours.state_dict()) > 50
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_trainer_resumes_with_every_tensor(tmp_path: Path) -> None:
+    rates = {"hidden_dropout_prob": 0.2, "drop_path_rate": 0.2}
+    whole = trainer(build(**rates), tmp_path / "whole", num_train_epochs=3)
+    whole.train()
+    checkpoint = sorted((tmp_path / "whole").glob("checkpoint-*"))[0]
+    resumed = trainer(build(**rates), tmp_path / "resumed", num_train_epochs=3)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.state.global_step == whole.state.global_step == 9
+    assert_same(resumed.model, whole.model)
+
+
+def test_trainer_ends_with_its_best_model(tmp_path: Path) -> None:
+    # The rate rises so far that the last epoch is not the best.
+    run = trainer(
+        build(), tmp_path, num_train_epochs=4, learning_rate=0.5, lr_scheduler_type="constant", warmup_steps=0,
+        eval_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="loss",
+    )  # fmt: skip
+    run.train()
+    losses = {round(entry["epoch"]): entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry}
+    best = min(losses, key=lambda epoch: losses[epoch])
+    assert best != 4
+    assert run.evaluate()["eval_loss"] == pytest.approx(losses[best], rel=1e-6)
+    folder = run.state.best_model_checkpoint
+    assert folder is not None
+    assert_same(run.model, PlainViTForImageClassification.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_accumulated_steps_are_those_of_large_batches(several: bool, tmp_path: Path) -> None:
+    runs = {}
+    for batch in (12, 3):
+        run = trainer(
+            build(), tmp_path / str(batch), Images(several), per_device_train_batch_size=batch, max_grad_norm=0.0,
+            gradient_accumulation_steps=12 // batch, optim="sgd", num_train_epochs=1, save_strategy="no",
+        )  # fmt: skip
+        run.train()
+        runs[batch] = run
+    logged = [next(e["loss"] for e in run.state.log_history if "loss" in e) for run in runs.values()]
+    assert logged[1] == pytest.approx(logged[0], rel=1e-3)  # the log is rounded to four digits
+    expected = runs[12].model.state_dict()
+    for name, tensor in runs[3].model.state_dict().items():
+        assert difference(tensor, expected[name]) < REORDERED, name
+
+
+def test_trainer_trains_a_masked_image_model(tmp_path: Path) -> None:
+    run = trainer(
+        build(PlainViTForMaskedImageModeling, use_mask_token=True), tmp_path, Images(masked=True),
+        num_train_epochs=6, save_strategy="no",
+    )  # fmt: skip
+    run.train()
+    losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+
+
+def test_trainer_checkpoints_activations_and_predicts(tmp_path: Path) -> None:
+    run = trainer(build(), tmp_path, gradient_checkpointing=True, num_train_epochs=1, save_strategy="no")
+    run.train()
+    found = run.predict(Images())  # type: ignore[arg-type]
+    assert isinstance(found.predictions, np.ndarray)
+    assert found.predictions.shape == (12, 7)
+
+
+# PEFT
+
+
+def lora(model: Any) -> PeftModel:
+    """Return the model with low-rank adapters of random weights on queries, values and the MLP, and a new head."""
+    config = LoraConfig(
+        r=3, lora_alpha=5, target_modules=["q_proj", "v_proj", "fc1"], modules_to_save=["classifier"], lora_dropout=0.1
+    )
+    adapted = get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.3)
+    return adapted
+
+
+def test_lora_trains_the_adapters_and_the_head_alone(tmp_path: Path) -> None:
+    model = lora(build())
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    run = trainer(model, tmp_path, num_train_epochs=2, save_strategy="no")
+    run.train()
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    wanted = {name for name in before if "lora_" in name or "classifier.modules_to_save" in name}
+    assert len(wanted) == 3 * 3 * 2 + 2
+    assert changed == wanted
+
+
+def test_lora_merges_and_reloads(tmp_path: Path) -> None:
+    model = lora(build()).eval()
+    expected = model(pixel_values=pixels()).logits
+    assert difference(build().eval()(pixels()).logits, expected) > 0.1
+    model.save_pretrained(tmp_path)
+    reloaded = PeftModel.from_pretrained(build(), str(tmp_path)).eval()
+    assert torch.equal(reloaded(pixel_values=pixels()).logits, expected)
+    merged = model.merge_and_unload()
+    assert difference(merged(pixels()).logits, expected) < REORDERED
+    merged.save_pretrained(tmp_path / "merged")
+    again = PlainViTForImageClassification.from_pretrained(tmp_path / "merged")
+    assert torch.equal(again(pixels()).logits, merged(pixels()).logits)
+
+
+def test_lora_trains_with_checkpointed_activations() -> None:
+    model = lora(build()).train()
+    model.base_model.model.gradient_checkpointing_enable()
+    model(pixel_values=pixels(), labels=torch.tensor([1, 2])).loss.backward()
+    gradients = [p.grad for name, p in model.named_parameters() if "layers.0" in name and "lora_A" in name]
+    assert len(gradients) == 3
+    assert all(gradient is not None and gradient.abs().max() > 0 for gradient in gradients)
