@@ -307,9 +307,10 @@ class LinearPatchEmbeddings(nn.Module):
 
 
 def pad_same(images: torch.Tensor, kernel: int, stride: int, value: float = 0.0) -> torch.Tensor:
-    """Pad so that a window of this size gives ceil(pixels / stride) outputs, the odd pixel at the end (TensorFlow)."""
-    down, across = (max(0, (math.ceil(n / stride) - 1) * stride + kernel - n) for n in images.shape[-2:])
-    return F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2), value=value)
+    """Pad as TensorFlow's "SAME" does where the stride divides the sides, the odd pixel at the end."""
+    margin = max(0, kernel - stride)
+    before, after = margin // 2, margin - margin // 2
+    return F.pad(images, (before, after, before, after), value=value)
 
 
 class StandardizedConv2d(nn.Conv2d):
@@ -353,7 +354,7 @@ class Bottleneck(nn.Module):
         self.conv2 = StandardizedConv2d(config, inner, inner, 3, stride)
         self.norm2 = nn.GroupNorm(32, inner, eps)
         self.conv3 = StandardizedConv2d(config, inner, channels_out, 1)
-        self.norm3 = nn.GroupNorm(32, channels_out, eps)
+        self.norm3 = drawn_as("last_gain", nn.GroupNorm(32, channels_out, eps))
         self.shortcut: nn.Module = nn.Identity()
         if channels_in != channels_out or stride != 1:
             conv = StandardizedConv2d(config, channels_in, channels_out, 1, stride)
@@ -376,14 +377,12 @@ class ResNetPatchEmbeddings(nn.Module):
         self.stages = nn.ModuleList()
         for number, depth in enumerate(config.stem_depths):
             wide, stride = 256 * 2**number, 2 if number else 1
-            widths = [channels] + [wide] * (depth - 1)
-            units = [Bottleneck(config, w, wide, stride if unit == 0 else 1) for unit, w in enumerate(widths)]
-            self.stages.append(nn.Sequential(*units))
+            first = Bottleneck(config, channels, wide, stride)
+            self.stages.append(nn.Sequential(first, *(Bottleneck(config, wide, wide, 1) for _ in range(depth - 1))))
             channels = wide
-        size = tuple(pixels // config.stem_stride for pixels in config.patch_shape)
-        self.projection = drawn_as(
-            "patches", nn.Conv2d(channels, config.hidden_size, size, size, bias=config.patch_bias)
-        )
+        height, width = (pixels // config.stem_stride for pixels in config.patch_shape)
+        projection = nn.Conv2d(channels, config.hidden_size, (height, width), (height, width), bias=config.patch_bias)
+        self.projection = drawn_as("patches", projection)
         self.post_norm = norm_or_identity(config, config.patch_post_norm)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:

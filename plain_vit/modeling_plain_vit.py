@@ -38,7 +38,6 @@ from .layers_plain_vit import (
     PATCH_PREDICTORS,
     POOLERS,
     QK_NORMS,
-    Bottleneck,
     BranchesLayer,
     LayerScale,
     LinearPatchEmbeddings,
@@ -410,8 +409,8 @@ class PlainViTPreTrainedModel(PreTrainedModel):
             drawn["positions"](module.weight, std)
         elif isinstance(module, LayerScale):
             init.constant_(module.weight, module.initial_value)
-        elif isinstance(module, Bottleneck):
-            drawn["last_gain"](module.norm3.weight, std)
+        elif isinstance(module, nn.GroupNorm) and hasattr(module, "drawn_as"):
+            drawn[module.drawn_as](module.weight, std)
         elif isinstance(module, PerHeadRMSNorm):
             init.ones_(module.weight)
         elif isinstance(module, MapPooler):

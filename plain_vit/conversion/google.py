@@ -340,7 +340,7 @@ class GoogleFormat:
         if lost:
             raise ExportError("Google's code cannot express this model:", lost)
         arrays = {name: _as_numpy(tensor) for name, tensor in revert(rows_of(config, layout), tensors, config).items()}
-        np.savez(path, **arrays)
+        np.savez(path, **arrays)  # type: ignore[arg-type]  # no array is called like its option
 
 
 def default_layout(config: PlainViTConfig) -> str:

@@ -731,7 +731,9 @@ def inexpressible(config: PlainViTConfig, layout: Layout) -> list[str]:
     has = layout.names
     settled = layout_fields(layout, config)
     free = SIZES | RATES | NEUTRAL_FIELDS | {"pooling", "attention_scale"}
-    free |= {"patch_projection"} - settled.keys() | {"use_class_token"} - settled.keys()
+    free |= {"use_class_token"} - settled.keys()
+    if config.patch_projection != "resnet":  # a kernel and a dense layer are the same, in another order
+        free |= {"patch_projection", "stem_style"} - settled.keys()
     free |= {"num_register_tokens"} if REGISTERS in has and config.num_register_tokens else set()
     free |= {"representation_size"} if HIDDEN in has and config.representation_size else set()
     parts = [
