@@ -91,6 +91,12 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--to", required=True, choices=FORMATS[:-1])
     added.add_argument("--to-layout", help="which of that format's layouts; today's if not given")
     added.add_argument("--force", action="store_true", help="replace what OUT holds")
+
+    added = command("show", show, "draw what a model sees in images: pictures, one page, and their arrays", hints)
+    added.add_argument("images", nargs="+", metavar="IMAGE")
+    added.add_argument("--model", required=True, help="file, folder or Hub id; the options describe this one")
+    added.add_argument("--compare", help="a second model, drawn beside the first")
+    added.add_argument("--out", required=True, type=Path, help="new or empty folder")
     return main_parser
 
 
@@ -145,6 +151,20 @@ def export(options: argparse.Namespace) -> None:
         force=options.force,
     )
     print(f"written: {options.out}")
+
+
+def show(options: argparse.Namespace) -> None:
+    """Draw what a model sees."""
+    from .analysis.sheet import draw_sheet
+    from .conversion import from_checkpoint
+
+    first = from_checkpoint(options.model, **hints_of(options))
+    names, compare = (options.model, ""), None
+    if options.compare is not None:
+        second = from_checkpoint(options.compare)
+        names, compare = (options.model, options.compare), (second.model, second.image_processor)
+    page = draw_sheet(options.images, first.model, first.image_processor, options.out, compare=compare, names=names)
+    print(f"written: {page}")
 
 
 def hints_of(options: argparse.Namespace) -> dict[str, Any]:
