@@ -129,7 +129,7 @@ def test_an_old_name_of_an_architecture_is_known(tmp_path: Path) -> None:
         ({"model_args": {"norm_layer": "batchnorm"}}, ExportError, "batchnorm"),
         ({"label_names": ["one", "two"]}, CheckpointError, "2 label names for 11 classes"),
         ({"model_args": None}, MappingError, "missing"),
-        ({"num_classes": 7}, CheckpointError, "7 classes and the head 11"),
+        ({"num_classes": 7}, CheckpointError, "7 classes, the head 11"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(
