@@ -41,6 +41,7 @@ EXTRAS = {
         "onnxruntime>=1.23",
         "onnxscript>=0.5.6",
         "nbclient>=0.10",
+        "nbformat>=5.10",
         "ipykernel>=7.0",
         "pytest>=9.0",
         "pytest-xdist>=3.8",
