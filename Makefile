@@ -14,7 +14,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-floors quality style bench wheel clean
+.PHONY: help install demo test test-all test-floors quality style wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,9 +41,6 @@ quality: $(INSTALLED) ## check style and types
 style: $(INSTALLED) ## put the style right where ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-
-bench: $(INSTALLED) ## run every benchmark
-	@set -e; for script in benchmarks/*.py; do $(BIN)/python $$script; done
 
 wheel: $(INSTALLED) ## build dist/*.whl and check its metadata
 	rm -rf build dist
