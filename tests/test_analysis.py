@@ -491,6 +491,15 @@ def test_an_average_reads_no_further_than_its_limit() -> None:
     assert read == [0, 1]
 
 
+def test_an_average_leaves_out_what_is_not_a_number() -> None:
+    def first_pixel(model: Any, pixel_values: torch.Tensor) -> np.ndarray:
+        return pixel_values[:, 0, 0, :2].numpy()
+
+    pixels = torch.tensor([[[[1.0, math.nan]]], [[[math.nan, math.nan]]], [[[3.0, math.nan]]]])
+    result = average_over_images(first_pixel, build(), pixels.split(2), progress=False)
+    np.testing.assert_array_equal(result, [2, math.nan])
+
+
 def test_a_progress_bar_counts_images(capsys: pytest.CaptureFixture[str]) -> None:
     model = build()
     average_over_images(token_norms, model, [images(model, batch=3)] * 2)
@@ -608,7 +617,10 @@ def test_wrapped_models_are_seen_through() -> None:
     model = build()
     pixels = images(model)
     expected = attention_maps(model, pixels)
-    np.testing.assert_array_equal(attention_maps(torch.compile(model, backend="eager"), pixels), expected)
+    compiled: Any = torch.compile(model.eval(), backend="eager")
+    with torch.no_grad():
+        compiled(pixels)  # from here on the compiled code is kept, and would not run hooks
+    np.testing.assert_array_equal(attention_maps(compiled, pixels), expected)
     np.testing.assert_array_equal(attention_maps(nn.DataParallel(model), pixels), expected)
 
 
