@@ -1,7 +1,7 @@
 """The parts of a training run: order and augmentation, optimizer groups, schedule, heads, evaluation, files."""
 
+import json
 import math
-from collections import Counter
 
 import numpy as np
 import PIL.Image
@@ -23,8 +23,10 @@ from transformers import (
     get_scheduler,
 )
 from transformers.modeling_outputs import ImageClassifierOutput
+from vit_pytorch import ViT
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.conversion import from_module
 from plain_vit.errors import TrainingError
 from plain_vit.training.images import (
     AugmentedImages,
@@ -299,7 +301,10 @@ def test_checkpoint_without_weights_of_its_body_is_refused(tmp_path):
 def test_from_scratch_keeps_the_architecture_and_no_weight(tmp_path):
     small_vit(image_size=24, num_labels=7).save_pretrained(tmp_path)
     PlainViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
     fresh, processor = load_classifier(str(tmp_path), ["a", "b"], from_scratch=True)
+    assert {parameter.dtype for parameter in fresh.parameters()} == {torch.float32}
     tuned, _ = load_classifier(str(tmp_path), ["a", "b"])
     assert fresh.config.hidden_size == tuned.config.hidden_size == SMALL["hidden_size"]
     assert fresh.config.num_labels == 2
@@ -317,11 +322,34 @@ def test_preset_is_trained_from_scratch_only():
         load_classifier("vit-tiny-patch16-32", ["a", "b"])
 
 
-def test_half_precision_checkpoint_is_trained_in_float32(tmp_path):
-    small_vit(image_size=24).bfloat16().save_pretrained(tmp_path)
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+def test_weights_are_trained_in_float32_as_they_were_stored(stored, tmp_path):
+    source = small_vit(image_size=24).to(stored)
+    source.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
     PlainViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
     model, _ = load_classifier(str(tmp_path), ["a", "b"])
-    assert Counter(parameter.dtype for parameter in model.parameters()).keys() == {torch.float32}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert all(
+        torch.equal(tensor, model.vit.state_dict()[name]) for name, tensor in source.vit.float().state_dict().items()
+    )
+
+
+def test_checkpoint_of_another_library_is_opened_in_float32_and_keeps_its_body(tmp_path):
+    arguments = {"image_size": 24, "patch_size": 8, "dim": 12, "depth": 3, "heads": 2, "dim_head": 6, "mlp_dim": 20}
+    source = randomize_(ViT(**arguments, num_classes=5)).bfloat16()
+    torch.save(source.state_dict(), tmp_path / "vit.pt")
+    expected = from_module(source.float()).vit.state_dict()
+    model, processor = load_classifier(str(tmp_path / "vit.pt"), ["a", "b"], num_attention_heads=2)
+    assert input_size(processor) == (24, 24)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.vit.state_dict().items())
+    assert not model.classifier.weight.any()
+    fresh, _ = load_classifier(str(tmp_path / "vit.pt"), ["a", "b"], num_attention_heads=2, from_scratch=True)
+    assert {parameter.dtype for parameter in fresh.parameters()} == {torch.float32}
+    name = "layers.1.mlp.fc1.weight"
+    assert not torch.equal(fresh.vit.state_dict()[name], expected[name])
 
 
 # Evaluation

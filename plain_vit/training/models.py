@@ -28,7 +28,7 @@ def load_classifier(
     trust_remote_code: bool = False,
     num_attention_heads: int | None = None,
 ) -> tuple[PreTrainedModel, Any]:
-    """Open any image classifier and give it a new head, whose first logits are all zero (paper, section 3.1).
+    """Open any image classifier and give it a new head, whose first logits are all zero (paper, section 3.2).
 
     Args:
         source: a transformers folder or Hub id; a checkpoint of another library (see `from_checkpoint`); or, from
@@ -53,7 +53,7 @@ def load_classifier(
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size
         processor: Any = PlainViTImageProcessor(size={"height": height, "width": width})
-        return PlainViTForImageClassification._from_config(_with_labels(config, label_names)), processor
+        return _fresh(PlainViTForImageClassification, config, label_names), processor
     if not is_transformers_checkpoint(source):
         converted = from_checkpoint(source, num_attention_heads=num_attention_heads)
         model, processor = converted.model, converted.image_processor
@@ -62,24 +62,26 @@ def load_classifier(
                 f"{source} does not say how its images were prepared: convert it first, with these said."
             )
         if not isinstance(model, PlainViTForImageClassification):
-            body, model = model, PlainViTForImageClassification._from_config(_with_labels(model.config, label_names))
+            body, model = model, _fresh(PlainViTForImageClassification, model.config, label_names)
             model.vit.load_state_dict(body.state_dict())
     else:
         if num_attention_heads is not None:
             raise TrainingError(f"The config of {source} says how many heads it has: leave out --num_attention_heads.")
         processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
         if from_scratch:
-            config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-            model = AutoModelForImageClassification.from_config(config, trust_remote_code=trust_remote_code)
-        else:
-            model, loading = AutoModelForImageClassification.from_pretrained(
-                source, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
+            config = _with_labels(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code), label_names)
+            model = AutoModelForImageClassification.from_config(
+                config, trust_remote_code=trust_remote_code, dtype=torch.float32
             )
-            missing = set(loading["missing_keys"]) - head_of(model)
-            if missing:
-                raise TrainingError(f"{source} lacks weights of its model: {', '.join(sorted(missing)[:5])}.")
+            return model, processor
+        model, loading = AutoModelForImageClassification.from_pretrained(
+            source, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
+        )
+        missing = set(loading["missing_keys"]) - head_of(model)
+        if missing:
+            raise TrainingError(f"{source} lacks weights of its model: {', '.join(sorted(missing)[:5])}.")
     if from_scratch:
-        return type(model)._from_config(_with_labels(model.config, label_names)), processor
+        return _fresh(type(model), model.config, label_names), processor
     return with_new_head(model, label_names), processor
 
 
@@ -100,7 +102,7 @@ def with_new_head(model: PreTrainedModel, label_names: list[str]) -> PreTrainedM
         model: any transformers image classifier.
         label_names: the classes, in the order of their numbers.
     """
-    new = type(model)._from_config(_with_labels(model.config, label_names), dtype=torch.float32)
+    new = _fresh(type(model), model.config, label_names)
     head = head_of(model)
     new.load_state_dict({name: tensor for name, tensor in model.state_dict().items() if name not in head}, strict=False)
     with torch.no_grad():
@@ -115,9 +117,14 @@ def head_of(model: PreTrainedModel) -> set[str]:
     shapes = []
     for count in (2, 3):
         with torch.device("meta"):
-            sized = type(model)._from_config(_with_labels(model.config, [str(number) for number in range(count)]))
+            sized = _fresh(type(model), model.config, [str(number) for number in range(count)])
         shapes.append({name: tensor.shape for name, tensor in sized.state_dict().items()})
     return {name for name, shape in shapes[0].items() if shape != shapes[1][name]}
+
+
+def _fresh(kind: type[PreTrainedModel], config: PreTrainedConfig, label_names: list[str]) -> PreTrainedModel:
+    """Build a model with new weights, in float32 whatever its config says of those it was stored with."""
+    return kind._from_config(_with_labels(config, label_names), dtype=torch.float32)
 
 
 def _with_labels(config: PreTrainedConfig, label_names: list[str]) -> PreTrainedConfig:
