@@ -12,12 +12,13 @@ class LogitsOnly(nn.Module):
     """A classifier that returns its logits as a tensor, not in a `ModelOutput`.
 
     Args:
-        model: The classifier; its parameters and mode are shared.
+        model: The classifier; its parameters are shared, and its mode (training or not) is taken over.
     """
 
     def __init__(self, model: PlainViTForImageClassification):
         super().__init__()
         self.model = model
+        self.train(model.training)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the logits (B, num_labels) of normalised pixels (B, C, H, W)."""

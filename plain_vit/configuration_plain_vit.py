@@ -44,8 +44,8 @@ PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label
 # Keywords that transformers passes, or that it and its Trainer write beside the fields.
 TRANSFORMERS_KEYWORDS = {
     "_attn_implementation", "_commit_hash", "_name_or_path", "attn_implementation", "auto_map",
-    "experts_implementation", "fusion_config", "model_type", "name_or_path", "num_labels", "out_features", "out_indices",
-    "output_attentions", "quantization_config", "torch_dtype", "use_cache",
+    "experts_implementation", "fusion_config", "model_type", "name_or_path", "num_labels", "out_features",
+    "out_indices", "output_attentions", "quantization_config", "torch_dtype", "use_cache",
 }  # fmt: skip
 
 
@@ -373,18 +373,17 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @property
     def base_model_tp_plan(self) -> dict[str, str]:  # type: ignore[override]  # what can be split depends on the fields
-        """Which layers tensor parallelism splits: heads and MLP channels, where no norm spans them all."""
+        """Which layers tensor parallelism splits: heads and MLP channels, where no parameter spans them all."""
         branches = self.block_type == "branches"
         attention = "layers.*.attention_branches.*.attention" if branches else "layers.*.attention"
         mlp = "layers.*.mlp_branches.*.mlp" if branches else "layers.*.mlp"
         plan: dict[str, str] = {}
-        if self.attention_output_projection and not self.attention_inner_norm and self.qk_norm != "rms_per_head":
+        spanned = self.attention_inner_norm or self.qk_norm == "rms_per_head" or self.attention_type == "differential"
+        if self.attention_output_projection and not spanned:
             plan |= {f"{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
             plan |= {f"{attention}.o_proj": "rowwise"}
-            shared = ["q_norm", "k_norm"] if self.qk_norm is not None else []
-            if self.attention_type == "differential":
-                shared += ["head_norm", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"]
-            plan |= {f"{attention}.{name}": "replicated_with_grad_allreduce" for name in shared}
+            if self.qk_norm is not None:
+                plan |= {f"{attention}.{name}": "replicated_with_grad_allreduce" for name in ("q_norm", "k_norm")}
         if self.mlp_type != "swiglu_packed" and not self.mlp_inner_norm:
             plan |= {f"{mlp}.{name}": "colwise" for name in (["fc1", "gate"] if self.mlp_type == "swiglu" else ["fc1"])}
             plan |= {f"{mlp}.fc2": "rowwise"}

@@ -397,7 +397,7 @@ class PlainViTPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)  # the norms
         drawn, std = INITIALIZATIONS[self.config.initialization], self.config.initializer_range
         if isinstance(module, nn.Linear | nn.Conv2d):
-            kind = getattr(module, "drawn_as", "dense")
+            kind: str = getattr(module, "drawn_as", "dense")
             if kind == "classifier" and self.config.zero_init_classifier:
                 kind = "zeros"
             drawn[kind](module, std)
@@ -410,7 +410,7 @@ class PlainViTPreTrainedModel(PreTrainedModel):
         elif isinstance(module, LayerScale):
             init.constant_(module.weight, module.initial_value)
         elif isinstance(module, nn.GroupNorm) and hasattr(module, "drawn_as"):
-            drawn[module.drawn_as](module.weight, std)
+            drawn[str(module.drawn_as)](module.weight, std)
         elif isinstance(module, PerHeadRMSNorm):
             init.ones_(module.weight)
         elif isinstance(module, MapPooler):

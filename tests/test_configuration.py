@@ -253,7 +253,7 @@ def test_the_tensor_parallel_plan_names_layers_that_exist_and_whose_parts_fit(na
             assert path in modules, path
         assert style in ("colwise", "rowwise", "replicated_with_grad_allreduce")
     split = {pattern.rpartition(".")[2] for pattern in config.base_model_tp_plan}
-    assert ("o_proj" in split) == (name not in ("inner_norms", "rms_per_head", "no_projection"))
+    assert ("o_proj" in split) == (name not in ("inner_norms", "rms_per_head", "no_projection", "differential"))
     assert ("fc2" in split) == (name not in ("inner_norms", "swiglu_packed"))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments
+from transformers import TorchAoConfig, Trainer, TrainingArguments
 
 from plain_vit import PlainViTForImageClassification, PlainViTForMaskedImageModeling
 from tests.conftest import randomize_
@@ -120,7 +120,7 @@ def test_trainer_trains_a_masked_image_model(tmp_path: Path) -> None:
 def test_trainer_checkpoints_activations_and_predicts(tmp_path: Path) -> None:
     run = trainer(build(), tmp_path, gradient_checkpointing=True, num_train_epochs=1, save_strategy="no")
     run.train()
-    found = run.predict(Images())  # type: ignore[arg-type]
+    found = run.predict(Images())
     assert isinstance(found.predictions, np.ndarray)
     assert found.predictions.shape == (12, 7)
 
@@ -172,3 +172,26 @@ def test_lora_trains_with_checkpointed_activations() -> None:
     gradients = [p.grad for name, p in model.named_parameters() if "layers.0" in name and "lora_A" in name]
     assert len(gradients) == 3
     assert all(gradient is not None and gradient.abs().max() > 0 for gradient in gradients)
+
+
+# torchao
+
+
+@pytest.mark.slow
+def test_torchao_s_int8_weights_load_save_and_load(tmp_path: Path) -> None:
+    reason = "torchao is not installed: it adds 2.5 s to every import of transformers"
+    quantization = pytest.importorskip("torchao.quantization", reason=reason)
+    model = build(hidden_size=120, intermediate_size=248).eval()
+    expected = model(pixels()).logits
+    model.save_pretrained(tmp_path / "float")
+    config = TorchAoConfig(quantization.Int8WeightOnlyConfig(), modules_to_not_convert=["classifier"])
+    quantized: Any = PlainViTForImageClassification.from_pretrained(tmp_path / "float", quantization_config=config)
+    weight = quantized.vit.layers[0].mlp.fc1.weight
+    assert "Int8" in type(weight).__name__
+    found = quantized(pixels()).logits
+    assert 0 < difference(found, expected) < 0.05  # eight bits
+    quantized.save_pretrained(tmp_path / "int8")
+    again = PlainViTForImageClassification.from_pretrained(tmp_path / "int8")
+    assert torch.equal(again(pixels()).logits, found)
+    size = {name: (tmp_path / name / "model.safetensors").stat().st_size for name in ("float", "int8")}
+    assert size["int8"] < 0.5 * size["float"]

@@ -1,0 +1,145 @@
+"""torch.compile, torch.export and ONNX: one program for any batch and any size, with the model's own numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+
+from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViTForMaskedImageModeling
+from plain_vit.adapters import LogitsOnly
+from tests.conftest import randomize_
+from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+
+# Generated kernels sum in another order.
+REORDERED = 1e-5
+SIZES = [(2, 40, 28), (3, 24, 56), (5, 16, 98)]  # batch, height, width: another grid, the native one, another again
+DYNAMIC = {0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+
+
+def build(**fields: Any) -> Any:
+    """Return a small classifier whose every parameter differs."""
+    return randomize_(PlainViTForImageClassification(tiny_config(**{"num_hidden_layers": 2, **fields}))).eval()
+
+
+def compiled(model: Any, backend: str) -> Any:
+    """Return the model in one graph that serves every size, compiled afresh."""
+    torch._dynamo.reset()
+    return torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+
+
+def sizes_for(name: str) -> list[tuple[int, int, int]]:
+    """Return the sizes that the variation takes: a truncated table does not grow."""
+    return [size for size in SIZES if name != "truncate" or size[1] * size[2] <= 24 * 56]
+
+
+def check_inference(name: str, backend: str) -> None:
+    model = build(**VARIATIONS[name])
+    program = compiled(model, backend)
+    with torch.no_grad():
+        for size in sizes_for(name):
+            assert difference(program(pixels(*size)).logits, model(pixels(*size)).logits) < REORDERED
+
+
+def check_training(name: str, backend: str, **fields: Any) -> None:
+    fields = {**VARIATIONS[name], "pooling": VARIATIONS[name].get("pooling", "cls").replace("none", "mean"), **fields}
+    model = build(**fields).train()
+    program = compiled(model, backend)
+    for batch, height, width in sizes_for(name):
+        gradients = []
+        for forward in (program, model):
+            model.zero_grad()
+            forward(pixels(batch, height, width), labels=torch.arange(batch)).loss.backward()
+            gradients.append({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
+        assert gradients[0].keys() == gradients[1].keys()
+        for key, gradient in gradients[1].items():
+            if gradient.abs().max() > 1e-6:  # a key's bias changes nothing: its gradient is what is left of rounding
+                assert difference(gradients[0][key], gradient) < 10 * REORDERED, key
+
+
+def test_inference_compiles_to_one_graph() -> None:
+    check_inference("plain", "aot_eager")
+
+
+def test_training_compiles_to_one_graph() -> None:
+    check_training("registers", "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(VARIATIONS))
+def test_every_variation_compiles_for_inference(name: str) -> None:
+    check_inference(name, "inductor" if name in ("plain", "map", "differential") else "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(VARIATIONS))
+def test_every_variation_compiles_for_training(name: str) -> None:
+    check_training(name, "inductor" if name in ("plain", "registers") else "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear_antialias", "bilinear_align_corners"])
+def test_every_resampling_mode_compiles_for_training(mode: str) -> None:
+    check_training("plain", "inductor", position_resampling=mode)
+
+
+@pytest.mark.slow
+def test_training_parts_compile_too() -> None:
+    fields = {"hidden_dropout_prob": 0.1, "drop_path_rate": 0.2, "patch_dropout_prob": 0.3}
+    program = compiled(build(**fields).train(), "aot_eager")
+    for size in SIZES:
+        program(pixels(*size), labels=torch.arange(size[0])).loss.backward()
+
+
+@pytest.mark.slow
+def test_gradient_checkpointing_compiles_too() -> None:
+    model = build().train()
+    model.gradient_checkpointing_enable()
+    program = compiled(model, "aot_eager")
+    for size in SIZES:
+        program(pixels(*size), labels=torch.arange(size[0])).loss.backward()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_class", [PlainViTBackbone, PlainViTForMaskedImageModeling])
+def test_other_heads_compile(model_class: Any) -> None:
+    model = randomize_(model_class(tiny_config(num_hidden_layers=2, use_mask_token=True))).eval()
+    program = compiled(model, "aot_eager")
+    for size in SIZES:
+        with torch.no_grad():
+            found, expected = program(pixels(*size))[0], model(pixels(*size))[0]
+        found, expected = (x[0] if isinstance(x, tuple) else x for x in (found, expected))
+        assert difference(found, expected) < REORDERED
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "sincos", "linear_patches", *(
+        pytest.param(name, marks=pytest.mark.slow) for name in sorted(VARIATIONS.keys() - {
+            "plain", "sincos", "linear_patches", "truncate"}))],
+)  # fmt: skip
+def test_an_exported_program_serves_every_batch_and_size(name: str, tmp_path: Path) -> None:
+    model = build(**VARIATIONS[name])
+    program = torch.export.export(model, (pixels(*SIZES[0]),), dynamic_shapes=(DYNAMIC,))
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    for size in SIZES:
+        assert difference(loaded(pixels(*size)).logits, model(pixels(*size)).logits) < REORDERED
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("registers", "map", "differential", "swiglu"))],
+)
+def test_onnx_serves_every_batch_and_size(name: str, tmp_path: Path) -> None:
+    model = build(**VARIATIONS[name])
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(
+        LogitsOnly(model), (pixels(*SIZES[0]),), path, dynamo=True, dynamic_shapes=(DYNAMIC,),
+        input_names=["pixel_values"], output_names=["logits"], verbose=False,
+    )  # fmt: skip
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for size in SIZES:
+        (logits,) = session.run(["logits"], {"pixel_values": pixels(*size).numpy()})
+        assert difference(torch.tensor(logits), model(pixels(*size)).logits) < REORDERED
