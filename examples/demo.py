@@ -167,7 +167,7 @@ def support_vector_accuracy(shots_per_class: int | None, seed: int) -> float:
     """Return how many held-out digits scikit-learn's SVC finds when it learns from the same images."""
     train = load_classification_data("digits", shots_per_class=shots_per_class, seed=seed).train
     (x, y), (test_x, test_y) = (
-        (np.stack([np.asarray(image).ravel() for image in split["image"]]), split["label"][:])
+        (np.stack([np.asarray(image.convert("L")).ravel() for image in split["image"]]), split["label"][:])
         for split in (train, held_out("digits"))
     )
     return float(SVC().fit(x, y).score(test_x, test_y))
