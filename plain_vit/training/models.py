@@ -63,15 +63,15 @@ def load_classifier(
             )
         if not isinstance(model, PlainViTForImageClassification):
             body, model = model, _fresh(PlainViTForImageClassification, model.config, label_names)
-            model.vit.load_state_dict(body.state_dict())
+            model.get_submodule("vit").load_state_dict(body.state_dict())
     else:
         if num_attention_heads is not None:
             raise TrainingError(f"The config of {source} says how many heads it has: leave out --num_attention_heads.")
         processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
         if from_scratch:
-            config = _with_labels(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code), label_names)
+            stored = _with_labels(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code), label_names)
             model = AutoModelForImageClassification.from_config(
-                config, trust_remote_code=trust_remote_code, dtype=torch.float32
+                stored, trust_remote_code=trust_remote_code, dtype=torch.float32
             )
             return model, processor
         model, loading = AutoModelForImageClassification.from_pretrained(
