@@ -29,6 +29,7 @@ def random_arrays(
     grid: tuple[int, int] = (4, 4),
     class_token: bool = True,
     map_head: bool = False,
+    shared_width: bool = False,
     representation: bool = False,
     classes: int = CLASSES,
     stem: tuple[int, ...] | None = None,
@@ -86,8 +87,8 @@ def random_arrays(
     for layer in range(DEPTH):
         block = f"Transformer/encoderblock_{layer}"
         norm(f"{block}/{norm1}", WIDTH)
-        # The map head shares the width out, so a model that has one does too.
-        attention(f"{block}/{attend}", *((5, 4) if map_head else (HEADS, HEAD_DIM)))
+        # The map head shares the width out, so a model that has one does too; and timm's models all do.
+        attention(f"{block}/{attend}", *((5, 4) if map_head or shared_width else (HEADS, HEAD_DIM)))
         norm(f"{block}/{norm2}", WIDTH)
         mlp(f"{block}/{block_mlp}")
     norm("Transformer/encoder_norm", WIDTH)

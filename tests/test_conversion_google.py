@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
-from plain_vit.conversion import from_checkpoint, to_checkpoint, to_module
+from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError
 from tests.conftest import randomize_
 from tests.google_models import (
@@ -126,6 +127,31 @@ def test_what_stands_beside_the_model_is_ignored_and_reported(tmp_path: Path) ->
     state = {"opt/state/step": np.ones(1)}
     report = from_checkpoint(save(tmp_path / "state.npz", random_arrays(), "opt/target/", state)).report
     assert set(report.ignored) == set(state)
+
+
+# timm reads stacked layers in big_vision's names only.
+LOADED_BY_TIMM = [
+    *((kind, False) for kind in ("augreg", "opt_target", "big_vision_cls", "big_vision_gap", "siglip")),
+    *((kind, True) for kind in ("big_vision_cls", "big_vision_gap", "siglip")),
+]
+
+
+@pytest.mark.parametrize("kind, scanned", LOADED_BY_TIMM)
+def test_timms_own_loader_reads_the_same_tensors(tmp_path: Path, kind: str, scanned: bool) -> None:
+    fields, prefix, hints = KINDS[kind]
+    arrays = random_arrays(**{**fields, "shared_width": True, "representation": False})
+    path = save(tmp_path / "model.npz", stacked(arrays) if scanned else arrays, prefix)
+    pooling = "map" if fields.get("map_head") else "avg" if not fields.get("class_token", True) else "token"
+    source = VisionTransformer(
+        img_size=(20, 28), patch_size=PATCH, embed_dim=WIDTH, depth=DEPTH, num_heads=5, mlp_ratio=MLP / WIDTH,
+        class_token=pooling == "token", global_pool=pooling, fc_norm=False, num_classes=fields.get("classes", CLASSES),
+        no_embed_class=kind == "big_vision_cls",
+    )  # fmt: skip
+    source.load_pretrained(str(path))
+    theirs = from_module(source).state_dict()
+    ours = from_checkpoint(path, **hints).model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("broken", ["missing", "left over", "shape", "layer"])

@@ -36,7 +36,7 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
         count: How many; fewer come where a patch has fewer values, or the model fewer filters.
 
     Raises:
-        AnalysisError: for a count below 1.
+        AnalysisError: for a count below 1, and for a hybrid, whose projection reads no pixels.
 
     Source:
         Dosovitskiy et al. 2021, Figure 7 (left).
@@ -44,6 +44,8 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
     if count < 1:
         raise AnalysisError(f"count is {count}: expected 1 or more principal components")
     vit = encoder(model)
+    if vit.config.patch_projection == "resnet":
+        raise AnalysisError("the patch projection reads the features of a ResNet: it has no filters over pixels")
     projection: Any = vit.embeddings.patch_embeddings.projection
     weight = projection.weight.detach().double().cpu()
     if weight.ndim == 2:  # dense, over pixels in the order row, column, channel

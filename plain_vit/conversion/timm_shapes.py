@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..configuration_plain_vit import stem_stride
 from ..errors import AmbiguousCheckpointError
 from .format import Hints, Inference, Size
 from .timm_architectures import ARCHITECTURES
@@ -77,11 +78,6 @@ def stem_depths(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:
         return None
     stages = sorted({int(stage) for stage, _ in units})
     return tuple(len({unit for stage, unit in units if int(stage) == number}) for number in stages)
-
-
-def stem_stride(depths: tuple[int, ...]) -> int:
-    """Return the pixels that one feature of the ResNet stands for, along each side."""
-    return 4 * 2 ** max(0, len(depths) - 1)
 
 
 def visible(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
