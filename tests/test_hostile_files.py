@@ -13,8 +13,9 @@ import safetensors.torch
 import torch
 from hypothesis import strategies
 
+from plain_vit.conversion import containers
 from plain_vit.conversion.reading import read_checkpoint
-from plain_vit.errors import PlainViTError, UnsafeFileError
+from plain_vit.errors import CheckpointError, PlainViTError, UnsafeFileError
 from tests.bad_files import BAD_FILES, PAYLOAD
 from tests.test_reading import WRITERS, some_tensors
 from tests.test_writing import in_a_process, kilobytes
@@ -48,6 +49,17 @@ def test_the_payload_of_the_hostile_files_does_run_where_nobody_takes_care(
     path = BAD_FILES["pickle that calls os.system"].make(tmp_path)
     torch.load(path, weights_only=False)
     assert (tmp_path / PAYLOAD).exists()
+
+
+@pytest.mark.parametrize("title", ["pickle that calls os.system", "old pickle that calls os.system"])
+def test_where_our_own_check_of_a_pickle_is_passed_torch_refuses_it_still(
+    title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(containers, "TENSOR_GLOBALS", containers.TENSOR_GLOBALS | {"posix system"})
+    with pytest.raises(CheckpointError, match="cannot be unpickled"):
+        read_checkpoint(BAD_FILES[title].make(tmp_path))
+    assert not (tmp_path / PAYLOAD).exists()
 
 
 def open_all(sources: list[Path]) -> tuple[int, float]:

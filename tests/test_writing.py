@@ -103,6 +103,7 @@ def test_an_empty_folder_is_taken_as_the_target(tmp_path: Path) -> None:
 def test_a_file_is_replaced_in_one_step_and_only_when_asked(tmp_path: Path) -> None:
     target = tmp_path / "weights.safetensors"
     with staged_file(target) as path:
+        assert (path.parent, path.suffix) == (target.parent, target.suffix)
         save_state_dict(some_tensors(1), path, progress=False)
     with pytest.raises(OutputExistsError, match="is there already"), staged_file(target):
         pytest.fail("the block must not run")
@@ -268,7 +269,7 @@ def survive_kills(tmp_path: Path, kills: int) -> None:
             assert version_of(target) in (finished, finished + 1)
         left += recover(target)
         assert version_of(target) in (finished, finished + 1)
-        assert beside(target) == [f".{target.name}.plain-vit-lock"][: len(beside(target))]
+        assert beside(target) == [f".plain-vit-lock.{target.name}"][: len(beside(target))]
     write_version(target, 10**6)
     assert version_of(target) == 10**6
     assert beside(target) == []
@@ -318,7 +319,7 @@ def test_every_state_that_a_crash_can_leave_is_recovered(
     for role, version in (("new", new), ("old", old), (None, target)):
         if version is not None:
             write_version(tmp_path / "elsewhere" / "model", version)
-            (tmp_path / "elsewhere" / "model").rename(tmp_path / f".model.plain-vit-{role}" if role else place)
+            (tmp_path / "elsewhere" / "model").rename(tmp_path / f".plain-vit-{role}.model" if role else place)
     (tmp_path / "elsewhere").rmdir()
     assert recover(place)
     assert version_of(place) == expected

@@ -327,11 +327,7 @@ def to_checkpoint(
             f"{path} ends in {suffix!r}: a checkpoint of {format} is a file, {' or '.join(target.suffixes)}"
         )
     with (staged_file if target.suffixes else staged_folder)(path, force=force) as staged:
-        # The staging place has a name of its own, and what a file is follows from its suffix.
-        place = staged.with_name(staged.name + suffix) if target.suffixes else staged
-        target.write(config, tensors, place, image_processor, layout)
-        if place != staged:
-            place.rename(staged)
+        target.write(config, tensors, staged, image_processor, layout)
 
 
 class _Opening:

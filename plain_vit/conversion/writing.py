@@ -70,7 +70,7 @@ def staged_file(
         sources: Files and folders that the output is made from, and that must not be the target or around it.
 
     Yields:
-        The path of the staging file, beside the target; nothing is there yet.
+        The path of the staging file, beside the target and with its suffix; nothing is there yet.
 
     Raises:
         OutputExistsError: The target is there and `force` was not given.
@@ -148,7 +148,7 @@ def _check_folder(place: Path, force: bool) -> None:
 
 
 def _beside(place: Path, role: str) -> Path:
-    return place.with_name(f".{place.name}.plain-vit-{role}")
+    return place.with_name(f".plain-vit-{role}.{place.name}")  # the suffix stays: it says what a file is
 
 
 @contextmanager
