@@ -58,6 +58,9 @@ ALWAYS: dict[str, Any] = {
     "initialization": "google",
 }
 
+# What of a file tells the pooling.
+POOLED_BY = {"cls": "its class token", "map": "its MAPHead_0", "mean": "the lack of a class token and of a MAPHead_0"}
+
 # What a file says about a model.
 SAID = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size", "image_size",
@@ -264,9 +267,7 @@ class GoogleFormat:
         )
         inferences += [
             Inference("num_attention_heads", config.num_attention_heads, "the axes of query/kernel"),
-            Inference(
-                "pooling", pooling, "no cls and no MAPHead_0" if pooling == "mean" else "what the file has for it"
-            ),
+            Inference("pooling", pooling, POOLED_BY[pooling]),
         ]
         if hints.layer_norm_eps is None:
             inferences.append(Inference("layer_norm_eps", EPS, "flax, which has no other in this code"))
@@ -461,7 +462,7 @@ def _positions(
         "position_embedding_on_prefix": POSITIONS[place],
         "image_size": size,
     }
-    return fields, [Inference("image_size", size, f"the {rows} rows of {place}")]
+    return fields, [] if told else [Inference("image_size", size, f"the {rows} rows of {place}")]
 
 
 def _as_numpy(tensor: torch.Tensor) -> np.ndarray:
