@@ -607,6 +607,8 @@ class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
             raise ValueError("a masked-image model needs a mask token: set use_mask_token=True")
         if config.patch_dropout_prob:
             raise ValueError("a masked-image model predicts every patch: set patch_dropout_prob=0")
+        if config.drop_partial_patches:
+            raise ValueError("a masked-image model predicts every pixel: set drop_partial_patches=False")
         super().__init__(config)
         self.vit = PlainViTModel(config, add_pooling_layer=False)
         self.decoder = PATCH_PREDICTORS[config.reconstruction_target](config)

@@ -51,6 +51,13 @@ def test_every_block_of_the_readme_runs_and_prints_what_it_shows(workplace: Path
             assert run_command(command.removeprefix("$ "))[1].splitlines() == shown
 
 
+def test_the_blocks_of_the_model_s_page_run_one_after_the_other(workplace: Path) -> None:
+    names: dict[str, object] = {"__name__": "model"}
+    for kind, code in BLOCK.findall((ROOT / "docs" / "model.md").read_text(encoding="utf-8")):
+        assert kind == "python"
+        exec(compile(code, "model.md", "exec"), names)
+
+
 def run_python(code: str) -> str:
     """Run a block as a file of its own would run; return what it printed."""
     with contextlib.redirect_stdout(io.StringIO()) as output:

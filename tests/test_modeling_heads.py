@@ -194,7 +194,12 @@ def test_a_painted_color_is_read_as_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields, remedy", [({}, "set use_mask_token=True"), ({"patch_dropout_prob": 0.5}, "set patch_dropout_prob=0")]
+    "fields, remedy",
+    [
+        ({}, "set use_mask_token=True"),
+        ({"patch_dropout_prob": 0.5}, "set patch_dropout_prob=0"),
+        ({"drop_partial_patches": True}, "set drop_partial_patches=False"),
+    ],
 )
 def test_a_masked_image_model_needs_a_mask_token_and_every_patch(fields: dict[str, Any], remedy: str) -> None:
     with pytest.raises(ValueError, match=remedy):

@@ -49,6 +49,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "max": {"pooling": "max", "final_norm": "none"},
     "mean_max": {"pooling": "mean_max"},
     "map": {"pooling": "map", "use_class_token": False},
+    "prr": {"pooling": "prr"},
     "no_pooling": {"pooling": "none"},
     "representation": {"representation_size": 30},
 }  # fmt: skip
