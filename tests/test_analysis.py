@@ -452,14 +452,15 @@ def test_resampled_positions_are_those_that_the_model_adds() -> None:
     np.testing.assert_allclose(result.after.reshape(20, 20), tokens, rtol=1e-6)
 
 
-def test_hybrids_count_distances_in_pixels_of_the_image_and_filter_features_of_their_stem() -> None:
+def test_hybrids_count_distances_in_pixels_of_the_image_and_have_no_filters_over_pixels() -> None:
     model = build(patch_projection="resnet", stem_depths=(1,), image_size=(16, 24), patch_size=(8, 12))
     pixels = images(model, size=(24, 36))
     layout = token_layout(model, pixels)
     assert (layout.grid_size, layout.patch_size) == ((3, 3), (8, 12))
     expected = np.full((2, 3, 5), patch_distances((3, 3), (8, 12)).mean())
     np.testing.assert_allclose(attention_distance(uniform(model), pixels), expected, rtol=1e-5)
-    assert patch_filters(model, count=2).components.shape == (2, 256, 2, 3)
+    with pytest.raises(AnalysisError, match="no filters over pixels"):
+        patch_filters(model, count=2)
     assert grad_cam(model, pixels).shape == (2, 3, 3)
 
 

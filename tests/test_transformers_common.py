@@ -1,6 +1,7 @@
 """What transformers' own common tests ask of a vision model, as behaviours of ours."""
 
 import inspect
+import math
 from typing import Any
 
 import pytest
@@ -67,7 +68,8 @@ def test_hidden_states_and_attentions_are_all_there(model_class: Any, name: str,
     model = build(model_class, **{**fields, **(asked if by_config else {})})
     outputs = model(pixels()) if by_config else model(pixels(), **asked)
     config = model.config
-    tokens = 12 + config.num_prefix_tokens + config.num_register_tokens * config.register_tokens_last
+    last = config.num_register_tokens * config.register_tokens_last
+    tokens = math.prod(config.grid_size) + config.num_prefix_tokens + last
     assert [tuple(state.shape) for state in outputs.hidden_states] == [(2, tokens, 40)] * 4
     assert [tuple(a.shape) for a in outputs.attentions] == [(2, 5, tokens, tokens)] * 3 * config.num_branches
     without = model(pixels(), output_hidden_states=False, output_attentions=False)
