@@ -199,7 +199,7 @@ def classify() -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(probabilities: np.ndarray, labels: np.ndarray) -> None:
-    """Draw predictions, confusion matrix, training curves and attention."""
+    """Draw predictions, confusion matrix, training curves and attention, and the inside of both models side by side."""
     images = held_out()["image"][:]
     model = AutoModelForImageClassification.from_pretrained(FINETUNED)
     processor = AutoImageProcessor.from_pretrained(FINETUNED)
@@ -221,6 +221,13 @@ def draw(probabilities: np.ndarray, labels: np.ndarray) -> None:
          plot_maps_over_images(displayable(attended, processor), attention_rollout(model, attended),
                                titles=[names[labels[number]] for number in one_of_each], meaning="attention rollout"),
          "where the class token looks, over all layers")  # fmt: skip
+
+    (OUT / "images").mkdir()
+    files = []
+    for digit, number in enumerate(one_of_each):
+        files.append(OUT / "images" / f"{digit}.png")
+        images[number].save(files[-1])
+    run("plain-vit", "show", *files, "--model", CONVERTED, "--compare", FINETUNED, "--out", OUT / "inside")
 
 
 def held_out() -> Dataset:
