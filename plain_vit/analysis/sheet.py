@@ -1,6 +1,5 @@
 """The whole sheet: every picture of a model, or of two side by side, on one page that needs nothing else."""
 
-import base64
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from plain_vit.analysis.embeddings import patch_filters, position_similarity
 from plain_vit.analysis.gradients import grad_cam
 from plain_vit.analysis.hidden_states import logit_lens, token_norms
 from plain_vit.analysis.inspection import TokenLayout, plain, token_layout
+from plain_vit.analysis.page import html_page, inline_picture
 from plain_vit.analysis.results import displayable, predict
 from plain_vit.analysis.streams import average_over_images, pixel_batches
 from plain_vit.conversion.writing import staged_folder
@@ -153,7 +153,7 @@ def draw_sheet(
         for values, file in zip(arrays, ("arrays.npz", "arrays-compared.npz"), strict=False):
             np.savez_compressed(folder / file, allow_pickle=False, **values)
         title = " and ".join(names[: len(subjects)])
-        page = PAGE.format(title=html.escape(title), body="\n".join(parts))
+        page = html_page(f"{title}: what it sees", "\n".join(parts))
         (folder / "index.html").write_text(page, encoding="utf-8")
     return Path(out) / "index.html"
 
@@ -376,38 +376,6 @@ SECTIONS = (
 
 # The page
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}: what it sees</title>
-<style>
-:root {{ color-scheme: light dark; --text: #1c1c1c; --page: #ffffff; --quiet: #555555; --line: #d5d5d5; }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --text: #e8e8e8; --page: #16181b; --quiet: #b0b0b0; --line: #3a3d42; }}
-}}
-body {{ margin: 0 auto; max-width: 76rem; padding: 1rem 1.5rem 4rem; color: var(--text); background: var(--page);
-  font: 16px/1.5 system-ui, sans-serif; }}
-h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.2rem; margin: 2.5rem 0 0.3rem; }}
-p {{ max-width: 46rem; margin: 0.3rem 0 0.8rem; }} .caption {{ color: var(--quiet); }}
-table {{ border-collapse: collapse; }} td, th {{ padding: 0.25rem 1rem 0.25rem 0; text-align: left;
-  border-bottom: 1px solid var(--line); vertical-align: top; }}
-.row {{ display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }}
-.row > figure {{ flex: 0 1 auto; max-width: 100%; }} figure {{ margin: 0; }}
-figcaption {{ font-weight: 600; margin-bottom: 0.3rem; }}
-img {{ max-width: 100%; height: auto; background: #ffffff; border-radius: 4px; }}
-.thumbnails img {{ height: 6rem; width: auto; image-rendering: auto; }}
-.thumbnails figcaption {{ font-weight: 400; font-size: 0.85rem; color: var(--quiet); }}
-</style>
-</head>
-<body>
-<h1>{title}: what it sees</h1>
-{body}
-</body>
-</html>
-"""
-
 
 def _facts(
     subjects: Sequence[Subject], names: Sequence[str], images: Sequence[Image.Image], titles: Sequence[str]
@@ -423,7 +391,9 @@ def _facts(
         file = BytesIO()
         small.save(file, "PNG")
         caption = f"{html.escape(title)}<br>{image.height} × {image.width} pixels"
-        thumbnails.append(f"<figure>{_inline(file.getvalue(), title)}<figcaption>{caption}</figcaption></figure>")
+        thumbnails.append(
+            f"<figure>{inline_picture(file.getvalue(), title)}<figcaption>{caption}</figcaption></figure>"
+        )
     rows = [_fact_row(subject, name) for subject, name in zip(subjects, names, strict=False)]
     header = "".join(f"<th>{name}</th>" for name in ("", "layers", "heads", "width", "patches", "tokens", "input"))
     more = f" Of {len(images)} images the first {SHOWN} are drawn." if len(images) > SHOWN else ""
@@ -462,12 +432,7 @@ def _section(section: Section, cells: Sequence[str], names: Sequence[str]) -> st
 
 
 def _picture(file: str, data: bytes, title: str) -> str:
-    return f'<a href="{file}">{_inline(data, title)}</a>'
-
-
-def _inline(data: bytes, text: str) -> str:
-    encoded = base64.b64encode(data).decode("ascii")
-    return f'<img src="data:image/png;base64,{encoded}" alt="{html.escape(text)}">'
+    return f'<a href="{file}">{inline_picture(data, title)}</a>'
 
 
 __all__ = ["draw_sheet"]
