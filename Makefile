@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE := 1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) $(PEERS) ## set up .venv and the old vit-pytorch releases in .peers
+install: $(INSTALLED) $(PEERS) ## set up .venv, and the old vit-pytorch releases and torchao in .peers
 
 demo: $(INSTALLED) ## convert a foreign checkpoint, fine-tune it, open it again with the Auto classes
 	$(BIN)/python examples/demo.py
@@ -67,13 +67,16 @@ $(INSTALLED): setup.py Makefile
 	touch $@
 
 $(FLOORS)/.installed: setup.py Makefile
+	rm -rf $(FLOORS)  # or what is installed already would stay where it is newer
 	$(call make_venv,$(FLOORS))
 	$(FLOORS)/bin/uv pip install --compile-bytecode --python $(FLOORS)/bin/python --resolution lowest-direct --editable '.[train,analysis,test]'
 	touch $@
 
 # Each old release in a folder of its own, .peers/vit_pytorch-VERSION: tests/peers.py imports them beside today's.
-$(PEERS): tests/peers.txt | $(INSTALLED)
+# torchao too: where it is installed, every import of transformers takes 2.5 s longer.
+$(PEERS): tests/peers.txt Makefile | $(INSTALLED)
 	rm -rf .peers
 	set -e; for version in $$(grep -v '^#' tests/peers.txt); do \
 		$(UV) pip install --quiet --python $(BIN)/python --no-deps --target .peers/vit_pytorch-$$version vit-pytorch==$$version; done
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --target .peers/torchao torchao
 	touch $@
