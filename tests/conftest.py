@@ -2,11 +2,17 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from tests.hub_endpoint import HubEndpoint
 
 # Both are read when huggingface_hub is first imported, which is later than this. The cache and the token of whoever
 # runs the tests are neither read nor written.
@@ -62,3 +68,14 @@ def randomize_(module: nn.Module, seed: int = 0) -> nn.Module:
             elif path.endswith("running_var"):
                 buffer.copy_(positive(buffer))
     return module
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["HubEndpoint"]:
+    """Start a Hub on this machine and point the libraries of this process to it; see tests/hub_endpoint.py."""
+    from tests.hub_endpoint import HubEndpoint
+
+    endpoint = HubEndpoint(tmp_path / "hub")
+    endpoint.redirect(monkeypatch, tmp_path / "cache")
+    yield endpoint
+    endpoint.close()
