@@ -49,7 +49,11 @@ from plain_vit.training.metrics import Evaluation, evaluate_classifier
 from plain_vit.training.models import load_classifier
 from plain_vit.training.optimization import average_of, learning_rate_factor, make_optimizer
 from plain_vit.training.processes import StopRequest, start_accelerator
+from plain_vit.training.progress import Progress
+from plain_vit.training.report import environment, write_report
 from plain_vit.training.run import RunFolder, move_into, shared_staging, write_file
+from plain_vit.training.snapshots import Snapshots
+from plain_vit.training.trackers import start_trackers, tracker_names
 
 
 def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
@@ -120,9 +124,16 @@ class FinetuneArguments:
     num_processes: int | None = option(None, help="refuse to run with another number of processes")
     seed: int = option(0, help="decides everything random")
 
+    report_to: str = option("none", help="tensorboard, trackio and wandb, separated by commas")
+    report: bool = option(True, help="draw curves, confusion matrix and mistakes into output_dir/report")
+    picture_every: float = option(5.0, help="epochs between looks at attention and positions for the report; 0: none")
+
 
 # What may change when a run goes on, because it does not decide the result.
-FREE_ON_RESUME = ("output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "eval_batch_size")
+FREE_ON_RESUME = (
+    "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "eval_batch_size",
+    "report_to", "report", "picture_every",
+)  # fmt: skip
 
 
 def finetune(arguments: FinetuneArguments) -> Evaluation:
@@ -135,6 +146,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         How the saved model does on the held-out split: `test`, or the validation split where there is no other.
     """
     start = time.perf_counter()
+    trackers = tracker_names(arguments.report_to)
     accelerator = start_accelerator(
         num_processes=arguments.num_processes,
         gradient_accumulation_steps=arguments.gradient_accumulation_steps,
@@ -186,12 +198,24 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
 
     # The run begins, or goes on where its newest checkpoint stands.
     model, optimizer = accelerator.prepare(model, optimizer)
-    progress = run.begin(average) or {"step": 0, "best_accuracy": -1.0, "window": [0.0, 0.0, 0.0]}
+    progress = run.begin(average) or {"step": 0, "best_accuracy": -1.0, "window": [0.0, 0.0, 0.0], "since": [0.0] * 3}
     if accelerator.is_main_process:
         write_file(run.path / "arguments.yaml", as_yaml(arguments))
     step, best_accuracy = progress["step"], progress["best_accuracy"]
-    # Loss, right answers and images of this process since the last line of the log.
+    start_trackers(accelerator, trackers, run.path, dataclasses.asdict(arguments), step=step)
+    # Loss, right answers and images of this process since the last line of the log, and since the last evaluation.
     window = torch.tensor(progress["window"], device=accelerator.device) * accelerator.is_main_process
+    since_evaluation = torch.tensor(progress["since"], device=accelerator.device) * accelerator.is_main_process
+    snapshots = Snapshots(
+        run.path / "report" / "snapshots",
+        plan.watched,
+        data.label_names,
+        image_processor,
+        every=arguments.picture_every if arguments.report else 0,
+        epochs=plan.epochs,
+        total_steps=plan.total_steps,
+        accelerator=accelerator,
+    )
 
     # Batches: one long stream for the whole training, and the splits to evaluate on.
     stream = ShuffledStream(
@@ -214,9 +238,9 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     )
 
     def save_checkpoint() -> None:
-        sums = accelerator.reduce(window).tolist()
+        sums, since = accelerator.reduce(window).tolist(), accelerator.reduce(since_evaluation).tolist()
         run.save(
-            {"step": step, "best_accuracy": best_accuracy, "window": sums},
+            {"step": step, "best_accuracy": best_accuracy, "window": sums, "since": since},
             keep=arguments.checkpoints_kept,
             average=average,
         )
@@ -226,16 +250,17 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         f"{arguments.batch_size} images in {accelerator.num_processes} processes, {plan.epochs:.1f} epochs"
         + (f", from step {step} on" if step else "")
     )
-    bar = tqdm(
+    bar = Progress(
         total=plan.total_steps * arguments.batch_size,
-        initial=step * arguments.batch_size,
-        unit="img",
-        unit_scale=True,
-        disable=not accelerator.is_main_process,
+        done=step * arguments.batch_size,
+        watched=plan.watched_name,
+        shown=accelerator.is_main_process,
     )
     with bar, StopRequest() as stop:
+        if step == 0:
+            snapshots.take(0, model)
         model.train()
-        for micro_step, batch in enumerate(train_loader):
+        for micro_step, batch in enumerate(bar.batches(train_loader)):
             if micro_step % arguments.gradient_accumulation_steps == 0:
                 # Dropout and mixup depend on the step alone, so that a run that goes on repeats them.
                 torch.manual_seed(randomness(arguments.seed, step, accelerator.process_index))
@@ -255,7 +280,9 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
                 optimizer.step()
                 optimizer.zero_grad()
             right = (logits.argmax(dim=-1) == batch["labels"]).sum()
-            window += torch.stack([loss.detach() * len(logits), right, torch.full_like(right, len(logits))])
+            seen = torch.stack([loss.detach() * len(logits), right, torch.full_like(right, len(logits))])
+            window += seen
+            since_evaluation += seen
             if not accelerator.sync_gradients:
                 continue
 
@@ -263,39 +290,53 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
             bar.update(arguments.batch_size)
             if average is not None:
                 average.update_parameters(accelerator.unwrap_model(model))
+            evaluated = average.module if average is not None else model
 
             if step % arguments.log_every == 0 or step == plan.total_steps:
-                loss_sum, right_sum, seen = accelerator.reduce(window).tolist()
+                loss_sum, right_sum, images = accelerator.reduce(window).tolist()
                 window.zero_()
                 run.log(
                     step=step,
                     learning_rate=factor * arguments.learning_rate,
-                    train_loss=loss_sum / seen,
-                    train_accuracy=right_sum / seen,
+                    train_loss=loss_sum / images,
+                    train_accuracy=right_sum / images,
                 )
-                bar.set_postfix(loss=f"{loss_sum / seen:.3f}", accuracy=f"{right_sum / seen:.1%}", refresh=False)
+                accelerator.log(bar.rates(), step=step)
+                bar.show(loss=loss_sum / images, accuracy=right_sum / images)
 
             if step in plan.evaluation_steps:
-                evaluated = average.module if average is not None else model
-                result = evaluate_classifier(evaluated, watched_loader, accelerator, size=len(plan.watched))
+                loss_sum, right_sum, images = accelerator.reduce(since_evaluation).tolist()
+                since_evaluation.zero_()
+                with bar.pause():
+                    result = evaluate_classifier(evaluated, watched_loader, accelerator, size=len(plan.watched))
                 model.train()
                 name, epoch = plan.watched_name, step / plan.total_steps * plan.epochs
                 run.log(step=step, epoch=epoch, **{f"{name}_loss": result.loss, f"{name}_accuracy": result.accuracy})
-                say(
-                    f"step {step:6d}, epoch {epoch:5.1f}: {name} accuracy {result.accuracy:.2%}, "
-                    f"loss {result.loss:.4f}, on {result.count} of {len(plan.watched)} images"
+                bar.line(
+                    epoch=epoch,
+                    step=step,
+                    train_loss=loss_sum / images,
+                    train_accuracy=right_sum / images,
+                    loss=result.loss,
+                    accuracy=result.accuracy,
+                    evaluated=f"{result.count} of {len(plan.watched)}",
+                    learning_rate=factor * arguments.learning_rate,
                 )
                 if plan.may_choose and result.accuracy > best_accuracy:
                     best_accuracy = result.accuracy
                     with shared_staging(run.path / "best", accelerator) as folder:
                         save_classifier(folder, evaluated, image_processor, accelerator)
 
+            with bar.pause():
+                snapshots.take(step, evaluated)
             if stop.requested_anywhere(accelerator):
                 save_checkpoint()
+                accelerator.end_training()
                 say(f"Stopped after step {step} of {plan.total_steps}: go on with --resume.")
                 sys.exit(128 + signal.SIGTERM)
             if arguments.checkpoints_kept and step in plan.checkpoint_steps:
-                save_checkpoint()
+                with bar.pause():
+                    save_checkpoint()
 
     # The weights that the validation split chose, else the last ones, and what they make of the held-out split.
     if plan.may_choose:
@@ -310,6 +351,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         "images_evaluated": result.count,
         "steps": plan.total_steps,
         "seconds": round(time.perf_counter() - start, 1),
+        **bar.rates(),
     }
     if accelerator.is_main_process:
         write_file(run.path / "results.json", json.dumps(results, indent=2) + "\n")
@@ -317,10 +359,24 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         save_classifier(folder, final, image_processor, accelerator)
     if accelerator.is_main_process:
         move_into(run.path / "model", run.path)
+        if arguments.report:
+            write_report(
+                run.path,
+                run_facts(arguments, data, plan, model, results, accelerator),
+                result,
+                plan.held_out,
+                split_name=plan.held_out_name,
+                class_names=data.label_names,
+                model=accelerator.unwrap_model(final),
+                image_processor=image_processor,
+                snapshots=snapshots,
+            )
     say(
         f"{plan.held_out_name} accuracy {result.accuracy:.2%}, loss {result.loss:.4f}, on {result.count} of "
         f"{len(plan.held_out)} images, after {results['seconds']} s; the model is in {run.path}"
+        + (f", the report is {run.path / 'report' / 'index.html'}" if arguments.report else "")
     )
+    accelerator.end_training()
     accelerator.free_memory()
     return result
 
@@ -384,6 +440,45 @@ def deciding_options(arguments: FinetuneArguments, data: ImageClassificationData
     options["training labels"] = hashlib.sha256(str(data.train["label"][:]).encode()).hexdigest()
     options["classes"] = data.label_names
     return options
+
+
+def run_facts(
+    arguments: FinetuneArguments,
+    data: ImageClassificationData,
+    plan: Plan,
+    model: nn.Module,
+    results: dict[str, Any],
+    accelerator: Accelerator,
+) -> dict[str, dict[str, object]]:
+    """Return what a person wants to know of the run, in tables by their titles."""
+    splits = {"train": data.train, "validation": data.validation, "test": data.test}
+    parameters = list(accelerator.unwrap_model(model).parameters())
+    return {
+        "Result": {
+            f"{plan.held_out_name} accuracy": f"{results[f'{plan.held_out_name}_accuracy']:.2%}",
+            f"{plan.held_out_name} loss": f"{results[f'{plan.held_out_name}_loss']:.4f}",
+            "images evaluated": results["images_evaluated"],
+            "weights": "those the validation split chose" if plan.may_choose else "the last ones",
+            "images per second": f"{results['images_per_second']:.0f}, while training",
+            "waiting for data": f"{results['waiting_for_data']:.0%} of that time",
+            "seconds in all": results["seconds"],
+        },
+        "Run": {
+            "started from": arguments.model + (" (architecture only)" if arguments.from_scratch else ""),
+            "model": type(accelerator.unwrap_model(model)).__name__,
+            "parameters": f"{sum(p.numel() for p in parameters):,}",
+            "of them trained": f"{sum(p.numel() for p in parameters if p.requires_grad):,}",
+            "data set": arguments.dataset,
+            "images": ", ".join(f"{name} {len(split):,}" for name, split in splits.items() if split is not None),
+            "classes": len(data.label_names),
+            "steps": f"{plan.total_steps} of {arguments.batch_size} images, {plan.epochs:.1f} epochs",
+            "optimizer": f"{arguments.optimizer}, weight decay {arguments.weight_decay}",
+            "learning rate": f"{arguments.learning_rate}, {arguments.schedule} after {plan.warmup_steps} warm-up steps",
+            "seed": arguments.seed,
+            "all options": "arguments.yaml",
+        },
+        "Environment": {"processes": accelerator.num_processes, **environment()},
+    }
 
 
 def as_yaml(arguments: FinetuneArguments) -> str:

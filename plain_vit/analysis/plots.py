@@ -206,6 +206,28 @@ def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Fig
     return figure
 
 
+def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: Sequence[tuple[str, str]]) -> Figure:
+    """Draw how often one class is taken for another.
+
+    Args:
+        counts: How often, for each pair.
+        shares: Of the images of the true class, 0 to 1.
+        pairs: Names of the true class and of the class that it is taken for.
+    """
+    figure = _canvas(6.4, 0.9 + 0.3 * len(pairs))
+    axis = figure.subplots()
+    bars = axis.barh(range(len(pairs)), counts, color=LINES[1], height=0.7)
+    labels = [f"{count} ({_percent(share)})" for count, share in zip(counts, shares, strict=True)]
+    axis.bar_label(bars, labels, padding=3, fontsize=8)
+    names = [f"{shortened(true, 18)} taken for {shortened(predicted, 18)}" for true, predicted in pairs]
+    axis.set_yticks(range(len(pairs)), names, fontsize=8)
+    axis.set(xlim=(0, 1.25 * max(counts)), ylim=(len(pairs) - 0.4, -0.6))
+    axis.set_xlabel("images (and their share of the true class)", fontsize=9)
+    axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") -> Figure:
     """Draw what a training run logged: losses, accuracies and learning rates, whichever it has.
 

@@ -110,10 +110,11 @@ class RunFolder:
                 shutil.rmtree(old)
 
     def log(self, **values: Any) -> None:
-        """Add one line of values, `step` among them, to the log, from the main process."""
+        """Add one line of values, `step` among them, to the log and to the trackers, from the main process."""
         if self.accelerator.is_main_process:
             with (self.path / LOG).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(values) + "\n")
+        self.accelerator.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:

@@ -1,0 +1,210 @@
+"""What came out of a run, as pictures and as one page that needs nothing else."""
+
+import html
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from matplotlib.figure import Figure
+from torch import nn
+
+from plain_vit.analysis import confusion_matrix, displayable
+from plain_vit.analysis.page import html_page, inline_picture
+from plain_vit.analysis.plots import (
+    plot_confused_pairs,
+    plot_confusion_matrix,
+    plot_predictions,
+    plot_training_curves,
+)
+from plain_vit.conversion.writing import staged_file
+from plain_vit.training.metrics import Evaluation
+from plain_vit.training.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
+from plain_vit.training.run import read_log, write_file
+from plain_vit.training.snapshots import Snapshots, StoryPicture
+
+MATRIX_CLASSES = 1000  # of more a confusion matrix is larger than a screen
+OPEN_TABLE = 30  # classes; a longer table is folded
+DPI = 110
+PACKAGES = ("plain-vit", "torch", "torchvision", "transformers", "accelerate", "datasets")
+
+
+def environment() -> dict[str, str]:
+    """Return what a run depends on besides its arguments: versions and the device."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    return {
+        "Python": platform.python_version(),
+        **{package: version(package) for package in PACKAGES},
+        "device": device,
+    }
+
+
+def write_report(
+    run: Path,
+    facts: Mapping[str, Mapping[str, object]],
+    evaluation: Evaluation,
+    split: Dataset,
+    *,
+    split_name: str,
+    class_names: list[str],
+    model: nn.Module,
+    image_processor: Any,
+    snapshots: Snapshots,
+) -> Path:
+    """Draw the report of a run into `report` below its folder.
+
+    Args:
+        run: The folder of the run, with its log.
+        facts: Tables of what is known of the run, by their titles.
+        evaluation: Of the split.
+        split: Rows with an `image` and a `label`, as they were evaluated.
+        split_name: What to call the split.
+        class_names: In the order of the classes.
+        model: That was evaluated.
+        image_processor: The model's.
+        snapshots: Of the model while it learnt.
+
+    Returns:
+        The path of the page.
+    """
+    folder = run / "report"
+    folder.mkdir(exist_ok=True)
+    parts = [_tables(facts)]
+
+    def section(title: str, caption: str, pictures: Mapping[str, tuple[str, StoryPicture]], more: str = "") -> None:
+        """Add a section; of each picture the name of the file, the words above it, and what to draw."""
+        shown = []
+        for name, (words, picture) in pictures.items():
+            if picture.figure is None:
+                shown.append(f"<p>Nothing to draw. {html.escape(picture.reason)}</p>")
+                continue
+            data = _png(picture.figure)
+            with staged_file(folder / f"{name}.png", force=True) as file:
+                file.write_bytes(data)
+            above = f"<figcaption>{html.escape(words)}</figcaption>" if words else ""
+            shown.append(f"<figure>{above}{inline_picture(data, f'{title} {words}'.strip())}</figure>")
+        parts.append(
+            f'<h2>{html.escape(title)}</h2><p class="caption">{html.escape(caption)}</p>'
+            f'<div class="row">{"".join(shown)}</div>{more}'
+        )
+
+    section(
+        "Training curves",
+        "Values of the training are means since the last logged step, over images as augmentation left them, and with "
+        f"dropout; those of the {split_name} split and others are of whole images.",
+        {"curves": ("", StoryPicture(plot_training_curves(read_log(run))))},
+    )
+    section(
+        f"What is taken for what, on the {split_name} split",
+        "Rows are true classes, columns what they were taken for. The numbers count images, the colour is the share "
+        "of the true class.",
+        {"confusion_matrix": ("", _confusion(evaluation, class_names))},
+    )
+    section(
+        "Classes that are confused most often",
+        f"Of the {split_name} split: how many images of one class were taken for another.",
+        {"confused_pairs": ("", _pairs(evaluation, class_names))},
+    )
+    section(
+        "The most confident mistakes",
+        f"Images of the {split_name} split as the model sees them, with what it took them for, its probability, and "
+        "what they are. Wrong labels show here too.",
+        {"mistakes": ("", _mistakes(evaluation, split, class_names, image_processor))},
+    )
+    parts.append(_class_table(evaluation, class_names, split_name))
+    section(
+        "Where the model looks as it learns",
+        "Attention of the last layer, mean of the heads, from the class token or, in models without one, on average "
+        "from all patches. Orange marks where it is high; each map has its own range. The images stay the same.",
+        {"attention": ("", snapshots.attention(model))},
+    )
+    positions = snapshots.positions(model)
+    section(
+        "Position-embedding similarity",
+        "Each tile belongs to the patch of its row and column, and shows the cosine between the position embedding of "
+        "that patch and those of all patches.",
+        {f"positions_{i}": (when, picture) for i, (when, picture) in enumerate(positions.items())},
+    )
+    write_file(folder / "index.html", html_page(f"{run.resolve().name}: report of the run", "\n".join(parts)))
+    return folder / "index.html"
+
+
+def _confusion(evaluation: Evaluation, class_names: list[str]) -> StoryPicture:
+    classes = len(class_names)
+    if classes > MATRIX_CLASSES:
+        return StoryPicture(None, f"A matrix of {classes} classes is larger than a screen: see the pairs below.")
+    matrix = confusion_matrix(evaluation.labels, evaluation.probabilities.argmax(axis=1), classes)
+    return StoryPicture(plot_confusion_matrix(matrix, class_names))
+
+
+def _pairs(evaluation: Evaluation, class_names: list[str]) -> StoryPicture:
+    pairs = confused_pairs(evaluation)
+    if not pairs:
+        return StoryPicture(None, "No image was taken for another class.")
+    return StoryPicture(
+        plot_confused_pairs(
+            [pair.count for pair in pairs],
+            [pair.share for pair in pairs],
+            [(class_names[pair.true], class_names[pair.predicted]) for pair in pairs],
+        )
+    )
+
+
+def _mistakes(evaluation: Evaluation, split: Dataset, class_names: list[str], image_processor: Any) -> StoryPicture:
+    rows = confident_mistakes(evaluation)
+    if not len(rows):
+        return StoryPicture(None, "There are no mistakes.")
+    pixels = image_processor([split[int(row)]["image"] for row in rows], return_tensors="pt")["pixel_values"]
+    pictures = displayable(pixels, image_processor)
+    return StoryPicture(
+        plot_predictions(pictures, evaluation.probabilities[rows], class_names, evaluation.labels[rows])
+    )
+
+
+def _class_table(evaluation: Evaluation, class_names: list[str], split_name: str) -> str:
+    head = ("class", "images", "right", "recall", "precision", "F1")
+    rows = [
+        (result.name, result.images, result.right, *map(_share, (result.recall, result.precision, result.f1)))
+        for result in results_by_class(evaluation, class_names)
+    ]
+    table = _table(head, rows)
+    if len(rows) > OPEN_TABLE:
+        table = f"<details><summary>{len(rows)} classes</summary>{table}</details>"
+    top5 = f" Top-5 accuracy is {top_accuracy(evaluation, 5):.2%}." if len(class_names) > 5 else ""
+    return (
+        f'<h2>Every class</h2><p class="caption">On the {html.escape(split_name)} split. Recall is the share of the '
+        f"class that was recognised, precision the share of what was taken for the class that is of it.{top5}</p>"
+        + table
+    )
+
+
+def _share(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.1%}"
+
+
+def _tables(facts: Mapping[str, Mapping[str, object]]) -> str:
+    """Return tables side by side."""
+    tables = [
+        f"<section><h2>{html.escape(title)}</h2>{_table((), list(rows.items()))}</section>"
+        for title, rows in facts.items()
+    ]
+    return f'<div class="row">{"".join(tables)}</div>'
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    def row(cells: tuple[Any, ...], kind: str) -> str:
+        return "<tr>" + "".join(f"<{kind}>{html.escape(str(cell))}</{kind}>" for cell in cells) + "</tr>"
+
+    above = f"<thead>{row(head, 'th')}</thead>" if head else ""
+    return f"<table>{above}<tbody>{''.join(row(cells, 'td') for cells in rows)}</tbody></table>"
+
+
+def _png(figure: Figure) -> bytes:
+    picture = BytesIO()
+    figure.savefig(picture, dpi=DPI)
+    return picture.getvalue()

@@ -1,0 +1,66 @@
+"""Experiment trackers: whatever a run logs goes to each of those that were asked for."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker, TensorBoardTracker, TrackioTracker, WandBTracker
+
+from plain_vit.errors import TrainingError
+
+TRACKERS = ("tensorboard", "trackio", "wandb")  # each is also the name of its package
+PROJECT = "plain-vit"
+
+
+def tracker_names(report_to: str) -> list[str]:
+    """Read which trackers were asked for, and see that they are installed.
+
+    Args:
+        report_to: Names, separated by commas, or `none`.
+
+    Raises:
+        TrainingError: One is unknown or not installed.
+    """
+    names = list(dict.fromkeys(name.strip() for name in report_to.split(",")))
+    if names == ["none"]:
+        return []
+    unknown = [name for name in names if name not in TRACKERS]
+    if unknown:
+        raise TrainingError(
+            f"report_to is {report_to!r}: expected none, or some of {', '.join(TRACKERS)}, separated by commas."
+        )
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise TrainingError(
+            f"--report_to names {' and '.join(missing)}, not installed here: `pip install {' '.join(missing)}`, or "
+            "leave it out."
+        )
+    return names
+
+
+def start_trackers(
+    accelerator: Accelerator, names: list[str], folder: Path, arguments: dict[str, Any], *, step: int
+) -> None:
+    """Start trackers, which `accelerator.log` then writes to.
+
+    Args:
+        accelerator: Whose main process reports.
+        names: As `tracker_names` returns them.
+        folder: Of the run; its name names the run. Tensorboard's files go into `tensorboard` below it.
+        arguments: Of the run.
+        step: Where the run goes on; what was reported of later steps is dropped where the tracker can. 0 begins a new
+            run.
+    """
+    run = folder.resolve().name
+    makers: dict[str, Any] = {
+        "tensorboard": lambda: TensorBoardTracker(
+            "tensorboard", logging_dir=str(folder), purge_step=step + 1 if step else None
+        ),
+        "trackio": lambda: TrackioTracker(PROJECT, name=run, resume="allow" if step else "never"),
+        "wandb": lambda: WandBTracker(PROJECT, name=run, dir=str(folder), resume="auto"),
+    }
+    trackers: list[GeneralTracker] = [makers[name]() for name in names]
+    accelerator.log_with = trackers
+    plain = {name: value for name, value in arguments.items() if isinstance(value, (bool, int, float, str))}
+    accelerator.init_trackers(PROJECT, config=None if step else plain)
