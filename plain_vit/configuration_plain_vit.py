@@ -103,11 +103,14 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
         hidden_act: Activation of the MLP. "gelu" is exact; "gelu_pytorch_tanh" is what JAX computes by default.
         layer_scale_init_value: First value of the learned gain on each residual branch; None for no gain.
         final_norm: Where the last norm stands: "before_pooling", "after_pooling", "both" or "none".
-        pooling: "cls", "mean", "max", "mean_max" (their average), "map" (attention pooling), "prr" (the
-            class token, or the average, of tokens that attended to each other without weights) or "none" (every token).
+        pooling: "cls", "mean", "max", "mean_max" (their average), "cls_mean" (class token and mean side by side, twice
+            as wide: DINOv2's head), "map" (attention pooling), "query" (attention pooling without an MLP: AIMv2's),
+            "prr" (the class token, or the average, of tokens that attended to each other without weights) or "none"
+            (every token).
         pool_prefix_tokens: Let the pooling read class, distillation and register tokens too, not the patches alone.
         representation_size: Width of a dense layer between pooling and classifier (the paper's pre-training head).
         representation_act: Activation of that layer.
+        representation_bias: Give that layer a bias (the projections of CLIP have none).
         hidden_dropout_prob: Dropout after each dense layer but query, key and value (paper, appendix B.1).
         embedding_dropout_prob: Dropout after adding positions; `hidden_dropout_prob` if not given.
         attention_probs_dropout_prob: Dropout of the attention weights.
@@ -186,10 +189,11 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
     layer_scale_init_value: float | int | None = None
 
     final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
-    pooling: Literal["cls", "mean", "max", "mean_max", "map", "prr", "none"] = "cls"
+    pooling: Literal["cls", "mean", "max", "mean_max", "cls_mean", "map", "query", "prr", "none"] = "cls"
     pool_prefix_tokens: bool = False
     representation_size: int | None = None
     representation_act: str = "tanh"
+    representation_bias: bool = True
 
     hidden_dropout_prob: float | int = 0.0
     embedding_dropout_prob: float | int | None = None
@@ -277,8 +281,11 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 )
         heads, head_dim = self.attention_shape
         for impossible, remedy in (
-            (self.pooling == "cls" and not self.use_class_token,
-             'pooling "cls" reads the class token: set use_class_token=True, or another pooling'),
+            (self.pooling in ("cls", "cls_mean") and not self.use_class_token,
+             f'pooling "{self.pooling}" reads the class token: set use_class_token=True, or another pooling'),
+            (self.pooling == "cls_mean" and self.final_norm in ("after_pooling", "both"),
+             'pooling "cls_mean" joins two tokens, and no source normalises them together: set '
+             'final_norm="before_pooling" or "none"'),
             (self.use_distillation_token and self.pooling != "cls",
              'a distillation token stands behind a class token and is read beside it: set pooling="cls"'),
             (self.register_tokens_last and self.use_distillation_token,
@@ -298,7 +305,7 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
              f"sincos_2d positions need a hidden_size that is a multiple of 4, not {self.hidden_size}"),
             (self.position_embedding_type == "sincos_2d" and self.hidden_size < 8,
              f"sincos_2d positions need two frequencies: hidden_size must be 8 or more, not {self.hidden_size}"),
-            (self.pooling in ("map", "prr") and self.hidden_size % self.num_attention_heads != 0,
+            (self.pooling in ("map", "query", "prr") and self.hidden_size % self.num_attention_heads != 0,
              f"pooling \"{self.pooling}\" shares hidden_size {self.hidden_size} out among num_attention_heads "
              f"{self.num_attention_heads}: choose a head count that divides it, or another pooling"),
             (self.position_embedding_type == "sincos_2d" and self.position_embedding_on_prefix
@@ -423,6 +430,11 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def patch_shape(self) -> tuple[int, int]:
         """Pixels (down, across) of one patch."""
         return _pair(self.patch_size)
+
+    @property
+    def pooled_size(self) -> int:
+        """Width of what the pooling gives."""
+        return self.hidden_size * (2 if self.pooling == "cls_mean" else 1)
 
     @property
     def stem_stride(self) -> int:

@@ -564,6 +564,13 @@ class MeanMaxPooler(PatchPooler):
         return 0.5 * (hidden_states.amax(dim=1) + hidden_states.mean(dim=1))
 
 
+class ClassMeanPooler(PatchPooler):
+    """Put the class token and the average of the patches side by side (Oquab et al. 2023, section 7.1)."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return torch.cat((hidden_states[:, 0], self.select(hidden_states).mean(dim=1)), dim=1)
+
+
 class MapPooler(PatchPooler):
     """Let a learned probe attend to the patches, then an MLP (Zhai et al. 2022, section 3.2)."""
 
@@ -597,6 +604,32 @@ class MapPooler(PatchPooler):
         return pooled[:, 0]
 
 
+class QueryPooler(PatchPooler):
+    """Let a learned query attend to the patches, and project what it found (AIMv2: Fini et al. 2024)."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        width = config.hidden_size
+        self.num_heads = config.num_attention_heads
+        self.query = nn.Parameter(torch.zeros(1, 1, width))
+        self.k_proj = nn.Linear(width, width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(width, width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(width, width)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        hidden_states = self.select(hidden_states)
+        query, key, value = (
+            tokens.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # B heads L d
+            for tokens in (
+                self.query.expand(hidden_states.shape[0], -1, -1),
+                self.k_proj(hidden_states),
+                self.v_proj(hidden_states),
+            )
+        )
+        pooled = F.scaled_dot_product_attention(query, key, value)
+        return self.o_proj(pooled.transpose(1, 2).flatten(2))[:, 0]
+
+
 class RefinementPooler(nn.Module):
     """Let all tokens attend to each other without weights; read the class token, or their average where there is none.
 
@@ -619,7 +652,9 @@ POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "mean": MeanPooler,
     "max": MaxPooler,
     "mean_max": MeanMaxPooler,
+    "cls_mean": ClassMeanPooler,
     "map": MapPooler,
+    "query": QueryPooler,
     "prr": RefinementPooler,
     "none": NoPooler,
 }

@@ -47,6 +47,7 @@ from .layers_plain_vit import (
     PatchDropout,
     PerHeadRMSNorm,
     PostNormLayer,
+    QueryPooler,
     ResNetPatchEmbeddings,
     SinCos2DPositionEmbedding,
     StochasticDepth,
@@ -415,6 +416,8 @@ class PlainViTPreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
         elif isinstance(module, MapPooler):
             init.trunc_normal_(module.probe, std=self.config.hidden_size**-0.5)
+        elif isinstance(module, QueryPooler):
+            init.normal_(module.query, std=std)
         elif isinstance(module, PlainViTDifferentialAttention):
             for weight in (module.lambda_q1, module.lambda_k1, module.lambda_q2, module.lambda_k2):
                 init.normal_(weight, std=0.1)
@@ -481,7 +484,8 @@ class PlainViTModel(PlainViTPreTrainedModel):
     Without `add_pooling_layer` it has no pooler and gives no `pooler_output`.
 
     Outputs: `last_hidden_state` of shape (B, L, D), after the final norm where that stands before the pooling;
-    `pooler_output` of shape (B, D), (B, representation_size), or (B, L, D) where the config pools nothing.
+    `pooler_output` of shape (B, D), (B, 2 D) for pooling "cls_mean", (B, representation_size), or (B, L, D) where the
+    config pools nothing.
     Tokens stand in the order class, distillation, registers, patches in raster order (registers last if the config says
     so).
     """
@@ -698,7 +702,7 @@ def representation(config: PlainViTConfig) -> nn.Module:
     if config.representation_size is None:
         return nn.Identity()
     return nn.Sequential(
-        drawn_as("patches", nn.Linear(config.hidden_size, config.representation_size)),
+        drawn_as("patches", nn.Linear(config.pooled_size, config.representation_size, bias=config.representation_bias)),
         ACT2FN[config.representation_act],
     )
 
@@ -707,7 +711,7 @@ def classifier(config: PlainViTConfig) -> nn.Module:
     """Return the last layer, or nothing where there are no labels."""
     if not config.num_labels:
         return nn.Identity()
-    width = config.representation_size or config.hidden_size
+    width = config.representation_size or config.pooled_size
     return drawn_as("classifier", nn.Linear(width, config.num_labels))
 
 

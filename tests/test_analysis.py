@@ -56,6 +56,8 @@ KINDS: dict[str, dict[str, Any]] = {
                        "register_tokens_last": True, "final_norm": "after_pooling"},
     "map": {"pooling": "map", "num_register_tokens": 1},
     "map of all tokens": {"pooling": "map", "pool_prefix_tokens": True},
+    "query": {"pooling": "query", "num_register_tokens": 1},
+    "class and mean": {"pooling": "cls_mean", "num_register_tokens": 1},
     "mean of all tokens": {"pooling": "mean", "pool_prefix_tokens": True, "final_norm": "both"},
     "max": {"pooling": "max", "representation_size": 11},
     "branches": {"block_type": "branches", "num_branches": 2},
@@ -200,6 +202,8 @@ def test_rollout_of_uniform_attention_is_known(kind: str) -> None:
         expected = np.full((2, 5, 4), spread)
     elif kind in ("mean of all tokens", "map of all tokens"):
         expected = np.full((2, 5, 4), spread + 1 / 8 / tokens)
+    elif kind == "class and mean":  # half of what is read are the patches
+        expected = np.full((2, 5, 4), spread + 1 / 8 / 20 / 2)
     else:
         expected = np.full((2, 5, 4), spread + 1 / 8 / 20)
     np.testing.assert_allclose(attention_rollout(model, pixels), expected, rtol=1e-6)
@@ -236,11 +240,13 @@ def test_rollout_reads_what_the_logits_read(kind: str) -> None:
     pixels = images(model)
     layout = token_layout(model, pixels)
     total = rollout([torch.from_numpy(weights.mean(axis=1)) for weights in attention_by_hand(model, pixels)]).numpy()
-    if "map" in kind:
+    if "map" in kind or kind == "query":
         probe = probe_attention(model, pixels).mean(axis=1).reshape(2, -1)
         expected = np.einsum("bn,bnm->bm", probe, total[:, layout.patches, layout.patches])
         if kind == "map of all tokens":
             expected += (1 - probe.sum(axis=1))[:, None] * total[:, 0, layout.patches]  # the class token's share
+    elif kind == "class and mean":
+        expected = (total[:, 0, layout.patches] + total[:, layout.patches, layout.patches].mean(axis=1)) / 2
     else:
         rows = {"distilled": slice(0, 2), "mean of all tokens": slice(None)}.get(
             kind, slice(0, 1) if model.config.pooling == "cls" else layout.patches
@@ -650,7 +656,7 @@ def test_models_with_adapters_are_seen_through() -> None:
         (grad_cam, {"target": 7}, r"target \[7, 7\] is out of range: the classes are 0 to 6"),
         (integrated_gradients, {"target": [0]}, "1 target classes for 2 images"),
         (gradient_rollout, {"target": [0, -1]}, "out of range"),
-        (probe_attention, {}, "the model has pooling 'cls': only pooling \"map\" has a probe"),
+        (probe_attention, {}, 'the model has pooling \'cls\': only pooling "map" and "query" have a probe'),
     ],
 )
 def test_what_the_model_does_not_have_is_refused(function: Callable, options: dict[str, Any], message: str) -> None:

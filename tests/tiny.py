@@ -48,10 +48,13 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "mean_all": {"pooling": "mean", "pool_prefix_tokens": True, "final_norm": "both"},
     "max": {"pooling": "max", "final_norm": "none"},
     "mean_max": {"pooling": "mean_max"},
+    "cls_mean": {"pooling": "cls_mean", "num_register_tokens": 2},
     "map": {"pooling": "map", "use_class_token": False},
+    "query": {"pooling": "query", "use_class_token": False, "qkv_bias": False},
     "prr": {"pooling": "prr"},
     "no_pooling": {"pooling": "none"},
     "representation": {"representation_size": 30},
+    "projection": {"representation_size": 30, "representation_act": "linear", "representation_bias": False},
 }  # fmt: skip
 
 

@@ -242,7 +242,7 @@ def probe_attention(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, 
     """Return how much the probe of attention pooling attends to each patch, in every head.
 
     Args:
-        model: A plain ViT with `pooling="map"`.
+        model: A plain ViT with `pooling="map"` or "query".
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
 
     Returns:
@@ -252,9 +252,9 @@ def probe_attention(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, 
         AnalysisError: for another pooling, and pixels that do not fit the model.
     """
     model, pixel_values = plain(model), as_batch(model, pixel_values)
-    if model.config.pooling != "map":
+    if model.config.pooling not in ("map", "query"):
         raise AnalysisError(
-            f'the model has pooling {model.config.pooling!r}: only pooling "map" has a probe that attends'
+            f'the model has pooling {model.config.pooling!r}: only pooling "map" and "query" have a probe that attends'
         )
     layout = token_layout(model, pixel_values)
     with torch.no_grad(), evaluating(model), recorded_outputs(encoder(model).layernorm) as hidden_states:
@@ -266,7 +266,8 @@ def probe_attention(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, 
 def _probe_weights(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
     """Return the attention of the pooling's probe to each token: (B, heads, L), 0 where the pooling does not read."""
     pooler: Any = encoder(model).pooler
-    query = pooler.q_proj(pooler.probe).unflatten(-1, (pooler.num_heads, -1))  # 1 1 heads d
+    probe = pooler.query if model.config.pooling == "query" else pooler.q_proj(pooler.probe)
+    query = probe.unflatten(-1, (pooler.num_heads, -1))  # 1 1 heads d
     key = pooler.k_proj(hidden_states).unflatten(-1, (pooler.num_heads, -1))  # B L heads d
     scores = (query * key).sum(dim=-1).float() * query.shape[-1] ** -0.5  # B L heads
     if not model.config.pool_prefix_tokens:
@@ -280,7 +281,7 @@ def _readout(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states:
     """Return the weights with which the logits read the tokens of the last layer, of shape (B, 1, L)."""
     config = model.config
     weights = torch.zeros(hidden_states.shape[:2], device=hidden_states.device)
-    if config.pooling == "map":
+    if config.pooling in ("map", "query"):
         weights = _probe_weights(model, layout, hidden_states).mean(dim=1)
     elif config.pooling == "prr":
         heads = hidden_states.float().unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2)  # B heads L d
@@ -288,6 +289,10 @@ def _readout(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states:
         weights = refinement[:, 0] if config.use_class_token else refinement.mean(dim=1)
     elif config.pooling == "cls":
         weights[:, : 1 + config.use_distillation_token] = 1
+    elif config.pooling == "cls_mean":  # both halves count alike
+        read = slice(None) if config.pool_prefix_tokens else layout.patches
+        weights[:, read] = 1 / weights[:, read].shape[1]
+        weights[:, 0] += 1
     elif config.pool_prefix_tokens:
         weights[:] = 1
     else:

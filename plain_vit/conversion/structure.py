@@ -83,6 +83,7 @@ def _meaning(config: PlainViTConfig) -> dict[str, Any]:
         # The other two compute the same, from the same numbers in another order.
         fields["patch_projection"] = fields["stem_style"] = None
     fields["representation_act"] = config.representation_act if config.representation_size else None
+    fields["representation_bias"] = config.representation_bias if config.representation_size else None
     fields["register_tokens_last"] = config.register_tokens_last and config.num_register_tokens > 0
     if fields["attention_scale"] is None:
         fields["attention_scale"] = (head_dim // 2 if config.attention_type == "differential" else head_dim) ** -0.5
