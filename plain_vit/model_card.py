@@ -1,0 +1,372 @@
+"""The page of a model on the Hub: what it is, where it comes from, how to load it, what it reached.
+
+Nothing is invented: what nobody said is left out. A page that a person has edited is never overwritten.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
+from huggingface_hub.utils import validate_repo_id
+from PIL.Image import Resampling
+
+from .configuration_plain_vit import PlainViTConfig
+from .conversion.parity import StageDifference
+from .conversion.reading import read_checkpoint
+from .errors import CheckpointError
+
+CARD = "README.md"
+PLACEHOLDER = "your-name"  # the owner of a model that is not on the Hub yet; pushing puts the true one in its place
+RELATIONS = ("finetune", "adapter", "merge", "quantized")  # what the Hub can say of a base model
+RESIZE_WORDS = {None: "", "cover": " so that they cover it", "contain": " so that they fit into it"}
+SHOWN_LABELS = 30
+MARK = re.compile(r"\r?\n<!-- written by plain-vit, ([0-9a-f]{16}): once edited, this page is not overwritten -->\s*\Z")
+
+VIT_CITATION = """\
+@inproceedings{dosovitskiy2021image,
+  title     = {An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale},
+  author    = {Alexey Dosovitskiy and Lucas Beyer and Alexander Kolesnikov and Dirk Weissenborn and Xiaohua Zhai and
+               Thomas Unterthiner and Mostafa Dehghani and Matthias Minderer and Georg Heigold and Sylvain Gelly and
+               Jakob Uszkoreit and Neil Houlsby},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2021},
+}"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What is known of a model beside what its folder says; whatever is not given is left out of its page.
+
+    Args:
+        name: Title of the page; the name of the folder if not given.
+        origin: Where the weights come from, in Markdown sentences.
+        differences: How far the model is from its source's own, stage by stage.
+        license: Licence of the weights, not of the code, as the Hub spells it ("apache-2.0", "other").
+        license_name: Name of a licence that the Hub does not know, beside license "other".
+        license_link: Its address.
+        base_model: Hub id of the model that this one was made from.
+        base_model_relation: One of `RELATIONS`.
+        datasets: Hub ids of the data sets that the weights were trained on.
+        results: What the model reached, for the table and for the Hub's leaderboards.
+        curves: Pictures in the folder, as paths relative to it, by their captions.
+        recipe: How it was trained: settings and their values.
+        environment: Versions and machine, by their names.
+        limits: Sentences on what the model cannot do, beside those that follow from its folder.
+        citations: BibTeX entries, beside that of the paper.
+        examples: Images to try it on, as paths in the folder or addresses, by their titles.
+        tags: Words to find it by, beside those that every model here has.
+
+    Raises:
+        ValueError: An id is none, or the relation is not one of `RELATIONS`.
+    """
+
+    name: str | None = None
+    origin: str | None = None
+    differences: Sequence[StageDifference] | None = None
+    license: str | None = None
+    license_name: str | None = None
+    license_link: str | None = None
+    base_model: str | None = None
+    base_model_relation: str | None = None
+    datasets: Sequence[str] = ()
+    results: Sequence[EvalResult] = ()
+    curves: Mapping[str, str] = field(default_factory=dict)
+    recipe: Mapping[str, object] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    limits: Sequence[str] = ()
+    citations: Sequence[str] = ()
+    examples: Mapping[str, str] = field(default_factory=dict)
+    tags: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for repo_id in filter(None, (self.base_model, *self.datasets)):
+            validate_repo_id(repo_id)
+        if self.base_model_relation is not None and self.base_model_relation not in RELATIONS:
+            raise ValueError(
+                f"base_model_relation is {self.base_model_relation!r}: expected one of {', '.join(RELATIONS)}"
+            )
+
+
+def write_card(folder: Path, facts: ModelFacts) -> bool:
+    """Write the page of a saved model, `README.md`, unless a person has edited the one that is there.
+
+    A training script calls it after `save_pretrained`:
+
+        write_card(folder, ModelFacts(
+            origin="Fine-tuned from [google/vit-base-patch16-224](...) on the handwritten digits of scikit-learn.",
+            base_model="google/vit-base-patch16-224", base_model_relation="finetune",
+            results=[EvalResult("image-classification", "digits", "scikit-learn digits", "accuracy", 0.98,
+                                dataset_split="test")],
+            curves={"Loss and accuracy": "report/curves.png"},
+            recipe={"optimizer": "sgd", "learning_rate": 0.01}, environment=environment(),
+        ))
+
+    Args:
+        folder: A folder of plain-vit's own, with `config.json` and weights.
+        facts: What is known beside it.
+
+    Returns:
+        Whether the page was written; False where an edited one was left alone.
+
+    Raises:
+        CheckpointError: The folder holds no model.
+        ValueError: A picture is not in the folder.
+    """
+    path = folder / CARD
+    if path.exists() and not is_untouched(path.read_text(encoding="utf-8")):
+        return False
+    for name in (*facts.curves.values(), *(place for place in facts.examples.values() if "://" not in place)):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name} is not there: give pictures by their paths in the folder.")
+    path.write_text(_marked(_card(folder, facts)), encoding="utf-8")
+    return True
+
+
+def is_untouched(card: str) -> bool:
+    """Return whether a page is as plain-vit wrote it."""
+    mark = MARK.search(card)
+    return mark is not None and mark[1] == _hash(card[: mark.start()])
+
+
+def addressed(card: str, repo_id: str) -> str:
+    """Return an untouched page with the id of its repository where the placeholder stands; another one as it is."""
+    mark = MARK.search(card)
+    if mark is None or not is_untouched(card):
+        return card
+    return _marked(re.sub(rf"\b{PLACEHOLDER}/[\w.-]*\w", repo_id, card[: mark.start()]))
+
+
+def source_facts(folder: Path) -> dict[str, Any]:
+    """Return what the page in a source's folder says of licence, base model and data, as arguments of `ModelFacts`."""
+    path = folder / CARD
+    match = REGEX_YAML_BLOCK.search(path.read_text(encoding="utf-8-sig")) if path.is_file() else None
+    try:
+        said = yaml.safe_load(match[2]) if match else None
+    except yaml.YAMLError:
+        said = None
+    if not isinstance(said, dict):
+        return {}
+    facts: dict[str, Any] = {
+        name: said[name] for name in ("license", "license_name", "license_link") if isinstance(said.get(name), str)
+    }
+    datasets = said.get("datasets")
+    facts["datasets"] = [name for name in _listed(datasets) if _is_repo_id(name)]
+    return facts
+
+
+def _listed(value: object) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [each for each in values if isinstance(each, str)]
+
+
+def _is_repo_id(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+# ---- the page ----
+
+
+def _marked(card: str) -> str:
+    return f"{card}\n<!-- written by plain-vit, {_hash(card)}: once edited, this page is not overwritten -->\n"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.replace("\r\n", "\n").encode()).hexdigest()[:16]
+
+
+def _card(folder: Path, facts: ModelFacts) -> str:
+    checkpoint = read_checkpoint(folder)
+    settings = checkpoint.config or {}
+    if settings.get("model_type") != PlainViTConfig.model_type:
+        raise CheckpointError(f"{folder} holds no model of plain-vit: give a folder that `save_pretrained` wrote.")
+    config = PlainViTConfig.from_dict(settings)
+    name = facts.name or folder.resolve().name
+    repo_id = f"{PLACEHOLDER}/{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-') or 'model'}"
+    classifies = any("ImageClassification" in kind for kind in config.architectures or [])
+    sections = [
+        (None, _what_it_is(config, classifies, checkpoint.tensors.meta())),
+        ("Where the weights come from", _origin(facts)),
+        ("How to load it", _loading(repo_id, classifies, has_code=(folder / "modeling_plain_vit.py").exists())),
+        ("Preprocessing", _preprocessing(checkpoint.preprocessor_config)),
+        ("Results", _results(facts)),
+        ("Training", _table(facts.recipe, "setting")),
+        ("Environment", _table(facts.environment, "part")),
+        ("Limits", _limits(config, classifies, facts)),
+        ("License", _license(facts)),
+        ("Citation", "\n\n".join(f"```bibtex\n{entry}\n```" for entry in (*facts.citations, VIT_CITATION))),
+    ]
+    body = "\n\n".join(f"## {title}\n\n{text}" if title else text for title, text in sections if text)
+    head = _metadata(name, repo_id, classifies, facts).to_yaml()
+    return str(ModelCard(f"---\n{head}\n---\n\n# {name}\n\n{body}\n"))
+
+
+def _metadata(name: str, repo_id: str, classifies: bool, facts: ModelFacts) -> ModelCardData:
+    task = "image-classification" if classifies else "image-feature-extraction"
+    known: dict[str, Any] = {
+        "license": facts.license,
+        "license_name": facts.license_name,
+        "license_link": facts.license_link,
+        "base_model": facts.base_model,
+        "datasets": list(facts.datasets) or None,
+        "metrics": list(dict.fromkeys(result.metric_type for result in facts.results)) or None,
+    }
+    if facts.base_model_relation is not None:
+        known["base_model_relation"] = facts.base_model_relation
+    if facts.results:
+        known |= {"model_name": name, "eval_results": list(facts.results)}
+    if facts.examples:
+        known["widget"] = [
+            {"src": place if "://" in place else f"https://huggingface.co/{repo_id}/resolve/main/{place}",
+             "example_title": title}
+            for title, place in facts.examples.items()
+        ]  # fmt: skip
+    tags = dict.fromkeys(["vision", "vit", "plain-vit", *facts.tags])
+    return ModelCardData(library_name="transformers", pipeline_tag=task, tags=list(tags), **known)
+
+
+def _what_it_is(config: PlainViTConfig, classifies: bool, tensors: Mapping[str, torch.Tensor]) -> str:
+    count = sum(tensor.numel() for tensor in tensors.values())
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    labels = [label for _, label in sorted((config.id2label or {}).items())]
+    sentences = [
+        f"A Vision Transformer of {config.num_hidden_layers} layers of width {config.hidden_size} with "
+        f"{config.num_attention_heads} heads, on images of {_size(config.image_size)} pixels in patches of "
+        f"{_size(config.patch_size)} pixels (height x width). It has {count:,} parameters, stored as "
+        f"{' and '.join(sorted(dtypes))}."
+    ]
+    if classifies and not all(label.startswith("LABEL_") for label in labels):
+        shown = ", ".join(labels[:SHOWN_LABELS])
+        rest = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+        sentences.append(f"It tells {len(labels)} labels apart: {shown}{rest}.")
+    elif classifies:
+        sentences.append(f"It tells {len(labels)} labels apart, whose names are not known.")
+    else:
+        sentences.append("It has no classifier: it gives one vector for an image, and one for each of its patches.")
+    return " ".join(sentences)
+
+
+def _origin(facts: ModelFacts) -> str:
+    lines = [facts.origin] if facts.origin else []
+    if facts.differences:
+        worst = max(facts.differences, key=lambda stage: stage.relative)
+        last = facts.differences[-1]
+        lines.append(
+            "Held against the source's own model on the same pixels, in float32, the largest difference as a share of "
+            f"the largest value is {last.relative:.1e} in the {last.stage}, and over all stages at most "
+            f"{worst.relative:.1e} ({worst.stage})."
+        )
+    return "\n\n".join(lines)
+
+
+def _loading(repo_id: str, classifies: bool, *, has_code: bool) -> str:
+    task, auto = (
+        ("image-classification", "AutoModelForImageClassification")
+        if classifies
+        else ("image-feature-extraction", "AutoModel")
+    )
+    ways = [
+        "With plain-vit installed, as every transformers model:\n\n```python\nimport plain_vit\n"
+        f'from transformers import pipeline\n\nrun = pipeline("{task}", "{repo_id}")\n'
+        'print(run("image.png"))\n```'
+    ]
+    if has_code:
+        ways.append(
+            "Without it, by the code that lies in this repository:\n\n```python\n"
+            f"from transformers import AutoImageProcessor, {auto}\n\n"
+            f'processor = AutoImageProcessor.from_pretrained("{repo_id}", trust_remote_code=True)\n'
+            f'model = {auto}.from_pretrained("{repo_id}", trust_remote_code=True)\n```'
+        )
+    ways.append(
+        "With plain-vit, every tensor accounted for, as model, image processor and report:\n\n```python\n"
+        "from plain_vit.conversion import from_checkpoint\n\n"
+        f'converted = from_checkpoint("{repo_id}")\nprint(converted.report)\n```'
+    )
+    return "\n\n".join(ways)
+
+
+def _preprocessing(settings: Mapping[str, Any] | None) -> str:
+    if settings is None:
+        return ""
+    steps = ["Images become RGB."] if settings.get("do_convert_rgb") else []
+    if settings.get("do_resize") and settings.get("size"):
+        filtering = Resampling(settings["resample"]).name.lower() if "resample" in settings else None
+        fitting = RESIZE_WORDS[settings.get("resize_mode")]
+        steps.append(f"They are resized to {_extent(settings['size'])}{fitting}{f' ({filtering})' * bool(filtering)}.")
+    if settings.get("do_center_crop") and settings.get("crop_size"):
+        steps.append(f"The central {_extent(settings['crop_size'])} are cut out.")
+    if settings.get("do_rescale"):
+        steps.append("Levels 0..255 become 0..1.")
+    if settings.get("do_normalize"):
+        mean, std = (", ".join(f"{value:.4g}" for value in settings[name]) for name in ("image_mean", "image_std"))
+        steps.append(f"Of each channel the mean ({mean}) is subtracted, and the rest divided by ({std}).")
+    return " ".join(steps) + " The image processor in this repository does this." if steps else ""
+
+
+def _results(facts: ModelFacts) -> str:
+    parts = []
+    if facts.results:
+        lines = ["| data set | split | metric | value |", "|---|---|---|---|"]
+        for result in facts.results:
+            value = f"{result.metric_value:.4f}" if isinstance(result.metric_value, float) else result.metric_value
+            metric = result.metric_name or result.metric_type
+            lines.append(_row(result.dataset_name, result.dataset_split or "", metric, value))
+        parts.append("\n".join(lines))
+    parts += [f"![{caption}]({path})" for caption, path in facts.curves.items()]
+    return "\n\n".join(parts)
+
+
+def _limits(config: PlainViTConfig, classifies: bool, facts: ModelFacts) -> str:
+    sentences = [*facts.limits]
+    if classifies:
+        sentences.append(
+            f"Every image gets one of the {config.num_labels} labels, also an image of something else, and nothing is "
+            "known of how far the scores can be trusted."
+        )
+    if not config.drop_partial_patches:
+        height, width = _pair(config.patch_size)
+        sentences.append(f"Images have a height that is a multiple of {height} pixels and a width of {width}.")
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _license(facts: ModelFacts) -> str:
+    code = "The code in this repository (`*.py`) is under the Apache License 2.0."
+    if facts.license is None:
+        return f"{code} The licence of the weights was not stated."
+    name = facts.license_name or facts.license
+    link = f" ([text]({facts.license_link}))" if facts.license_link else ""
+    return f"The weights are under `{name}`{link}, as their source says. {code}"
+
+
+def _table(rows: Mapping[str, object], what: str) -> str:
+    return "\n".join([f"| {what} | value |", "|---|---|", *(_row(*row) for row in rows.items())]) if rows else ""
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _size(size: int | Sequence[int]) -> str:
+    height, width = _pair(size)
+    return f"{height} x {width}"
+
+
+def _extent(size: Mapping[str, int]) -> str:
+    if "height" in size:
+        return f"{size['height']} x {size['width']} pixels"
+    return " and ".join(f"{value} pixels along the {name.replace('_', ' ')}" for name, value in size.items())

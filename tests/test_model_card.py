@@ -1,0 +1,207 @@
+"""The page of a model: the Hub's own validators take it, it says what is known and nothing else, and edits stay."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import EvalResult, ModelCard
+from huggingface_hub.errors import HFValidationError
+from PIL import Image
+
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
+from plain_vit.conversion.parity import StageDifference
+from plain_vit.errors import CheckpointError
+from plain_vit.model_card import ModelFacts, addressed, is_untouched, source_facts, write_card
+from tests.hub_endpoint import HubEndpoint, metadata_faults
+from tests.tiny import tiny_config
+
+LABELS = dict(enumerate(["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "insects vit"
+    PlainViTForImageClassification(tiny_config(id2label=LABELS)).save_pretrained(folder)
+    PlainViTImageProcessor(
+        size={"shortest_edge": 64}, crop_size={"height": 24, "width": 56}, do_center_crop=True, resample=3
+    ).save_pretrained(folder)
+    Image.new("RGB", (5, 7)).save(folder / "curves.png")
+    return folder
+
+
+FACTS = ModelFacts(
+    origin="Fine-tuned from [the teacher](https://example.org/teacher) on insects.",
+    differences=[StageDifference("layer 1", 1e-7, 1.0), StageDifference("logits", 0.0, 3.0)],
+    license="cc-by-nc-4.0",
+    base_model="timm/vit_tiny_patch16_224",
+    base_model_relation="finetune",
+    datasets=["alice/insects"],
+    results=[
+        EvalResult("image-classification", "alice/insects", "Insects", "accuracy", 0.875, dataset_split="test"),
+        EvalResult("image-classification", "alice/insects", "Insects", "f1", 0.5, dataset_split="test"),
+    ],
+    curves={"Loss and accuracy": "curves.png"},
+    recipe={"optimizer": "sgd", "peak learning rate": 0.03, "mixed": "a | b"},
+    environment={"torch": "2.15.0"},
+    limits=["It has never seen a spider."],
+    citations=["@misc{insects, title = {Insects}}"],
+    examples={"An ant": "curves.png", "A bee": "https://example.org/bee.png"},
+    tags=["insects"],
+)
+
+
+def card_of(folder: Path) -> str:
+    return (folder / "README.md").read_text()
+
+
+def test_the_metadata_says_everything_that_is_known_and_the_validators_take_it(folder: Path, hub: HubEndpoint) -> None:
+    assert write_card(folder, FACTS)
+    card = ModelCard.load(folder / "README.md", ignore_metadata_errors=False)
+    card.validate()  # by the Hub's own check, here our endpoint's
+    data = card.data.to_dict()
+    assert metadata_faults(data) == []
+    expected: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "image-classification",
+        "license": "cc-by-nc-4.0",
+        "base_model": "timm/vit_tiny_patch16_224",
+        "base_model_relation": "finetune",
+        "datasets": ["alice/insects"],
+        "metrics": ["accuracy", "f1"],
+        "tags": ["vision", "vit", "plain-vit", "insects"],
+    }
+    assert {name: data[name] for name in expected} == expected
+    assert card.data.eval_results == list(FACTS.results)
+    assert data["model-index"][0]["name"] == "insects vit"
+    assert [example["example_title"] for example in data["widget"]] == ["An ant", "A bee"]
+    assert data["widget"][0]["src"].endswith("your-name/insects-vit/resolve/main/curves.png")
+
+
+def test_the_page_tells_what_it_is_where_it_is_from_how_to_load_it_and_what_it_reached(folder: Path) -> None:
+    write_card(folder, FACTS)
+    card = card_of(folder)
+    for said in (
+        "# insects vit\n",
+        "3 layers of width 40 with 5 heads, on images of 24 x 56 pixels in patches of 8 x 14 pixels",
+        "7 labels apart: ant, bee, cat, dog, eel, fox, gnu.",
+        "on insects.",
+        "0.0e+00 in the logits, and over all stages at most 1.0e-07 (layer 1)",
+        "64 pixels along the shortest edge (bicubic). The central 24 x 56 pixels are cut out.",
+        "mean (0.5, 0.5, 0.5) is subtracted",
+        "| Insects | test | accuracy | 0.8750 |",
+        "![Loss and accuracy](curves.png)",
+        "| peak learning rate | 0.03 |",
+        "| mixed | a \\| b |",
+        "| torch | 2.15.0 |",
+        "never seen a spider",
+        "one of the 7 labels",
+        "The weights are under `cc-by-nc-4.0`",
+        "code in this repository (`*.py`) is under the Apache License 2.0",
+        "@misc{insects",
+        "dosovitskiy2021image",
+    ):
+        assert said in card, said
+    total = sum(p.numel() for p in PlainViTForImageClassification(tiny_config()).parameters())
+    assert f"It has {total:,} parameters, stored as float32" in card
+    blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(blocks) == 3  # test_hub.py runs them
+    for block in blocks:
+        ast.parse(block)
+
+
+def test_what_is_not_known_is_left_out(folder: Path) -> None:
+    write_card(folder, ModelFacts())
+    data = ModelCard.load(folder / "README.md").data.to_dict()
+    assert set(data) == {"library_name", "pipeline_tag", "tags"}
+    card = card_of(folder)
+    for title in ("Where the weights come from", "Results", "Training", "Environment"):
+        assert title not in card
+    assert "The licence of the weights was not stated." in card
+    assert "None" not in card
+
+
+def test_a_model_without_a_classifier_is_a_feature_extractor(tmp_path: Path) -> None:
+    PlainViTModel(tiny_config()).save_pretrained(tmp_path / "features")
+    write_card(tmp_path / "features", ModelFacts())
+    assert ModelCard.load(tmp_path / "features" / "README.md").data.pipeline_tag == "image-feature-extraction"
+    card = card_of(tmp_path / "features")
+    assert "AutoModel.from_pretrained" in card
+    assert "It has no classifier" in card
+    assert "labels" not in card
+    assert "Preprocessing" not in card
+
+
+def test_an_edited_page_is_never_overwritten(folder: Path) -> None:
+    write_card(folder, FACTS)
+    assert is_untouched(card_of(folder))
+    assert write_card(folder, ModelFacts(name="again"))
+    assert "# again" in card_of(folder)
+    edited = card_of(folder).replace("# again", "# Again")
+    (folder / "README.md").write_text(edited)
+    assert not is_untouched(edited)
+    assert not write_card(folder, FACTS)
+    assert card_of(folder) == edited
+    (folder / "README.md").write_text("# Mine\n")
+    assert not write_card(folder, FACTS)
+
+
+def test_a_page_that_another_tool_saved_again_or_with_other_line_ends_counts_as_untouched(folder: Path) -> None:
+    write_card(folder, FACTS)
+    assert is_untouched(str(ModelCard(card_of(folder))))
+    assert is_untouched(card_of(folder).replace("\n", "\r\n"))
+
+
+def test_the_placeholder_becomes_the_repository(folder: Path) -> None:
+    write_card(folder, FACTS)
+    card = addressed(card_of(folder), "alice/model-1.5")
+    assert is_untouched(card)
+    assert "your-name" not in card
+    assert 'from_checkpoint("alice/model-1.5")' in card
+    assert "https://huggingface.co/alice/model-1.5/resolve/main/curves.png" in card
+    assert addressed(card, "bob/other") == card
+    edited = card_of(folder) + "mine"
+    assert addressed(edited, "alice/model") == edited
+
+
+@pytest.mark.parametrize(
+    "wrong, error",
+    [
+        ({"base_model": "no/such/id"}, HFValidationError),
+        ({"datasets": ["bad name"]}, HFValidationError),
+        ({"base_model_relation": "copy"}, ValueError),
+    ],
+)
+def test_facts_that_cannot_be_are_refused(wrong: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        ModelFacts(**wrong)
+
+
+def test_pictures_that_are_not_there_and_folders_without_a_model_are_refused(folder: Path, tmp_path: Path) -> None:
+    for wrong in ({"curves": {"Loss": "gone.png"}}, {"examples": {"An ant": "gone.png"}}):
+        with pytest.raises(ValueError, match="is not there"):
+            write_card(folder, ModelFacts(**wrong))
+    with pytest.raises(CheckpointError):
+        write_card(tmp_path, ModelFacts())
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_the_license_of_a_source_is_taken_over_from_its_page(folder: Path) -> None:
+    for text, expected in [
+        (
+            "---\nlicense: mit\ndatasets: [imagenet-1k, 3, a b]\n---\n# x",
+            {"license": "mit", "datasets": ["imagenet-1k"]},
+        ),
+        (
+            "---\nlicense: other\nlicense_name: fair\nlicense_link: LICENSE\n---\n",
+            {"license": "other", "license_name": "fair", "license_link": "LICENSE", "datasets": []},
+        ),
+        ("---\nlicense: [mit]\n---\n", {"datasets": []}),
+        ("---\n{ no yaml\n---\n", {}),
+        ("# no metadata", {}),
+    ]:
+        (folder / "README.md").write_text(text)
+        assert source_facts(folder) == expected
+    (folder / "README.md").unlink()
+    assert source_facts(folder) == {}
