@@ -87,7 +87,8 @@ def write_report(
             with staged_file(folder / f"{name}.png", force=True) as file:
                 file.write_bytes(data)
             above = f"<figcaption>{html.escape(words)}</figcaption>" if words else ""
-            shown.append(f"<figure>{above}{inline_picture(data, f'{title} {words}'.strip())}</figure>")
+            width = ' style="max-width: 36rem"' if len(pictures) > 1 else ""  # two of them fit beside each other
+            shown.append(f"<figure{width}>{above}{inline_picture(data, f'{title} {words}'.strip())}</figure>")
         parts.append(
             f'<h2>{html.escape(title)}</h2><p class="caption">{html.escape(caption)}</p>'
             f'<div class="row">{"".join(shown)}</div>{more}'

@@ -121,7 +121,7 @@ class Snapshots:
         }
 
     def _when(self, step: int) -> str:
-        return f"epoch {step / self.total_steps * self.epochs:.3g}" if step else "start"
+        return f"epoch {step / self.total_steps * self.epochs:.1f}" if step else "start"
 
     def _taken(self, name: str, model: nn.Module) -> Mapping[int, np.ndarray] | str:
         """Return what was kept under a name at each step, an even choice, or why nothing was."""
@@ -195,4 +195,4 @@ def _as_plain_vit(model: nn.Module) -> nn.Module:
     try:
         return from_module(model)
     except PlainViTError as error:
-        raise AnalysisError(f"A {type(model).__name__} is not a ViT with attention to look at") from error
+        raise AnalysisError(f"In a {type(model).__name__} there is no ViT to look into") from error

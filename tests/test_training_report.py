@@ -1,0 +1,372 @@
+"""What a person sees of a run: the bar, the table, the trackers, and the report."""
+
+import base64
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from sklearn.metrics import recall_score, top_k_accuracy_score
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import (
+    ConvNextImageProcessor,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
+
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.analysis import attention_maps, position_similarity
+from plain_vit.analysis.page import html_page
+from plain_vit.errors import TrainingError
+from plain_vit.training import progress as progress_module
+from plain_vit.training.data import load_splits
+from plain_vit.training.metrics import Evaluation
+from plain_vit.training.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
+from plain_vit.training.progress import Progress
+from plain_vit.training.run import read_log
+from plain_vit.training.trackers import TRACKERS, tracker_names
+from tests.conftest import randomize_
+from tests.tiny import tiny_config
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "finetune_image_classification.py"
+SHORT = {"dataset": "digits", "shots_per_class": 7, "steps": 7, "batch_size": 12, "evaluations": 2, "log_every": 1}
+PICTURES = {"curves", "confusion_matrix", "confused_pairs", "mistakes"}
+STORY = {"attention", "positions_0", "positions_1"}
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """Return the script as a module."""
+    specification = importlib.util.spec_from_file_location("finetune_image_classification", SCRIPT)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a plain ViT of 4 x 3 patches, for three classes."""
+    folder = tmp_path_factory.mktemp("model")
+    config = tiny_config(image_size=(32, 24), patch_size=8, num_labels=3)
+    randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
+    PlainViTImageProcessor(size={"height": 32, "width": 24}).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(script, model_folder, tmp_path_factory) -> Path:
+    """Return a run with everything that there is to see."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    script.finetune(script.FinetuneArguments(
+        model=str(model_folder), output_dir=str(folder), picture_every=2.0, report_to="tensorboard", **SHORT
+    ))  # fmt: skip
+    return folder
+
+
+class Page(HTMLParser):
+    """What a page shows, and what it would load."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.pictures: dict[str, bytes] = {}
+        self.loaded: list[str] = []
+        self.cells: list[str] = []
+        self.text = path.read_text(encoding="utf-8")
+        self.feed(self.text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        values = dict(attributes)
+        for name in ("src", "href", "srcset", "data"):
+            if name in values:
+                kind, _, content = values[name].partition(";base64,")
+                if kind == "data:image/png":
+                    self.pictures[values["alt"]] = base64.b64decode(content)
+                else:
+                    self.loaded.append(values[name])
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1] == "td":
+            self.cells.append(data.strip())
+
+
+# The bar and the table
+
+
+class Clock:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress_module.time, "perf_counter", clock)
+    return clock
+
+
+def test_share_of_waiting_counts_the_wait_for_batches_and_leaves_pauses_out(clock):
+    def slow_loader() -> Iterator[int]:
+        for number in range(4):
+            clock.now += 3
+            yield number
+
+    with Progress(total=80, done=0, watched="test", shown=False) as bar:
+        for _ in bar.batches(slow_loader()):
+            clock.now += 5
+            bar.update(20)
+            with bar.pause():
+                clock.now += 1000
+        assert bar.seconds == 4 * (3 + 5)
+        assert bar.rates() == {"images_per_second": 80 / 32, "waiting_for_data": 12 / 32}
+
+
+def test_bar_and_table_show_what_was_measured(clock, capsys):
+    with Progress(total=100, done=40, watched="validation", shown=True) as bar:
+        clock.now += 2
+        bar.update(30)
+        bar.show(loss=1.25, accuracy=0.5)
+        values = {"train_loss": 1.5, "train_accuracy": 0.25, "loss": 1.0, "learning_rate": 3e-4}
+        bar.line(epoch=1.0, step=7, accuracy=0.625, evaluated="16 of 16", **values)
+        with bar.pause():
+            clock.now += 60
+        clock.now += 3
+        bar.update(30)
+        bar.line(epoch=2.0, step=14, accuracy=0.75, evaluated="16 of 16", **values)
+    printed = capsys.readouterr()
+    head, first, second = printed.out.splitlines()
+    assert head.split() == (
+        [
+            "epoch",
+            "step",
+            "train",
+            "loss",
+            "train",
+            "acc",
+            "valid",
+            "loss",
+            "valid",
+            "acc",
+            "lr",
+            "images/s",
+            "time",
+            "validation",
+            "images",
+        ]
+    )
+    assert first.split() == [
+        "1.0",
+        "7",
+        "1.5000",
+        "25.00%",
+        "1.0000",
+        "62.50%",
+        "3.00e-04",
+        "15",
+        "00:02",
+        "16",
+        "of",
+        "16",
+    ]
+    assert second.split() == [
+        "2.0",
+        "14",
+        "1.5000",
+        "25.00%",
+        "1.0000",
+        "75.00%",
+        "3.00e-04",
+        "10",
+        "01:05",
+        "16",
+        "of",
+        "16",
+    ]
+    assert len(head) - len("validation images") == len(first) - len("16 of 16")  # columns stand below each other
+    assert "loss 1.250, accuracy 50.0%, waiting for data 0%" in printed.err
+    assert "img/s" in printed.err
+
+
+# Trackers
+
+
+def test_unknown_tracker_and_one_that_is_not_installed_are_refused():
+    assert tracker_names("none") == []
+    assert tracker_names("tensorboard, tensorboard") == ["tensorboard"]
+    with pytest.raises(TrainingError, match="expected none, or some of tensorboard, trackio, wandb"):
+        tracker_names("tensorboard,tensorbored")
+    for name in TRACKERS:
+        if importlib.util.find_spec(name) is None:
+            with pytest.raises(TrainingError, match=f"`pip install {name}`"):
+                tracker_names(f"tensorboard,{name}")
+
+
+def test_tensorboard_has_every_logged_value(finished):
+    events = EventAccumulator(str(finished / "tensorboard"))
+    events.Reload()
+    logged = {
+        (name, line["step"]): value for line in read_log(finished) for name, value in line.items() if name != "step"
+    }
+    shown = {(name, event.step): event.value for name in events.Tags()["scalars"] for event in events.Scalars(name)}
+    rates = {key for key in shown if key[0] in ("images_per_second", "waiting_for_data")}
+    assert {step for _, step in rates} == {1, 2, 3, 4, 5, 6, 7}
+    assert shown.keys() - rates == logged.keys()
+    for key, value in logged.items():
+        assert shown[key] == np.float32(value)
+
+
+# Mistakes
+
+
+def evaluation_of(labels: list[int], probabilities: list[list[float]]) -> Evaluation:
+    return Evaluation(0.0, 0.0, np.array(probabilities, dtype=np.float32), np.array(labels))
+
+
+def test_mistakes_are_counted_by_class_pair_and_image():
+    evaluation = evaluation_of(
+        [0, 0, 0, 1, 1, 2],
+        [
+            [0.1, 0.7, 0.2, 0], [0.3, 0.4, 0.3, 0], [0.9, 0.1, 0, 0],
+            [0.0, 1.0, 0, 0], [0.95, 0.05, 0, 0], [0.1, 0.2, 0.7, 0],
+        ],
+    )  # fmt: skip
+    names = ["ant", "bee", "cow", "dog"]
+    ant, bee, cow, dog = results_by_class(evaluation, names)
+    assert (ant.name, ant.images, ant.right, ant.recall, ant.precision) == ("ant", 3, 1, 1 / 3, 1 / 2)
+    assert (bee.recall, bee.precision, bee.f1) == (1 / 2, 1 / 3, pytest.approx(0.4))
+    assert (cow.recall, cow.precision, cow.f1) == (1, 1, 1)
+    assert dog.images == 0
+    assert np.isnan([dog.recall, dog.precision, dog.f1]).all()
+    pairs = confused_pairs(evaluation)
+    assert [(pair.true, pair.predicted, pair.count, pair.share) for pair in pairs] == [(0, 1, 2, 2 / 3), (1, 0, 1, 0.5)]
+    assert confused_pairs(evaluation, count=1) == pairs[:1]
+    assert confident_mistakes(evaluation).tolist() == [4, 0, 1]
+    assert confident_mistakes(evaluation, 2).tolist() == [4, 0]
+
+
+def test_top_k_accuracy_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    probabilities, labels = rng.random((211, 13)), rng.integers(0, 13, 211)
+    evaluation = evaluation_of(labels.tolist(), probabilities.tolist())
+    for k in (1, 2, 5, 12):
+        expected = top_k_accuracy_score(labels, probabilities.astype(np.float32), k=k, labels=range(13))
+        assert top_accuracy(evaluation, k) == pytest.approx(expected)
+    equal = evaluation_of([0, 1, 2, 2], [[0.25] * 4] * 4)  # of equals only the first ones count
+    assert [top_accuracy(equal, k) for k in (1, 2, 3, 4)] == [0.25, 0.5, 1, 1]
+
+
+# The report
+
+
+def test_report_has_every_picture_as_file_and_in_a_page_that_loads_nothing(finished):
+    page = Page(finished / "report" / "index.html")
+    files = {file.stem: file.read_bytes() for file in (finished / "report").glob("*.png")}
+    assert files.keys() == PICTURES | STORY
+    assert sorted(page.pictures.values()) == sorted(files.values())
+    for data in files.values():
+        assert PIL.Image.open(BytesIO(data)).convert("L").getextrema()[0] < 100  # something is drawn
+    assert page.loaded == []
+    assert "prefers-color-scheme: dark" in page.text
+    assert not re.search(r"@import|url\(|<script", page.text)
+    assert not list(finished.rglob("*.lock"))
+
+
+def test_report_says_the_results_of_the_run_and_of_each_class(finished):
+    page = Page(finished / "report" / "index.html")
+    test = load_splits("digits")["test"]
+    model = PlainViTForImageClassification.from_pretrained(finished).eval()
+    images = [image.convert("RGB") for image in test["image"][:]]
+    pixels = PlainViTImageProcessor.from_pretrained(finished)(images, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        predictions = model(pixels).logits.argmax(dim=-1).numpy()
+    labels = np.asarray(test["label"][:])
+    recalls = recall_score(labels, predictions, average=None)
+    rows = page.cells.index("0", page.cells.index("device"))  # the seed is 0 too
+    for digit in range(10):
+        name, count, right, recall = page.cells[rows + 6 * digit : rows + 6 * digit + 4]
+        assert (name, int(count)) == (str(digit), (labels == digit).sum())
+        assert int(right) == ((labels == digit) & (predictions == digit)).sum()
+        assert recall == f"{recalls[digit]:.1%}"
+    facts = dict(zip(page.cells[0::2], page.cells[1::2], strict=False))
+    assert facts["test accuracy"] == f"{(labels == predictions).mean():.2%}"
+    assert facts["images"] == "train 70, test 360"
+
+
+def test_snapshots_are_those_of_the_model_at_their_steps(finished):
+    # 7 steps of 12 of 70 images are 1.2 epochs: the start and the end.
+    files = sorted((finished / "report" / "snapshots").iterdir())
+    assert [file.name for file in files] == ["step_00000000.npz", "step_00000007.npz"]
+    model = PlainViTForImageClassification.from_pretrained(finished)
+    test = load_splits("digits")["test"]
+    labels = test["label"][:]
+    images = [test[labels.index(digit)]["image"].convert("RGB") for digit in (0, 2, 4, 5, 7, 9)]
+    pixels = PlainViTImageProcessor.from_pretrained(finished)(images, return_tensors="pt")["pixel_values"]
+    with np.load(files[1]) as last, np.load(files[0]) as first:
+        expected = attention_maps(model, pixels, layers=-1)[:, 0].mean(axis=1)
+        assert last["attention"].shape == (6, 4, 3)
+        np.testing.assert_array_equal(last["attention"], expected.astype(np.float16))
+        np.testing.assert_array_equal(last["positions"], position_similarity(model).patches.astype(np.float16))
+        assert not np.array_equal(first["attention"], last["attention"])
+
+
+def test_looking_leaves_the_training_as_it_is(finished, script, model_folder, tmp_path):
+    options = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT}
+    script.finetune(script.FinetuneArguments(**options, report=False))
+    assert not (tmp_path / "run" / "report").exists()
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    assert read_log(tmp_path / "run") == read_log(finished)
+
+
+def test_model_without_attention_gets_a_report_that_says_so(script, tmp_path):
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 2], layer_type="basic", num_labels=3)
+    randomize_(ResNetForImageClassification(config)).save_pretrained(tmp_path / "resnet")
+    ConvNextImageProcessor(size={"shortest_edge": 33}, crop_pct=1.0).save_pretrained(tmp_path / "resnet")
+    run = tmp_path / "run"
+    script.finetune(script.FinetuneArguments(
+        model=str(tmp_path / "resnet"), output_dir=str(run), picture_every=1.0, **SHORT
+    ))  # fmt: skip
+    assert {file.stem for file in (run / "report").glob("*.png")} == PICTURES
+    text = (run / "report" / "index.html").read_text()
+    assert text.count("In a ResNetForImageClassification there is no ViT to look into.") == 2
+
+
+def test_page_escapes_what_it_is_told():
+    assert "<title>&lt;b&gt;</title>" in html_page("<b>", "")
+
+
+@pytest.fixture(scope="module")
+def awkward(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an image folder whose classes have names that are HTML."""
+    folder = tmp_path_factory.mktemp("awkward")
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name in ("<i>a&b", "c'd\"e"):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(4):
+                pixels = rng.integers(0, 255, (9, 11, 3), dtype=np.uint8)
+                PIL.Image.fromarray(pixels).save(folder / split / name / f"{number}.png")
+    return folder
+
+
+def test_class_names_are_shown_as_they_are(awkward, script, model_folder, tmp_path):
+    options = {**SHORT, "dataset": str(awkward), "shots_per_class": None, "steps": 2, "evaluations": 1}
+    run = tmp_path / "run"
+    script.finetune(script.FinetuneArguments(model=str(model_folder), output_dir=str(run), **options))
+    page = Page(run / "report" / "index.html")
+    assert "i" not in page.tags
+    assert {"<i>a&b", "c'd\"e"} <= set(page.cells)
