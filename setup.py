@@ -25,6 +25,7 @@ EXTRAS = {
     "train": [
         "accelerate>=1.12",
         "datasets>=4.4",
+        "peft>=0.18",
         "evaluate>=0.4.6",
         "scikit-learn>=1.7",
         "matplotlib>=3.10",

@@ -20,34 +20,44 @@ import math
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-import yaml
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from transformers import HfArgumentParser
 
 from plain_vit.errors import PlainViTError, TrainingError
+from plain_vit.training.arguments import (
+    AugmentationOptions,
+    DataOptions,
+    ModelOptions,
+    OptimizationOptions,
+    RunOptions,
+    as_yaml,
+    check_alternatives,
+    parse_arguments,
+)
 from plain_vit.training.data import ImageClassificationData, load_classification_data
 from plain_vit.training.images import (
     AugmentedImages,
     ProcessedImages,
     ShuffledStream,
     batch_mixing,
+    input_size,
     randomness,
     training_transform,
 )
+from plain_vit.training.losses import balancing_weights, classification_loss, distillation_loss
+from plain_vit.training.memory import fitting_accumulation, training_trial
 from plain_vit.training.metrics import Evaluation, evaluate_classifier
-from plain_vit.training.models import load_classifier
-from plain_vit.training.optimization import average_of, learning_rate_factor, make_optimizer
+from plain_vit.training.models import Teacher, as_saved, head_of, load_classifier, load_teacher, with_lora
+from plain_vit.training.optimization import average_of, freeze, learning_rate_factor, make_optimizer, train_mode
 from plain_vit.training.processes import StopRequest, start_accelerator
 from plain_vit.training.progress import Progress
 from plain_vit.training.report import environment, write_report
@@ -56,77 +66,12 @@ from plain_vit.training.snapshots import Snapshots
 from plain_vit.training.trackers import start_trackers, tracker_names
 
 
-def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
-    """Declare an argument with its line in `--help`."""
-    return field(default=default, metadata={"help": help})
+@dataclass(kw_only=True)
+class FinetuneArguments(RunOptions, AugmentationOptions, OptimizationOptions, DataOptions, ModelOptions):
+    """What a run can be told; `plain_vit/training/arguments.py` says what each option is.
 
-
-@dataclass
-class FinetuneArguments:
-    """What a run can be told. The defaults suit a small ViT on a small data set."""
-
-    model: str = option(
-        help="transformers folder or Hub id, another library's checkpoint, or a preset to train from scratch"
-    )
-    dataset: str = option(help="digits, glyphs, an image folder, parquet, a folder of save_to_disk, or a Hub name")
-    output_dir: str = option(help="empty or new folder")
-    resume: bool = option(False, help="go on from the newest checkpoint in output_dir")
-
-    from_scratch: bool = option(False, help="keep the architecture only and draw new weights")
-    num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
-    trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
-
-    dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
-    image_column: str | None = option(None, help="found by its type if not given")
-    label_column: str | None = option(None, help="found by its type if not given")
-    train_split: str = option("train", help="split to learn from")
-    validation_split: str | None = option(
-        None, help="split to choose the best epoch by; found by its name if not given"
-    )
-    test_split: str | None = option(None, help="held-out split; 'test' if not given and there is one")
-    validation_fraction: float = option(0.0, help="part of the training split to carve out as validation split")
-    shots_per_class: int | None = option(None, help="learn from this many images per class")
-
-    epochs: float = option(10.0, help="passes over the training images")
-    steps: int | None = option(None, help="optimizer steps, instead of epochs")
-    batch_size: int = option(64, help="images per optimizer step, over all processes and micro-batches")
-    gradient_accumulation_steps: int = option(1, help="micro-batches that make one optimizer step")
-    optimizer: Literal["adamw", "adam", "sgd"] = option("adamw", help="the paper fine-tunes with sgd")
-    learning_rate: float = option(1e-3, help="at its peak")
-    momentum: float = option(0.9, help="of SGD; first beta of Adam")
-    weight_decay: float = option(0.05, help="of matrices and kernels; nothing else decays")
-    layer_decay: float = option(1.0, help="learning rate of a block, relative to the block above it")
-    schedule: Literal["cosine", "linear", "constant"] = option("cosine", help="of the learning rate after the warm-up")
-    warmup_fraction: float = option(0.1, help="part of the optimizer steps in which the learning rate rises")
-    max_grad_norm: float = option(1.0, help="gradients are clipped to this norm; 0 leaves them")
-    label_smoothing: float = option(0.1, help="part of the target that is spread over all classes")
-    ema_decay: float | None = option(None, help="evaluate and save a moving average of the weights with this decay")
-    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of forward and backward")
-
-    crop_scale: float = option(1.0, help="smallest part of an image that a random crop may keep; 1: no crop")
-    horizontal_flip: float = option(0.0, help="probability")
-    augmentation: Literal["none", "affine", "randaugment", "trivialaugment"] = option(
-        "none", help="affine: for characters"
-    )
-    magnitude: int = option(9, help="of randaugment")
-    random_erasing: float = option(0.0, help="probability")
-    mixup: float = option(0.0, help="alpha of mixup; 0: off")
-    cutmix: float = option(0.0, help="alpha of CutMix; 0: off")
-
-    evaluations: int | None = option(None, help="how often to evaluate, evenly spread; once per epoch if not given")
-    eval_batch_size: int = option(256, help="images per evaluation batch, over all processes")
-    log_every: int = option(10, help="optimizer steps between logged values")
-    checkpoint_every: int | None = option(
-        None, help="optimizer steps between checkpoints; at each evaluation if not given"
-    )
-    checkpoints_kept: int = option(2, help="how many checkpoints stay; 0: write none")
-    num_workers: int = option(0, help="processes that prepare images, per training process")
-    num_processes: int | None = option(None, help="refuse to run with another number of processes")
-    seed: int = option(0, help="decides everything random")
-
-    report_to: str = option("none", help="tensorboard, trackio and wandb, separated by commas")
-    report: bool = option(True, help="draw curves, confusion matrix and mistakes into output_dir/report")
-    picture_every: float = option(5.0, help="epochs between looks at attention and positions for the report; 0: none")
+    The defaults suit a small ViT on a small data set.
+    """
 
 
 # What may change when a run goes on, because it does not decide the result.
@@ -134,6 +79,9 @@ FREE_ON_RESUME = (
     "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "eval_batch_size",
     "report_to", "report", "picture_every",
 )  # fmt: skip
+
+# Where a run begins: how far it is, what it chose, and the sums of loss, right answers and images that it logs.
+START = {"step": 0, "best_accuracy": -1.0, "stale": 0, "window": [0.0] * 3, "since": [0.0] * 3}
 
 
 def finetune(arguments: FinetuneArguments) -> Evaluation:
@@ -169,19 +117,15 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         seed=arguments.seed,
     )
     plan = make_plan(arguments, data, accelerator.num_processes)
-    model, image_processor = load_classifier(
-        arguments.model,
-        data.label_names,
-        from_scratch=arguments.from_scratch,
-        trust_remote_code=arguments.trust_remote_code,
-        num_attention_heads=arguments.num_attention_heads,
-    )
+    model, image_processor, teacher = make_models(arguments, data)
     transform = training_transform(
         image_processor,
         crop_scale=arguments.crop_scale,
+        resize_to=arguments.resize_to,
         horizontal_flip=arguments.horizontal_flip,
         augmentation=arguments.augmentation,
         magnitude=arguments.magnitude,
+        augmentation_layers=arguments.augmentation_layers,
         random_erasing=arguments.random_erasing,
     )
     mix = batch_mixing(mixup=arguments.mixup, cutmix=arguments.cutmix, num_classes=len(data.label_names))
@@ -194,14 +138,22 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         momentum=arguments.momentum,
     )
     average = average_of(model, arguments.ema_decay, accelerator) if arguments.ema_decay is not None else None
+    class_weights = None
+    if arguments.class_balance == "loss":
+        class_weights = balancing_weights(data.train["label"], len(data.label_names)).to(accelerator.device)
     run = RunFolder(arguments.output_dir, accelerator, deciding_options(arguments, data), resume=arguments.resume)
 
     # The run begins, or goes on where its newest checkpoint stands.
+    saved_kind = type(as_saved(model))
+    if arguments.compile:
+        model.compile()
     model, optimizer = accelerator.prepare(model, optimizer)
-    progress = run.begin(average) or {"step": 0, "best_accuracy": -1.0, "window": [0.0, 0.0, 0.0], "since": [0.0] * 3}
+    if teacher is not None:
+        teacher = accelerator.prepare_model(teacher, evaluation_mode=True)
+    progress = run.begin(average) or START
     if accelerator.is_main_process:
         write_file(run.path / "arguments.yaml", as_yaml(arguments))
-    step, best_accuracy = progress["step"], progress["best_accuracy"]
+    step, best_accuracy, stale = progress["step"], progress["best_accuracy"], progress["stale"]
     start_trackers(accelerator, trackers, run.path, dataclasses.asdict(arguments), step=step)
     # Loss, right answers and images of this process since the last line of the log, and since the last evaluation.
     window = torch.tensor(progress["window"], device=accelerator.device) * accelerator.is_main_process
@@ -217,19 +169,28 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         accelerator=accelerator,
     )
 
+    # Micro-batches that fit into memory; an optimizer step has as many images either way.
+    accumulation = arguments.gradient_accumulation_steps
+    if arguments.auto_micro_batch:
+        trial = training_trial(model, accelerator, (3, *input_size(image_processor)))
+        images = arguments.batch_size // accelerator.num_processes
+        accumulation = fitting_accumulation(trial, accelerator, images=images, at_least=accumulation)
+        accelerator.gradient_accumulation_steps = accumulation
+
     # Batches: one long stream for the whole training, and the splits to evaluate on.
     stream = ShuffledStream(
         len(data.train),
         length=plan.total_steps * arguments.batch_size,
         seed=arguments.seed,
         start=step * arguments.batch_size,
+        balanced_by=data.train["label"] if arguments.class_balance == "sampler" else None,
     )
     loading: dict[str, Any] = {"num_workers": arguments.num_workers, "pin_memory": torch.cuda.is_available()}
     evaluation = {"batch_size": plan.eval_micro_batch, "collate_fn": ProcessedImages(image_processor), **loading}
     train_loader, watched_loader, held_out_loader = accelerator.prepare(
         DataLoader(
             AugmentedImages(data.train, transform, arguments.seed),
-            batch_size=plan.micro_batch,
+            batch_size=arguments.batch_size // accelerator.num_processes // accumulation,
             sampler=stream,
             **loading,
         ),
@@ -240,7 +201,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     def save_checkpoint() -> None:
         sums, since = accelerator.reduce(window).tolist(), accelerator.reduce(since_evaluation).tolist()
         run.save(
-            {"step": step, "best_accuracy": best_accuracy, "window": sums, "since": since},
+            {"step": step, "best_accuracy": best_accuracy, "stale": stale, "window": sums, "since": since},
             keep=arguments.checkpoints_kept,
             average=average,
         )
@@ -259,9 +220,12 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     with bar, StopRequest() as stop:
         if step == 0:
             snapshots.take(0, model)
-        model.train()
+        train_mode(model)
         for micro_step, batch in enumerate(bar.batches(train_loader)):
-            if micro_step % arguments.gradient_accumulation_steps == 0:
+            if micro_step % accumulation == 0:
+                if stale == arguments.early_stopping:
+                    say(f"Stopped early after step {step}: {stale} evaluations without a better accuracy.")
+                    break
                 # Dropout and mixup depend on the step alone, so that a run that goes on repeats them.
                 torch.manual_seed(randomness(arguments.seed, step, accelerator.process_index))
                 factor = learning_rate_factor(
@@ -273,7 +237,21 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
             with accelerator.accumulate(model):
                 pixels, targets = mix(batch["pixel_values"], batch["labels"])
                 logits = model(pixel_values=pixels).logits.float()
-                loss = F.cross_entropy(logits, targets, label_smoothing=arguments.label_smoothing)
+                loss = classification_loss(
+                    logits,
+                    targets,
+                    kind=arguments.loss,
+                    label_smoothing=arguments.label_smoothing,
+                    class_weights=class_weights,
+                )
+                if teacher is not None:
+                    taught = distillation_loss(
+                        logits,
+                        teacher(pixels),
+                        kind=arguments.distillation,
+                        temperature=arguments.distillation_temperature,
+                    )
+                    loss = torch.lerp(loss, taught, arguments.distillation_weight)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients and arguments.max_grad_norm:
                     accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
@@ -309,7 +287,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
                 since_evaluation.zero_()
                 with bar.pause():
                     result = evaluate_classifier(evaluated, watched_loader, accelerator, size=len(plan.watched))
-                model.train()
+                train_mode(model)
                 name, epoch = plan.watched_name, step / plan.total_steps * plan.epochs
                 run.log(step=step, epoch=epoch, **{f"{name}_loss": result.loss, f"{name}_accuracy": result.accuracy})
                 bar.line(
@@ -322,8 +300,9 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
                     evaluated=f"{result.count} of {len(plan.watched)}",
                     learning_rate=factor * arguments.learning_rate,
                 )
+                stale += 1
                 if plan.may_choose and result.accuracy > best_accuracy:
-                    best_accuracy = result.accuracy
+                    best_accuracy, stale = result.accuracy, 0
                     with shared_staging(run.path / "best", accelerator) as folder:
                         save_classifier(folder, evaluated, image_processor, accelerator)
 
@@ -340,16 +319,18 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
 
     # The weights that the validation split chose, else the last ones, and what they make of the held-out split.
     if plan.may_choose:
-        chosen = type(accelerator.unwrap_model(model)).from_pretrained(run.path / "best")
+        chosen = saved_kind.from_pretrained(run.path / "best")
         final = accelerator.prepare_model(chosen, evaluation_mode=True)
     else:
         final = average.module if average is not None else model
+        if arguments.lora_rank is not None:
+            final = as_saved(accelerator.unwrap_model(final))
     result = evaluate_classifier(final, held_out_loader, accelerator, size=len(plan.held_out))
     results = {
         f"{plan.held_out_name}_accuracy": result.accuracy,
         f"{plan.held_out_name}_loss": result.loss,
         "images_evaluated": result.count,
-        "steps": plan.total_steps,
+        "steps": step,
         "seconds": round(time.perf_counter() - start, 1),
         **bar.rates(),
     }
@@ -381,6 +362,39 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     return result
 
 
+def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> tuple[nn.Module, Any, Teacher | None]:
+    """Open the model with its image processor, take out of the training what is not trained, and open the teacher."""
+    size = arguments.image_size
+    if size is not None and len(size) > 2:
+        raise TrainingError(f"image_size is {size}: expected one number, or height and width.")
+    model, image_processor = load_classifier(
+        arguments.model,
+        data.label_names,
+        from_scratch=arguments.from_scratch,
+        trust_remote_code=arguments.trust_remote_code,
+        num_attention_heads=arguments.num_attention_heads,
+        image_size=None if size is None else (size[0], size[-1]),
+        hidden_dropout_prob=arguments.dropout,
+        drop_path_rate=arguments.drop_path_rate,
+    )
+    if arguments.gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise TrainingError(f"{type(model).__name__} has no gradient checkpointing: leave out the option.")
+        model.gradient_checkpointing_enable()
+    head = head_of(model)
+    if arguments.freeze:
+        freeze(model, arguments.freeze, head)
+    teacher = None
+    if arguments.teacher is not None:
+        teacher = load_teacher(
+            arguments.teacher, image_processor, data.label_names, trust_remote_code=arguments.trust_remote_code
+        )
+    if arguments.lora_rank is None:
+        return model, image_processor, teacher
+    additions = {"rank": arguments.lora_rank, "alpha": arguments.lora_alpha, "targets": arguments.lora_targets}
+    return with_lora(model, head=head, **additions), image_processor, teacher
+
+
 @dataclass(frozen=True)
 class Plan:
     """How many steps of how many images, and what the model is watched and judged by."""
@@ -390,7 +404,6 @@ class Plan:
     warmup_steps: int
     evaluation_steps: frozenset[int]
     checkpoint_steps: frozenset[int]
-    micro_batch: int  # images of one process in one forward pass
     eval_micro_batch: int
     watched_name: str  # the split that is evaluated along the way
     watched: Dataset
@@ -401,6 +414,7 @@ class Plan:
 
 def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, processes: int) -> Plan:
     """Count the steps and divide each among the processes."""
+    check_alternatives(arguments)
     parts = processes * arguments.gradient_accumulation_steps
     if arguments.batch_size % parts:
         raise TrainingError(
@@ -408,22 +422,24 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
             f"{arguments.gradient_accumulation_steps} micro-batches: use a multiple of {parts}."
         )
     splits = {"validation": data.validation, "test": data.test}
+    if arguments.early_stopping is not None and splits["validation"] is None:
+        raise TrainingError("early_stopping needs a validation split to choose by: add --validation_fraction 0.1.")
     present = [name for name, split in splits.items() if split is not None]
     if not present:
         raise TrainingError("The data set has one split, so nothing to evaluate on: add --validation_fraction 0.2.")
     watched_name, held_out_name = present[0], present[-1]
-    total_steps = arguments.steps or math.ceil(arguments.epochs * len(data.train) / arguments.batch_size)
+    passes = 10.0 if arguments.epochs is None else arguments.epochs
+    total_steps = arguments.steps or math.ceil(passes * len(data.train) / arguments.batch_size)
     epochs = total_steps * arguments.batch_size / len(data.train)
     evaluations = arguments.evaluations or max(1, round(epochs))
     evaluation_steps = frozenset(math.ceil(total_steps * (count + 1) / evaluations) for count in range(evaluations))
-    every = arguments.checkpoint_every
+    every, warmup = arguments.checkpoint_every, arguments.warmup_steps
     return Plan(
         total_steps=total_steps,
         epochs=epochs,
-        warmup_steps=round(arguments.warmup_fraction * total_steps),
+        warmup_steps=round(arguments.warmup_fraction * total_steps) if warmup is None else warmup,
         evaluation_steps=evaluation_steps,
         checkpoint_steps=frozenset(range(every, total_steps + 1, every)) if every else evaluation_steps,
-        micro_batch=arguments.batch_size // parts,
         eval_micro_batch=math.ceil(arguments.eval_batch_size / processes),
         watched_name=watched_name,
         watched=splits[watched_name],
@@ -481,36 +497,22 @@ def run_facts(
     }
 
 
-def as_yaml(arguments: FinetuneArguments) -> str:
-    """Write the arguments as a file that repeats the run."""
-    values = {name: value for name, value in dataclasses.asdict(arguments).items() if value is not None}
-    values.pop("resume")
-    return yaml.safe_dump(values, sort_keys=False)
-
-
 def save_classifier(folder: Path, model: nn.Module, image_processor: Any, accelerator: Accelerator) -> None:
     """Write what `AutoModelForImageClassification` and `AutoImageProcessor` open."""
-    accelerator.unwrap_model(model).save_pretrained(
-        folder, state_dict=accelerator.get_state_dict(model), is_main_process=accelerator.is_main_process
+    bare = accelerator.unwrap_model(model)
+    saved = as_saved(bare)
+    saved.save_pretrained(
+        folder,
+        state_dict=accelerator.get_state_dict(model) if saved is bare else saved.state_dict(),
+        is_main_process=accelerator.is_main_process,
     )
     if accelerator.is_main_process:
         image_processor.save_pretrained(folder)
 
 
-def parse_arguments(command_line: list[str]) -> FinetuneArguments:
-    """Read the arguments; the first one may be a YAML file, which those behind it override."""
-    if command_line and command_line[0].endswith((".yaml", ".yml")):
-        values = yaml.safe_load(Path(command_line[0]).read_text(encoding="utf-8"))
-        from_file = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-        command_line = [*from_file, *command_line[1:]]
-    parser = HfArgumentParser(FinetuneArguments, description=__doc__)  # type: ignore[arg-type]
-    (arguments,) = parser.parse_args_into_dataclasses(command_line)
-    return arguments
-
-
 def main() -> None:
     try:
-        finetune(parse_arguments(sys.argv[1:]))
+        finetune(parse_arguments(FinetuneArguments, sys.argv[1:], description=__doc__))
     except PlainViTError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -197,7 +197,9 @@ def test_result_of_accelerate_launch_opens_with_its_labels(model_folder, tmp_pat
 def test_arguments_are_written_back_and_repeat_the_run(model_folder, tmp_path, script):
     first, second = tmp_path / "first", tmp_path / "second"
     script.finetune(script.FinetuneArguments(model=str(model_folder), output_dir=str(first), **SHORT))
-    again = script.parse_arguments([str(first / "arguments.yaml"), "--output_dir", str(second)])
+    again = script.parse_arguments(
+        script.FinetuneArguments, [str(first / "arguments.yaml"), "--output_dir", str(second)], description=None
+    )
     script.finetune(again)
     assert yaml.safe_load((second / "arguments.yaml").read_text())["output_dir"] == str(second)
     (weights, log), (weights_again, log_again) = numbers_of(first), numbers_of(second)

@@ -23,17 +23,25 @@ from plain_vit.errors import TrainingError
 class ShuffledStream(Sampler[tuple[int, int]]):
     """Draw the rows of a set in one shuffled order after the other, without end between them.
 
-    A batch may hold the end of one epoch and the beginning of the next: no image is left out and none is doubled.
+    A batch may hold the end of one epoch and the beginning of the next: no image is left out and none is doubled,
+    unless the classes are balanced: then each row is drawn anew, every class as often as the others.
 
     Args:
         rows: size of the set.
         length: how many rows to draw in all, over all epochs.
         seed: decides the orders.
         start: how many rows were drawn before, in the run that goes on.
+        balanced_by: the classes of the rows, to draw each class equally often.
     """
 
-    def __init__(self, rows: int, *, length: int, seed: int, start: int = 0) -> None:
+    def __init__(
+        self, rows: int, *, length: int, seed: int, start: int = 0, balanced_by: Sequence[int] | None = None
+    ) -> None:
         self.rows, self.length, self.seed, self.start = rows, length, seed, start
+        self.shares: np.ndarray | None = None
+        if balanced_by is not None:
+            _, classes, counts = np.unique(np.asarray(balanced_by), return_inverse=True, return_counts=True)
+            self.shares = 1 / (len(counts) * counts[classes])
 
     def __len__(self) -> int:
         return self.length - self.start
@@ -43,8 +51,13 @@ class ShuffledStream(Sampler[tuple[int, int]]):
         for position in range(self.start, self.length):
             epoch, place = divmod(position, self.rows)
             if epoch != order_of:
-                order_of, order = epoch, np.random.default_rng((self.seed, epoch)).permutation(self.rows)
+                order_of, order = epoch, self._order(np.random.default_rng((self.seed, epoch)))
             yield epoch, int(order[place])
+
+    def _order(self, rng: np.random.Generator) -> np.ndarray:
+        if self.shares is None:
+            return rng.permutation(self.rows)
+        return rng.choice(self.rows, size=self.rows, p=self.shares)
 
 
 class AugmentedImages(torch.utils.data.Dataset):
@@ -117,13 +130,24 @@ def input_size(image_processor: Any) -> tuple[int, int]:
     raise TrainingError(f"The image processor's size is {size}: expected height and width, or shortest_edge.")
 
 
+def pixel_levels(image_processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean that the processor takes off levels of 0 to 255, and what it divides them by, per channel."""
+    level = image_processor.rescale_factor if image_processor.do_rescale else 1
+    if not image_processor.do_normalize:
+        return torch.zeros(3, dtype=torch.float64), torch.full((3,), 1 / level, dtype=torch.float64)
+    mean, std = (torch.tensor(v, dtype=torch.float64) for v in (image_processor.image_mean, image_processor.image_std))
+    return mean / level, std / level
+
+
 def training_transform(
     image_processor: Any,
     *,
     crop_scale: float = 1.0,
+    resize_to: int | None = None,
     horizontal_flip: float = 0.0,
     augmentation: str = "none",
     magnitude: int = 9,
+    augmentation_layers: int = 2,
     random_erasing: float = 0.0,
 ) -> v2.Transform:
     """Build what a training image goes through, in the size, scale and normalisation of the image processor.
@@ -131,20 +155,32 @@ def training_transform(
     Args:
         image_processor: the model's, of transformers.
         crop_scale: smallest part of the image's area that a random crop may keep, above 0; 1 means no crop.
+        resize_to: resize to a square of so many pixels, and cut a random part of the processor's size out of it.
         horizontal_flip: probability, 0 to 1.
         augmentation: `affine` (10 degrees, a tenth of shift, scale and slant: for characters), `randaugment`,
-            `trivialaugment` or `none`.
+            `trivialaugment`, `threeaugment` (grey, solarised or blurred, then colour jitter: Touvron et al. 2022) or
+            `none`.
         magnitude: of `randaugment`, 0 to 30.
+        augmentation_layers: of `randaugment`: how many operations on one image.
         random_erasing: probability, 0 to 1.
 
     Returns:
         A transform of one RGB image to (C, H, W).
+
+    Raises:
+        TrainingError: Two ways of cropping are asked for, or the crop is larger than what it is cut out of.
     """
     size = input_size(image_processor)
     resample = PIL.Image.Resampling(image_processor.resample)
     interpolation = InterpolationMode[resample.name]
     steps: list[v2.Transform] = []
-    if crop_scale < 1:
+    if resize_to is not None and crop_scale < 1:
+        raise TrainingError(f"Both resize_to ({resize_to}) and crop_scale ({crop_scale}) ask for a crop: give one.")
+    if resize_to is not None and resize_to < max(size):
+        raise TrainingError(f"resize_to is {resize_to}: expected at least the {max(size)} pixels that are cut out.")
+    if resize_to is not None:
+        steps += [v2.Resize((resize_to, resize_to), interpolation=interpolation), v2.RandomCrop(size)]
+    elif crop_scale < 1:
         steps.append(v2.RandomResizedCrop(size, scale=(crop_scale, 1), interpolation=interpolation))
     else:
         steps.append(v2.Resize(size, interpolation=interpolation))
@@ -154,16 +190,14 @@ def training_transform(
         bilinear = InterpolationMode.BILINEAR
         steps.append(v2.RandomAffine(10, translate=(0.1, 0.1), scale=(0.9, 1.1), shear=10, interpolation=bilinear))
     elif augmentation == "randaugment":
-        steps.append(v2.RandAugment(num_ops=2, magnitude=magnitude))
+        steps.append(v2.RandAugment(num_ops=augmentation_layers, magnitude=magnitude))
     elif augmentation == "trivialaugment":
         steps.append(v2.TrivialAugmentWide())
+    elif augmentation == "threeaugment":
+        three = [v2.Grayscale(3), v2.RandomSolarize(128, p=1.0), v2.GaussianBlur(5, sigma=(0.1, 2.0))]
+        steps += [v2.RandomChoice(three), v2.ColorJitter(0.3, 0.3, 0.3)]
     steps += [v2.PILToTensor(), v2.ToDtype(torch.float32)]  # levels 0 to 255
-    level = image_processor.rescale_factor if image_processor.do_rescale else 1
-    if image_processor.do_normalize:
-        mean = [value / level for value in image_processor.image_mean]
-        std = [value / level for value in image_processor.image_std]
-    else:
-        mean, std = [0.0] * 3, [1 / level] * 3
+    mean, std = (levels.tolist() for levels in pixel_levels(image_processor))
     steps.append(v2.Normalize(mean, std))
     if random_erasing:
         steps.append(v2.RandomErasing(random_erasing))

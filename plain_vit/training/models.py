@@ -1,10 +1,13 @@
 """The model that a run starts from, with a head for the classes at hand."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -17,7 +20,11 @@ from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import TrainingError
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
-from plain_vit.modeling_plain_vit import PlainViTForImageClassification
+from plain_vit.modeling_plain_vit import PlainViTForImageClassification, PlainViTPositionEmbedding
+from plain_vit.training.images import input_size, pixel_levels
+
+# The layers that low-rank additions stand on by default (Hu et al. 2022, section 4.2), as their classes call them.
+QUERY_AND_VALUE = {"q_proj", "v_proj", "query", "value", "q", "v"}
 
 
 def load_classifier(
@@ -27,6 +34,8 @@ def load_classifier(
     from_scratch: bool = False,
     trust_remote_code: bool = False,
     num_attention_heads: int | None = None,
+    image_size: tuple[int, int] | None = None,
+    **changes: Any,
 ) -> tuple[PreTrainedModel, Any]:
     """Open any image classifier and give it a new head, whose first logits are all zero (paper, section 3.2).
 
@@ -37,13 +46,95 @@ def load_classifier(
         from_scratch: keep the architecture and the image processor, and draw all weights anew.
         trust_remote_code: run code that comes with the checkpoint.
         num_attention_heads: for another library's checkpoint that does not say.
+        image_size: (height, width) in pixels to train at, where it is not the model's own.
+        **changes: fields of its config that training may change, such as `drop_path_rate`; None leaves one as it is.
 
     Returns:
         The model, in float32, and its image processor.
 
     Raises:
-        TrainingError: The source is a preset but not trained from scratch, or lacks weights besides those of a head.
+        TrainingError: The source is a preset but not trained from scratch, lacks weights besides those of a head, has
+            no such field, or cannot take the size.
     """
+    model, processor = _open(
+        source,
+        label_names,
+        from_scratch=from_scratch,
+        trust_remote_code=trust_remote_code,
+        num_attention_heads=num_attention_heads,
+    )
+    config = copy.deepcopy(model.config)
+    for field, value in changes.items():
+        if value is not None and not hasattr(config, field):
+            raise TrainingError(f"{type(config).__name__} has no field {field}: leave out the option.")
+        if value is not None:
+            setattr(config, field, value)
+    if image_size is not None:
+        processor = with_processed_size(processor, image_size)
+        if hasattr(config, "image_size"):
+            if not isinstance(config, PlainViTConfig):
+                raise TrainingError(
+                    f"The positions of {type(model).__name__} cannot be fitted to {image_size} pixels: make it a plain "
+                    "ViT with `plain-vit convert` first."
+                )
+            config.image_size = image_size
+    if config.to_dict() != model.config.to_dict():
+        model = _rebuilt(model, config)
+    return model, processor
+
+
+def _rebuilt(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
+    """Return the same weights in a model of a changed config; positions are resampled where its grid changed."""
+    try:
+        config = type(config)(**config.to_dict())  # checked as a whole
+        state = model.state_dict()
+        for name, module in model.named_modules():
+            if isinstance(module, PlainViTPositionEmbedding):
+                state[f"{name}.weight"] = module(config.grid_size, module.weight).detach()
+    except ValueError as error:  # a size that the patches do not divide, positions that cannot be stretched
+        raise TrainingError(str(error)) from error
+    new = type(model)._from_config(config, dtype=torch.float32)
+    new.load_state_dict(state)
+    return new
+
+
+def with_processed_size(processor: Any, image_size: tuple[int, int]) -> Any:
+    """Return an image processor that makes images of another size and leaves out the same share of their borders.
+
+    Args:
+        processor: of transformers.
+        image_size: (height, width), in pixels.
+
+    Raises:
+        TrainingError: The processor keeps the shape of images, and another shape is asked for.
+    """
+    height, width = image_size
+    old_height, old_width = input_size(processor)
+    values = processor.to_dict()
+    size = {side: length for side, length in dict(processor.size).items() if length}
+    if set(size) == {"height", "width"}:
+        values["size"] = {"height": round(size["height"] * height / old_height),
+                          "width": round(size["width"] * width / old_width)}  # fmt: skip
+    elif height * old_width == width * old_height:
+        values["size"] = {"shortest_edge": round(size["shortest_edge"] * height / old_height)}
+    else:
+        raise TrainingError(
+            f"The image processor scales the shorter edge to {size['shortest_edge']}: give an image_size of the shape "
+            f"{old_height} x {old_width}, or one number."
+        )
+    if getattr(processor, "do_center_crop", False):
+        values["crop_size"] = {"height": height, "width": width}
+    return type(processor)(**{name: value for name, value in values.items() if not name.endswith("_type")})
+
+
+def _open(
+    source: str,
+    label_names: list[str],
+    *,
+    from_scratch: bool,
+    trust_remote_code: bool,
+    num_attention_heads: int | None,
+) -> tuple[PreTrainedModel, Any]:
     if PRESET_NAME.fullmatch(source):
         if not from_scratch:
             raise TrainingError(
@@ -133,3 +224,108 @@ def _with_labels(config: PreTrainedConfig, label_names: list[str]) -> PreTrained
     config.label2id = {name: number for number, name in enumerate(label_names)}
     config.problem_type = "single_label_classification"
     return config
+
+
+def with_lora(
+    model: PreTrainedModel, *, rank: int, alpha: float, targets: Sequence[str] | None, head: set[str]
+) -> nn.Module:
+    """Freeze a classifier but for its head, and put trainable low-rank additions on some of its layers.
+
+    Args:
+        model: any transformers image classifier; it is changed.
+        rank: of the additions.
+        alpha: they are scaled by `alpha / rank`.
+        targets: last parts of the names of the layers; the queries and values if not given.
+        head: names of the tensors of the head, which is trained wholly.
+
+    Raises:
+        TrainingError: peft is not installed, or there are no such layers.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise TrainingError("--lora_rank needs peft: install it, or leave the option out.") from error
+    leaves = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    wanted = list(targets or leaves & QUERY_AND_VALUE)
+    missing = sorted(set(wanted) - leaves)
+    if missing or not wanted:
+        raise TrainingError(
+            f"The model has no layers {', '.join(missing) or ' or '.join(sorted(QUERY_AND_VALUE))}: name some of "
+            f"{', '.join(sorted(leaves))} with --lora_targets."
+        )
+    heads = sorted({name.rpartition(".")[0] for name in head})
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=wanted, modules_to_save=heads))
+
+
+def as_saved(model: nn.Module) -> PreTrainedModel:
+    """Return the classifier that is saved: with low-rank additions added into a copy of it, else the model itself."""
+    if not hasattr(model, "merge_and_unload"):
+        return cast(PreTrainedModel, model)
+    return copy.deepcopy(model).merge_and_unload()
+
+
+class Teacher(nn.Module):
+    """A classifier that answers for the pixels and the classes of another one.
+
+    Args:
+        model: any transformers image classifier; it is frozen.
+        processor: its image processor.
+        student_processor: the image processor whose pixels come.
+        label_names: the classes of the answers, in their order.
+
+    Raises:
+        TrainingError: The teacher does not know one of the classes.
+    """
+
+    def __init__(self, model: PreTrainedModel, processor: Any, student_processor: Any, label_names: list[str]) -> None:
+        super().__init__()
+        unknown = [name for name in label_names if name not in model.config.label2id]
+        if unknown:
+            raise TrainingError(f"The teacher does not know the classes {', '.join(unknown[:5])}: name one that does.")
+        self.model = model.eval().requires_grad_(False)
+        self.size = input_size(processor)
+        (mean, std), (own_mean, own_std) = pixel_levels(student_processor), pixel_levels(processor)
+        # Ours to levels of 0 to 255, then to the teacher's.
+        self.register_buffer("scale", (std / own_std).float()[:, None, None])
+        self.register_buffer("shift", ((mean - own_mean) / own_std).float()[:, None, None])
+        self.register_buffer("order", torch.tensor([model.config.label2id[name] for name in label_names]))
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, classes] for the student's pixels [B, C, H, W]."""
+        pixels = pixel_values * self.scale + self.shift
+        if pixels.shape[-2:] != self.size:
+            pixels = F.interpolate(pixels, self.size, mode="bilinear", antialias=True, align_corners=False)
+        return self.model(pixel_values=pixels).logits.float()[:, self.order]
+
+
+def load_teacher(source: str, student_processor: Any, label_names: list[str], *, trust_remote_code: bool) -> Teacher:
+    """Open a classifier to learn from, head and all; see `Teacher`.
+
+    Args:
+        source: a transformers folder or Hub id, or another library's checkpoint that says everything.
+        student_processor: the image processor whose pixels come.
+        label_names: the classes of the answers, in their order.
+        trust_remote_code: run code that comes with the checkpoint.
+
+    Raises:
+        TrainingError: It has no head or no image processor, or does not know one of the classes.
+    """
+    if is_transformers_checkpoint(source):
+        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
+        model, loading = AutoModelForImageClassification.from_pretrained(
+            source, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
+        )
+        missing = sorted(loading["missing_keys"])
+    else:
+        converted = from_checkpoint(source)
+        model, processor = converted.model, converted.image_processor
+        missing = [] if isinstance(model, PlainViTForImageClassification) else ["classifier"]
+    if missing or processor is None:
+        lacking = ", ".join(missing[:5]) or "an image processor"
+        raise TrainingError(f"The teacher {source} lacks {lacking}: name a fine-tuned classifier.")
+    return Teacher(model, processor, student_processor, label_names)

@@ -1,8 +1,11 @@
 """Which parameter learns how fast, and when."""
 
+import fnmatch
+import inspect
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedType
@@ -11,7 +14,14 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from plain_vit.errors import TrainingError
 
-OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+# Of torch: those that take plain gradients of any shape, by their names in small letters.
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    kind.__name__.lower(): kind
+    for kind in (
+        torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
+        torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.RMSprop,
+    )
+}  # fmt: skip
 
 # Weight decay shrinks what multiplies the signal. Biases, norms, tokens and position tables stay as they are.
 MULTIPLYING_LAYERS = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.modules.conv._ConvNd)
@@ -30,14 +40,15 @@ def make_optimizer(
 
     Args:
         model: what it trains; parameters that need no gradient are left out.
-        name: `adamw`, `adam` or `sgd`.
+        name: one of `OPTIMIZERS`, or `timm:NAME` for one that timm, where it is installed, calls so.
         learning_rate: the peak, for the head.
         weight_decay: for the matrices and kernels of layers; nothing else decays.
         layer_decay: each block learns this many times as fast as the one above it; 1 treats all alike.
         momentum: of SGD, and the first beta of Adam.
 
     Raises:
-        TrainingError: `layer_decay` is asked for a model that is not one stack of blocks.
+        TrainingError: The optimizer is unknown, nothing is left to train, or `layer_decay` is asked for a model that is
+            not one stack of blocks.
     """
     decayed = {
         id(parameter)
@@ -47,6 +58,8 @@ def make_optimizer(
         if parameter.ndim >= 2
     }
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if not named:
+        raise TrainingError("Every parameter of the model is frozen: freeze less.")
     heights = heights_above_input([name for name, _ in model.named_parameters()]) if layer_decay != 1 else {}
     top = max(heights.values(), default=0)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -58,9 +71,79 @@ def make_optimizer(
         {"params": parameters, "lr": rate, "peak_lr": rate, "weight_decay": decay}
         for (rate, decay), parameters in groups.items()
     ]
-    if name == "sgd":
-        return torch.optim.SGD(parameter_groups, lr=learning_rate, momentum=momentum)
-    return OPTIMIZERS[name](parameter_groups, lr=learning_rate, betas=(momentum, 0.999))
+    return build_optimizer(name, parameter_groups, learning_rate=learning_rate, momentum=momentum)
+
+
+def build_optimizer(
+    name: str, parameter_groups: list[dict[str, Any]], *, learning_rate: float, momentum: float
+) -> torch.optim.Optimizer:
+    """Build an optimizer by its name; see `make_optimizer`."""
+    if name.startswith("timm:"):
+        try:
+            from timm.optim import create_optimizer_v2
+        except ImportError as error:
+            raise TrainingError(f"The optimizer {name} needs timm: install it, or use one of torch.") from error
+        try:
+            return create_optimizer_v2(
+                parameter_groups, name[5:], lr=learning_rate, momentum=momentum, weight_decay=0.0
+            )
+        except ValueError as error:
+            raise TrainingError(f"timm builds no optimizer {name[5:]!r}: {error}") from error
+    if name not in OPTIMIZERS:
+        raise TrainingError(f"There is no optimizer {name!r}: expected one of {', '.join(OPTIMIZERS)}, or timm:NAME.")
+    kind = OPTIMIZERS[name]
+    taken = inspect.signature(kind).parameters
+    options: dict[str, Any] = {"lr": learning_rate}
+    if "betas" in taken:
+        options["betas"] = (momentum, 0.999)
+    elif "momentum" in taken:
+        options["momentum"] = momentum
+    return kind(parameter_groups, **options)
+
+
+def freeze(model: nn.Module, what: Sequence[str], head: Collection[str]) -> None:
+    """Take parameters out of the training.
+
+    Args:
+        model: the classifier.
+        what: `backbone` (all but the head), a number (what stands before the blocks, and so many blocks from below), or
+            patterns of names, such as `vit.embeddings.*`.
+        head: names of the parameters of the head.
+
+    Raises:
+        TrainingError: A pattern fits no parameter, or there are fewer blocks.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    frozen: set[str] = set()
+    for wanted in what:
+        if wanted == "backbone":
+            found = {name for name in names if name not in head}
+        elif wanted.isdecimal():
+            heights = heights_above_input(names)
+            blocks = max(heights.values()) - 1
+            if int(wanted) > blocks:
+                raise TrainingError(f"{wanted} blocks cannot be frozen: the model has {blocks}.")
+            found = {name for name in names if heights[name] <= int(wanted)}
+        else:
+            found = set(fnmatch.filter(names, wanted))
+        if not found:
+            raise TrainingError(
+                f"No parameter fits --freeze {wanted}: expected backbone, a number of blocks, or a pattern of names "
+                f"such as {names[0]}."
+            )
+        frozen |= found
+    for name, parameter in model.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
+
+
+def train_mode(model: nn.Module) -> None:
+    """Put a model into training mode, but for what is wholly frozen: its dropout and running statistics stand still."""
+    model.train()
+    for module in model.modules():
+        parameters = list(module.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            module.eval()
 
 
 def heights_above_input(names: Iterable[str]) -> dict[str, int]:
@@ -80,7 +163,8 @@ def heights_above_input(names: Iterable[str]) -> dict[str, int]:
     stacks = {match[1] for match in matches.values() if match and int(match[2]) > 0}
     if len(stacks) != 1:
         raise TrainingError(
-            f"layer_decay needs a model with one stack of blocks, this one has {len(stacks)}: leave out --layer_decay."
+            f"A model with one stack of blocks is needed to number them, this one has {len(stacks)}: leave out "
+            "--layer_decay, and name parameters in --freeze."
         )
     stack = stacks.pop()
     blocks = {name: int(match[2]) + 1 for name, match in matches.items() if match and match[1] == stack}
@@ -95,10 +179,14 @@ def learning_rate_factor(step: int, *, total: int, warmup: int, schedule: str) -
         step: from 0 to `total` - 1, in optimizer steps, however many processes and micro-batches make one.
         total: optimizer steps of the run.
         warmup: steps of the linear rise; the first step of all is taken at 1 / `warmup`.
-        schedule: `cosine` or `linear`, both down to 0, or `constant`.
+        schedule: `cosine` or `linear`, both down to 0; `inverse_sqrt`, which falls as the root of the step and by half
+            until step 4 * `warmup` (Zhai et al. 2022), with 10,000 for the warm-up where there is none; or `constant`.
     """
     if step < warmup:
         return (step + 1) / warmup
+    if schedule == "inverse_sqrt":
+        scale = warmup or 10_000
+        return math.sqrt(scale / (step + scale - warmup))
     done = (step - warmup) / max(1, total - warmup)
     if schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * done))

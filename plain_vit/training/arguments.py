@@ -1,0 +1,246 @@
+"""The options of the training scripts: in groups, from the command line, from a file and from recipes."""
+
+import dataclasses
+import sys
+from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+import yaml
+from transformers import HfArgumentParser
+
+from plain_vit.errors import TrainingError
+from plain_vit.training.recipes import describe_recipes, recipe_options
+
+Options = TypeVar("Options")
+
+
+def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
+    """Declare an option with its line in `--help`."""
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(kw_only=True)
+class ModelOptions:
+    """What is trained."""
+
+    _argument_group_name: ClassVar[str] = "model"
+
+    model: str = option(
+        help="transformers folder or Hub id, another library's checkpoint, or a preset to train from scratch"
+    )
+    from_scratch: bool = option(False, help="keep the architecture only and draw new weights")
+    num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
+    trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
+    freeze: list[str] = option(
+        [],
+        help="train the rest only: backbone (all but the head), a number of blocks from below, or names (a.*.weight)",
+    )
+    lora_rank: int | None = option(None, help="train low-rank additions to the attention instead of its weights (peft)")
+    lora_alpha: float = option(16.0, help="the additions are scaled by lora_alpha / lora_rank")
+    lora_targets: list[str] = option([], help="layers that get additions; queries and values if not given")
+    gradient_checkpointing: bool = option(False, help="save memory by computing the forward pass twice")
+    compile: bool = option(False, help="torch.compile the model for training")
+    image_size: list[int] | None = option(
+        None, help="train at this size, in pixels: one number, or height and width; positions are resampled once"
+    )
+    dropout: float | None = option(None, help="after each dense layer; as the model has it if not given")
+    drop_path_rate: float | None = option(None, help="stochastic depth of the last block; as the model has it")
+
+
+@dataclass(kw_only=True)
+class DataOptions:
+    """What it learns from."""
+
+    _argument_group_name: ClassVar[str] = "data"
+
+    dataset: str = option(help="digits, glyphs, an image folder, parquet, a folder of save_to_disk, or a Hub name")
+    dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
+    image_column: str | None = option(None, help="found by its type if not given")
+    label_column: str | None = option(None, help="found by its type if not given")
+    train_split: str = option("train", help="split to learn from")
+    validation_split: str | None = option(
+        None, help="split to choose the best epoch by; found by its name if not given"
+    )
+    test_split: str | None = option(None, help="held-out split; 'test' if not given and there is one")
+    validation_fraction: float = option(0.0, help="part of the training split to carve out as validation split")
+    shots_per_class: int | None = option(None, help="learn from this many images per class")
+
+
+@dataclass(kw_only=True)
+class OptimizationOptions:
+    """How it learns."""
+
+    _argument_group_name: ClassVar[str] = "optimisation"
+
+    recipe: list[str] = option([], help="named options that the others override (--list_recipes); several: in order")
+    epochs: float | None = option(None, help="passes over the training images; 10 if neither they nor steps are given")
+    steps: int | None = option(None, help="optimizer steps, instead of epochs")
+    batch_size: int = option(64, help="images per optimizer step, over all processes and micro-batches")
+    gradient_accumulation_steps: int = option(1, help="micro-batches that make one optimizer step")
+    auto_micro_batch: bool = option(
+        False, help="try before training what fits into memory, and make more micro-batches of a step if need be"
+    )
+    optimizer: str = option("adamw", help="of torch.optim, in small letters (the paper: sgd), or timm:NAME")
+    learning_rate: float = option(1e-3, help="at its peak")
+    momentum: float = option(0.9, help="of SGD; first beta of Adam")
+    weight_decay: float = option(0.05, help="of matrices and kernels; nothing else decays")
+    layer_decay: float = option(1.0, help="learning rate of a block, relative to the block above it")
+    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = option(
+        "cosine", help="of the learning rate after the warm-up"
+    )
+    warmup_fraction: float = option(0.1, help="part of the optimizer steps in which the learning rate rises")
+    warmup_steps: int | None = option(None, help="the same as a number of optimizer steps")
+    max_grad_norm: float = option(1.0, help="gradients are clipped to this norm; 0 leaves them")
+    loss: Literal["cross_entropy", "bce"] = option("cross_entropy", help="bce: one yes or no per class")
+    class_balance: Literal["none", "loss", "sampler"] = option(
+        "none", help="give rare classes as much weight as others: in the loss, or by drawing them more often"
+    )
+    teacher: str | None = option(None, help="classifier of the same classes whose answers are learnt from too")
+    distillation: Literal["soft", "hard"] = option("soft", help="learn the teacher's probabilities, or its decisions")
+    distillation_weight: float = option(0.5, help="share of the teacher in the loss")
+    distillation_temperature: float = option(1.0, help="of soft distillation")
+    label_smoothing: float = option(0.1, help="part of the target that is spread over all classes")
+    ema_decay: float | None = option(None, help="evaluate and save a moving average of the weights with this decay")
+    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of forward and backward")
+
+
+@dataclass(kw_only=True)
+class AugmentationOptions:
+    """How its images are varied."""
+
+    _argument_group_name: ClassVar[str] = "augmentation"
+
+    crop_scale: float = option(1.0, help="smallest part of an image that a random crop may keep; 1: no crop")
+    resize_to: int | None = option(
+        None, help="resize to this many pixels, then cut out a random part of the model's size"
+    )
+    horizontal_flip: float = option(0.0, help="probability")
+    augmentation: Literal["none", "affine", "randaugment", "trivialaugment", "threeaugment"] = option(
+        "none", help="affine: for characters"
+    )
+    magnitude: int = option(9, help="of randaugment")
+    augmentation_layers: int = option(2, help="of randaugment: operations on one image")
+    random_erasing: float = option(0.0, help="probability")
+    mixup: float = option(0.0, help="alpha of mixup; 0: off")
+    cutmix: float = option(0.0, help="alpha of CutMix; 0: off")
+
+
+@dataclass(kw_only=True)
+class RunOptions:
+    """Where it goes, when it is looked at, and on how many processes."""
+
+    _argument_group_name: ClassVar[str] = "run"
+
+    output_dir: str = option(help="empty or new folder")
+    resume: bool = option(False, help="go on from the newest checkpoint in output_dir")
+    early_stopping: int | None = option(
+        None, help="stop after this many evaluations in a row without a better validation accuracy"
+    )
+    evaluations: int | None = option(None, help="how often to evaluate, evenly spread; once per epoch if not given")
+    eval_batch_size: int = option(256, help="images per evaluation batch, over all processes")
+    log_every: int = option(10, help="optimizer steps between logged values")
+    checkpoint_every: int | None = option(
+        None, help="optimizer steps between checkpoints; at each evaluation if not given"
+    )
+    checkpoints_kept: int = option(2, help="how many checkpoints stay; 0: write none")
+    num_workers: int = option(0, help="processes that prepare images, per training process")
+    num_processes: int | None = option(None, help="refuse to run with another number of processes")
+    seed: int = option(0, help="decides everything random")
+
+    report_to: str = option("none", help="tensorboard, trackio and wandb, separated by commas")
+    report: bool = option(True, help="draw curves, confusion matrix and mistakes into output_dir/report")
+    picture_every: float = option(5.0, help="epochs between looks at attention and positions for the report; 0: none")
+
+
+# Of these, the one that is given last takes the place of the others.
+ALTERNATIVES = (frozenset({"epochs", "steps"}), frozenset({"warmup_fraction", "warmup_steps"}))
+
+
+class Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    """Show defaults, and the description as it is written."""
+
+
+def parse_arguments(kind: type[Options], command_line: Sequence[str], *, description: str | None) -> Options:
+    """Read options: recipes first, a YAML file over them, the command line over both.
+
+    Args:
+        kind: the dataclass to fill, made of the groups above.
+        command_line: words; the first one may be a YAML file as a run wrote it.
+        description: what the script does, for `--help`.
+
+    Raises:
+        TrainingError: A recipe is unknown, or is one of another script.
+    """
+    words = list(command_line)
+    layers = []
+    if words and words[0].endswith((".yaml", ".yml")):
+        values = yaml.safe_load(Path(words.pop(0)).read_text(encoding="utf-8"))
+        layers += _with_recipe(_words_of(values))
+    layers += _with_recipe(_by_option(words))
+    merged: dict[str, list[str]] = {}
+    for layer in layers:
+        replaced = {other for group in ALTERNATIVES if group & layer.keys() for other in group - layer.keys()}
+        merged = {name: given for name, given in merged.items() if name not in replaced} | layer
+    parser = HfArgumentParser(
+        [group for group in reversed(kind.__mro__) if "_argument_group_name" in vars(group)],
+        description=description,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--list_recipes", action="store_true", help="say what each recipe is, and leave")
+    if "list_recipes" in merged:
+        print(describe_recipes())
+        sys.exit()
+    stray = merged.pop("", [])
+    given = parser.parse_args([*stray, *(word for name, values in merged.items() for word in (f"--{name}", *values))])
+    del given.list_recipes
+    return kind(**vars(given))
+
+
+def _by_option(words: Sequence[str]) -> dict[str, list[str]]:
+    """Split a command line by its options, `--name value ...`; what stands before them has the name of nothing."""
+    layer: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            layer[name] = [value] if equals else []
+        else:
+            layer.setdefault(name, []).append(word)
+    return layer
+
+
+def _words_of(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    return {
+        name: [str(part) for part in value] if isinstance(value, list | tuple) else [str(value)]
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _with_recipe(layer: dict[str, list[str]]) -> list[dict[str, list[str]]]:
+    """Return the recipes that a layer names, each a layer, and the layer itself."""
+    return [*(_words_of(recipe_options(name)) for name in layer.get("recipe", [])), layer]
+
+
+def as_yaml(arguments: Any) -> str:
+    """Write the options as a file that repeats the run."""
+    values = {name: value for name, value in dataclasses.asdict(arguments).items() if value not in (None, [])}
+    values.pop("resume", None)
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def check_alternatives(arguments: Any) -> None:
+    """Refuse two ways of saying the same.
+
+    Raises:
+        TrainingError: Both are given.
+    """
+    if arguments.steps is not None and arguments.epochs is not None:
+        raise TrainingError(f"Both steps ({arguments.steps}) and epochs ({arguments.epochs:g}) are given: give one.")

@@ -1,0 +1,76 @@
+"""What a classifier is told it did wrong: by labels, hard or blended, and by a teacher.
+
+Legend: `B` batch, `K` classes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+
+def classification_loss(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    kind: str = "cross_entropy",
+    label_smoothing: float = 0.0,
+    class_weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the mean loss of a batch.
+
+    Args:
+        logits: [B, K].
+        targets: class numbers [B], or shares of the classes [B, K].
+        kind: `cross_entropy`, in nats per image, or `bce`: the mean over images and classes of one yes or no each.
+        label_smoothing: part of each target that is spread over all classes, 0 to 1.
+        class_weights: [K], how much an image of each class counts; one of several classes counts by its shares. The sum
+            is divided by the number of images, not of weights, so that it does not depend on how the images are split
+            among processes.
+    """
+    if kind == "bce":
+        shares = F.one_hot(targets, logits.shape[-1]).to(logits.dtype) if targets.ndim == 1 else targets
+        shares = shares * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
+        losses = F.binary_cross_entropy_with_logits(logits, shares, reduction="none").mean(dim=-1)
+    elif class_weights is None:
+        return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
+    else:
+        losses = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
+    if class_weights is not None:
+        losses = losses * (class_weights[targets] if targets.ndim == 1 else targets @ class_weights)
+    return losses.mean()
+
+
+def distillation_loss(
+    logits: torch.Tensor, teacher_logits: torch.Tensor, *, kind: str = "soft", temperature: float = 1.0
+) -> torch.Tensor:
+    """Return how far a student is from its teacher, averaged over a batch.
+
+    Args:
+        logits: of the student, [B, K].
+        teacher_logits: [B, K].
+        kind: `soft` (the divergence of the probabilities at the temperature, times its square: Hinton et al. 2015) or
+            `hard` (cross-entropy with the teacher's decisions: Touvron et al. 2021).
+        temperature: above 0; soft distillation only.
+    """
+    if kind == "hard":
+        return F.cross_entropy(logits, teacher_logits.argmax(dim=-1))
+    divergence = F.kl_div(
+        F.log_softmax(logits / temperature, dim=-1),
+        F.log_softmax(teacher_logits / temperature, dim=-1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    return divergence * temperature**2
+
+
+def balancing_weights(labels: Sequence[int], classes: int) -> torch.Tensor:
+    """Return weights [classes] by which all classes count alike, 1 on average over the images.
+
+    Args:
+        labels: of the images.
+        classes: how many there are; one without images has the weight 0.
+    """
+    counts = torch.bincount(torch.as_tensor(labels), minlength=classes).double()
+    present = (counts > 0).sum()
+    return torch.where(counts > 0, len(labels) / (present * counts), 0.0).float()
