@@ -30,8 +30,8 @@ test: $(INSTALLED) $(PEERS) ## run the tests but for the slow ones
 test-all: $(INSTALLED) $(PEERS) ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m ""
 
-test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests with the oldest releases that setup.py admits
-	OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n auto
+test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests, or those in TESTS, with the oldest releases that setup.py admits
+	OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n auto $(TESTS)
 
 quality: $(INSTALLED) ## check style and types
 	$(BIN)/ruff check .
@@ -73,7 +73,7 @@ $(FLOORS)/.installed: setup.py Makefile
 	touch $@
 
 # Each old release in a folder of its own, .peers/vit_pytorch-VERSION: tests/peers.py imports them beside today's.
-# torchao too: where it is installed, every import of transformers takes 2.5 s longer.
+# torchao too: transformers imports it wherever it is installed, and that import warns.
 $(PEERS): tests/peers.txt Makefile | $(INSTALLED)
 	rm -rf .peers
 	set -e; for version in $$(grep -v '^#' tests/peers.txt); do \
