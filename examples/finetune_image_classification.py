@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate.utils import set_seed
 from datasets import Dataset
 from torch import nn
@@ -44,6 +44,7 @@ from plain_vit.training.arguments import (
     parse_arguments,
 )
 from plain_vit.training.data import ImageClassificationData, load_classification_data
+from plain_vit.training.dry_run import describe_needs, measure_needs, text_tables
 from plain_vit.training.images import (
     AugmentedImages,
     ProcessedImages,
@@ -77,11 +78,11 @@ class FinetuneArguments(RunOptions, AugmentationOptions, OptimizationOptions, Da
 # What may change when a run goes on, because it does not decide the result.
 FREE_ON_RESUME = (
     "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "eval_batch_size",
-    "report_to", "report", "picture_every",
+    "report_to", "report", "picture_every", "dry_run",
 )  # fmt: skip
 
 # Where a run begins: how far it is, what it chose, and the sums of loss, right answers and images that it logs.
-START = {"step": 0, "best_accuracy": -1.0, "stale": 0, "window": [0.0] * 3, "since": [0.0] * 3}
+START: dict[str, Any] = {"step": 0, "best_accuracy": -1.0, "stale": 0, "window": [0.0] * 3, "since": [0.0] * 3}
 
 
 def finetune(arguments: FinetuneArguments) -> Evaluation:
@@ -142,6 +143,10 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     if arguments.class_balance == "loss":
         class_weights = balancing_weights(data.train["label"], len(data.label_names)).to(accelerator.device)
     run = RunFolder(arguments.output_dir, accelerator, deciding_options(arguments, data), resume=arguments.resume)
+
+    if arguments.dry_run:
+        say(text_tables(describe_plan(arguments, data, plan, model, image_processor, optimizer, accelerator)))
+        sys.exit()
 
     # The run begins, or goes on where its newest checkpoint stands.
     saved_kind = type(as_saved(model))
@@ -343,7 +348,11 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         if arguments.report:
             write_report(
                 run.path,
-                run_facts(arguments, data, plan, model, results, accelerator),
+                {
+                    "Result": result_facts(plan, results),
+                    "Run": run_facts(arguments, data, plan, accelerator.unwrap_model(model)),
+                    "Environment": {"processes": accelerator.num_processes, **environment()},
+                },
                 result,
                 plan.held_out,
                 split_name=plan.held_out_name,
@@ -391,8 +400,10 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         )
     if arguments.lora_rank is None:
         return model, image_processor, teacher
-    additions = {"rank": arguments.lora_rank, "alpha": arguments.lora_alpha, "targets": arguments.lora_targets}
-    return with_lora(model, head=head, **additions), image_processor, teacher
+    adapted = with_lora(
+        model, rank=arguments.lora_rank, alpha=arguments.lora_alpha, targets=arguments.lora_targets, head=head
+    )
+    return adapted, image_processor, teacher
 
 
 @dataclass(frozen=True)
@@ -459,42 +470,82 @@ def deciding_options(arguments: FinetuneArguments, data: ImageClassificationData
 
 
 def run_facts(
+    arguments: FinetuneArguments, data: ImageClassificationData, plan: Plan, model: nn.Module
+) -> dict[str, object]:
+    """Return what a person wants to know of the run."""
+    splits = {"train": data.train, "validation": data.validation, "test": data.test}
+    parameters = list(model.parameters())
+    return {
+        "started from": arguments.model + (" (architecture only)" if arguments.from_scratch else ""),
+        "model": type(model).__name__,
+        "parameters": f"{sum(p.numel() for p in parameters):,}",
+        "of them trained": f"{sum(p.numel() for p in parameters if p.requires_grad):,}",
+        "data set": arguments.dataset,
+        "images": ", ".join(f"{name} {len(split):,}" for name, split in splits.items() if split is not None),
+        "classes": len(data.label_names),
+        "steps": f"{plan.total_steps:,} of {arguments.batch_size} images, {plan.epochs:.1f} epochs",
+        "optimizer": f"{arguments.optimizer}, weight decay {arguments.weight_decay}",
+        "learning rate": f"{arguments.learning_rate}, {arguments.schedule} after {plan.warmup_steps} warm-up steps",
+        "seed": arguments.seed,
+    }
+
+
+def result_facts(plan: Plan, results: dict[str, Any]) -> dict[str, object]:
+    """Return what came out of the run."""
+    return {
+        f"{plan.held_out_name} accuracy": f"{results[f'{plan.held_out_name}_accuracy']:.2%}",
+        f"{plan.held_out_name} loss": f"{results[f'{plan.held_out_name}_loss']:.4f}",
+        "images evaluated": results["images_evaluated"],
+        "weights": "those the validation split chose" if plan.may_choose else "the last ones",
+        "images per second": f"{results['images_per_second']:.0f}, while training",
+        "waiting for data": f"{results['waiting_for_data']:.0%} of that time",
+        "seconds in all": results["seconds"],
+    }
+
+
+def describe_plan(
     arguments: FinetuneArguments,
     data: ImageClassificationData,
     plan: Plan,
     model: nn.Module,
-    results: dict[str, Any],
+    image_processor: Any,
+    optimizer: torch.optim.Optimizer,
     accelerator: Accelerator,
 ) -> dict[str, dict[str, object]]:
-    """Return what a person wants to know of the run, in tables by their titles."""
-    splits = {"train": data.train, "validation": data.validation, "test": data.test}
-    parameters = list(accelerator.unwrap_model(model).parameters())
-    return {
-        "Result": {
-            f"{plan.held_out_name} accuracy": f"{results[f'{plan.held_out_name}_accuracy']:.2%}",
-            f"{plan.held_out_name} loss": f"{results[f'{plan.held_out_name}_loss']:.4f}",
-            "images evaluated": results["images_evaluated"],
-            "weights": "those the validation split chose" if plan.may_choose else "the last ones",
-            "images per second": f"{results['images_per_second']:.0f}, while training",
-            "waiting for data": f"{results['waiting_for_data']:.0%} of that time",
-            "seconds in all": results["seconds"],
-        },
-        "Run": {
-            "started from": arguments.model + (" (architecture only)" if arguments.from_scratch else ""),
-            "model": type(accelerator.unwrap_model(model)).__name__,
-            "parameters": f"{sum(p.numel() for p in parameters):,}",
-            "of them trained": f"{sum(p.numel() for p in parameters if p.requires_grad):,}",
-            "data set": arguments.dataset,
-            "images": ", ".join(f"{name} {len(split):,}" for name, split in splits.items() if split is not None),
-            "classes": len(data.label_names),
-            "steps": f"{plan.total_steps} of {arguments.batch_size} images, {plan.epochs:.1f} epochs",
-            "optimizer": f"{arguments.optimizer}, weight decay {arguments.weight_decay}",
-            "learning rate": f"{arguments.learning_rate}, {arguments.schedule} after {plan.warmup_steps} warm-up steps",
-            "seed": arguments.seed,
-            "all options": "arguments.yaml",
-        },
-        "Environment": {"processes": accelerator.num_processes, **environment()},
+    """Return what the run would do and what it would need, in tables by their titles."""
+    parts = accelerator.num_processes * arguments.gradient_accumulation_steps
+    marks = {
+        f"{share:.0%}": min(int(share * plan.total_steps), plan.total_steps - 1) for share in (0, 0.25, 0.5, 0.75, 1)
     }
+    rates = {
+        mark: learning_rate_factor(
+            step, total=plan.total_steps, warmup=plan.warmup_steps, schedule=arguments.schedule
+        )
+        * arguments.learning_rate
+        for mark, step in marks.items()
+    }  # fmt: skip
+    facts = {
+        **run_facts(arguments, data, plan, model),
+        "learning rate at": ", ".join(f"{mark} {rate:.2e}" for mark, rate in rates.items()) + " of the steps",
+        "a step": f"{arguments.batch_size} images = {accelerator.num_processes} processes x "
+        f"{arguments.gradient_accumulation_steps} micro-batches x {arguments.batch_size // parts} images",
+        "precision": arguments.mixed_precision,
+        "evaluations": f"{len(plan.evaluation_steps)} of {len(plan.watched):,} {plan.watched_name} images, "
+        f"at the end {len(plan.held_out):,} {plan.held_out_name} images",
+        "checkpoints": f"{len(plan.checkpoint_steps)}" if arguments.checkpoints_kept else "none",
+    }
+    sharded = accelerator.distributed_type == DistributedType.FSDP
+    shape = (3, *input_size(image_processor))
+    needs = measure_needs(model, optimizer, accelerator, shape, averaged=arguments.ema_decay is not None)
+    tables = describe_needs(
+        needs,
+        Path(arguments.output_dir),
+        micro_batch=arguments.batch_size // parts,
+        shards=accelerator.num_processes if sharded else 1,
+        checkpoints_kept=arguments.checkpoints_kept,
+        keeps_best=plan.may_choose,
+    )
+    return {"Run": facts, **tables}
 
 
 def save_classifier(folder: Path, model: nn.Module, image_processor: Any, accelerator: Accelerator) -> None:

@@ -41,7 +41,7 @@ class ModelOptions:
         help="train the rest only: backbone (all but the head), a number of blocks from below, or names (a.*.weight)",
     )
     lora_rank: int | None = option(None, help="train low-rank additions to the attention instead of its weights (peft)")
-    lora_alpha: float = option(16.0, help="the additions are scaled by lora_alpha / lora_rank")
+    lora_alpha: int = option(16, help="the additions are scaled by lora_alpha / lora_rank")
     lora_targets: list[str] = option([], help="layers that get additions; queries and values if not given")
     gradient_checkpointing: bool = option(False, help="save memory by computing the forward pass twice")
     compile: bool = option(False, help="torch.compile the model for training")
@@ -155,6 +155,7 @@ class RunOptions:
     report_to: str = option("none", help="tensorboard, trackio and wandb, separated by commas")
     report: bool = option(True, help="draw curves, confusion matrix and mistakes into output_dir/report")
     picture_every: float = option(5.0, help="epochs between looks at attention and positions for the report; 0: none")
+    dry_run: bool = option(False, help="print the plan and what it needs, and write nothing")
 
 
 # Of these, the one that is given last takes the place of the others.
@@ -186,8 +187,9 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
     for layer in layers:
         replaced = {other for group in ALTERNATIVES if group & layer.keys() for other in group - layer.keys()}
         merged = {name: given for name, given in merged.items() if name not in replaced} | layer
+    groups: list[Any] = [group for group in reversed(kind.__mro__) if "_argument_group_name" in vars(group)]
     parser = HfArgumentParser(
-        [group for group in reversed(kind.__mro__) if "_argument_group_name" in vars(group)],
+        groups,
         description=description,
         formatter_class=Help,
         allow_abbrev=False,

@@ -1,0 +1,174 @@
+"""What a run would need, measured on the model itself before anything is trained or written."""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+TRIED = 2  # images: batch norms need more than one
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that training a model takes.
+
+    Args:
+        weights: Of the model, buffers included.
+        gradients: Of what is trained.
+        optimizer: Its states.
+        average: A moving average of the weights, or 0.
+        activations: What the forward pass of one image keeps for its backward pass.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    average: int
+    activations: int
+
+    def memory(self, micro_batch: int, *, shards: int = 1) -> int:
+        """Return the bytes in the memory of one process.
+
+        Args:
+            micro_batch: Images of one forward pass.
+            shards: Over how many processes weights, gradients and states are divided.
+        """
+        return (
+            (self.weights + self.gradients + self.optimizer) // shards + self.average + micro_batch * self.activations
+        )
+
+    @property
+    def checkpoint(self) -> int:
+        """Return the bytes of one checkpoint on the disk."""
+        return self.weights + self.optimizer + self.average
+
+    def disk(self, *, checkpoints_kept: int, keeps_best: bool) -> int:
+        """Return the bytes on the disk when most is there at once: the next checkpoint is written before one goes.
+
+        Args:
+            checkpoints_kept: How many checkpoints stay; 0 if none is written.
+            keeps_best: The best weights so far are kept beside them, and the next best are written before those go.
+        """
+        checkpoints = (checkpoints_kept + 1) * self.checkpoint if checkpoints_kept else 0
+        return checkpoints + (2 * keeps_best + 1) * self.weights
+
+
+def measure_needs(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    accelerator: Accelerator,
+    image_shape: tuple[int, int, int],
+    *,
+    averaged: bool,
+) -> Needs:
+    """Take one step on images of noise and count what it leaves in memory. The weights are spoilt by it.
+
+    Args:
+        model: Maps `pixel_values` to an output with `logits`; not prepared yet.
+        optimizer: Of the model.
+        accelerator: Knows the device and the precision.
+        image_shape: (C, H, W).
+        averaged: A moving average of the weights will be kept.
+    """
+    model.to(accelerator.device).train()
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, int] = {}  # bytes of each storage; autograd holds them until the backward pass
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    noise = torch.randn(TRIED, *image_shape, device=accelerator.device)
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), accelerator.autocast():
+        loss = model(pixel_values=noise).logits.float().sum()
+    activations = sum(kept.values()) // TRIED
+    loss.backward()
+    optimizer.step()
+    weights = _bytes([*model.parameters(), *model.buffers()])
+    return Needs(
+        weights=weights,
+        gradients=_bytes(parameter.grad for parameter in model.parameters() if parameter.grad is not None),
+        optimizer=_bytes(
+            value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+        ),
+        average=weights if averaged else 0,
+        activations=activations,
+    )
+
+
+def describe_needs(
+    needs: Needs,
+    folder: Path,
+    *,
+    micro_batch: int,
+    shards: int,
+    checkpoints_kept: int,
+    keeps_best: bool,
+) -> dict[str, dict[str, str]]:
+    """Return tables of the memory and of the disk, by their titles.
+
+    Args:
+        needs: From `measure_needs`.
+        folder: Of the run; it need not be there.
+        micro_batch: Images of one forward pass of one process.
+        shards: Over how many processes weights, gradients and states are divided.
+        checkpoints_kept: How many checkpoints stay; 0 if none is written.
+        keeps_best: The best weights so far are kept beside them.
+    """
+    part = f", a {shards}th of {{}}" if shards > 1 else ""
+
+    def divided(number: int) -> str:
+        return size(number // shards) + part.format(size(number))
+
+    memory = {
+        "weights": divided(needs.weights),
+        "gradients": divided(needs.gradients),
+        "optimizer states": divided(needs.optimizer),
+        "moving average": size(needs.average) if needs.average else "none",
+        "activations": f"{size(micro_batch * needs.activations)}, {micro_batch} x {size(needs.activations)} per image",
+        "in all": f"about {size(needs.memory(micro_batch, shards=shards))}",
+        "how estimated": f"counted in one step on {TRIED} images of noise here; without the working memory of "
+        "operations, what the allocator wastes, and copies of gradients that processes exchange",
+    }
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    free, most = shutil.disk_usage(place).free, needs.disk(checkpoints_kept=checkpoints_kept, keeps_best=keeps_best)
+    disk = {
+        "a checkpoint": f"about {size(needs.checkpoint)}",
+        "at most": f"about {size(most)} at once"
+        + (f", with {checkpoints_kept} checkpoints kept" if checkpoints_kept else ", without checkpoints"),
+        "free": f"{size(free)} at {place}" + ("" if free > most else ": NOT ENOUGH"),
+    }
+    return {"Memory of one process": memory, "Disk": disk}
+
+
+def text_tables(tables: Mapping[str, Mapping[str, object]]) -> str:
+    """Lay tables out as text, below each other."""
+    width = max(len(name) for rows in tables.values() for name in rows)
+    blocks = [
+        "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
+        for title, rows in tables.items()
+    ]
+    return "\n\n".join(blocks)
+
+
+def size(number: int) -> str:
+    """Write a number of bytes as people read it."""
+    value, unit = float(number), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
