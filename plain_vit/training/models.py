@@ -264,6 +264,38 @@ def as_saved(model: nn.Module) -> PreTrainedModel:
     return copy.deepcopy(model).merge_and_unload()
 
 
+def open_classifier(
+    source: str, *, trust_remote_code: bool = False, num_attention_heads: int | None = None
+) -> tuple[PreTrainedModel, Any]:
+    """Open a classifier as it is, head and all.
+
+    Args:
+        source: a transformers folder or Hub id, or another library's checkpoint.
+        trust_remote_code: run code that comes with the checkpoint.
+        num_attention_heads: for another library's checkpoint that does not say.
+
+    Returns:
+        The model, in float32, and its image processor.
+
+    Raises:
+        TrainingError: It has no head or no image processor.
+    """
+    if is_transformers_checkpoint(source):
+        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
+        model, loading = AutoModelForImageClassification.from_pretrained(
+            source, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
+        )
+        missing = sorted(loading["missing_keys"])
+    else:
+        converted = from_checkpoint(source, num_attention_heads=num_attention_heads)
+        model, processor = converted.model, converted.image_processor
+        missing = [] if isinstance(model, PlainViTForImageClassification) else ["classifier"]
+    if missing or processor is None:
+        lacking = ", ".join(missing[:5]) or "an image processor"
+        raise TrainingError(f"{source} lacks {lacking}: name a fine-tuned classifier.")
+    return model, processor
+
+
 class Teacher(nn.Module):
     """A classifier that answers for the pixels and the classes of another one.
 
@@ -315,17 +347,5 @@ def load_teacher(source: str, student_processor: Any, label_names: list[str], *,
     Raises:
         TrainingError: It has no head or no image processor, or does not know one of the classes.
     """
-    if is_transformers_checkpoint(source):
-        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
-        model, loading = AutoModelForImageClassification.from_pretrained(
-            source, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
-        )
-        missing = sorted(loading["missing_keys"])
-    else:
-        converted = from_checkpoint(source)
-        model, processor = converted.model, converted.image_processor
-        missing = [] if isinstance(model, PlainViTForImageClassification) else ["classifier"]
-    if missing or processor is None:
-        lacking = ", ".join(missing[:5]) or "an image processor"
-        raise TrainingError(f"The teacher {source} lacks {lacking}: name a fine-tuned classifier.")
+    model, processor = open_classifier(source, trust_remote_code=trust_remote_code)
     return Teacher(model, processor, student_processor, label_names)
