@@ -217,6 +217,9 @@ def load_classification_data(
     labels = {role: np.asarray(split["label"]) for role, split in chosen.items()}
     if "test" in chosen and test_split is None and (labels["test"] == -1).all():
         del chosen["test"]  # the Hub's way of publishing a test split whose labels are secret
+    if len(label_names) < 2 or len(np.unique(labels["train"])) < 2:
+        only = label_names[int(labels["train"][0])]
+        raise DataError(f"All training images are {only!r}: with one class there is nothing to learn.")
     for role, split in chosen.items():
         _check_labels(role, labels[role], label_names)
         chosen[role] = split.cast_column("image", Image(mode="RGB"))
@@ -230,6 +233,72 @@ def load_classification_data(
         test=chosen.get("test"),
         label_names=label_names,
     )
+
+
+def load_labelled_split(
+    name: str,
+    split: str | None = None,
+    *,
+    subset: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+) -> tuple[Dataset, list[str]]:
+    """Open one split to evaluate on.
+
+    Args:
+        name: see `load_splits`.
+        split: `test` if not given, or else the validation split, or else the only one.
+        subset: see `load_splits`.
+        image_column: see `find_columns`.
+        label_column: see `find_columns`.
+
+    Returns:
+        Rows with an RGB `image` and a `label`, and the classes in the order of their numbers.
+
+    Raises:
+        DataError: The split or a column is unknown, or a label is outside its classes.
+    """
+    rows = _one_split(load_splits(name, subset=subset), split, ("test", *VALIDATION_NAMES))
+    image_column, label_column = find_columns(rows.features, image=image_column, label=label_column)
+    chosen, names = _with_class_labels(DatasetDict(train=_standard_columns(rows, image_column, label_column)))
+    _check_labels("evaluated", np.asarray(chosen["train"]["label"]), names)
+    return chosen["train"].cast_column("image", Image(mode="RGB")), names
+
+
+def load_images(
+    name: str, split: str | None = None, *, subset: str | None = None, image_column: str | None = None
+) -> Dataset:
+    """Open the images of one split, whatever else it holds.
+
+    Args:
+        name: see `load_splits`; an image folder needs no sub-folders.
+        split: `train` if not given, or else the only one.
+        subset: see `load_splits`.
+        image_column: the image column, where there are several.
+
+    Returns:
+        Rows with an RGB `image`.
+
+    Raises:
+        DataError: The split or the column is unknown.
+    """
+    rows = _one_split(load_splits(name, subset=subset), split, ("train",))
+    column = _find_column(rows.features, "image", image_column, Image)
+    rows = rows.select_columns([column])
+    return (rows if column == "image" else rows.rename_column(column, "image")).cast_column("image", Image(mode="RGB"))
+
+
+def _one_split(splits: DatasetDict, name: str | None, usual: Sequence[str]) -> Dataset:
+    if name is None:
+        name = next((each for each in usual if each in splits), None)
+        if name is None and len(splits) > 1:
+            raise DataError(f"There are the splits {', '.join(splits)}: name one with --split.")
+        name = name or next(iter(splits))
+    if name not in splits:
+        raise DataError(f"There is no split {name!r}, only {', '.join(splits)}: correct --split.")
+    if splits[name].num_rows == 0:
+        raise DataError(f"The split {name!r} is empty.")
+    return splits[name]
 
 
 def _choose_splits(splits: DatasetDict, train: str, validation: str | None, test: str | None) -> DatasetDict:
@@ -281,8 +350,6 @@ def _with_class_labels(splits: DatasetDict) -> tuple[DatasetDict, list[str]]:
 
 
 def _check_labels(role: str, labels: np.ndarray, names: Sequence[str]) -> None:
-    if len(names) < 2 or (role == "train" and len(np.unique(labels)) < 2):
-        raise DataError(f"All training images are {names[int(labels[0])]!r}: with one class there is nothing to learn.")
     wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
     if len(wrong):
         raise DataError(

@@ -111,7 +111,7 @@ def describe_needs(
     shards: int,
     checkpoints_kept: int,
     keeps_best: bool,
-) -> dict[str, dict[str, str]]:
+) -> dict[str, dict[str, object]]:
     """Return tables of the memory and of the disk, by their titles.
 
     Args:
@@ -127,7 +127,7 @@ def describe_needs(
     def divided(number: int) -> str:
         return size(number // shards) + part.format(size(number))
 
-    memory = {
+    memory: dict[str, object] = {
         "weights": divided(needs.weights),
         "gradients": divided(needs.gradients),
         "optimizer states": divided(needs.optimizer),
@@ -141,7 +141,7 @@ def describe_needs(
     while not place.exists():
         place = place.parent
     free, most = shutil.disk_usage(place).free, needs.disk(checkpoints_kept=checkpoints_kept, keeps_best=keeps_best)
-    disk = {
+    disk: dict[str, object] = {
         "a checkpoint": f"about {size(needs.checkpoint)}",
         "at most": f"about {size(most)} at once"
         + (f", with {checkpoints_kept} checkpoints kept" if checkpoints_kept else ", without checkpoints"),
