@@ -322,6 +322,7 @@ def test_two_models_stand_side_by_side_and_what_one_lacks_is_said(tmp_path: Path
     assert Page(text).open == []
     assert (tmp_path / "sheet" / "rollout-compared.png").exists()
     assert not (tmp_path / "sheet" / "grad-cam-compared.png").exists()
+    assert text.count('class="row pair"') == text.count("<h2 ") > 5
     assert text.count("gives no class scores for an image") == 4
     assert text.count("the model has no position embeddings") == 2
     assert "grad_cam" not in np.load(tmp_path / "sheet" / "arrays-compared.npz")

@@ -22,6 +22,8 @@ table {{ border-collapse: collapse; }} td, th {{ padding: 0.25rem 1rem 0.25rem 0
   border-bottom: 1px solid var(--line); vertical-align: top; }}
 .row {{ display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }}
 .row > figure {{ flex: 0 1 auto; max-width: 100%; }} figure {{ margin: 0; }}
+body:has(.pair) {{ max-width: 120rem; }}
+@media (min-width: 60rem) {{ .pair > figure {{ width: calc(50% - 0.5rem); }} }}
 figcaption {{ font-weight: 600; margin-bottom: 0.3rem; }}
 img {{ max-width: 100%; height: auto; background: #ffffff; border-radius: 4px; }}
 .thumbnails img {{ height: 6rem; width: auto; image-rendering: auto; }}

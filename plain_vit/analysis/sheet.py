@@ -427,7 +427,7 @@ def _section(section: Section, cells: Sequence[str], names: Sequence[str]) -> st
     ]
     return (
         f'<h2 id="{section.name}">{section.title}</h2><p class="caption">{section.caption}</p>'
-        f'<div class="row">{"".join(figures)}</div>'
+        f'<div class="row{" pair" if len(figures) == 2 else ""}">{"".join(figures)}</div>'
     )
 
 
