@@ -139,6 +139,18 @@ class Format(Protocol):
             ExportError: lists every part that the format cannot express.
         """
 
+    def for_module(
+        self, tensors: Mapping[str, torch.Tensor], config: PlainViTConfig, layout: str | None
+    ) -> Mapping[str, torch.Tensor]:
+        """Return a checkpoint's tensors under the names of `build_module`'s module: here the names are the same.
+
+        Args:
+            tensors: As they stand in a checkpoint of this layout, without the description's prefix.
+            config: Our configuration.
+            layout: Which of the format's layouts.
+        """
+        return tensors
+
     def write(
         self,
         config: PlainViTConfig,

@@ -16,7 +16,7 @@ from torch import nn
 from ..configuration_plain_vit import PlainViTConfig, stem_stride
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from .engine import DROP_FIRST_AXIS, UNSTACK, Row, Transform, each, revert, then
-from .format import Description, Hints, Inference
+from .format import Description, Format, Hints, Inference
 from .preprocessing import default_processor, processor_from_google, processor_from_timm
 from .structure import lost_fields
 
@@ -197,7 +197,7 @@ def rows_of(config: PlainViTConfig, layout: str) -> list[Row]:
 # Checkpoints
 
 
-class GoogleFormat:
+class GoogleFormat(Format):
     """The `.npz` files of Google's JAX code.
 
     A layout begins with the code whose names the blocks have, "vision_transformer" or "big_vision"; further words name

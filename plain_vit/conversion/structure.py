@@ -1,11 +1,15 @@
 """What sets two live modules, or two configs, apart: so that no part of a model is lost on the way there or back."""
 
+import copy
 import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
 from torch import nn
+from transformers import PreTrainedModel
 
+from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
 
 # Fields that no other package has a word for, and that change no number of a trained model at its native size.
@@ -13,6 +17,20 @@ NEUTRAL_FIELDS = {
     "initialization", "initializer_range", "zero_init_classifier", "reconstruction_target", "pixel_mean", "pixel_std",
     "apply_layernorm", "reshape_hidden_states", "_out_features", "_out_indices", "position_resampling",
 }  # fmt: skip
+
+
+MASKED = "PlainViTForMaskedImageModeling"
+
+
+def empty_model(config: PlainViTConfig) -> PreTrainedModel:
+    """Build our model of a config on the meta device.
+
+    Args:
+        config: A masked-image model is told by its `architectures`; anything else is one that classifies.
+    """
+    classes = modeling.PlainViTForImageClassification, modeling.PlainViTForMaskedImageModeling
+    with torch.device("meta"):
+        return classes[MASKED in (config.architectures or [])](copy.deepcopy(config))
 
 
 def class_path(module: nn.Module) -> str:

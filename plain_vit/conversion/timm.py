@@ -17,7 +17,7 @@ from torch import nn
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Transform, revert
-from .format import Description, Hints, Inference
+from .format import Description, Format, Hints, Inference
 from .preprocessing import default_processor, processor_from_timm, processor_to_timm
 from .timm_arguments import DEFAULTS, POOLINGS, SILENT_ARGUMENTS, architecture_for, architecture_of, config_of, word_of
 from .timm_modules import arguments_of, build, unknown_parts
@@ -266,7 +266,7 @@ def _imagenet_labels(config: PlainViTConfig) -> list[Inference]:
     ]
 
 
-class TimmFormat:
+class TimmFormat(Format):
     """timm's plain Vision Transformers."""
 
     name = "timm"

@@ -13,7 +13,7 @@ from torch import nn
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
-from .format import Description, Hints, Inference
+from .format import Description, Format, Hints, Inference
 from .preprocessing import TORCHVISION_FILES, default_processor, processor_from_torchvision
 from .structure import class_path, differences, lost_fields
 from .writing import save_state_dict
@@ -53,7 +53,7 @@ OLD_MLP_NAMES = ("mlp.linear_1", "mlp.linear_2")  # before torchvision 0.14
 HEAD = "heads.head"
 
 
-class TorchvisionFormat:
+class TorchvisionFormat(Format):
     """torchvision's Vision Transformers.
 
     A layout names what differs from today's own names: "linear" for the MLP of earlier releases, and the place of a

@@ -36,7 +36,7 @@ from .engine import (
     revert,
     then,
 )
-from .format import Description, Hints, Inference, Size
+from .format import Description, Format, Hints, Inference, Size
 from .preprocessing import default_processor
 from .structure import NEUTRAL_FIELDS, class_path, differences
 from .vit_pytorch_layouts import (
@@ -466,7 +466,7 @@ def _is_square(number: float) -> bool:
     return number == int(number) and math.isqrt(int(number)) ** 2 == number
 
 
-class VitPytorchFormat:
+class VitPytorchFormat(Format):
     """Models and state dicts of vit-pytorch."""
 
     name = "vit_pytorch"

@@ -1,0 +1,454 @@
+"""transformers' own Vision Transformers: live modules, files under today's and 4.x names, and the way back.
+
+Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, the vision towers of CLIP, SigLIP and
+AIMv2) is a table of tensors and a table of settings in `transformers_families.py`, read in both directions. What a
+class cannot hold is found by reading back the settings that it would be given.
+"""
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from ..configuration_plain_vit import PlainViTConfig
+from ..errors import CheckpointError, ExportError, UnknownFormatError
+from .engine import Row, convert, ignored_names, revert
+from .format import Description, Format, Hints, Inference
+from .preprocessing import default_processor, processor_from_transformers, stock_processor
+from .structure import MASKED, class_path, differences, empty_model, lost_fields
+from .transformers_families import (
+    AIMV2,
+    ARCHITECTURES,
+    BOOKKEEPING,
+    CANDIDATES,
+    CLASSIFIER,
+    COMPOSITES,
+    CONTAINERS,
+    DINOV2,
+    DINOV2_WITH_REGISTERS,
+    IMAGE_AND_TEXT,
+    PATCHES,
+    POOLER_ROWS,
+    PROJECTION,
+    SIGLIP,
+    Architecture,
+)
+
+# Attributes that change no number: what was given beside the parts that were made from it, switches of training.
+SILENT_ATTRIBUTES = {
+    "all_tied_weights_keys", "gradient_checkpointing", "name_or_path", "num_labels", "num_patches", "num_positions",
+    "use_head", "warnings_issued",
+}  # fmt: skip
+# The hints that a config.json leaves room for.
+HINTS = {"layout", "key", "image_mean", "image_std"}
+POSITION_COUNTERS = ("*position_ids", "counts the positions")
+
+
+class TransformersFormat(Format):
+    """transformers' own Vision Transformers.
+
+    A layout is the name of a class. A second word says that the tensors are those of a file, without the prefix of the
+    encoder: "4.x" under the names that transformers has always written, "bare" under those of today's modules.
+    """
+
+    name = "transformers"
+    suffixes: tuple[str, ...] = ()
+
+    def matches_names(self, names: Collection[str]) -> bool:
+        """Tell whether a state dict has the patch embeddings of one of the families."""
+        positions = any(name.endswith(("position_embeddings", "position_embedding.weight")) for name in names)
+        return positions and _prefix(names) is not None
+
+    def matches_module(self, module: nn.Module) -> bool:
+        """Tell whether a live module is of one of the classes, or derived from one."""
+        return any(
+            base.__module__.startswith("transformers.models.") and base.__name__ in {**ARCHITECTURES, **CONTAINERS}
+            for base in type(module).__mro__
+        )
+
+    def describe_module(self, module: Any, hints: Hints) -> Description:
+        """Read the configuration off a live module, which says everything: hints are not needed.
+
+        Raises:
+            ExportError: names every part and every setting that plain-vit does not know.
+        """
+        name = type(module).__name__
+        known = class_path(module).startswith("transformers.models.") and name in {**ARCHITECTURES, **CONTAINERS}
+        if not known:
+            raise ExportError(f"{class_path(module)} is derived from a class of transformers: pass that itself")
+        config, inferences, ignored = _describe(name, module.config.to_dict(), module.state_dict())
+        prefix, inside = "", module
+        if name in CONTAINERS:
+            name, path = CONTAINERS[name].holds, CONTAINERS[name].path
+            prefix, inside = path and f"{path}.", module.get_submodule(path)
+        with torch.device("meta"):
+            rebuilt = self.build_module(config, name)
+        faults = [
+            f"{path}.{fault}"
+            for path, part in rebuilt.named_children()
+            for fault in differences(getattr(inside, path), part, {}, SILENT_ATTRIBUTES)
+        ]
+        unread = ignored_names([fault.partition(" is ")[0] for fault in faults], ignored)
+        if faults := [fault for fault in faults if fault.partition(" is ")[0] not in unread]:
+            raise ExportError(
+                f"plain-vit does not know parts of this {name} (what it is, not what it would become):", faults
+            )
+        return Description(config, name, inferences, ignored, prefix)
+
+    def describe_checkpoint(
+        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
+    ) -> Description:
+        """Read the configuration off the `config.json` beside the tensors.
+
+        Raises:
+            CheckpointError: where there is none, or where it says what plain-vit does not know; lists all of it.
+        """
+        if "model_type" not in settings:
+            raise CheckpointError(
+                "the tensors are those of a transformers model, and its config.json, which says the heads, the epsilon "
+                "and the activation, is not beside them: give the folder that holds both"
+            )
+        if superfluous := [name for name, value in vars(hints).items() if value is not None and name not in HINTS]:
+            raise CheckpointError(f"config.json says everything: leave out {', '.join(superfluous)}")
+        name, source = _class_of(settings, tensors, hints)
+        try:
+            config, inferences, ignored = _describe(name, settings, tensors)
+        except ExportError as error:
+            raise CheckpointError(str(error)) from error
+        name = CONTAINERS[name].holds if name in CONTAINERS else name
+        filed = any(".attention.attention.query." in tensor for tensor in tensors)
+        inferences = [Inference("layout", name, source), *inferences]
+        return Description(config, f"{name} {'4.x' if filed else 'bare'}", inferences, ignored, _prefix(tensors) or "")
+
+    def image_processor(
+        self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
+    ) -> tuple[Any, Sequence[str]]:
+        """Return transformers' own processor as `preprocessor_config.json` describes it, else what must be assumed."""
+        if preprocessor:
+            return processor_from_transformers(preprocessor, settings), ()
+        mean, std = hints.image_mean, hints.image_std
+        return default_processor(config.image_size, config.num_channels, mean=mean, std=std)
+
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the table of tensors."""
+        name, *words = (layout or _class_for(config)).split()
+        architecture = _architecture(name)
+        encoder = architecture.family.rows_of(config, filed="4.x" in words)
+        if not words:
+            encoder = [replace(row, source=_prefixed(row.source, architecture.prefix)) for row in encoder]
+        return [*encoder, *architecture.head]
+
+    def build_module(self, config: PlainViTConfig, layout: str | None) -> PreTrainedModel:
+        """Build transformers' own model of this config, with fresh weights.
+
+        Raises:
+            ExportError: names every part of the model that the class has no place for.
+        """
+        name = (layout or _class_for(config)).split()[0]
+        architecture = _architecture(name)
+        if lost := _lost(config, architecture):
+            raise ExportError(f"transformers' {name} cannot express this model:{REMEDY}", lost)
+        stock = AutoConfig.for_model(architecture.family.model_type, **_settings_for(config, architecture))
+        options = {}
+        if architecture.head is POOLER_ROWS:
+            options = {"add_pooling_layer": config.representation_size is not None}
+            options |= {"use_mask_token": config.use_mask_token}
+        if name == "SiglipForImageClassification":
+            stock = AutoConfig.for_model("siglip", vision_config=stock.to_dict() | {"vision_use_head": False})
+        if config.num_labels:
+            stock.id2label, stock.label2id = copy.copy(config.id2label), copy.copy(config.label2id)
+            stock.problem_type = config.problem_type
+        else:
+            stock.num_labels = 0
+        return getattr(transformers, name)(stock, **options)
+
+    def for_module(
+        self, tensors: Mapping[str, torch.Tensor], config: PlainViTConfig, layout: str | None
+    ) -> Mapping[str, torch.Tensor]:
+        """Return tensors under the names of the module; those that no number depends on are filled in."""
+        name, *words = (layout or _class_for(config)).split()
+        if words:  # files name them otherwise
+            expected = empty_model(config).state_dict()
+            tensors = convert(self.rows(config, layout), tensors, expected, config)
+            tensors = revert(self.rows(config, name), tensors, config)
+        architecture = _architecture(name)
+        if architecture.family is DINOV2_WITH_REGISTERS and not config.use_mask_token:
+            some = next(iter(tensors.values()))
+            mask_token = some.new_zeros(1, config.hidden_size)  # as the class itself begins; nothing was masked
+            return {**tensors, f"{architecture.prefix}embeddings.mask_token": mask_token}
+        return tensors
+
+    def write(
+        self,
+        config: PlainViTConfig,
+        tensors: Mapping[str, torch.Tensor],
+        path: Path,
+        image_processor: Any | None,
+        layout: str | None,
+    ) -> None:
+        """Write the folder that transformers itself writes, which its `from_pretrained` opens anywhere.
+
+        Raises:
+            ExportError: names every part of the model or of the image processor that transformers cannot express.
+        """
+        name = (layout or _class_for(config)).split()[0]
+        stock = None if image_processor is None else stock_processor(image_processor)
+        with torch.device("meta"):
+            module = self.build_module(config, name)
+        state = self.for_module(revert(self.rows(config, name), tensors, config), config, name)
+        module.load_state_dict(dict(state), assign=True)
+        module.save_pretrained(path)
+        if stock is not None:
+            stock.save_pretrained(path)
+
+
+# What is said of a source
+
+
+def _prefix(names: Collection[str]) -> str | None:
+    """Return what stands before the names of the encoder; None where there is no encoder."""
+    found = {name.removesuffix(end) for name in names for end in PATCHES if name.endswith(end)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _prefixed(source: str | tuple[str, ...], prefix: str) -> str | tuple[str, ...]:
+    return prefix + source if isinstance(source, str) else tuple(prefix + name for name in source)
+
+
+def _architecture(name: str) -> Architecture:
+    if name not in ARCHITECTURES:
+        raise UnknownFormatError(f"layout is {name!r}: expected one of {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
+
+
+def _class_of(settings: Mapping[str, Any], tensors: Collection[str], hints: Hints) -> tuple[str, str]:
+    """Return the class that a checkpoint was saved from, and what says so."""
+    model_type = settings["model_type"]
+    tower = COMPOSITES.get(model_type, model_type)
+    of_type = [name for name, one in ARCHITECTURES.items() if one.family.model_type == tower]
+    if not of_type:
+        types = dict.fromkeys(one.family.model_type for one in ARCHITECTURES.values())
+        raise UnknownFormatError(
+            f"config.json is of model_type {model_type!r}: expected one of {', '.join([*types, *COMPOSITES])}"
+        )
+    of_type += [name for name, container in CONTAINERS.items() if container.holds in of_type]
+    named = settings.get("architectures") or []
+    if hints.layout is not None:
+        name, source = hints.layout.split()[0], "the caller"
+    elif named:
+        name, source = named[0], "config.json"
+    else:
+        ends = "ForImageClassification" if "classifier.weight" in tensors else "Model"
+        name, source = next(one for one in of_type if one.endswith(ends)), "the tensors, as config.json names no class"
+    if name not in of_type or len(named) > 1:
+        raise UnknownFormatError(
+            f"config.json is of {', '.join(named) or 'no class'} and model_type {model_type!r}, taken as {name}: "
+            f"expected layout= one of {', '.join(of_type)}"
+        )
+    return name, source
+
+
+def _describe(
+    name: str, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> tuple[PlainViTConfig, list[Inference], list[tuple[str, str]]]:
+    """Return our config, what is worth a word in the report, and which tensors are left out.
+
+    Args:
+        name: Of the class.
+        settings: Of its configuration.
+        tensors: By the names in the source; shapes are enough.
+
+    Raises:
+        ExportError: names every setting that plain-vit does not know.
+        CheckpointError: for settings that contradict each other or the tensors.
+    """
+    container = CONTAINERS.get(name)
+    architecture = ARCHITECTURES[container.holds if container else name]
+    try:
+        config_class = type(AutoConfig.for_model(settings["model_type"]))
+        whole: PreTrainedConfig = config_class.from_dict(dict(settings))
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise CheckpointError(f"transformers itself refuses this configuration: {error}") from error
+    family, said = architecture.family, whole.to_dict()
+    outer = {}
+    if settings["model_type"] in COMPOSITES:
+        outer, said = said, whole.vision_config.to_dict()
+    known = {*family.settings.values(), *family.unread, "head_dim", *BOOKKEEPING}
+    unknown = {key: value for key, value in said.items() if key not in known}
+    unknown |= {key: value for key, value in outer.items() if key not in BOOKKEEPING | IMAGE_AND_TEXT}
+    faults = [f"{key}={value!r}" for key, value in sorted(unknown.items()) if value]
+    prefix = _prefix(tensors) or ""
+    short = {tensor.removeprefix(prefix): value for tensor, value in tensors.items()}
+    head, head_faults = _read_head(architecture, short, said)
+    if faults := [*faults, *head_faults]:
+        raise ExportError(f"plain-vit does not know settings of this {name}:", faults)
+    labels = _labels(whole, head["num_labels"])
+    try:
+        config = PlainViTConfig(**{**family.fields(said), **architecture.fields, **head, **labels})
+    except ValueError as error:
+        raise CheckpointError(f"config.json describes a model that plain-vit cannot be: {error}") from error
+    if architecture.masked:
+        config.architectures = [MASKED]
+    ignored = [*architecture.ignored, *(container.ignored if container else ()), POSITION_COUNTERS]
+    return config, _remarks(architecture, config, said), ignored
+
+
+def _read_head(
+    architecture: Architecture, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields that the tensors behind the encoder show, and what is wrong with them."""
+    fields: dict[str, Any] = {"num_labels": 0}
+    faults = []
+    if "embeddings.mask_token" in tensors:
+        fields["use_mask_token"] = True
+    for name in ("classifier.weight", "cls_classifier.weight"):
+        if name in tensors:
+            fields["num_labels"] = tensors[name].shape[0]
+    if architecture.head is POOLER_ROWS and "pooler.dense.weight" in tensors:
+        fields |= {"representation_size": tensors["pooler.dense.weight"].shape[0]}
+        fields |= {"representation_act": settings["pooler_act"]}
+    if architecture.head is PROJECTION:
+        fields |= {"representation_size": tensors["visual_projection.weight"].shape[0]}
+        fields |= {"representation_act": "linear", "representation_bias": False}
+    if not architecture.head and "head.probe" in tensors:
+        fields["pooling"] = "map"
+    if not architecture.head and "head.cls_token" in tensors:
+        fields["pooling"] = "query"
+    if architecture.masked and settings["encoder_stride"] != settings["patch_size"]:
+        faults = [f"encoder_stride={settings['encoder_stride']} beside patch_size={settings['patch_size']}"]
+    if architecture.family.square and not (isinstance(settings["image_size"], int)):
+        faults.append(f"image_size={settings['image_size']}: the class itself takes the grid for a square")
+    return fields, faults
+
+
+def _labels(config: PreTrainedConfig, num_labels: int) -> dict[str, Any]:
+    """Return the label fields of a classifier."""
+    if not num_labels:
+        return {}
+    if config.num_labels != num_labels:
+        raise CheckpointError(
+            f"config.json has {config.num_labels} labels, the classifier {num_labels}: correct the former"
+        )
+    return {"id2label": config.id2label, "label2id": config.label2id, "problem_type": config.problem_type}
+
+
+def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mapping[str, Any]) -> list[Inference]:
+    """Return what the report should say: choices that the source left open, and what acts in training alone."""
+    remarks = []
+    if not config.num_labels and not config.representation_size and config.pooling in ("cls", "mean"):
+        source = "the class token of the family" if config.use_class_token else "the family, which has no class token"
+        remarks.append(Inference("pooling", config.pooling, source))
+    if architecture.fields.get("num_register_tokens"):
+        remarks.append(Inference("num_register_tokens", 1, "the distillation token, which no head of this class reads"))
+    if config.drop_path_rate:
+        rate = "drop_path_rate, which there is that of every block, and here that of the last"
+        remarks.append(Inference("drop_path_rate", config.drop_path_rate, rate))
+    if config.hidden_dropout_prob:
+        there = "hidden_dropout_prob, which here acts behind the first layer of the MLP too"
+        remarks.append(Inference("hidden_dropout_prob", config.hidden_dropout_prob, there))
+    if settings.get("mask_ratio"):
+        remarks.append(Inference("mask_ratio", 0, "no patch is hidden or shuffled here, as in fine-tuning"))
+    return remarks
+
+
+# What a class can hold
+
+REMEDY = " (what acts in training alone, such as drop_path_rate, may be set to 0 in the model's config first)"
+
+
+def _class_for(config: PlainViTConfig) -> str:
+    """Return the first class that can hold a model.
+
+    Raises:
+        ExportError: names the parts that the nearest class has no place for.
+    """
+    masked = MASKED in (config.architectures or [])
+    names = CANDIDATES["masked" if masked else "classifier" if config.num_labels else "encoder"]
+    lost = {name: _lost(config, ARCHITECTURES[name]) for name in names}
+    nearest = min(names, key=lambda name: len(lost[name]))
+    if lost[nearest]:
+        raise ExportError(
+            f"none of transformers' own Vision Transformers can express this model; {nearest} comes nearest, but for"
+            f"{REMEDY}:",
+            lost[nearest],
+        )
+    return nearest
+
+
+def _lost(config: PlainViTConfig, architecture: Architecture) -> list[str]:
+    """Return the parts of a model that a class has no place for."""
+    family = architecture.family
+    sizes = {name: getattr(config, name) for name in ("image_size", "patch_size")}
+    faults = [f"{name}={size} (there a square)" for name, size in sizes.items() if not isinstance(size, int)]
+    if faults and (family.square or architecture.masked):
+        return faults
+    faults = []
+    if architecture.masked and config.reconstruction_target != "pixels":
+        faults.append(f"reconstruction_target={config.reconstruction_target!r} (there it would be 'pixels')")
+    settings = _settings_for(config, architecture)
+    fields = {**family.fields(settings), **architecture.fields, **_equal_fields(config, architecture)}
+    try:
+        again = PlainViTConfig(**{**fields, "num_labels": config.num_labels})
+    except ValueError as error:
+        return [*faults, str(error)]
+    return [*faults, *lost_fields(config, again)]
+
+
+def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
+    """Return the fields of our model that the class can have either way, or that change no number of this model."""
+    family = architecture.family
+    # Zeros are added to tokens that have no positions.
+    equal: dict[str, Any] = {"position_embedding_on_prefix": config.position_embedding_on_prefix}
+    if config.pooling == "cls" or not config.num_prefix_tokens + config.num_register_tokens:
+        equal["pool_prefix_tokens"] = config.pool_prefix_tokens
+    whole = all(pixels % step == 0 for pixels, step in zip(_pair(config.image_size), config.patch_shape, strict=True))
+    if whole:
+        equal["drop_partial_patches"] = config.drop_partial_patches
+    if architecture.head is CLASSIFIER and config.pooling == "cls" and config.final_norm == "after_pooling":
+        equal["final_norm"] = "after_pooling"  # each token is normalised by itself
+    if architecture.head is POOLER_ROWS:
+        equal |= {"representation_size": config.representation_size, "representation_act": config.representation_act}
+    if architecture.head is PROJECTION and config.representation_size:
+        equal |= {"representation_size": config.representation_size, "representation_act": "linear"}
+        equal |= {"representation_bias": False}
+    if architecture.masked:
+        equal["use_mask_token"] = True
+    elif architecture.head is POOLER_ROWS or family in (DINOV2, DINOV2_WITH_REGISTERS):
+        equal["use_mask_token"] = config.use_mask_token
+    if not architecture.head and (family, config.pooling) in ((SIGLIP, "map"), (AIMV2, "query")):
+        equal["pooling"] = config.pooling
+    return equal
+
+
+def _settings_for(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
+    """Return the settings of the class that come nearest to our model."""
+    settings = architecture.family.settings_for(config)
+    if architecture.head is POOLER_ROWS and config.representation_size:
+        settings |= {"pooler_output_size": config.representation_size, "pooler_act": config.representation_act}
+    if architecture.head is PROJECTION and config.representation_size:
+        settings["projection_dim"] = config.representation_size
+    if architecture.masked:
+        settings["encoder_stride"] = config.patch_size
+    if architecture.family is SIGLIP:
+        settings["vision_use_head"] = config.pooling == "map"
+    if architecture.family is AIMV2:
+        settings["use_head"] = config.pooling == "query"
+    if architecture.family is DINOV2:
+        settings["use_mask_token"] = config.use_mask_token
+    return settings
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    """Return (height, width) of a size that may be an int."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+TRANSFORMERS = TransformersFormat()

@@ -1,0 +1,532 @@
+"""The families of Vision Transformers that transformers has: their tensors, their settings, their classes.
+
+Two columns each: on the left what transformers calls it, on the right what it is here. The names are those of
+transformers 5.23; its files keep the names of 4.x for the blocks of ViT, DeiT, MSN, MAE, I-JEPA and DINOv2.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..configuration_plain_vit import PlainViTConfig
+from .engine import KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform, each
+
+# Transforms
+
+
+def _with_prefix_rows(table: torch.Tensor, config: PlainViTConfig) -> torch.Tensor:
+    """Return the table with a row for each token before the patches: zeros where ours adds nothing to them."""
+    if config.position_embedding_on_prefix:
+        return table
+    return torch.cat((table.new_zeros(config.num_prefix_tokens, table.shape[1]), table))
+
+
+def _positions_beside_registers(tensors: Tensors, config: PlainViTConfig) -> Tensors:
+    """Give the registers, which have no positions there, rows of zeros here."""
+    table, registers = tensors[0][0], tensors[1]
+    return [torch.cat((table[:1], table.new_zeros(registers.shape[1:]), table[1:])), registers]
+
+
+def _positions_without_registers(tensors: Tensors, config: PlainViTConfig) -> Tensors:
+    """Add the rows of the registers to the registers themselves: the sum that our model computes."""
+    table, registers = tensors
+    if not config.position_embedding_on_prefix:
+        return [torch.cat((table.new_zeros(1, table.shape[1]), table))[None], registers]
+    end = 1 + config.num_register_tokens
+    return [torch.cat((table[:1], table[end:]))[None], registers + table[1:end]]
+
+
+POSITIONS = each("POSITIONS", lambda table, config: table.squeeze(0),
+                 lambda table, config: _with_prefix_rows(table, config).unsqueeze(0))  # fmt: skip
+POSITION_TABLE = each("POSITION_TABLE", lambda table, config: table, _with_prefix_rows)
+POSITIONS_AND_REGISTERS = Transform(
+    "POSITIONS_AND_REGISTERS", _positions_beside_registers, _positions_without_registers
+)
+SPLIT_GATE = Transform(  # gate and value stand one above the other
+    "SPLIT_GATE",
+    lambda tensors, config: tensors[0].chunk(2, dim=0),
+    lambda tensors, config: [torch.cat(list(tensors), dim=0)],
+)
+ADD_TWO_AXES = each(
+    "ADD_TWO_AXES",
+    lambda token, config: token[None, None],
+    lambda token, config: token[0, 0],
+)
+ADD_AXIS = each("ADD_AXIS", lambda token, config: token.unsqueeze(0), lambda token, config: token.squeeze(0))
+POINTWISE = each(  # a convolution over single tokens is a dense layer
+    "POINTWISE",
+    lambda kernel, config: kernel.flatten(1),
+    lambda weight, config: weight[:, :, None, None],
+)
+
+# Tensors
+
+EMBEDDINGS, LAYER = "vit.embeddings", "vit.layers.{}"
+TABLE, KERNEL = f"{EMBEDDINGS}.position_embeddings.weight", f"{EMBEDDINGS}.patch_embeddings.projection.weight"
+NORMS = [  # whichever of the two our model has
+    Row("layernorm", "vit.layernorm"),
+    Row("layernorm", "vit.pooled_layernorm"),
+]
+
+
+def _patch_rows(projection: str) -> list[Row]:
+    """Return the rows of the patch projection."""
+    return [Row(f"{projection}.weight", KERNEL), Row(f"{projection}.bias", KERNEL.replace("weight", "bias"))]
+
+
+PATCHES_AND_TOKENS = [
+    *_patch_rows("embeddings.patch_embeddings.projection"),
+    Row("embeddings.cls_token", f"{EMBEDDINGS}.cls_token"),
+]
+VIT_ROWS = [
+    *PATCHES_AND_TOKENS,
+    Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token"),
+    Row("embeddings.position_embeddings", TABLE, POSITIONS),
+    Row("layers.{}.layernorm_before", f"{LAYER}.layernorm_before"),
+    Row("layers.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
+    Row("layers.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
+    Row("layers.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("layers.{}.attention.o_proj", f"{LAYER}.attention.o_proj"),
+    Row("layers.{}.layernorm_after", f"{LAYER}.layernorm_after"),
+    Row("layers.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+    Row("layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    *NORMS,
+]
+VIT_FILED = [  # as in files
+    Row("encoder.layer.{}.layernorm_before", f"{LAYER}.layernorm_before"),
+    Row("encoder.layer.{}.attention.attention.query", f"{LAYER}.attention.q_proj"),
+    Row("encoder.layer.{}.attention.attention.key", f"{LAYER}.attention.k_proj"),
+    Row("encoder.layer.{}.attention.attention.value", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layer.{}.attention.output.dense", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layer.{}.layernorm_after", f"{LAYER}.layernorm_after"),
+    Row("encoder.layer.{}.intermediate.dense", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layer.{}.output.dense", f"{LAYER}.mlp.fc2"),
+]
+DEIT_ROWS = [  # the distillation token is a register where no head reads it
+    *VIT_ROWS,
+    Row("embeddings.distillation_token", f"{EMBEDDINGS}.distillation_token"),
+    Row("embeddings.distillation_token", f"{EMBEDDINGS}.register_tokens"),
+]
+GATED = (f"{LAYER}.mlp.gate", f"{LAYER}.mlp.fc1")
+DINOV2_BLOCK = [
+    *PATCHES_AND_TOKENS,
+    Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token", ADD_AXIS),
+    Row("encoder.layer.{}.norm1", f"{LAYER}.layernorm_before"),
+    Row("encoder.layer.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
+    Row("encoder.layer.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
+    Row("encoder.layer.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layer.{}.attention.o_proj", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layer.{}.layer_scale1.lambda1", f"{LAYER}.layer_scale1.weight"),
+    Row("encoder.layer.{}.norm2", f"{LAYER}.layernorm_after"),
+    Row("encoder.layer.{}.layer_scale2.lambda1", f"{LAYER}.layer_scale2.weight"),
+    *NORMS,
+]
+DINOV2_MLP = [
+    Row("encoder.layer.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layer.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+]
+DINOV2_SWIGLU = [
+    Row(("encoder.layer.{}.mlp.gate_proj", "encoder.layer.{}.mlp.up_proj"), GATED),
+    Row("encoder.layer.{}.mlp.down_proj", f"{LAYER}.mlp.fc2"),
+]
+DINOV2_FILED = [
+    Row("encoder.layer.{}.attention.attention.query", f"{LAYER}.attention.q_proj"),
+    Row("encoder.layer.{}.attention.attention.key", f"{LAYER}.attention.k_proj"),
+    Row("encoder.layer.{}.attention.attention.value", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layer.{}.attention.output.dense", f"{LAYER}.attention.o_proj"),
+]
+DINOV2_SWIGLU_FILED = [
+    Row("encoder.layer.{}.mlp.weights_in", GATED, SPLIT_GATE),
+    Row("encoder.layer.{}.mlp.weights_out", f"{LAYER}.mlp.fc2"),
+]
+TOWER_BLOCK = [
+    *_patch_rows("embeddings.patch_embedding"),
+    Row("embeddings.position_embedding.weight", TABLE, POSITION_TABLE),
+    Row("encoder.layers.{}.layer_norm1", f"{LAYER}.layernorm_before"),
+    Row("encoder.layers.{}.self_attn.q_proj", f"{LAYER}.attention.q_proj"),
+    Row("encoder.layers.{}.self_attn.k_proj", f"{LAYER}.attention.k_proj"),
+    Row("encoder.layers.{}.self_attn.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layers.{}.self_attn.out_proj", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layers.{}.layer_norm2", f"{LAYER}.layernorm_after"),
+    Row("encoder.layers.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+]
+CLIP_ROWS = [
+    *TOWER_BLOCK,
+    Row("embeddings.class_embedding", f"{EMBEDDINGS}.cls_token", ADD_TWO_AXES),
+    Row("pre_layrnorm", f"{EMBEDDINGS}.norm"),  # spelt so there
+    Row("post_layernorm", "vit.pooled_layernorm"),
+]
+QKV = tuple(f"vit.pooler.{name}_proj" for name in "qkv")
+SIGLIP_ROWS = [
+    *TOWER_BLOCK,
+    Row("post_layernorm", "vit.layernorm"),
+    Row("head.probe", "vit.pooler.probe"),
+    Row("head.attention.in_proj_weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
+    Row("head.attention.in_proj_bias", tuple(f"{name}.bias" for name in QKV), SPLIT_QKV),
+    Row("head.attention.out_proj", "vit.pooler.o_proj"),
+    Row("head.layernorm", "vit.pooler.layernorm"),
+    Row("head.mlp.fc1", "vit.pooler.fc1"),
+    Row("head.mlp.fc2", "vit.pooler.fc2"),
+]
+AIMV2_ROWS = [
+    *_patch_rows("embeddings.patch_embed"),
+    Row("embeddings.rms_norm", f"{EMBEDDINGS}.patch_embeddings.post_norm"),
+    Row("embeddings.position_embedding.weight", TABLE, POSITION_TABLE),
+    Row("encoder.layers.{}.rms_norm1", f"{LAYER}.layernorm_before"),
+    Row("encoder.layers.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
+    Row("encoder.layers.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
+    Row("encoder.layers.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layers.{}.attention.out_proj", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layers.{}.rms_norm2", f"{LAYER}.layernorm_after"),
+    Row("encoder.layers.{}.ffn.gate_proj", f"{LAYER}.mlp.gate"),
+    Row("encoder.layers.{}.ffn.up_proj", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layers.{}.ffn.down_proj", f"{LAYER}.mlp.fc2"),
+    Row("rms_norm", "vit.layernorm"),
+    Row("head.cls_token", "vit.pooler.query"),
+    Row("head.k_proj", "vit.pooler.k_proj"),
+    Row("head.v_proj", "vit.pooler.v_proj"),
+    Row("head.output_proj", "vit.pooler.o_proj"),
+]
+
+# By what an encoder is known; what stands before it in a name is the prefix of the whole encoder.
+PATCHES = tuple(
+    f"embeddings.{name}.weight" for name in ("patch_embeddings.projection", "patch_embedding", "patch_embed")
+)
+
+# Settings
+
+SIZES = {name: name for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+                                 "image_size", "patch_size", "num_channels", "hidden_act")}  # fmt: skip
+VIT_SETTINGS = {
+    **SIZES,
+    "layer_norm_eps": "layer_norm_eps",
+    "qkv_bias": "qkv_bias",
+    "hidden_dropout_prob": "hidden_dropout_prob",
+    "attention_probs_dropout_prob": "attention_probs_dropout_prob",
+    "initializer_range": "initializer_range",
+}
+DINOV2_SETTINGS = {
+    **{
+        ours: theirs
+        for ours, theirs in VIT_SETTINGS.items()
+        if ours not in ("intermediate_size", "hidden_dropout_prob")
+    },
+    "embedding_dropout_prob": "hidden_dropout_prob",  # there it acts on the embeddings alone
+    "layer_scale_init_value": "layerscale_value",
+    "drop_path_rate": "drop_path_rate",
+    "apply_layernorm": "apply_layernorm",
+    "reshape_hidden_states": "reshape_hidden_states",
+}
+TOWER_SETTINGS = {**SIZES, "layer_norm_eps": "layer_norm_eps", "attention_probs_dropout_prob": "attention_dropout"}
+AIMV2_SETTINGS = {
+    **SIZES,
+    "layer_norm_eps": "rms_norm_eps",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "attention_output_bias": "qkv_bias",
+    "qkv_bias": "qkv_bias",
+    "mlp_bias": "mlp_bias",
+    "initializer_range": "initializer_range",
+}
+POOLER = "read where the tensors of a pooler are there"
+MASKED = "read by the decoder of the masked-image model alone"
+DRAWING = "scales fresh weights"
+BACKBONE = "of a backbone, whose stages our config counts itself"
+
+# Settings that any model's configuration may hold and that no part of a Vision Transformer reads.
+BOOKKEEPING = {
+    "_name_or_path", "_attn_implementation_autoset", "architectures", "attn_implementation", "bos_token_id",
+    "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "dtype", "early_stopping", "eos_token_id",
+    "finetuning_task", "id2label", "label2id", "length_penalty", "max_length", "model_type", "num_beam_groups",
+    "num_beams", "num_labels", "num_return_sequences", "output_attentions", "output_hidden_states", "pad_token_id",
+    "problem_type", "repetition_penalty", "return_dict", "sep_token_id", "temperature", "tie_encoder_decoder",
+    "tie_word_embeddings", "tokenizer_class", "top_k", "top_p", "torch_dtype", "transformers_version", "typical_p",
+    "use_cache",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of transformers that share an encoder and the class of its configuration.
+
+    Args:
+        model_type: Of the configuration.
+        rows: Today's names of the encoder's tensors, without prefix.
+        filed: Those rows that files have under other names.
+        settings: Our field -> their setting, where both mean the same.
+        fixed: Our fields that have one value in the whole family.
+        unread: Their settings that change no feature of the encoder, with the reason.
+        read: What else of our fields their settings say.
+        write: What else of their settings our config says.
+        square: Images and patches must be square.
+    """
+
+    model_type: str
+    rows: Sequence[Row]
+    filed: Sequence[Row] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
+    read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda settings: {}
+    write: Callable[[PlainViTConfig], dict[str, Any]] = lambda config: {}
+    square: bool = False
+
+    def fields(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what their settings say of our config."""
+        said = {ours: settings[theirs] for ours, theirs in self.settings.items()}
+        return {**self.fixed, **said, **_partial_patches(settings), **self.read(settings)}
+
+    def settings_for(self, config: PlainViTConfig) -> dict[str, Any]:
+        """Return the settings that come nearest to our config."""
+        said = {theirs: getattr(config, ours) for ours, theirs in self.settings.items()}
+        return {**said, **self.write(config)}
+
+    def rows_of(self, config: PlainViTConfig, filed: bool) -> list[Row]:
+        """Return the table of the encoder's tensors, as modules or as files name them."""
+        rows = list(self.rows)
+        changed = list(self.filed) if filed else []
+        if self.model_type.startswith("dinov2"):
+            gated = config.mlp_type == "swiglu"
+            rows += DINOV2_SWIGLU if gated else DINOV2_MLP
+            changed += DINOV2_SWIGLU_FILED if filed and gated else []
+        if config.patch_projection == "linear":
+            rows = [replace(row, transform=KERNEL_TO_PIXELS) if row.ours == KERNEL else row for row in rows]
+        elsewhere = {row.ours for row in changed}
+        return [row for row in rows if row.ours not in elsewhere] + changed
+
+
+def _partial_patches(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Say whether the convolution leaves pixels over at the right and at the bottom, as it does there in silence."""
+    image, patch = (size if isinstance(size, Sequence) else (size, size)
+                    for size in (settings["image_size"], settings["patch_size"]))  # fmt: skip
+    return {"drop_partial_patches": any(pixels % step for pixels, step in zip(image, patch, strict=True))}
+
+
+def _read_head_dim(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a setting that the classes honour without declaring it; their quotient rounds down."""
+    return {"head_dim": settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]}
+
+
+def _write_head_dim(config: PlainViTConfig) -> dict[str, Any]:
+    heads, head_dim = config.attention_shape
+    return {"head_dim": head_dim} if head_dim != config.hidden_size // heads else {}
+
+
+def _gated_width(hidden_size: int, ratio: int) -> int:
+    """Return the width inside DINOv2's SwiGLU: two thirds of the MLP's, rounded up to a multiple of 8."""
+    return (int(int(hidden_size * ratio) * 2 / 3) + 7) // 8 * 8
+
+
+def _read_dinov2(settings: Mapping[str, Any]) -> dict[str, Any]:
+    width, ratio = settings["hidden_size"], settings["mlp_ratio"]
+    gated = {"mlp_type": "swiglu", "hidden_act": "silu", "intermediate_size": _gated_width(width, ratio)}
+    return {
+        **_read_head_dim(settings),
+        **(gated if settings["use_swiglu_ffn"] else {"intermediate_size": int(width * ratio)}),
+        **{f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")},
+    }
+
+
+def _write_dinov2(config: PlainViTConfig) -> dict[str, Any]:
+    width, gated = config.hidden_size, config.mlp_type == "swiglu"
+    widths = {_gated_width(width, ratio) if gated else width * ratio: ratio for ratio in range(1, 17)}
+    gain = config.layer_scale_init_value
+    return {
+        **_write_head_dim(config),
+        "use_swiglu_ffn": gated,
+        "mlp_ratio": widths.get(config.intermediate_size, 4),
+        "layerscale_value": 1.0 if gain is None else gain,
+        "hidden_dropout_prob": config.hidden_dropout_prob
+        if config.embedding_dropout_prob is None
+        else config.embedding_dropout_prob,
+        **{name: getattr(config, name) for name in ("out_features", "out_indices")},
+    }
+
+
+def _read_registers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_read_dinov2(settings), "num_register_tokens": settings["num_register_tokens"]}
+
+
+def _write_registers(config: PlainViTConfig) -> dict[str, Any]:
+    return {**_write_dinov2(config), "num_register_tokens": config.num_register_tokens}
+
+
+VIT_READ: dict[str, Any] = {"read": _read_head_dim, "write": _write_head_dim}
+POOLER_SETTINGS = {"pooler_output_size": POOLER, "pooler_act": POOLER}
+STAGES = {"stage_names": BACKBONE, "out_features": "read", "out_indices": "read", "mlp_ratio": "read",
+          "use_swiglu_ffn": "read", "num_register_tokens": "read"}  # fmt: skip
+
+VIT = Family(
+    "vit", VIT_ROWS, VIT_FILED, VIT_SETTINGS, {"position_resampling": "bicubic"},
+    {**POOLER_SETTINGS, "encoder_stride": MASKED}, **VIT_READ,
+)  # fmt: skip
+DEIT = Family("deit", DEIT_ROWS, VIT_FILED, VIT_SETTINGS, VIT.fixed, VIT.unread, **VIT_READ)
+VIT_MSN = Family("vit_msn", VIT_ROWS, VIT_FILED, VIT_SETTINGS, VIT.fixed, **VIT_READ)
+VIT_MAE = Family(
+    "vit_mae", VIT_ROWS, VIT_FILED, VIT_SETTINGS, VIT.fixed,
+    dict.fromkeys(
+        ("decoder_num_attention_heads", "decoder_hidden_size", "decoder_num_hidden_layers",
+         "decoder_intermediate_size", "mask_ratio", "norm_pix_loss"),
+        "of the pre-training, whose decoder is left out: every patch is seen here",
+    ), **VIT_READ,
+)  # fmt: skip
+IJEPA = Family(
+    "ijepa", VIT_ROWS, VIT_FILED, VIT_SETTINGS, {**VIT.fixed, "use_class_token": False, "pooling": "mean"},
+    POOLER_SETTINGS, **VIT_READ,
+)  # fmt: skip
+DINOV2 = Family(
+    "dinov2", [*DINOV2_BLOCK, Row("embeddings.position_embeddings", TABLE, POSITIONS)], DINOV2_FILED, DINOV2_SETTINGS,
+    VIT.fixed, {**STAGES, "use_mask_token": "told by the tensor"}, _read_dinov2, _write_dinov2, square=True,
+)  # fmt: skip
+DINOV2_WITH_REGISTERS = Family(
+    "dinov2_with_registers",
+    [
+        *DINOV2_BLOCK,
+        Row(
+            ("embeddings.position_embeddings", "embeddings.register_tokens"),
+            (TABLE, f"{EMBEDDINGS}.register_tokens"),
+            POSITIONS_AND_REGISTERS,
+        ),
+    ],
+    DINOV2_FILED, DINOV2_SETTINGS, {"position_resampling": "bicubic_antialias"}, STAGES,
+    _read_registers, _write_registers, square=True,
+)  # fmt: skip
+CLIP = Family(
+    "clip_vision_model", CLIP_ROWS, (), {**TOWER_SETTINGS, "initializer_range": "initializer_range"},
+    {"position_resampling": "bicubic", "embedding_norm": True, "patch_bias": False, "final_norm": "after_pooling"},
+    {"projection_dim": "told by the tensor", "initializer_factor": DRAWING}, square=True,
+)  # fmt: skip
+SIGLIP = Family(
+    "siglip_vision_model", SIGLIP_ROWS, (), TOWER_SETTINGS,
+    {"position_resampling": "bicubic", "use_class_token": False, "pooling": "mean"},
+    {"vision_use_head": "told by the tensors"}, square=True,
+)  # fmt: skip
+AIMV2 = Family(
+    "aimv2_vision_model", AIMV2_ROWS, (), AIMV2_SETTINGS,
+    {"use_class_token": False, "pooling": "mean", "norm_type": "rms_norm", "mlp_type": "swiglu",
+     "patch_post_norm": True},
+    {"use_head": "told by the tensors"}, square=True,
+)  # fmt: skip
+
+# Classes
+
+CLASSIFIER = [Row("classifier", "classifier")]
+UNREAD_POOLER = (("*pooler.dense.*", "a pooler that no logit reads"),)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One class of transformers.
+
+    Args:
+        family: What it is one of.
+        prefix: What stands before the names of its encoder.
+        head: The tensors beside the encoder.
+        fields: Our fields that the class itself settles.
+        ignored: Patterns of tensors that it holds and that nothing of ours needs, with the reason.
+        masked: It predicts hidden patches.
+    """
+
+    family: Family
+    prefix: str = ""
+    head: Sequence[Row] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    ignored: Sequence[tuple[str, str]] = ()
+    masked: bool = False
+
+
+DECODER = [
+    Row("decoder.0.weight", "decoder.projection.weight", POINTWISE),
+    Row("decoder.0.bias", "decoder.projection.bias"),
+]
+POOLER_ROWS = [Row("pooler.dense", "vit.representation.0")]
+PROJECTION = [Row("visual_projection", "vit.representation.0")]
+TEACHER = [
+    Row("cls_classifier", "classifier"),
+    Row("distillation_classifier", "distillation_classifier"),
+]
+AS_REGISTER = {"num_register_tokens": 1}  # no head reads the distillation token
+
+ARCHITECTURES = {
+    "ViTModel": Architecture(VIT, head=POOLER_ROWS),
+    "ViTForImageClassification": Architecture(VIT, "vit.", CLASSIFIER, ignored=UNREAD_POOLER),
+    "ViTForMaskedImageModeling": Architecture(VIT, "vit.", DECODER, masked=True),
+    "DeiTModel": Architecture(DEIT, head=POOLER_ROWS, fields=AS_REGISTER),
+    "DeiTForImageClassification": Architecture(DEIT, "deit.", CLASSIFIER, AS_REGISTER, UNREAD_POOLER),
+    "DeiTForImageClassificationWithTeacher": Architecture(
+        DEIT, "deit.", TEACHER, {"use_distillation_token": True}, UNREAD_POOLER
+    ),
+    "DeiTForMaskedImageModeling": Architecture(DEIT, "deit.", DECODER, AS_REGISTER, masked=True),
+    "ViTMSNModel": Architecture(VIT_MSN),
+    "ViTMSNForImageClassification": Architecture(VIT_MSN, "vit.", CLASSIFIER),
+    "ViTMAEModel": Architecture(VIT_MAE),
+    "IJepaModel": Architecture(IJEPA),
+    "IJepaForImageClassification": Architecture(IJEPA, "ijepa.", CLASSIFIER),
+    "Dinov2Model": Architecture(DINOV2),
+    "Dinov2ForImageClassification": Architecture(DINOV2, "dinov2.", CLASSIFIER, {"pooling": "cls_mean"}),
+    "Dinov2WithRegistersModel": Architecture(DINOV2_WITH_REGISTERS),
+    "Dinov2WithRegistersForImageClassification": Architecture(
+        DINOV2_WITH_REGISTERS, "dinov2_with_registers.", CLASSIFIER, {"pooling": "cls_mean"}
+    ),
+    "CLIPVisionModel": Architecture(CLIP),
+    "CLIPVisionModelWithProjection": Architecture(CLIP, "vision_model.", PROJECTION),
+    "SiglipVisionModel": Architecture(SIGLIP),
+    "SiglipForImageClassification": Architecture(
+        SIGLIP, "vision_model.", CLASSIFIER, ignored=(("*head.*", "the pooling head, which no logit reads"),)
+    ),
+    "Aimv2VisionModel": Architecture(AIMV2),
+}
+
+# In which order a class is looked for that can hold a model of ours. MSN and MAE are ViTs; name their classes yourself.
+CANDIDATES = {
+    "masked": ["ViTForMaskedImageModeling", "DeiTForMaskedImageModeling"],
+    "classifier": [
+        "ViTForImageClassification", "DeiTForImageClassificationWithTeacher", "DeiTForImageClassification",
+        "IJepaForImageClassification", "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification",
+    ],
+    "encoder": [
+        "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "CLIPVisionModel",
+        "CLIPVisionModelWithProjection", "SiglipVisionModel", "Aimv2VisionModel",
+    ],
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Container:
+    """A class that holds one of the above and more.
+
+    Args:
+        holds: The class that opens.
+        path: Where in it the encoder stands; empty where the names are those of `holds`.
+        ignored: Patterns of what is left out, with the reason.
+    """
+
+    holds: str
+    path: str = ""
+    ignored: Sequence[tuple[str, str]] = ()
+
+
+TEXT = (
+    ("text_model.*", "the text model"),
+    ("text_projection.*", "of the text model"),
+    ("logit_scale", "compares images with texts"),
+    ("logit_bias", "compares images with texts"),
+)
+CONTAINERS = {
+    "ViTMAEForPreTraining": Container("ViTMAEModel", "vit", (("decoder.*", "the decoder of the pre-training"),)),
+    "Dinov2Backbone": Container("Dinov2Model"),
+    "Dinov2WithRegistersBackbone": Container("Dinov2WithRegistersModel"),
+    "CLIPModel": Container("CLIPVisionModelWithProjection", "", TEXT),
+    "SiglipModel": Container("SiglipVisionModel", "vision_model", TEXT),
+    "Aimv2Model": Container(
+        "Aimv2VisionModel", "vision_model", (*TEXT, ("visual_projection.*", "the projection beside the text model's"))
+    ),
+}
+# Configurations that hold that of a vision tower, and what else stands in them.
+IMAGE_AND_TEXT = {
+    "text_config", "vision_config", "projection_dim", "logit_scale_init_value", "max_logit_scale", "initializer_factor",
+    "initializer_range",
+}  # fmt: skip
+COMPOSITES = {"clip": "clip_vision_model", "siglip": "siglip_vision_model", "aimv2": "aimv2_vision_model"}
