@@ -1,5 +1,6 @@
 """How good a classifier is, over any number of processes, without a network."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import datasets
@@ -9,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import nn
-from torch.utils.data import DataLoader
 
 from plain_vit.errors import TrainingError
 
@@ -52,12 +52,15 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate_classifier(model: nn.Module, loader: DataLoader, accelerator: Accelerator, *, size: int) -> Evaluation:
+def evaluate_classifier(
+    model: nn.Module, loader: Iterable[Mapping[str, torch.Tensor]], accelerator: Accelerator, *, size: int
+) -> Evaluation:
     """Run a classifier over a whole set, each image once.
 
     Args:
         model: maps `pixel_values` to an output with `logits`; left in evaluation mode.
-        loader: prepared by the accelerator; batches of `pixel_values` and `labels`, in the order of the set.
+        loader: prepared by the accelerator, or what passes its batches on; batches of `pixel_values` and `labels`, in
+            the order of the set.
         accelerator: gathers what the processes saw.
         size: how many images the set has.
 

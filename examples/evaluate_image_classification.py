@@ -1,0 +1,215 @@
+"""Evaluate an image classifier on any labelled data set, on one process or many.
+
+    python            examples/evaluate_image_classification.py --model DIR --dataset digits
+    accelerate launch examples/evaluate_image_classification.py --model DIR --dataset digits --output results.json
+    torchrun --nproc_per_node 2 examples/evaluate_image_classification.py ...
+
+Prints top-1 and top-5 accuracy, every class, the classes that are confused most often, and images per second.
+`--output` writes all of it as JSON, with every confused pair, from which the whole confusion matrix follows. Each image
+counts once, however many processes share the work.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+from transformers import HfArgumentParser, PreTrainedModel
+
+from plain_vit.errors import DataError, OutputExistsError, PlainViTError
+from plain_vit.training.arguments import option
+from plain_vit.training.data import load_labelled_split
+from plain_vit.training.images import ProcessedImages
+from plain_vit.training.metrics import Evaluation, evaluate_classifier
+from plain_vit.training.mistakes import confused_pairs, results_by_class, top_accuracy
+from plain_vit.training.models import open_classifier
+from plain_vit.training.processes import start_accelerator
+from plain_vit.training.progress import Progress
+from plain_vit.training.report import environment
+from plain_vit.training.run import write_file
+
+SHOWN = 30  # classes and pairs that are printed; the file has all
+
+
+@dataclass(kw_only=True)
+class EvaluateArguments:
+    """What an evaluation can be told."""
+
+    model: str = option(help="transformers folder or Hub id, or another library's checkpoint, with its classifier")
+    num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
+    trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
+
+    dataset: str = option(help="digits, glyphs, an image folder, parquet, a folder of save_to_disk, or a Hub name")
+    split: str | None = option(None, help="test if not given, or else the validation split, or else the only one")
+    dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
+    image_column: str | None = option(None, help="found by its type if not given")
+    label_column: str | None = option(None, help="found by its type if not given")
+    labels_by: Literal["name", "number"] = option(
+        "name", help="which class of the model a class of the data is: that of its name, or that of its number"
+    )
+
+    output: str | None = option(None, help="JSON file to write; it must not be there")
+    batch_size: int = option(256, help="images per batch, over all processes")
+    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of the forward pass")
+    num_workers: int = option(0, help="processes that prepare images, per process")
+    num_processes: int | None = option(None, help="refuse to run with another number of processes")
+
+
+def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
+    """Run what the arguments say.
+
+    Args:
+        arguments: as on the command line.
+
+    Returns:
+        What the file gets.
+    """
+    if arguments.output is not None and Path(arguments.output).exists():
+        raise OutputExistsError(f"{arguments.output} is there already: name another file.")
+    accelerator = start_accelerator(
+        num_processes=arguments.num_processes,
+        gradient_accumulation_steps=1,
+        mixed_precision=arguments.mixed_precision,
+    )
+    split, data_classes = load_labelled_split(
+        arguments.dataset,
+        arguments.split,
+        subset=arguments.dataset_subset,
+        image_column=arguments.image_column,
+        label_column=arguments.label_column,
+    )
+    model, image_processor = open_classifier(
+        arguments.model,
+        trust_remote_code=arguments.trust_remote_code,
+        num_attention_heads=arguments.num_attention_heads,
+    )
+    class_names = [str(name) for _, name in sorted((model.config.id2label or {}).items())]
+    numbers = matching_classes(model, class_names, data_classes, labels_by=arguments.labels_by)
+    labels = [numbers[label] for label in split["label"][:]]
+    split = split.remove_columns("label").add_column("label", labels)
+
+    prepared = accelerator.prepare_model(model, evaluation_mode=True)
+    loader = accelerator.prepare(
+        DataLoader(
+            split,
+            batch_size=-(-arguments.batch_size // accelerator.num_processes),
+            collate_fn=ProcessedImages(image_processor),
+            num_workers=arguments.num_workers,
+        )
+    )
+    with Progress(total=len(split), done=0, watched="", shown=accelerator.is_main_process) as bar:
+
+        def counted() -> Iterator[dict[str, Any]]:
+            for batch in bar.batches(loader):
+                yield batch
+                bar.update(min(len(batch["labels"]) * accelerator.num_processes, len(split) - bar.images))
+
+        result = evaluate_classifier(prepared, counted(), accelerator, size=len(split))
+        rates = bar.rates()
+    results = {
+        "model": arguments.model,
+        "dataset": arguments.dataset,
+        "images": result.count,
+        "processes": accelerator.num_processes,
+        **summarize(result, class_names),
+        **rates,
+        "environment": environment(),
+    }
+    if accelerator.is_main_process:
+        tqdm.write(as_text(results))
+        if arguments.output is not None:
+            write_file(Path(arguments.output), json.dumps(results, indent=2) + "\n")
+    accelerator.free_memory()
+    return results
+
+
+def matching_classes(
+    model: PreTrainedModel, class_names: list[str], data_classes: list[str], *, labels_by: str
+) -> list[int]:
+    """Return which class of the model each class of the data is.
+
+    Raises:
+        DataError: The model does not know one of them.
+    """
+    if labels_by == "number":
+        if len(data_classes) > len(class_names):
+            raise DataError(
+                f"The data has {len(data_classes)} classes, the model {len(class_names)}: they do not match."
+            )
+        return list(range(len(data_classes)))
+    numbers = {name: number for number, name in enumerate(class_names)}
+    unknown = [name for name in data_classes if name not in numbers]
+    if unknown:
+        raise DataError(
+            f"The model does not know {len(unknown)} of the {len(data_classes)} classes of the data: "
+            f"{', '.join(unknown[:5])}. Its own are {', '.join(class_names[:5])} and so on. If both are in the same "
+            "order, add --labels_by number."
+        )
+    return [numbers[name] for name in data_classes]
+
+
+def summarize(result: Evaluation, class_names: list[str]) -> dict[str, Any]:
+    """Return accuracies, the classes that the data has, and every confused pair, the worst first."""
+    pairs = confused_pairs(result, count=len(class_names) ** 2)
+    return {
+        "top1_accuracy": top_accuracy(result, 1),
+        **({"top5_accuracy": top_accuracy(result, 5)} if len(class_names) > 5 else {}),
+        "loss": result.loss,
+        "classes": [
+            {name: None if value != value else value for name, value in asdict(row).items()}  # JSON knows no NaN
+            for row in results_by_class(result, class_names)
+            if row.images
+        ],
+        "confused": [
+            {"true": class_names[pair.true], "predicted": class_names[pair.predicted], "count": pair.count,
+             "share": pair.share}
+            for pair in pairs
+        ],
+    }  # fmt: skip
+
+
+def as_text(results: dict[str, Any]) -> str:
+    """Lay the results out for reading."""
+    top5 = f", top-5 {results['top5_accuracy']:.2%}" if "top5_accuracy" in results else ""
+    classes, pairs = results["classes"], results["confused"]
+    worst = sorted(classes, key=lambda row: row["recall"])[:SHOWN] if len(classes) > SHOWN else classes
+    title = f"the {len(worst)} worst of {len(classes)} classes" if len(worst) < len(classes) else "class"
+    width = max(len(title), *(len(row["name"]) for row in worst))
+    lines = [
+        f"top-1 accuracy {results['top1_accuracy']:.2%}{top5}, loss {results['loss']:.4f}, "
+        f"on {results['images']} images",
+        f"{results['images_per_second']:.0f} images/s in {results['processes']} processes, "
+        f"{results['waiting_for_data']:.0%} of the time waiting for data",
+        "",
+        f"{title:<{width}}{'images':>9}{'right':>8}{'recall':>9}{'precision':>11}{'F1':>9}",
+    ]
+    for row in worst:
+        shares = [("–" if row[name] is None else f"{row[name]:.2%}") for name in ("recall", "precision", "f1")]
+        lines.append(
+            f"{row['name']:<{width}}{row['images']:>9}{row['right']:>8}{shares[0]:>9}{shares[1]:>11}{shares[2]:>9}"
+        )
+    if pairs:
+        lines += ["", "confused most often"]
+        lines += [
+            f"{pair['true']} taken for {pair['predicted']}: {pair['count']} ({pair['share']:.1%} of the class)"
+            for pair in pairs[:10]
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = HfArgumentParser(EvaluateArguments, description=__doc__)  # type: ignore[arg-type]
+    (arguments,) = parser.parse_args_into_dataclasses()
+    try:
+        evaluate(arguments)
+    except PlainViTError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
