@@ -116,6 +116,21 @@ class HubError(PlainViTError, OSError):
     exit_code = 14
 
 
+class PushRefusedError(PlainViTError):
+    """A folder holds what should not leave this machine: something like a secret, a pickle, a huge file.
+
+    Args:
+        message: Which folder, and what to do.
+        faults: One line per file; all of them at once.
+    """
+
+    exit_code = 16
+
+    def __init__(self, message: str, faults: Sequence[str] = ()) -> None:
+        self.faults = tuple(faults)
+        super().__init__("\n".join([message, *_bulleted(self.faults)]))
+
+
 class AnalysisError(PlainViTError, ValueError):
     """What was asked to be seen is not there: a layer, head or patch outside the model, a model of another kind."""
 

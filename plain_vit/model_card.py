@@ -123,11 +123,16 @@ def write_card(folder: Path, facts: ModelFacts) -> bool:
     path = folder / CARD
     if path.exists() and not is_untouched(path.read_text(encoding="utf-8")):
         return False
+    path.write_text(card_text(folder, facts), encoding="utf-8")
+    return True
+
+
+def card_text(folder: Path, facts: ModelFacts) -> str:
+    """Return the page of a saved model without writing it; arguments and errors are those of `write_card`."""
     for name in (*facts.curves.values(), *(place for place in facts.examples.values() if "://" not in place)):
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name} is not there: give pictures by their paths in the folder.")
-    path.write_text(_marked(_card(folder, facts)), encoding="utf-8")
-    return True
+    return _marked(_card(folder, facts))
 
 
 def is_untouched(card: str) -> bool:

@@ -57,6 +57,7 @@ class Fault:
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     after: int | None = None
+    late: bool = False
 
 
 class Refused(Exception):
@@ -136,6 +137,10 @@ class HubEndpoint:
     def drop(self, method: str, path: str, *, after: int = 0, times: int = 1) -> None:
         """Close the connection of the next such requests after so many bytes of the upload or download."""
         self.faults.append(Fault(method, path, times, after=after))
+
+    def lose_answer(self, method: str, path: str, *, times: int = 1) -> None:
+        """Do what the next such requests ask, but close the connection instead of answering."""
+        self.faults.append(Fault(method, path, times, late=True))
 
     def add_repository(
         self, repo_id: str, kind: str = "model", files: Mapping[str, bytes] | None = None, *, private: bool = False
@@ -262,6 +267,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.hang_up()
         self.body = self.read_body()
         self.cut = fault.after if fault is not None else None
+        self.late = fault is not None and fault.late
         try:
             if fault is not None and fault.status is not None:
                 raise Refused(fault.status, f"fault {fault.status}", **fault.headers)
@@ -296,6 +302,8 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def send(self, status: int, data: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        if self.late:
+            return self.hang_up()
         self.hub.requests.append((self.command, self.path, status))
         self.send_response(status)
         for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():

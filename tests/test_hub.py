@@ -1,0 +1,503 @@
+"""Pushing and loading over real HTTP: what arrives is what was looked at, whole, and opens everywhere."""
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
+
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.conversion import from_checkpoint
+from plain_vit.errors import CheckpointError, HubError, PushRefusedError
+from plain_vit.hub import LIMIT_BYTES, push_folder
+from plain_vit.model_card import ModelFacts, is_untouched, write_card
+from tests.conftest import randomize_
+from tests.hub_endpoint import HubEndpoint
+from tests.tiny import pixels, tiny_config
+
+REPO = "alice/model"
+CODE = {"configuration_plain_vit.py", "layers_plain_vit.py", "modeling_plain_vit.py", "image_processing_plain_vit.py"}
+WHOLE = {"README.md", "config.json", "model.safetensors", "preprocessor_config.json"} | CODE
+
+
+def build(seed: int = 0, **fields: Any) -> PlainViTForImageClassification:
+    model = PlainViTForImageClassification(tiny_config(**fields))
+    randomize_(model, seed)
+    return model.eval()
+
+
+def save(folder: Path, seed: int = 0, **options: Any) -> Path:
+    build(seed).save_pretrained(folder, **options)
+    PlainViTImageProcessor(size={"height": 24, "width": 56}).save_pretrained(folder)
+    return folder
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(pixels()).logits
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save(tmp_path / "saved")
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Do not wait between tries; return how long each wait would have been."""
+    seconds: list[float] = []
+    monkeypatch.setattr("time.sleep", seconds.append)
+    return seconds
+
+
+# ---- a push and a load ----
+
+
+def test_a_pushed_folder_needs_no_editing_and_opens_with_the_same_numbers(hub: HubEndpoint, folder: Path) -> None:
+    push = push_folder(folder, REPO)
+    files = hub.files(REPO)
+    assert set(files) == WHOLE == set(push.sent)
+    assert {name: len(data) for name, data in files.items()} == push.sent
+    assert push.url.startswith(f"{hub.url}/{REPO}/commit/")
+    card = files["README.md"].decode()
+    assert f'from_checkpoint("{REPO}")' in card
+    assert is_untouched(card)
+    assert not (folder / "README.md").exists()  # the folder stays as it is
+    assert len([path for method, path, status in hub.requests if "/commit/" in path]) == 1
+    model = AutoModelForImageClassification.from_pretrained(REPO)
+    assert type(model) is PlainViTForImageClassification
+    assert torch.equal(logits(model), logits(build()))
+    assert type(AutoImageProcessor.from_pretrained(REPO)) is PlainViTImageProcessor
+    assert torch.equal(logits(from_checkpoint(REPO).model), logits(build()))
+
+
+def test_the_blocks_of_a_pushed_page_run(hub: HubEndpoint, folder: Path, tmp_path: Path) -> None:
+    push_folder(folder, REPO, private=True)
+    Image.new("RGB", (67, 31), "red").save(tmp_path / "image.png")
+    blocks = re.findall(r"```python\n(.*?)```", hub.files(REPO)["README.md"].decode(), re.DOTALL)
+    assert len(blocks) == 3
+    process = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, env=hub.environment(tmp_path / "other cache"),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    assert "score" in process.stdout
+    assert f"{REPO}: plain_vit" in process.stdout
+
+
+WITHOUT_PACKAGE = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "plain_vit":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+import torch
+from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
+repo_id, pixels, *revisions = sys.argv[1:]
+for revision in revisions:
+    options = dict(trust_remote_code=True, revision=revision)
+    model = AutoModelForImageClassification.from_pretrained(repo_id, **options)
+    assert type(model).__module__.startswith("transformers_modules.")
+    AutoModel.from_pretrained(repo_id, **options)
+    AutoImageProcessor.from_pretrained(repo_id, **options)
+    torch.save(model(torch.load(pixels)).logits, revision + ".pt")
+"""
+
+
+def test_without_the_package_it_opens_from_an_empty_cache_at_a_revision_sharded_and_offline_afterwards(
+    hub: HubEndpoint, tmp_path: Path
+) -> None:
+    first = save(tmp_path / "first", seed=1, max_shard_size="30KB")
+    assert (first / "model.safetensors.index.json").exists()
+    push_folder(first, REPO, revision="sharded", private=True)
+    push_folder(save(tmp_path / "second", seed=2), REPO, private=True)
+    torch.save(pixels(), tmp_path / "pixels.pt")
+
+    def run(*revisions: str, offline: bool = False) -> None:
+        environment = hub.environment(tmp_path / "other cache", offline=offline)
+        environment.pop("PYTHONPATH", None)
+        process = subprocess.run(
+            [sys.executable, "-c", WITHOUT_PACKAGE, REPO, "pixels.pt", *revisions], cwd=tmp_path, env=environment,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert process.returncode == 0, process.stderr
+
+    run("sharded", "main")
+    for revision, seed in (("sharded", 1), ("main", 2)):
+        assert torch.equal(torch.load(tmp_path / f"{revision}.pt"), logits(build(seed)))
+    hub.close()
+    (tmp_path / "main.pt").unlink()
+    run("main", offline=True)
+    assert torch.equal(torch.load(tmp_path / "main.pt"), logits(build(2)))
+
+
+def test_a_private_repository_opens_for_its_owner_alone(hub: HubEndpoint, folder: Path) -> None:
+    push_folder(folder, REPO, private=True)
+    with pytest.raises(OSError, match="not a valid model identifier"):
+        AutoModel.from_pretrained(REPO, token=False)
+    AutoModel.from_pretrained(REPO, token="hf_read")
+
+
+def test_model_and_processor_push_themselves_with_their_code_and_keep_our_page(hub: HubEndpoint, folder: Path) -> None:
+    write_card(folder, ModelFacts(license="mit"))
+    push_folder(folder, REPO)
+    page = hub.files(REPO)["README.md"]
+    build(seed=3).push_to_hub(REPO)
+    PlainViTImageProcessor(size={"height": 16, "width": 28}).push_to_hub(REPO)
+    files = hub.files(REPO)
+    assert set(files) == WHOLE
+    assert files["README.md"] == page
+    assert torch.equal(logits(AutoModelForImageClassification.from_pretrained(REPO)), logits(build(3)))
+    assert AutoImageProcessor.from_pretrained(REPO).size == {"height": 16, "width": 28}
+
+
+def test_a_model_that_pushes_itself_to_a_new_private_repository_opens(hub: HubEndpoint) -> None:
+    build().push_to_hub(REPO, private=True, max_shard_size="30KB", revision="draft")
+    assert hub.repository(REPO, "model").private
+    assert set(hub.files(REPO, revision="draft")) >= {"model.safetensors.index.json", "config.json"} | CODE - {
+        "image_processing_plain_vit.py"
+    }
+    model = AutoModel.from_pretrained(REPO, revision="draft").eval()
+    with torch.no_grad():
+        assert torch.equal(model(pixels()).last_hidden_state, build().vit(pixels()).last_hidden_state)
+
+
+def test_weights_of_an_earlier_push_go(hub: HubEndpoint, tmp_path: Path) -> None:
+    push_folder(save(tmp_path / "sharded", seed=1, max_shard_size="30KB"), REPO)
+    shards = {name for name in hub.files(REPO) if ".safetensors" in name}
+    assert len(shards) > 2
+    push = push_folder(save(tmp_path / "single", seed=2), REPO)
+    assert set(push.removed) == shards
+    assert set(hub.files(REPO)) == WHOLE
+    assert torch.equal(logits(from_checkpoint(REPO).model), logits(build(2)))
+
+
+def test_a_timm_repository_opens(hub: HubEndpoint, tmp_path: Path) -> None:
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=5, depth=2)
+    randomize_(theirs).eval()
+    timm.models.save_for_hf(theirs, tmp_path / "timm", safe_serialization=True)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "timm").iterdir()}
+    hub.add_repository("alice/timm-vit", files={**files, "hostile.py": b"raise SystemExit(99)"})
+    converted = from_checkpoint("alice/timm-vit", revision="main")
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        ours, expected = converted.model(images).logits, theirs(images)
+    assert (ours - expected).abs().max() <= 1e-5 * expected.abs().max()
+    fetched = {path.rsplit("/", 1)[1] for method, path, _ in hub.requests if "/resolve/" in path}
+    assert "hostile.py" not in fetched
+
+
+# ---- what is sent and what is not ----
+
+
+def test_a_dry_run_lists_what_would_be_sent_and_asks_nobody(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    (folder / "checkpoints" / "step_00000007").mkdir(parents=True)
+    (folder / "checkpoints" / "step_00000007" / "model.safetensors").write_bytes(b"x")
+    (folder / "best").mkdir()
+    (folder / "best" / "model.safetensors").write_bytes(b"x")
+    (folder / "optimizer.bin").write_bytes(b"x")
+    (folder / "report").mkdir()
+    (folder / "report" / "curves.png").write_bytes(b"x")
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "x.pyc").write_bytes(b"x")
+    push = push_folder(folder, REPO, dry_run=True, exclude=["config*.py"])  # the tests are offline
+    assert set(push.sent) == WHOLE - {"configuration_plain_vit.py"} | {"report/curves.png"}
+    assert push.left_out == {
+        "checkpoints/step_00000007/model.safetensors": "a checkpoint of the training",
+        "best/model.safetensors": "a checkpoint of the training",
+        "optimizer.bin": "a state of the training",
+        "__pycache__/x.pyc": "no part of a model",
+        "configuration_plain_vit.py": "excluded",
+    }
+    assert push.url is None
+    assert "would send to alice/model:\n  README.md (" in str(push)
+    assert "left out optimizer.bin: a state of the training" in str(push)
+
+
+TOKEN = b"hf_" + b"aB3" * 12
+
+
+def hostile_archive() -> bytes:
+    with zipfile.ZipFile("archive.zip", "w") as archive:
+        archive.writestr("x/data.pkl", pickle.dumps([1]))
+    data = Path("archive.zip").read_bytes()
+    Path("archive.zip").unlink()
+    return data
+
+
+@pytest.mark.parametrize(
+    "name, content, fault",
+    [
+        (".env", b"A=1", "named like a secret"),
+        (".env.production", b"A=1", "named like a secret"),
+        ("sub/server.pem", b"x", "named like a secret"),
+        ("id_rsa", b"x", "named like a secret"),
+        ("hf_token.txt", b"x", "named like a secret"),
+        ("credentials.json", b"{}", "named like a secret"),
+        (".hidden", b"x", "is hidden"),
+        ("notes.md", b"use " + TOKEN, "looks like a secret"),
+        ("run.json", b'{"key": "-----BEGIN RSA PRIVATE KEY-----"}', "looks like a secret"),
+        ("log.txt", b"token hf_write was used", "looks like a secret"),  # the token of this very user
+        ("pytorch_model.bin", b"x", "is a pickle"),
+        ("weights.pt", b"x", "is a pickle"),
+        ("state", pickle.dumps({"a": 1}), "is a pickle"),
+        ("weights.dat", None, "an archive with a pickle in it"),
+    ],
+)
+def test_secrets_and_pickles_are_refused_unless_asked(
+    name: str, content: bytes | None, fault: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_write")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(hostile_archive() if content is None else content)
+    with pytest.raises(PushRefusedError, match=fault) as caught:
+        push_folder(folder, REPO, dry_run=True)
+    assert len(caught.value.faults) == 1
+    assert caught.value.faults[0].startswith(f"{name} ")
+    assert name in push_folder(folder, REPO, dry_run=True, allow=[name]).sent
+    assert push_folder(folder, REPO, dry_run=True, exclude=[name]).left_out[name] == "excluded"
+
+
+def test_ordinary_files_are_not_taken_for_secrets(folder: Path) -> None:
+    for name in ("tokenizer.json", "keyboard.png", "secretary.jpg", ".gitattributes", "arguments.yaml", "log.jsonl"):
+        (folder / name).write_bytes(b"hf_ is how a token begins")
+    push_folder(folder, REPO, dry_run=True)
+
+
+def test_huge_files_links_and_pipes_are_refused(folder: Path, tmp_path: Path) -> None:
+    with (folder / "huge.npz").open("wb") as file:
+        file.truncate(LIMIT_BYTES + 1)  # takes no room
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "private.txt").write_text("x")
+    (folder / "link.txt").symlink_to(tmp_path / "outside" / "private.txt")
+    (folder / "linked").symlink_to(tmp_path / "outside")
+    (folder / "inside.json").symlink_to("config.json")
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(PushRefusedError) as caught:
+        push_folder(folder, REPO, dry_run=True)
+    faults = {fault.split()[0]: fault for fault in caught.value.faults}
+    assert set(faults) == {"huge.npz", "link.txt", "linked", "pipe"}
+    assert "5,000,000,001 bytes" in faults["huge.npz"]
+    assert "link out of the folder" in faults["linked"]
+
+
+def test_a_folder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> None:
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-1])
+    with pytest.raises(CheckpointError, match="truncated"):
+        push_folder(folder, REPO, dry_run=True)
+    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "model-00001-of-00002.safetensors").write_bytes(weights)
+    with pytest.raises(CheckpointError, match="left over"):
+        push_folder(folder, REPO, dry_run=True)
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        push_folder(folder, REPO, dry_run=True)
+    with pytest.raises(CheckpointError, match="no folder"):
+        push_folder(tmp_path / "gone", REPO, dry_run=True)
+
+
+@pytest.mark.parametrize("repo_id", ["model", "a/b/c", "alice/mod el", "alice/-model", ""])
+def test_a_name_that_cannot_be_is_refused(repo_id: str, folder: Path) -> None:
+    with pytest.raises(HubError, match="cannot be the name|names no owner"):
+        push_folder(folder, repo_id, dry_run=True)
+
+
+def test_code_in_the_folder_is_sent_but_never_run(
+    hub: HubEndpoint, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in folder.glob("*.py"):
+        file.write_text("open('RAN', 'w')\n" + file.read_text())
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"]["AutoConfig"] = "hostile.Config"
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "hostile.py").write_text("open('RAN', 'w')\nclass Config: pass\n")
+    push_folder(folder, REPO)
+    assert not (tmp_path / "RAN").exists()
+    assert b"RAN" in hub.files(REPO)["modeling_plain_vit.py"]
+
+
+# ---- the page ----
+
+
+def test_a_page_that_a_person_edited_on_the_hub_stays(hub: HubEndpoint, folder: Path) -> None:
+    push_folder(folder, REPO)
+    mine = b"---\nlibrary_name: transformers\n---\n# Mine\n"
+    huggingface_hub.upload_file(path_or_fileobj=mine, path_in_repo="README.md", repo_id=REPO)
+    push = push_folder(save(folder, seed=2), REPO)
+    assert "edited by a person" in push.left_out["README.md"]
+    assert hub.files(REPO)["README.md"] == mine
+    assert torch.equal(logits(from_checkpoint(REPO).model), logits(build(2)))
+    push_folder(folder, REPO, allow=["README.md"])
+    assert is_untouched(hub.files(REPO)["README.md"].decode())
+
+
+def test_a_page_that_nobody_edited_is_brought_up_to_date(hub: HubEndpoint, folder: Path) -> None:
+    push_folder(folder, REPO)
+    write_card(folder, ModelFacts(license="mit"))
+    push_folder(folder, REPO)
+    assert b"license: mit" in hub.files(REPO)["README.md"]
+
+
+def test_metadata_that_the_hub_refuses_is_said_before_anything_is_sent(hub: HubEndpoint, folder: Path) -> None:
+    (folder / "README.md").write_text("---\nlicense: other\n---\n# Mine\n")
+    with pytest.raises(HubError, match='"license_name" is needed'):
+        push_folder(folder, REPO)
+    assert not [path for method, path, _ in hub.requests if method == "PUT" or "/commit/" in path]
+
+
+# ---- trouble ----
+
+
+def heads(hub: HubEndpoint) -> dict[str, str]:
+    return hub.repository(REPO, "model").branches
+
+
+def test_a_fault_that_passes_is_outlived(hub: HubEndpoint, folder: Path, slept: list[float]) -> None:
+    hub.fail("POST", "/commit/", status=500)
+    hub.fail("POST", "/commit/", status=429, headers={"Retry-After": "7"})
+    hub.fail("POST", "/api/repos/create", status=503)
+    hub.drop("PUT", "/lfs/", after=100, times=2)
+    hub.drop("POST", "/preupload/", times=1)
+    push_folder(folder, REPO)
+    assert set(hub.files(REPO)) == WHOLE
+    assert 7.0 in slept
+
+
+def test_an_interrupted_push_is_taken_up_where_it_broke_off(hub: HubEndpoint, folder: Path, slept: list[float]) -> None:
+    hub.fail("POST", "/commit/", status=500, times=99)
+    with pytest.raises(HubError, match=r"alice/model was not changed: the Hub has a fault of its own.*500"):
+        push_folder(folder, REPO)
+    assert heads(hub).keys() == {"main"}
+    assert hub.files(REPO) == {}
+    hub.faults.clear()
+    uploads = [method for method, *_ in hub.requests].count("PUT")
+    push_folder(folder, REPO)
+    assert set(hub.files(REPO)) == WHOLE
+    assert [method for method, *_ in hub.requests].count("PUT") == uploads == 1
+
+
+def test_a_commit_whose_answer_was_lost_is_not_made_twice(
+    hub: HubEndpoint, folder: Path, slept: list[float], tmp_path: Path
+) -> None:
+    push_folder(save(tmp_path / "sharded", max_shard_size="30KB"), REPO)
+    hub.lose_answer("POST", "/commit/")
+    push_folder(folder, REPO)
+    commits = hub.repository(REPO, "model").commits
+    assert len(commits) == 3  # the first, empty one and two pushes
+    assert set(hub.files(REPO)) == WHOLE
+
+
+@pytest.mark.parametrize(
+    "status, says",
+    [
+        (401, "the token was refused|not there, or this token"),
+        (403, "may not write there"),
+        (412, "changed while this push went on"),
+        (429, "takes no more for now"),
+        (500, "fault of its own"),
+    ],
+)
+def test_a_refusal_is_a_clear_error_and_changes_nothing(
+    status: int, says: str, hub: HubEndpoint, folder: Path, slept: list[float]
+) -> None:
+    push_folder(folder, REPO)
+    before = heads(hub)
+    hub.fail("POST", "/commit/", status=status, times=99)
+    with pytest.raises(HubError, match=says) as caught:
+        push_folder(save(folder, seed=2), REPO)
+    assert str(status) in str(caught.value) or "this token" in str(caught.value)
+    assert heads(hub) == before
+
+
+def test_somebody_elses_change_is_not_overwritten(
+    hub: HubEndpoint, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push_folder(folder, REPO)
+    listed = huggingface_hub.HfApi.list_repo_files
+
+    def meanwhile(self: huggingface_hub.HfApi, *arguments: Any, **options: Any) -> list[str]:
+        found = listed(self, *arguments, **options)
+        repository = hub.repository(REPO, "model")
+        repository.commit("main", "of somebody else", repository.files("main"))
+        hub.save(repository)
+        return found
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", meanwhile)
+    with pytest.raises(HubError, match="changed while this push went on"):
+        push_folder(save(folder, seed=2), REPO)
+    assert torch.equal(logits(from_checkpoint(REPO).model), logits(build(0)))
+
+
+def test_tokens_and_permissions_are_said_clearly(
+    hub: HubEndpoint, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for token, says in [
+        ("hf_wrong", "token was refused"),
+        ("hf_read", "may not write"),
+        ("hf_mallory", "may not write"),
+    ]:
+        with pytest.raises(HubError, match=says):
+            push_folder(folder, REPO, token=token)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(HubError, match="There is no token: run `hf auth login`"):
+        push_folder(folder, REPO)
+    assert not hub.path(REPO, "model").exists()
+
+
+def test_private_is_never_pushed_into_a_public_repository(hub: HubEndpoint, folder: Path) -> None:
+    hub.add_repository(REPO)
+    with pytest.raises(HubError, match="is there and public"):
+        push_folder(folder, REPO, private=True)
+    assert hub.files(REPO) == {}
+    push_folder(folder, "alice/other", private=True)
+    assert hub.repository("alice/other", "model").private
+    with pytest.raises(HubError, match="not changed|not there"):
+        push_folder(folder, "alice/other", token="hf_mallory")
+
+
+def test_without_a_network_it_is_said(
+    hub: HubEndpoint, folder: Path, slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.close()
+    with pytest.raises(HubError, match="cannot be reached"):
+        push_folder(folder, REPO)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(HubError, match="unset HF_HUB_OFFLINE"):
+        push_folder(folder, REPO)
+
+
+def test_a_cut_download_is_not_taken_for_the_file(hub: HubEndpoint, folder: Path, slept: list[float]) -> None:
+    push_folder(folder, REPO)
+    hub.drop("GET", "/lfs/", after=1000, times=99)
+    with pytest.raises(HubError, match="could it be fetched from the Hub"):
+        from_checkpoint(REPO)
+    hub.faults.clear()
+    assert torch.equal(logits(from_checkpoint(REPO).model), logits(build()))
+
+
+def test_a_file_that_changed_on_the_way_is_noticed(hub: HubEndpoint, folder: Path) -> None:
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    assert weights
+    push_folder(folder, REPO)
+    entry = hub.repository(REPO, "model").files("main")["model.safetensors"]
+    stored = hub.object(entry["lfs"])
+    stored.write_bytes(stored.read_bytes()[:-8])
+    with pytest.raises((HubError, CheckpointError)):
+        from_checkpoint(REPO)
