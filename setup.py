@@ -19,6 +19,7 @@ INSTALL_REQUIRES = [
     "pillow>=11.0",
     "filelock>=3.19",
     "tqdm>=4.67",
+    "pyyaml>=6.0",
 ]
 
 EXTRAS = {
@@ -30,7 +31,6 @@ EXTRAS = {
         "scikit-learn>=1.7",
         "matplotlib>=3.10",
         "tensorboard>=2.20",
-        "pyyaml>=6.0",
     ],
     "analysis": ["matplotlib>=3.10", "captum>=0.9"],
     "test": [
