@@ -55,7 +55,7 @@ from plain_vit.training.images import (
     training_transform,
 )
 from plain_vit.training.losses import balancing_weights, classification_loss, distillation_loss
-from plain_vit.training.memory import fitting_accumulation, training_trial
+from plain_vit.training.memory import fitting_accumulation, lack_of_memory_explained, training_trial
 from plain_vit.training.metrics import Evaluation, evaluate_classifier
 from plain_vit.training.models import Teacher, as_saved, head_of, load_classifier, load_teacher, with_lora
 from plain_vit.training.optimization import average_of, freeze, learning_rate_factor, make_optimizer, train_mode
@@ -219,10 +219,9 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     bar = Progress(
         total=plan.total_steps * arguments.batch_size,
         done=step * arguments.batch_size,
-        watched=plan.watched_name,
         shown=accelerator.is_main_process,
     )
-    with bar, StopRequest() as stop:
+    with bar, StopRequest() as stop, lack_of_memory_explained():
         if step == 0:
             snapshots.take(0, model)
         train_mode(model)
@@ -285,7 +284,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
                     train_accuracy=right_sum / images,
                 )
                 accelerator.log(bar.rates(), step=step)
-                bar.show(loss=loss_sum / images, accuracy=right_sum / images)
+                bar.show(loss=f"{loss_sum / images:.3f}", accuracy=f"{right_sum / images:.1%}")
 
             if step in plan.evaluation_steps:
                 loss_sum, right_sum, images = accelerator.reduce(since_evaluation).tolist()
@@ -295,15 +294,17 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
                 train_mode(model)
                 name, epoch = plan.watched_name, step / plan.total_steps * plan.epochs
                 run.log(step=step, epoch=epoch, **{f"{name}_loss": result.loss, f"{name}_accuracy": result.accuracy})
-                bar.line(
-                    epoch=epoch,
-                    step=step,
-                    train_loss=loss_sum / images,
-                    train_accuracy=right_sum / images,
-                    loss=result.loss,
-                    accuracy=result.accuracy,
-                    evaluated=f"{result.count} of {len(plan.watched)}",
-                    learning_rate=factor * arguments.learning_rate,
+                bar.row(
+                    {
+                        "epoch": f"{epoch:.1f}",
+                        "step": str(step),
+                        "train loss": f"{loss_sum / images:.4f}",
+                        "train acc": f"{right_sum / images:.2%}",
+                        f"{name} loss": f"{result.loss:.4f}",
+                        f"{name} acc": f"{result.accuracy:.2%}",
+                        "evaluated": f"{result.count} of {len(plan.watched)}",
+                        "lr": f"{factor * arguments.learning_rate:.2e}",
+                    }
                 )
                 stale += 1
                 if plan.may_choose and result.accuracy > best_accuracy:

@@ -1,6 +1,7 @@
 """How many images fit into the memory at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from accelerate import Accelerator
@@ -31,7 +32,7 @@ def fitting_accumulation(
         try:
             try_images(images // parts)
         except RuntimeError as error:
-            if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
+            if not is_lack_of_memory(error):
                 raise
             fits = False
         clear_device_cache(garbage_collection=True)
@@ -42,6 +43,29 @@ def fitting_accumulation(
         "Not even one image fits into memory: train with --gradient_checkpointing, --mixed_precision bf16, --freeze or "
         "--lora_rank, or a smaller --image_size."
     )
+
+
+def is_lack_of_memory(error: RuntimeError) -> bool:
+    """Tell whether an error says that a device, or the machine, has no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
+
+
+@contextmanager
+def lack_of_memory_explained() -> Iterator[None]:
+    """Say what to do when a training step does not fit into memory.
+
+    Raises:
+        TrainingError: It did not.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_lack_of_memory(error):
+            raise
+        raise TrainingError(
+            f"The memory is full: let --auto_micro_batch find micro-batches that fit, or make more of them with "
+            f"--gradient_accumulation_steps. ({error})"
+        ) from error
 
 
 def training_trial(

@@ -227,7 +227,7 @@ def _with_labels(config: PreTrainedConfig, label_names: list[str]) -> PreTrained
 
 
 def with_lora(
-    model: PreTrainedModel, *, rank: int, alpha: float, targets: Sequence[str] | None, head: set[str]
+    model: PreTrainedModel, *, rank: int, alpha: int, targets: Sequence[str] | None, head: set[str]
 ) -> nn.Module:
     """Freeze a classifier but for its head, and put trainable low-rank additions on some of its layers.
 
@@ -261,7 +261,7 @@ def as_saved(model: nn.Module) -> PreTrainedModel:
     """Return the classifier that is saved: with low-rank additions added into a copy of it, else the model itself."""
     if not hasattr(model, "merge_and_unload"):
         return cast(PreTrainedModel, model)
-    return copy.deepcopy(model).merge_and_unload()
+    return cast(Any, copy.deepcopy(model)).merge_and_unload()
 
 
 def open_classifier(
@@ -309,9 +309,14 @@ class Teacher(nn.Module):
         TrainingError: The teacher does not know one of the classes.
     """
 
+    scale: torch.Tensor
+    shift: torch.Tensor
+    order: torch.Tensor
+
     def __init__(self, model: PreTrainedModel, processor: Any, student_processor: Any, label_names: list[str]) -> None:
         super().__init__()
-        unknown = [name for name in label_names if name not in model.config.label2id]
+        numbers = {name: number for number, name in (model.config.id2label or {}).items()}
+        unknown = [name for name in label_names if name not in numbers]
         if unknown:
             raise TrainingError(f"The teacher does not know the classes {', '.join(unknown[:5])}: name one that does.")
         self.model = model.eval().requires_grad_(False)
@@ -320,7 +325,7 @@ class Teacher(nn.Module):
         # Ours to levels of 0 to 255, then to the teacher's.
         self.register_buffer("scale", (std / own_std).float()[:, None, None])
         self.register_buffer("shift", ((mean - own_mean) / own_std).float()[:, None, None])
-        self.register_buffer("order", torch.tensor([model.config.label2id[name] for name in label_names]))
+        self.register_buffer("order", torch.tensor([numbers[name] for name in label_names]))
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode."""

@@ -147,7 +147,7 @@ RECIPES: dict[str, Recipe] = {
     "lora": Recipe(
         "Low-rank additions to the attention are trained instead of the weights (Hu et al. 2022); the saved model has "
         "them added in.",
-        {"lora_rank": 16, "lora_alpha": 16.0, "optimizer": "adamw", "learning_rate": 5e-3, "weight_decay": 0.0},
+        {"lora_rank": 16, "lora_alpha": 16, "optimizer": "adamw", "learning_rate": 5e-3, "weight_decay": 0.0},
     ),
 }  # fmt: skip
 

@@ -1,0 +1,225 @@
+"""What the options of the fine-tuning script do to a run, seen in what it writes."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from transformers import AutoModelForImageClassification, ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.errors import TrainingError
+from plain_vit.training.models import load_classifier
+from plain_vit.training.run import read_log
+from tests.conftest import randomize_
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "finetune_image_classification.py"
+SHORT = {
+    "dataset": "digits", "shots_per_class": 7, "steps": 5, "batch_size": 12, "evaluations": 2, "log_every": 1,
+    "report": False, "checkpoints_kept": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """Return the script as a module."""
+    specification = importlib.util.spec_from_file_location("finetune_image_classification", SCRIPT)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Sum in the same order every time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a plain ViT for three classes."""
+    folder = tmp_path_factory.mktemp("model")
+    config = PlainViTConfig(
+        hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=28, image_size=24, patch_size=8,
+        num_labels=3,
+    )  # fmt: skip
+    randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
+    PlainViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def run(script: ModuleType, model_folder: str, tmp_path: Path) -> Any:
+    """Return what does a short run and gives its folder."""
+
+    def start(name: str, **options: Any) -> Path:
+        values = {"model": model_folder, **SHORT, "output_dir": str(tmp_path / name), **options}
+        script.finetune(script.FinetuneArguments(**values))
+        return tmp_path / name
+
+    return start
+
+
+@pytest.fixture
+def fresh_accelerator():
+    """Let Accelerate, which keeps one precision per process, take another one."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["train_loss"] for line in read_log(folder) if "train_loss" in line]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_each_option_of_the_loss_changes_it(run, model_folder):
+    plain = losses(run("plain", learning_rate=0.01))
+    teacher = str(run("teacher", learning_rate=0.01))
+    for name, options in {
+        "bce": {"loss": "bce"},
+        "balanced": {"class_balance": "loss", "shots_per_class": None},
+        "soft": {"teacher": teacher},
+        "hard": {"teacher": teacher, "distillation": "hard"},
+        "warm": {"teacher": teacher, "distillation_temperature": 4.0},
+        "mostly": {"teacher": teacher, "distillation_weight": 0.9},
+    }.items():
+        assert losses(run(name, learning_rate=0.01, **options)) != plain, name
+    alone = losses(run("alone", learning_rate=0.01, teacher=teacher, distillation_weight=0.0))
+    assert alone == pytest.approx(plain)
+    assert losses(run("drawn", class_balance="sampler")) != losses(run("all"))
+
+
+def test_frozen_backbone_is_saved_as_it_was_opened(run, model_folder):
+    tuned = weights(run("probe", freeze=["backbone"], learning_rate=0.1))
+    source = load_file(Path(model_folder) / "model.safetensors")
+    changed = {name for name, tensor in tuned.items() if not torch.equal(tensor, source.get(name, torch.zeros(1)))}
+    assert changed == {"classifier.weight", "classifier.bias"}
+    assert tuned["classifier.weight"].any()
+
+
+def test_low_rank_run_saves_a_plain_model_that_gives_the_accuracy_it_reports(run, model_folder):
+    folder = run("lora", lora_rank=2, learning_rate=0.05, validation_fraction=0.2, ema_decay=0.5)
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    assert type(model) is PlainViTForImageClassification
+    tuned, source = weights(folder), load_file(Path(model_folder) / "model.safetensors")
+    changed = {name for name, tensor in tuned.items() if not torch.equal(tensor, source.get(name, torch.zeros(1)))}
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name in changed} == {"q_proj", "v_proj", "classifier"}
+
+
+def test_low_rank_run_goes_on_to_the_same_bits(run, script, monkeypatch):
+    options = {"lora_rank": 2, "checkpoints_kept": 9, "checkpoint_every": 2}
+    whole = run("whole", **options)
+    monkeypatch.setattr(script, "save_classifier", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run("half", **options)
+    monkeypatch.undo()
+    half = run("half", resume=True, **options)
+    assert read_log(half) == read_log(whole)
+    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(half).items())
+
+
+def stop(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_other_size_is_trained_at_and_saved(run):
+    model = AutoModelForImageClassification.from_pretrained(run("large", image_size=[32, 40]))
+    assert model.config.image_size == (32, 40)
+    assert model.vit.embeddings.position_embeddings.weight.shape == (1 + 4 * 5, 20)
+
+
+def test_checkpointed_run_gives_the_losses_of_a_plain_one(run):
+    plain = losses(run("plain"))
+    assert losses(run("checkpointed", gradient_checkpointing=True)) == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_compiled_run_gives_the_losses_of_a_plain_one(run):
+    compiled = run("compiled", compile=True)
+    # Fused sums are taken in another order.
+    assert losses(compiled) == pytest.approx(losses(run("plain")), rel=1e-5)
+    AutoModelForImageClassification.from_pretrained(compiled)
+
+
+@pytest.mark.usefixtures("fresh_accelerator")
+def test_half_precision_saves_whole_weights(run):
+    folder = run("half", mixed_precision="bf16", learning_rate=0.01)
+    assert {tensor.dtype for tensor in weights(folder).values()} == {torch.float32}
+    AcceleratorState._reset_state(reset_partial_state=True)
+    full = losses(run("full", learning_rate=0.01))
+    assert losses(folder) != full
+    assert losses(folder) == pytest.approx(full, rel=0.05)
+
+
+def test_run_that_is_short_of_memory_makes_smaller_micro_batches_of_the_same_steps(run, script, monkeypatch):
+    seen = []
+
+    def limited(*arguments: Any, **keywords: Any) -> Any:
+        model, processor = load_classifier(*arguments, **keywords)
+
+        def remember(module: object, given: object, named: dict[str, torch.Tensor]) -> None:
+            if model.training:
+                seen.append(len(named["pixel_values"]))
+                if seen[-1] > 5:
+                    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        model.register_forward_pre_hook(remember, with_kwargs=True)
+        return model, processor
+
+    asked = run("asked", gradient_accumulation_steps=3)
+    monkeypatch.setattr(script, "load_classifier", limited)
+    found = run("found", auto_micro_batch=True)
+    assert seen[:3] == [12, 6, 4]
+    assert set(seen[3:]) == {4}
+    assert len(seen[3:]) == 5 * 3
+    assert read_log(found) == read_log(asked)
+    with pytest.raises(TrainingError, match="--auto_micro_batch"):
+        run("refused")
+
+
+def test_early_stopping_ends_a_run_that_no_longer_improves_and_stays_ended(run):
+    options = {
+        "early_stopping": 2, "steps": 40, "evaluations": 20, "validation_fraction": 0.2, "learning_rate": 0.0,
+        "checkpoints_kept": 2,
+    }  # fmt: skip
+    folder = run("early", **options)
+    lines = read_log(folder)
+    accuracies = [line["validation_accuracy"] for line in lines if "validation_accuracy" in line]
+    assert len(accuracies) == 3, "one that is best, two that are not better"
+    assert lines[-1]["step"] == 6
+    run("early", resume=True, **options)
+    assert read_log(folder) == lines
+    with pytest.raises(TrainingError, match="early_stopping needs a validation split"):
+        run("refused", early_stopping=2)
+
+
+def test_recipe_runs_to_the_end(run, script, model_folder, tmp_path):
+    words = ["--model", model_folder, "--dataset", "digits", "--shots_per_class", "2", "--output_dir",
+             str(tmp_path / "r"), "--recipe", "mae-finetune", "augreg-strong1", "--steps", "2", "--batch_size", "8",
+             "--image_size", "24", "--no_report"]  # fmt: skip
+    script.finetune(script.parse_arguments(script.FinetuneArguments, words, description=None))
+    assert read_log(tmp_path / "r")[-1]["step"] == 2
+
+
+def test_stock_vit_without_the_field_that_is_asked_for_is_refused(run, tmp_path):
+    config = ViTConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=24)
+    ViTForImageClassification(config).save_pretrained(tmp_path / "stock")
+    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path / "stock")
+    with pytest.raises(TrainingError, match="ViTConfig has no field drop_path_rate"):
+        run("refused", model=str(tmp_path / "stock"), drop_path_rate=0.1)
+    assert not (tmp_path / "refused").exists()

@@ -1,0 +1,497 @@
+"""The options of a training run, part by part: recipes, losses, teachers, freezing, LoRA, sizes, memory."""
+
+import copy
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+import timm.loss
+import torch
+import yaml
+from accelerate import Accelerator
+from torch import nn
+from torch.nn import functional as F
+from transformers import (
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+    get_scheduler,
+)
+
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.errors import TrainingError
+from plain_vit.training.arguments import (
+    AugmentationOptions,
+    DataOptions,
+    ModelOptions,
+    OptimizationOptions,
+    RunOptions,
+    as_yaml,
+    check_alternatives,
+    parse_arguments,
+)
+from plain_vit.training.images import ShuffledStream, input_size, training_transform
+from plain_vit.training.losses import balancing_weights, classification_loss, distillation_loss
+from plain_vit.training.memory import fitting_accumulation, training_trial
+from plain_vit.training.models import as_saved, head_of, load_classifier, load_teacher, with_lora, with_processed_size
+from plain_vit.training.optimization import OPTIMIZERS, freeze, learning_rate_factor, make_optimizer, train_mode
+from plain_vit.training.recipes import RECIPES, describe_recipes, recipe_options
+from tests.conftest import randomize_
+
+SMALL = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20}
+RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [2, 2], "layer_type": "basic"}
+
+
+@dataclasses.dataclass(kw_only=True)
+class AllOptions(RunOptions, AugmentationOptions, OptimizationOptions, DataOptions, ModelOptions):
+    """Every option there is."""
+
+
+NEEDED = ["--model", "m", "--dataset", "d", "--output_dir", "o"]
+
+
+def parse(*words: object) -> AllOptions:
+    return parse_arguments(AllOptions, [str(word) for word in words], description=None)
+
+
+def small_vit(**changes: object) -> PlainViTForImageClassification:
+    config = PlainViTConfig(**{**SMALL, "image_size": (24, 16), "patch_size": 8, "num_labels": 5, **changes})
+    model = PlainViTForImageClassification(config)
+    randomize_(model)
+    return model
+
+
+def save(model: nn.Module, folder: Path, **size: int) -> str:
+    model.save_pretrained(folder)
+    PlainViTImageProcessor(size=size or {"height": 24, "width": 16}).save_pretrained(folder)
+    return str(folder)
+
+
+# Recipes and layers of options
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_sets_options_that_exist_to_values_they_take(name):
+    arguments = parse(*NEEDED, "--recipe", name)
+    for option, value in recipe_options(name).items():
+        assert getattr(arguments, option) == value
+    check_alternatives(arguments)
+
+
+def test_recipe_is_overridden_by_what_is_given_wherever_it_stands():
+    arguments = parse("--learning_rate", 0.03, *NEEDED, "--recipe", "vit-cifar10", "--batch-size=64")
+    assert (arguments.learning_rate, arguments.batch_size, arguments.momentum) == (0.03, 64, 0.9)
+    assert arguments.recipe == ["vit-cifar10"]
+
+
+def test_later_recipe_overrides_an_earlier_one():
+    arguments = parse(*NEEDED, "--recipe", "vit-pretrain-imagenet", "augreg-strong1")
+    assert (arguments.mixup, arguments.magnitude, arguments.weight_decay) == (0.5, 20, 0.3)
+
+
+def test_epochs_take_the_place_of_the_steps_of_a_recipe_and_the_other_way_round():
+    arguments = parse(*NEEDED, "--recipe", "vit-cifar10", "--epochs", 3, "--warmup_fraction", 0.5)
+    assert (arguments.steps, arguments.epochs) == (None, 3)
+    assert (arguments.warmup_steps, arguments.warmup_fraction) == (None, 0.5)
+    assert parse(*NEEDED, "--recipe", "simplevit", "--steps", 9).epochs is None
+    with pytest.raises(TrainingError, match="Both steps .9. and epochs .3."):
+        check_alternatives(parse(*NEEDED, "--steps", 9, "--epochs", 3))
+
+
+def test_options_written_to_a_file_are_read_back_and_overridden(tmp_path):
+    words = ["--image_size", 32, 48, "--recipe", "lora", "--resume", "--no_report", "--freeze", "2", "a.*"]
+    first = parse(*NEEDED, *words)
+    (tmp_path / "arguments.yaml").write_text(as_yaml(first))
+    again = parse(tmp_path / "arguments.yaml")
+    assert again == dataclasses.replace(first, resume=False)
+    assert again.image_size == [32, 48]
+    assert again.report is False
+    changed = parse(tmp_path / "arguments.yaml", "--lora_rank", 3, "--recipe", "linear-probe", "--report")
+    assert (changed.lora_rank, changed.optimizer, changed.freeze, changed.report) == (3, "sgd", ["backbone"], True)
+    assert "resume" not in yaml.safe_load((tmp_path / "arguments.yaml").read_text())
+
+
+def test_unknown_recipe_names_the_nearest():
+    with pytest.raises(TrainingError, match="no recipe 'vit-cifar': did you mean vit-cifar10 or vit-cifar100"):
+        parse(*NEEDED, "--recipe", "vit-cifar")
+    with pytest.raises(TrainingError, match="there are vit-imagenet, "):
+        parse(*NEEDED, "--recipe", "zzz")
+
+
+def test_list_of_recipes_says_what_each_is_with_its_published_result(capsys):
+    with pytest.raises(SystemExit) as left:
+        parse("--list_recipes")
+    assert not left.value.code
+    printed = capsys.readouterr().out
+    assert printed.strip() == describe_recipes()
+    assert all(re.search(rf"^{re.escape(name)}$", printed, re.MULTILINE) for name in RECIPES)
+    assert "98.95%" in printed
+
+
+def test_misspelt_option_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as left:
+        parse(*NEEDED, "--learning_rat", 3)
+    assert left.value.code == 2
+    assert "--learning_rat" in capsys.readouterr().err
+
+
+def test_help_shows_the_groups_and_the_recipes(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help")
+    printed = capsys.readouterr().out
+    for title in ("model:", "data:", "optimisation:", "augmentation:", "run:", "--list_recipes"):
+        assert title in printed
+
+
+# Losses
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_binary_loss_is_that_of_timm(smoothing):
+    logits, labels = torch.randn(7, 5), torch.randint(5, (7,))
+    theirs = timm.loss.BinaryCrossEntropy(smoothing=smoothing)(logits, labels)
+    ours = classification_loss(logits, labels, kind="bce", label_smoothing=smoothing)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    soft = F.one_hot(labels, 5).float()
+    torch.testing.assert_close(classification_loss(logits, soft, kind="bce", label_smoothing=smoothing), ours)
+
+
+def test_soft_targets_weigh_the_losses_of_their_classes():
+    logits, shares = torch.randn(7, 5), torch.rand(7, 5).softmax(dim=1)
+    expected = sum(shares[:, k] @ F.cross_entropy(logits, torch.full((7,), k), reduction="none") for k in range(5)) / 7
+    torch.testing.assert_close(classification_loss(logits, shares), expected)
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "bce"])
+def test_balanced_loss_counts_every_class_alike_and_splits_into_parts(kind):
+    labels = torch.tensor([0, 0, 0, 0, 0, 2, 2, 3])
+    weights = balancing_weights(labels.tolist(), 4)
+    assert weights[1] == 0
+    by_class = torch.zeros(4).index_add_(0, labels, weights[labels])
+    torch.testing.assert_close(by_class, torch.tensor([8 / 3, 0, 8 / 3, 8 / 3]))
+    logits = torch.randn(8, 4)
+    whole = classification_loss(logits, labels, kind=kind, class_weights=weights)
+    means = [classification_loss(logits[labels == k], labels[labels == k], kind=kind) for k in (0, 2, 3)]
+    torch.testing.assert_close(whole, torch.stack(means).mean())
+    halves = [
+        classification_loss(logits[half], labels[half], kind=kind, class_weights=weights)
+        for half in (slice(0, 4), slice(4, 8))
+    ]
+    torch.testing.assert_close(torch.stack(halves).mean(), whole)
+    soft = classification_loss(logits, F.one_hot(labels, 4).float(), kind=kind, class_weights=weights)
+    torch.testing.assert_close(soft, whole)
+
+
+def test_distillation_is_zero_for_the_teacher_itself_and_its_gradient_keeps_its_size():
+    logits, teacher = torch.randn(6, 4), torch.randn(6, 4)
+    assert distillation_loss(teacher, teacher, temperature=3.0).abs() < 1e-6
+    shares = teacher.softmax(1)
+    entropy = -(shares * teacher.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(distillation_loss(logits, teacher), F.cross_entropy(logits, shares) - entropy)
+    hot = logits.clone().requires_grad_()
+    distillation_loss(hot, teacher, temperature=1e3).backward()
+    # At high temperature: logits matched by their squared distance over 2 K^... (Hinton et al. 2015, section 2.1).
+    expected = (logits - logits.mean(1, keepdim=True) - teacher + teacher.mean(1, keepdim=True)) / 4 / 6
+    torch.testing.assert_close(hot.grad, expected, rtol=0, atol=1e-3)
+    assert distillation_loss(logits, teacher, kind="hard") == F.cross_entropy(logits, teacher.argmax(1))
+
+
+def test_teacher_answers_for_the_pixels_size_and_order_of_classes_of_the_student(tmp_path):
+    model = small_vit(num_labels=3, image_size=24, id2label={0: "c", 1: "a", 2: "b"})
+    model.save_pretrained(tmp_path)
+    own = ViTImageProcessor(size={"height": 24, "width": 24}, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6])
+    own.save_pretrained(tmp_path)
+    student = PlainViTImageProcessor(size={"height": 24, "width": 24}, image_mean=[0.5, 0.4, 0.3])
+    image = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8))
+    teacher = load_teacher(str(tmp_path), student, ["b", "a"], trust_remote_code=False).train()
+    answers = teacher(student(image, return_tensors="pt")["pixel_values"])
+    expected = model.eval()(own(image, return_tensors="pt")["pixel_values"]).logits[:, [2, 1]]
+    torch.testing.assert_close(answers, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+    assert not teacher.training
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    assert teacher(torch.randn(1, 3, 16, 40)).shape == (1, 2)
+    with pytest.raises(TrainingError, match="does not know the classes d"):
+        load_teacher(str(tmp_path), student, ["a", "d"], trust_remote_code=False)
+    model.vit.save_pretrained(tmp_path)
+    with pytest.raises(TrainingError, match="lacks classifier"):
+        load_teacher(str(tmp_path), student, ["a", "b"], trust_remote_code=False)
+
+
+# Optimizers and schedules
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "timm:lamb", "timm:lion"])
+def test_every_optimizer_keeps_the_groups_and_moves_what_it_is_given(name):
+    model = small_vit()
+    freeze(model, ["vit.embeddings.*"], set())
+    before = copy.deepcopy(model.state_dict())
+    optimizer = make_optimizer(model, name, learning_rate=0.01, weight_decay=0.1, layer_decay=0.5)
+    assert {group["peak_lr"] for group in optimizer.param_groups} == {0.01 * 0.5**height for height in range(4)}
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.1}
+    for _ in range(2):
+        model(torch.randn(2, 3, 24, 16), labels=torch.tensor([0, 3])).loss.backward()
+        optimizer.step()
+    unmoved = {key for key, tensor in model.state_dict().items() if torch.equal(tensor, before[key])}
+    assert {key for key in unmoved if "k_proj.bias" not in key} == {key for key in before if "embeddings" in key}
+
+
+def test_unknown_optimizers_are_refused():
+    with pytest.raises(TrainingError, match="no optimizer 'adan': expected one of adamw"):
+        make_optimizer(small_vit(), "adan", learning_rate=0.1)
+    with pytest.raises(TrainingError, match="timm builds no optimizer 'nothing'"):
+        make_optimizer(small_vit(), "timm:nothing", learning_rate=0.1)
+
+
+def test_optimizer_of_timm_without_timm_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm.optim", None)
+    with pytest.raises(TrainingError, match="needs timm: install it"):
+        make_optimizer(small_vit(), "timm:lamb", learning_rate=0.1)
+
+
+@pytest.mark.parametrize("warmup", [5, 0])
+def test_inverse_root_schedule_is_that_of_transformers_after_the_warmup(warmup):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    reference = get_scheduler(
+        "inverse_sqrt", optimizer, num_warmup_steps=warmup, scheduler_specific_kwargs={"timescale": warmup or 10_000}
+    )
+    for step in range(23):
+        if step >= warmup:
+            factor = learning_rate_factor(step, total=23, warmup=warmup, schedule="inverse_sqrt")
+            assert factor == pytest.approx(reference.get_last_lr()[0], abs=1e-12)
+        optimizer.step()
+        reference.step()
+    assert learning_rate_factor(20, total=99, warmup=5, schedule="inverse_sqrt") == 0.5
+
+
+# Freezing
+
+
+def trained(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_freezing_leaves_the_head_or_the_upper_blocks_or_what_no_pattern_names():
+    model = small_vit()
+    names = trained(model)
+    freeze(model, ["backbone"], head_of(model))
+    assert trained(model) == {"classifier.weight", "classifier.bias"}
+
+    model = small_vit()
+    freeze(model, ["2"], head_of(model))
+    left = {name for name in names if "embeddings" not in name and ".0." not in name and ".1." not in name}
+    assert trained(model) == left
+    assert any(".2." in name for name in left)
+
+    model = small_vit()
+    freeze(model, ["*.mlp.*", "vit.embeddings.cls_token"], head_of(model))
+    assert trained(model) == {name for name in names if ".mlp." not in name and "cls_token" not in name}
+
+
+def test_impossible_freezing_is_refused():
+    with pytest.raises(TrainingError, match="4 blocks cannot be frozen: the model has 3"):
+        freeze(small_vit(), ["4"], set())
+    with pytest.raises(TrainingError, match="No parameter fits --freeze vit.blocks"):
+        freeze(small_vit(), ["vit.blocks"], set())
+    model = small_vit()
+    freeze(model, ["*"], set())
+    with pytest.raises(TrainingError, match="Every parameter of the model is frozen"):
+        make_optimizer(model, "adamw", learning_rate=0.1)
+
+
+def test_what_is_frozen_keeps_its_statistics_and_drops_nothing():
+    model = ResNetForImageClassification(ResNetConfig(**RESNET, num_labels=5))
+    randomize_(model)
+    freeze(model, ["backbone"], head_of(model))
+    before = copy.deepcopy(model.state_dict())
+    train_mode(model)
+    model(torch.randn(4, 3, 24, 24))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    vit = small_vit(hidden_dropout_prob=0.5)
+    freeze(vit, ["1"], head_of(vit))
+    train_mode(vit)
+    modes = {name: module.training for name, module in vit.named_modules() if isinstance(module, nn.Dropout)}
+    assert not any(mode for name, mode in modes.items() if "embeddings" in name or ".0." in name)
+    assert all(mode for name, mode in modes.items() if ".1." in name or ".2." in name)
+    assert any(".1." in name for name in modes)
+
+
+# LoRA
+
+
+@pytest.mark.parametrize("stock", [False, True], ids=["plain-vit", "stock ViT"])
+def test_low_rank_additions_are_trained_with_the_head_alone_and_saved_as_plain_weights(stock):
+    source = ViTForImageClassification(ViTConfig(**SMALL, image_size=16, patch_size=8)) if stock else small_vit()
+    randomize_(source).eval()
+    size = (16, 16) if stock else (24, 16)
+    original = copy.deepcopy(source)
+    model = with_lora(source, rank=2, alpha=3, targets=None, head=head_of(source))
+    assert all("lora" in name or "classifier" in name for name in trained(model))
+    assert len({name.split(".lora")[0] for name in trained(model) if "lora" in name}) == 2 * 3
+    pixels = torch.randn(2, 3, *size)
+    assert torch.equal(model(pixels).logits, original(pixels).logits), "fresh additions add nothing"
+    optimizer = make_optimizer(model, "adamw", learning_rate=0.1, layer_decay=0.5)
+    model(pixels, labels=torch.tensor([0, 1])).loss.backward()
+    optimizer.step()
+    merged = as_saved(model).eval()
+    assert type(merged) is type(original)
+    assert merged.state_dict().keys() == original.state_dict().keys()
+    changed = {
+        name for name, tensor in merged.state_dict().items() if not torch.equal(tensor, original.state_dict()[name])
+    }
+    assert len([name for name in changed if "classifier" not in name]) == 2 * 3
+    expected = model.eval()(pixels).logits
+    assert (merged(pixels).logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert as_saved(original) is original
+
+
+def test_layers_for_additions_must_be_there():
+    with pytest.raises(TrainingError, match="no layers nothing: name some of classifier, fc1, fc2, k_proj"):
+        with_lora(small_vit(), rank=2, alpha=1, targets=["nothing"], head={"classifier.weight"})
+    resnet = ResNetForImageClassification(ResNetConfig(**RESNET))
+    with pytest.raises(TrainingError, match="no layers q or q_proj or query"):
+        with_lora(resnet, rank=2, alpha=1, targets=None, head={"classifier.1.weight"})
+
+
+# Sizes
+
+
+def test_another_size_resamples_the_positions_once_and_prepares_images_of_it(tmp_path):
+    source = save(small_vit(num_register_tokens=2), tmp_path)
+    native, _ = load_classifier(source, ["a", "b"])
+    model, processor = load_classifier(source, ["a", "b"], image_size=(32, 48))
+    assert model.config.image_size == (32, 48)
+    assert input_size(processor) == (32, 48)
+    pixels = torch.randn(2, 3, 32, 48)
+    native.eval(), model.eval()
+    assert torch.equal(model.vit(pixels).last_hidden_state, native.vit(pixels).last_hidden_state)
+    assert model.vit.embeddings.position_embeddings.weight.shape == (3 + 4 * 6, 12)
+    with pytest.raises(TrainingError, match="not a multiple of patch_size"):
+        load_classifier(source, ["a", "b"], image_size=(33, 48))
+
+
+def test_another_size_keeps_the_share_that_a_crop_leaves_out():
+    crop = {"do_center_crop": True, "crop_size": {"height": 224, "width": 224}}
+    changed = with_processed_size(PlainViTImageProcessor(size={"shortest_edge": 256}, **crop), (384, 384))
+    assert dict(changed.crop_size) == {"height": 384, "width": 384}
+    assert changed.size["shortest_edge"] == round(256 * 384 / 224)
+    with pytest.raises(TrainingError, match="shorter edge to 256"):
+        with_processed_size(PlainViTImageProcessor(size={"shortest_edge": 256}, **crop), (384, 224))
+
+
+def test_another_size_of_a_network_without_positions_changes_its_images_alone(tmp_path):
+    randomize_(ResNetForImageClassification(ResNetConfig(**RESNET, num_labels=5))).save_pretrained(tmp_path)
+    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
+    _, processor = load_classifier(str(tmp_path), ["a", "b"], image_size=(32, 40))
+    assert input_size(processor) == (32, 40)
+
+
+def test_another_size_of_a_stock_vit_asks_for_its_conversion(tmp_path):
+    ViTForImageClassification(ViTConfig(**SMALL, image_size=16, patch_size=8)).save_pretrained(tmp_path)
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
+    with pytest.raises(TrainingError, match="plain-vit convert"):
+        load_classifier(str(tmp_path), ["a", "b"], image_size=(24, 24))
+
+
+@pytest.mark.parametrize("from_scratch", [False, True])
+def test_dropout_and_stochastic_depth_are_set_at_load(from_scratch, tmp_path):
+    source = save(small_vit(), tmp_path)
+    model, _ = load_classifier(
+        source, ["a", "b"], from_scratch=from_scratch, hidden_dropout_prob=0.25, drop_path_rate=0.5
+    )
+    assert (model.config.hidden_dropout_prob, model.config.drop_path_rate) == (0.25, 0.5)
+    assert {module.p for module in model.vit.layers.modules() if isinstance(module, nn.Dropout)} >= {0.25}
+    with pytest.raises(TrainingError, match="drop_path_rate is 1.5"):
+        load_classifier(source, ["a", "b"], drop_path_rate=1.5)
+    ResNetForImageClassification(ResNetConfig(**RESNET)).save_pretrained(tmp_path / "resnet")
+    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path / "resnet")
+    with pytest.raises(TrainingError, match="ResNetConfig has no field hidden_dropout_prob"):
+        load_classifier(str(tmp_path / "resnet"), ["a", "b"], hidden_dropout_prob=0.1)
+
+
+# Images
+
+
+def test_crop_out_of_a_larger_image_shows_a_part_at_its_scale():
+    image = PIL.Image.fromarray((np.arange(48 * 48) % 251).astype(np.uint8).reshape(48, 48)).convert("RGB")
+    processor = PlainViTImageProcessor(size={"height": 24, "width": 16}, do_normalize=False)
+    seen = [training_transform(processor, resize_to=48)(image) for _ in range(5)]
+    whole = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+    windows = whole.unfold(1, 24, 1).unfold(2, 16, 1)  # C, places down, places across, 24, 16
+    for pixels in seen:
+        distance = (windows - pixels[:, None, None]).abs().amax(dim=(0, 3, 4))
+        assert distance.min() < 1e-6
+    assert len({pixels.numpy().tobytes() for pixels in seen}) > 1
+    with pytest.raises(TrainingError, match="resize_to is 20: expected at least the 24"):
+        training_transform(processor, resize_to=20)
+    with pytest.raises(TrainingError, match="Both resize_to"):
+        training_transform(processor, resize_to=48, crop_scale=0.5)
+
+
+def test_number_of_augmentation_layers_and_three_augment_take_effect():
+    image = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 16, 3), dtype=np.uint8))
+    processor = PlainViTImageProcessor(size={"height": 24, "width": 16})
+    plain = training_transform(processor)(image)
+    none = training_transform(processor, augmentation="randaugment", augmentation_layers=0)(image)
+    assert torch.equal(none, plain)
+    some = [training_transform(processor, augmentation="randaugment", augmentation_layers=3)(image) for _ in range(3)]
+    three = [training_transform(processor, augmentation="threeaugment")(image) for _ in range(5)]
+    assert not any(torch.equal(pixels, plain) for pixels in (*some, *three))
+    assert all(pixels.shape == (3, 24, 16) and pixels.min() >= -1 and pixels.max() <= 1 for pixels in three)
+
+
+def test_balanced_stream_draws_classes_alike_and_goes_on_where_it_was_left():
+    labels = [0] * 50 + [1] * 5 + [4] * 2
+    drawn = list(ShuffledStream(57, length=57 * 30, seed=1, balanced_by=labels))
+    counts = np.bincount([labels[row] for _, row in drawn], minlength=5)
+    assert counts[2] == counts[3] == 0
+    assert np.abs(counts[[0, 1, 4]] / len(drawn) - 1 / 3).max() < 0.04
+    assert list(ShuffledStream(57, length=57 * 30, seed=1, balanced_by=labels, start=100)) == drawn[100:]
+    assert list(ShuffledStream(57, length=57 * 30, seed=2, balanced_by=labels)) != drawn
+
+
+# Memory
+
+
+class Limited(nn.Module):
+    """Runs out of memory with more than so many images, as a GPU does."""
+
+    def __init__(self, limit: int, model: nn.Module) -> None:
+        super().__init__()
+        self.limit, self.model = limit, model
+        self.seen: list[int] = []
+
+    def forward(self, pixel_values: torch.Tensor) -> object:
+        self.seen.append(len(pixel_values))
+        if len(pixel_values) > self.limit:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return self.model(pixel_values)
+
+
+@pytest.mark.parametrize(
+    "limit, at_least, parts, tried", [(99, 1, 1, [12]), (5, 1, 3, [12, 6, 4]), (1, 4, 12, [3, 2, 1])]
+)
+def test_largest_micro_batch_that_fits_is_found_and_nothing_is_changed(limit, at_least, parts, tried):
+    resnet = randomize_(ResNetForImageClassification(ResNetConfig(**RESNET, num_labels=5))).train()
+    model, accelerator = Limited(limit, resnet), Accelerator(cpu=True)
+    before = copy.deepcopy(model.state_dict())
+    trial = training_trial(model, accelerator, (3, 24, 16))
+    assert fitting_accumulation(trial, accelerator, images=12, at_least=at_least) == parts
+    assert model.seen == tried
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_other_errors_than_memory_are_not_taken_for_it_and_no_image_at_all_is_refused():
+    accelerator = Accelerator(cpu=True)
+    trial = training_trial(Limited(0, small_vit()), accelerator, (3, 24, 16))
+    with pytest.raises(TrainingError, match="Not even one image fits"):
+        fitting_accumulation(trial, accelerator, images=4)
+    wrong = training_trial(small_vit(num_channels=1), accelerator, (3, 24, 16))
+    with pytest.raises(ValueError, match="expected .batch, 1, height"):
+        fitting_accumulation(wrong, accelerator, images=4)
