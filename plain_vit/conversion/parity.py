@@ -8,6 +8,7 @@ Shapes: `B` batch, `C` channels, `H W` pixels, `N` patches, `L` tokens, `D` hidd
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -24,13 +25,14 @@ class Probes:
         patches: Module whose output are the projected patches.
         blocks: Modules whose input are the tokens before each block, `{}` being the number.
         end: Module whose input are the tokens behind the last block; where it is a norm, its output is a stage too.
+            None where the output of the last block itself is asked for.
         end_is_norm: Whether `end` is the final norm. If not, its output are the tokens behind the last block.
         attention: The attention implementation of ours whose order of operations is the source's.
     """
 
     patches: str
     blocks: str
-    end: str
+    end: str | None
     end_is_norm: bool = True
     attention: str = "sdpa"
 
@@ -39,10 +41,23 @@ class Probes:
 PROBES = (
     Probes("embeddings.patch_embeddings", "layers.{}", "layernorm"),  # ours, and transformers' ViT
     Probes("patch_embed", "blocks.{}", "norm"),  # timm
+    Probes("embeddings.patch_embeddings", "encoder.layer.{}", "layernorm"),  # transformers' DINOv2
+    Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # its CLIP and SigLIP
+    Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # its AIMv2, whose patches are normalised
     Probes("conv_proj", "encoder.layers.encoder_layer_{}", "encoder.ln"),  # torchvision
     Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer.norm", attention="eager"),  # vit-pytorch
     Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),
     Probes("patch_to_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),
+)
+
+
+# What a model returns by name, and which stage it is; of two for one stage the first that is there counts.
+OUTPUTS = (
+    ("logits", "logits"),
+    ("reconstruction", "reconstruction"),
+    ("features", "last_hidden_state"),
+    ("pooled", "image_embeds"),
+    ("pooled", "pooler_output"),
 )
 
 
@@ -108,7 +123,7 @@ def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tenso
         if stage in got and expected[stage].shape == got[stage].shape:
             a, b = expected[stage].double(), got[stage].double()
             differences.append(StageDifference(stage, (a - b).abs().max().item(), a.abs().max().item()))
-        elif stage in ("logits", "features", "pooled"):
+        elif stage in ("logits", "reconstruction", "features", "pooled"):
             raise ValueError(
                 f"{stage} have shape {tuple(expected[stage].shape)} in the source and "
                 f"{tuple(got[stage].shape) if stage in got else 'are not there'} in ours: the models cannot be compared"
@@ -147,15 +162,17 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
         for i, name in enumerate(blocks):
             before(modules[name], "embeddings" if i == 0 else f"layer {i}")
         last = f"layer {len(blocks)}" if blocks else "embeddings"
-        end = modules[prefix + probes.end]
-        if probes.end_is_norm:
-            before(end, last)
-            after(end, "final norm")
+        if probes.end is None:
+            after(modules[blocks[-1]], last)
+        elif probes.end_is_norm:
+            before(modules[prefix + probes.end], last)
+            after(modules[prefix + probes.end], "final norm")
         else:
-            after(end, last)
+            after(modules[prefix + probes.end], last)
     training = model.training
     try:
-        output = model.eval()(pixel_values)
+        with _every_patch(model, pixel_values) as arguments:
+            output = model.eval()(pixel_values, **arguments)
     finally:
         model.train(training)
         for hook in hooks:
@@ -163,14 +180,13 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
     if "patches" in stages:
         stages["patches"] = _as_tokens(stages["patches"], stages["embeddings"].shape[-1])
     if isinstance(output, ModelOutput):
-        name = "logits" if "logits" in output else "features"
-        stages[name] = output["logits"] if "logits" in output else output["last_hidden_state"]
-        if output.get("pooler_output") is not None:
-            stages["pooled"] = output["pooler_output"]
+        for stage, name in OUTPUTS:
+            if output.get(name) is not None:
+                stages.setdefault(stage, output[name])
     else:
         stages["logits"] = output[0] if isinstance(output, tuple) else output
     layers = [f"layer {i + 1}" for i in range(len(stages))]
-    order = ["patches", "embeddings", *layers, "final norm", "logits", "features", "pooled"]
+    order = ["patches", "embeddings", *layers, "final norm", "logits", "reconstruction", "features", "pooled"]
     return {stage: stages[stage] for stage in order if stage in stages}
 
 
@@ -181,7 +197,8 @@ def find_probes(model: nn.Module) -> tuple[Probes | None, str]:
         first = probes.blocks.format(0)
         for name in names:
             prefix = name.removesuffix(first)
-            if name.endswith(first) and prefix + probes.end in names and prefix + probes.patches in names:
+            ends = [prefix + end for end in (probes.patches, probes.end) if end is not None]
+            if name.endswith(first) and all(end in names for end in ends):
                 return probes, prefix
     return None, ""
 
@@ -199,6 +216,21 @@ def _as_tokens(patches: torch.Tensor, width: int) -> torch.Tensor:
     if patches.ndim == 4:
         patches = patches.flatten(2).transpose(1, 2) if patches.shape[1] == width else patches.flatten(1, 2)
     return patches
+
+
+@contextmanager
+def _every_patch(model: nn.Module, pixel_values: torch.Tensor) -> Iterator[dict[str, torch.Tensor]]:
+    """Let transformers' MAE, which hides and shuffles patches, see all of them in order, by arguments of its own."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "mask_ratio"):
+        yield {}
+        return
+    before, config.mask_ratio = config.mask_ratio, 0.0
+    count: int = cast(Any, model).embeddings.patch_embeddings.num_patches
+    try:
+        yield {"noise": torch.arange(count, dtype=torch.float32).expand(len(pixel_values), -1)}
+    finally:
+        config.mask_ratio = before
 
 
 @contextmanager

@@ -38,6 +38,8 @@ from .transformers_families import (
     POOLER_ROWS,
     PROJECTION,
     SIGLIP,
+    VIT_MAE,
+    VIT_MSN,
     Architecture,
 )
 
@@ -342,9 +344,10 @@ def _labels(config: PreTrainedConfig, num_labels: int) -> dict[str, Any]:
 def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mapping[str, Any]) -> list[Inference]:
     """Return what the report should say: choices that the source left open, and what acts in training alone."""
     remarks = []
-    if not config.num_labels and not config.representation_size and config.pooling in ("cls", "mean"):
-        source = "the class token of the family" if config.use_class_token else "the family, which has no class token"
-        remarks.append(Inference("pooling", config.pooling, source))
+    unpooled = architecture.head is POOLER_ROWS and config.representation_size is None
+    unpooled |= not architecture.head and (architecture.family in UNPOOLED or config.pooling == "mean")
+    if unpooled:
+        remarks.append(Inference("pooling", config.pooling, "what is usual for the family: this model pools nothing"))
     if architecture.fields.get("num_register_tokens"):
         remarks.append(Inference("num_register_tokens", 1, "the distillation token, which no head of this class reads"))
     if config.drop_path_rate:
@@ -360,6 +363,7 @@ def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mappi
 
 # What a class can hold
 
+UNPOOLED = (VIT_MSN, VIT_MAE)
 REMEDY = " (what acts in training alone, such as drop_path_rate, may be set to 0 in the model's config first)"
 
 
