@@ -101,7 +101,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
             num_workers=arguments.num_workers,
         )
     )
-    with Progress(total=len(split), done=0, watched="", shown=accelerator.is_main_process) as bar:
+    with Progress(total=len(split), done=0, shown=accelerator.is_main_process) as bar:
 
         def counted() -> Iterator[dict[str, Any]]:
             for batch in bar.batches(loader):

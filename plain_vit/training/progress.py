@@ -1,14 +1,14 @@
 """What a person sees of a run while it runs: one bar, and a table with one line per evaluation."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
 
-WIDTHS = (7, 8, 12, 11, 12, 11, 10, 10, 9)  # of the columns of the table
+COLUMN = 10  # characters; more where the name needs them
 
 
 class Progress:
@@ -20,15 +20,13 @@ class Progress:
     Args:
         total: Images to learn from, over all epochs and processes.
         done: Images that were learnt from before, in the run that goes on.
-        watched: The split that is evaluated along the way, for the head of the table.
         shown: Print; only one of several processes does.
     """
 
-    def __init__(self, *, total: int, done: int, watched: str, shown: bool) -> None:
-        self.watched = watched
+    def __init__(self, *, total: int, done: int, shown: bool) -> None:
         self.images, self.waited, self.paused = 0, 0.0, 0.0
         self.begun = time.perf_counter()
-        self.last_line = (0, 0.0)  # images and seconds at the last line of the table
+        self.last_row = (0, 0.0)  # images and seconds at the last row of the table
         self.bar = tqdm(
             total=total, initial=done, unit="img", unit_scale=True, dynamic_ncols=True, mininterval=0.2,
             disable=not shown,
@@ -77,52 +75,28 @@ class Progress:
         self.images += images
         self.bar.update(images)
 
-    def show(self, *, loss: float, accuracy: float) -> None:
+    def show(self, **values: str) -> None:
         """Put values beside the bar, which itself shows images per second and the time left."""
-        self.bar.set_postfix_str(
-            f"loss {loss:.3f}, accuracy {accuracy:.1%}, waiting for data {self.rates()['waiting_for_data']:.0%}",
-            refresh=False,
-        )
+        values["waiting for data"] = f"{self.rates()['waiting_for_data']:.0%}"
+        self.bar.set_postfix_str(", ".join(f"{name} {value}" for name, value in values.items()), refresh=False)
 
-    def line(
-        self,
-        *,
-        epoch: float,
-        step: int,
-        train_loss: float,
-        train_accuracy: float,
-        loss: float,
-        accuracy: float,
-        evaluated: str,
-        learning_rate: float,
-    ) -> None:
-        """Print one line of the table, the head above the first.
+    def row(self, cells: Mapping[str, str]) -> None:
+        """Print one row of the table, with images per second since the last one, and the time; the head comes first.
 
         Args:
-            epoch: Passes over the training images so far.
-            step: Optimizer steps so far.
-            train_loss: Mean over the images since the last line, as they were learnt from.
-            train_accuracy: Likewise.
-            loss: On the watched split.
-            accuracy: On the watched split.
-            evaluated: How many images of how many of the watched split.
-            learning_rate: Of the last step.
+            cells: By the names of their columns, the same in every row.
         """
-        if self.last_line == (0, 0.0):
-            head = ("epoch", "step", "train loss", "train acc", f"{self.watched[:5]} loss", f"{self.watched[:5]} acc",
-                    "lr", "images/s", "time")  # fmt: skip
-            self.say(_row(*head) + f"  {self.watched} images")
-        images, seconds = self.images - self.last_line[0], self.seconds - self.last_line[1]
-        self.last_line = (self.images, self.seconds)
-        self.say(
-            _row(
-                f"{epoch:.1f}", str(step), f"{train_loss:.4f}", f"{train_accuracy:.2%}", f"{loss:.4f}",
-                f"{accuracy:.2%}", f"{learning_rate:.2e}", f"{images / max(seconds, 1e-9):.0f}",
-                tqdm.format_interval(time.perf_counter() - self.begun),
-            )
-            + f"  {evaluated}"
-        )  # fmt: skip
+        images, seconds = self.images - self.last_row[0], self.seconds - self.last_row[1]
+        cells = {
+            **cells,
+            "images/s": f"{images / max(seconds, 1e-9):.0f}",
+            "time": tqdm.format_interval(time.perf_counter() - self.begun),
+        }
+        if self.last_row == (0, 0.0):
+            self.say("".join(name.rjust(_width(name)) for name in cells))
+        self.say("".join(cell.rjust(_width(name)) for name, cell in cells.items()))
+        self.last_row = (self.images, self.seconds)
 
 
-def _row(*cells: str) -> str:
-    return "".join(cell.rjust(width) for cell, width in zip(cells, WIDTHS, strict=True))
+def _width(name: str) -> int:
+    return max(COLUMN, len(name) + 2)

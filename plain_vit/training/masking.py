@@ -1,0 +1,183 @@
+"""Hiding parts of images, for models that learn to predict them.
+
+Everything random is a function of the seed, the epoch and the row of the image, as in `plain_vit.training.images`.
+
+Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import nn
+
+from plain_vit.errors import TrainingError
+from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling
+from plain_vit.training.images import randomness
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """What becomes of the patches that are predicted.
+
+    Args:
+        ratio: Share of the patches that are predicted, above 0, below 1.
+        hidden: Share of those that the mask token takes the place of.
+        exchanged: Share of those that another patch of the image takes the place of; the rest stay as they are.
+        block: Patches along each side of the squares that are predicted or not as a whole.
+
+    Raises:
+        TrainingError: A share is outside its range.
+    """
+
+    ratio: float
+    hidden: float = 1.0
+    exchanged: float = 0.0
+    block: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio < 1:
+            raise TrainingError(f"The mask ratio is {self.ratio}: expected above 0 and below 1.")
+        if min(self.hidden, self.exchanged) < 0 or self.hidden + self.exchanged > 1:
+            raise TrainingError(
+                f"{self.hidden} of the predicted patches are hidden and {self.exchanged} exchanged: expected shares "
+                "that add up to at most 1."
+            )
+        if self.block < 1:
+            raise TrainingError(f"The mask block is {self.block}: expected 1 or more patches along each side.")
+
+
+# Dosovitskiy et al. 2021, appendix B.1.2; Xie et al. 2022, section 4.1.2 (with blocks of 32 pixels).
+CORRUPTIONS = {"mean_color": Corruption(0.5, hidden=0.8, exchanged=0.1), "pixels": Corruption(0.6)}
+
+
+def draw_corruption(
+    grid_size: tuple[int, int], corruption: Corruption, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw which patches of one image are predicted, and what the model sees of them.
+
+    Every image has the same number of predicted patches, so that the mean over a batch is the mean over its images.
+
+    Args:
+        grid_size: Patches (down, across).
+        corruption: The shares.
+        generator: Decides.
+
+    Returns:
+        Predicted patches and, of those, hidden ones, true in tensors of shape (h, w); and for each of the N patches the
+        number of the patch that is seen there.
+
+    Raises:
+        TrainingError: The blocks do not fill the grid.
+    """
+    (h, w), block = grid_size, corruption.block
+    if h % block or w % block:
+        raise TrainingError(f"Blocks of {block} x {block} patches do not fill the grid of {h} x {w}: change the block.")
+    rows, columns = h // block, w // block
+    chosen = torch.zeros(rows * columns, dtype=torch.bool)
+    chosen[torch.randperm(rows * columns, generator=generator)[: max(1, round(corruption.ratio * rows * columns))]] = (
+        True
+    )
+    predicted = chosen.view(rows, columns).repeat_interleave(block, 0).repeat_interleave(block, 1)
+    places = predicted.flatten().nonzero().flatten()
+    places = places[torch.randperm(len(places), generator=generator)]
+    hidden_count, exchanged_count = (round(share * len(places)) for share in (corruption.hidden, corruption.exchanged))
+    hidden = torch.zeros(h * w, dtype=torch.bool)
+    hidden[places[:hidden_count]] = True
+    exchanged = places[hidden_count : hidden_count + exchanged_count]
+    seen = torch.arange(h * w)
+    seen[exchanged] = (exchanged + torch.randint(1, h * w, exchanged.shape, generator=generator)) % (h * w)
+    return predicted, hidden.view(h, w), seen
+
+
+def rearrange_patches(pixels: torch.Tensor, patch_size: tuple[int, int], seen: torch.Tensor) -> torch.Tensor:
+    """Put a patch of an image at each place of its grid.
+
+    Args:
+        pixels: Of shape (C, H, W).
+        patch_size: (height, width) of a patch, in pixels.
+        seen: For each of the N places the number of the patch to put there.
+    """
+    channels, height, width = pixels.shape
+    (rows, columns), (h, w) = patch_size, (height // patch_size[0], width // patch_size[1])
+    patches = pixels.view(channels, h, rows, w, columns).permute(1, 3, 0, 2, 4).flatten(0, 1)[seen]  # N C rows columns
+    return patches.view(h, w, channels, rows, columns).permute(2, 0, 3, 1, 4).reshape(channels, height, width)
+
+
+class CorruptedImages(torch.utils.data.Dataset):
+    """Images as `ShuffledStream` asks for them, with parts of them hidden: by epoch and row, which decide all.
+
+    Args:
+        split: Rows with an `image` (an RGB image).
+        transform: Image to pixels (C, H, W), of a size that the patches fill.
+        patch_size: (height, width) of a patch, in pixels.
+        corruption: What is hidden.
+        seed: Decides augmentation and masks, with the epoch and the row.
+        epoch: Of every row, for a split that is evaluated: then rows are asked for by their number alone.
+    """
+
+    def __init__(
+        self,
+        split: Dataset,
+        transform: Callable[[Any], torch.Tensor],
+        patch_size: tuple[int, int],
+        corruption: Corruption,
+        seed: int,
+        *,
+        epoch: int | None = None,
+    ) -> None:
+        self.split, self.transform, self.patch_size = split, transform, patch_size
+        self.corruption, self.seed, self.epoch = corruption, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, place: Any) -> dict[str, torch.Tensor]:
+        epoch, row = place if self.epoch is None else (self.epoch, place)
+        with torch.random.fork_rng(devices=[]):  # the transforms draw from torch's generator for the CPU
+            torch.default_generator.manual_seed(randomness(self.seed, epoch, row))
+            pixels = self.transform(self.split[row]["image"])
+        (height, width), (rows, columns) = pixels.shape[-2:], self.patch_size
+        generator = torch.Generator().manual_seed(randomness(self.seed, epoch, row, 1))
+        grid_size = (height // rows, width // columns)
+        predicted, hidden, seen = draw_corruption(grid_size, self.corruption, generator)
+        return {
+            "pixel_values": pixels,
+            "seen": rearrange_patches(pixels, self.patch_size, seen),
+            "hidden": hidden,
+            "predicted": predicted,
+        }
+
+
+class MaskedPrediction(nn.Module):
+    """A masked-image model with its loss over every predicted patch, also those that it sees.
+
+    Args:
+        model: What predicts.
+    """
+
+    def __init__(self, model: PlainViTForMaskedImageModeling) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, pixel_values: torch.Tensor, seen: torch.Tensor, hidden: torch.Tensor, predicted: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean loss, and how many of the predictions are right: 0 where pixels are predicted.
+
+        Args:
+            pixel_values: The whole images, of shape (B, C, H, W).
+            seen: What the model sees of them, likewise.
+            hidden: Patches that it does not see, true in (B, h, w).
+            predicted: Patches that it predicts, true in (B, h, w).
+        """
+        output = self.model.vit(seen, bool_masked_pos=hidden, return_dict=True)
+        features = self.model.tokens_to_map(output.last_hidden_state, *seen.shape[-2:])
+        decoder: Any = self.model.decoder
+        _, logits, loss = decoder(features, pixel_values, predicted)
+        if logits is None:
+            return loss, loss.new_zeros(())
+        right = logits.argmax(dim=-1) == decoder.colors(pixel_values).flatten(1)
+        return loss, (right & predicted.flatten(1)).sum()
