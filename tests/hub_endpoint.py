@@ -86,7 +86,10 @@ class HubEndpoint:
         handler = type("BoundHandler", (Handler,), {"hub": self})
         self.servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for _ in range(2)]
         # Large files come from another host, as on the Hub: the client sends its token to the first alone.
-        self.url, self.storage_url = (f"http://127.0.0.1:{server.server_address[1]}" for server in self.servers)
+        hosts = ("127.0.0.1", "localhost")
+        self.url, self.storage_url = (
+            f"http://{host}:{server.server_address[1]}" for host, server in zip(hosts, self.servers, strict=True)
+        )
         for server in self.servers:
             threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from huggingface_hub import EvalResult, ModelCard
 from huggingface_hub.errors import HFValidationError
@@ -59,7 +60,11 @@ def card_of(folder: Path) -> str:
 def test_the_metadata_says_everything_that_is_known_and_the_validators_take_it(folder: Path, hub: HubEndpoint) -> None:
     assert write_card(folder, FACTS)
     card = ModelCard.load(folder / "README.md", ignore_metadata_errors=False)
-    card.validate()  # by the Hub's own check, here our endpoint's
+    huggingface_hub.create_repo("alice/model")
+    huggingface_hub.upload_file(  # asks the Hub whether the metadata are valid
+        path_or_fileobj=folder / "README.md", path_in_repo="README.md", repo_id="alice/model"
+    )
+    assert ("POST", "/api/validate-yaml", 200) in hub.requests
     data = card.data.to_dict()
     assert metadata_faults(data) == []
     expected: dict[str, Any] = {
