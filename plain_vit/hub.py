@@ -143,12 +143,11 @@ def push_folder(
             survey.faults,
         )
     ours = checkpoint.config.get("model_type") == PlainViTConfig.model_type
-    card = None
+    contents: dict[str, Path | bytes] = {**survey.sent}
     if CARD in survey.sent:
-        card = addressed(survey.sent[CARD].read_text(encoding="utf-8"), repo_id)
+        contents[CARD] = addressed(survey.sent[CARD].read_bytes(), repo_id)
     elif ours and CARD not in survey.left_out:
-        card = addressed(card_text(path, ModelFacts()), repo_id)
-    contents: dict[str, Path | bytes] = {**survey.sent, **({CARD: card.encode()} if card is not None else {})}
+        contents[CARD] = addressed(card_text(path, ModelFacts()).encode(), repo_id)
     if dry_run:
         return Push(repo_id, _sizes(contents), survey.left_out)
 
@@ -192,7 +191,7 @@ def _send(
     contents, left_out = dict(contents), dict(left_out)
     if CARD in contents and CARD in there and not overwrite_card:
         remote = Path(api.hf_hub_download(repo_id, CARD, revision=head)).read_bytes()
-        if remote != contents[CARD] and not is_untouched(remote.decode(errors="replace")):
+        if remote != contents[CARD] and not is_untouched(remote):
             del contents[CARD]
             left_out[CARD] = "the page on the Hub was edited by a person; allow README.md to overwrite it"
     removed = [name for name in there if WEIGHTS.fullmatch(name) and name not in contents]

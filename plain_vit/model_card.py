@@ -7,9 +7,11 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -19,6 +21,7 @@ from huggingface_hub.utils import validate_repo_id
 from PIL.Image import Resampling
 
 from .configuration_plain_vit import PlainViTConfig
+from .conversion.api import Report
 from .conversion.parity import StageDifference
 from .conversion.reading import read_checkpoint
 from .errors import CheckpointError
@@ -28,6 +31,7 @@ PLACEHOLDER = "your-name"  # the owner of a model that is not on the Hub yet; pu
 RELATIONS = ("finetune", "adapter", "merge", "quantized")  # what the Hub can say of a base model
 RESIZE_WORDS = {None: "", "cover": " so that they cover it", "contain": " so that they fit into it"}
 SHOWN_LABELS = 30
+MAX_CARD = 1_000_000  # characters of a source's page that are read
 MARK = re.compile(r"\r?\n<!-- written by plain-vit, ([0-9a-f]{16}): once edited, this page is not overwritten -->\s*\Z")
 
 VIT_CITATION = """\
@@ -121,7 +125,7 @@ def write_card(folder: Path, facts: ModelFacts) -> bool:
         ValueError: A picture is not in the folder.
     """
     path = folder / CARD
-    if path.exists() and not is_untouched(path.read_text(encoding="utf-8")):
+    if path.exists() and not is_untouched(path.read_bytes()):
         return False
     path.write_text(card_text(folder, facts), encoding="utf-8")
     return True
@@ -135,27 +139,62 @@ def card_text(folder: Path, facts: ModelFacts) -> str:
     return _marked(_card(folder, facts))
 
 
-def is_untouched(card: str) -> bool:
+def is_untouched(card: bytes) -> bool:
     """Return whether a page is as plain-vit wrote it."""
-    mark = MARK.search(card)
-    return mark is not None and mark[1] == _hash(card[: mark.start()])
+    text = card.decode(errors="replace")
+    mark = MARK.search(text)
+    return mark is not None and mark[1] == _hash(text[: mark.start()])
 
 
-def addressed(card: str, repo_id: str) -> str:
+def addressed(card: bytes, repo_id: str) -> bytes:
     """Return an untouched page with the id of its repository where the placeholder stands; another one as it is."""
-    mark = MARK.search(card)
-    if mark is None or not is_untouched(card):
+    if not is_untouched(card):
         return card
-    return _marked(re.sub(rf"\b{PLACEHOLDER}/[\w.-]*\w", repo_id, card[: mark.start()]))
+    text = MARK.sub("", card.decode())
+    return _marked(re.sub(rf"\b{PLACEHOLDER}/[\w.-]*\w", repo_id, text)).encode()
 
 
-def source_facts(folder: Path) -> dict[str, Any]:
-    """Return what the page in a source's folder says of licence, base model and data, as arguments of `ModelFacts`."""
-    path = folder / CARD
-    match = REGEX_YAML_BLOCK.search(path.read_text(encoding="utf-8-sig")) if path.is_file() else None
+def facts_of_conversion(report: Report, name: str, revision: str | None = None) -> ModelFacts:
+    """Return what is known of a model that was converted.
+
+    Args:
+        report: Of the conversion. Where its source is a folder or on the Hub, the page there is asked for the licence.
+        name: Title of the page.
+        revision: Of the source on the Hub.
+    """
+    source = Path(report.source)
+    on_hub = not source.exists()
+    layout = f", layout {report.layout}" if report.layout else ""
+    if on_hub:
+        at = f" at `{revision}`" if revision else ""
+        place = f"[{report.source}](https://huggingface.co/{report.source}){at}"
+        cached = huggingface_hub.try_to_load_from_cache(report.source, CARD, revision=revision)
+        said = source_facts(Path(cached)) if isinstance(cached, str) else {}
+    else:
+        place, said = f"`{source.resolve().name}`", source_facts(source / CARD)  # where it lay is nobody's business
+    sentences = [f"Converted from {place}, a checkpoint of {report.format}{layout}."]
+    if report.told:
+        told = ", ".join(f"`{name} = {value!r}`" for name, value in report.told.items())
+        sentences.append(f"What the checkpoint does not say was told by whoever converted it: {told}.")
+    return ModelFacts(
+        name=name,
+        origin=" ".join(sentences),
+        differences=report.differences,
+        base_model=report.source if on_hub else None,
+        environment={package: version(package) for package in ("plain-vit", "torch", "transformers")},
+        **said,
+    )
+
+
+def source_facts(path: Path) -> dict[str, Any]:
+    """Return what the page of a source says of licence and data, as arguments of `ModelFacts`; nothing without one."""
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        match = REGEX_YAML_BLOCK.search(file.read(MAX_CARD))
     try:
         said = yaml.safe_load(match[2]) if match else None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # a source's page is not what decides about its weights
         said = None
     if not isinstance(said, dict):
         return {}

@@ -73,7 +73,7 @@ def test_a_pushed_folder_needs_no_editing_and_opens_with_the_same_numbers(hub: H
     assert push.url.startswith(f"{hub.url}/{REPO}/commit/")
     card = files["README.md"].decode()
     assert f'from_checkpoint("{REPO}")' in card
-    assert is_untouched(card)
+    assert is_untouched(card.encode())
     assert not (folder / "README.md").exists()  # the folder stays as it is
     assert len([path for method, path, status in hub.requests if "/commit/" in path]) == 1
     model = AutoModelForImageClassification.from_pretrained(REPO)
@@ -345,7 +345,7 @@ def test_a_page_that_a_person_edited_on_the_hub_stays(hub: HubEndpoint, folder: 
     assert hub.files(REPO)["README.md"] == mine
     assert torch.equal(logits(from_checkpoint(REPO).model), logits(build(2)))
     push_folder(folder, REPO, allow=["README.md"])
-    assert is_untouched(hub.files(REPO)["README.md"].decode())
+    assert is_untouched(hub.files(REPO)["README.md"])
 
 
 def test_a_page_that_nobody_edited_is_brought_up_to_date(hub: HubEndpoint, folder: Path) -> None:
