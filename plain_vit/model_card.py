@@ -169,9 +169,9 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
         at = f" at `{revision}`" if revision else ""
         place = f"[{report.source}](https://huggingface.co/{report.source}){at}"
         cached = huggingface_hub.try_to_load_from_cache(report.source, CARD, revision=revision)
-        said = source_facts(Path(cached)) if isinstance(cached, str) else {}
+        said = source_facts(Path(cached).parent) if isinstance(cached, str) else {}
     else:
-        place, said = f"`{source.resolve().name}`", source_facts(source / CARD)  # where it lay is nobody's business
+        place, said = f"`{source.resolve().name}`", source_facts(source)  # where it lay is nobody's business
     sentences = [f"Converted from {place}, a checkpoint of {report.format}{layout}."]
     if report.told:
         told = ", ".join(f"`{name} = {value!r}`" for name, value in report.told.items())
@@ -186,8 +186,9 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
     )
 
 
-def source_facts(path: Path) -> dict[str, Any]:
-    """Return what the page of a source says of licence and data, as arguments of `ModelFacts`; nothing without one."""
+def source_facts(folder: Path) -> dict[str, Any]:
+    """Return what the page in a source's folder says of licence and data, as arguments of `ModelFacts`."""
+    path = folder / CARD
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8-sig", errors="replace") as file:

@@ -213,6 +213,6 @@ def test_the_license_of_a_source_is_taken_over_from_its_page(folder: Path) -> No
         ("# no metadata", {}),
     ]:
         (folder / "README.md").write_text(text)
-        assert source_facts(folder / "README.md") == expected
+        assert source_facts(folder) == expected
     (folder / "README.md").unlink()
-    assert source_facts(folder / "README.md") == {}
+    assert source_facts(folder) == {}
