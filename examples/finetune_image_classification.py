@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from plain_vit.errors import PlainViTError, TrainingError
+from plain_vit.model_card import ModelFacts
 from plain_vit.training.arguments import (
     AugmentationOptions,
     DataOptions,
@@ -57,10 +58,12 @@ from plain_vit.training.images import (
 from plain_vit.training.losses import balancing_weights, classification_loss, distillation_loss
 from plain_vit.training.memory import fitting_accumulation, lack_of_memory_explained, training_trial
 from plain_vit.training.metrics import Evaluation, evaluate_classifier
+from plain_vit.training.mistakes import top_accuracy
 from plain_vit.training.models import Teacher, as_saved, head_of, load_classifier, load_teacher, with_lora
 from plain_vit.training.optimization import average_of, freeze, learning_rate_factor, make_optimizer, train_mode
 from plain_vit.training.processes import StopRequest, start_accelerator
 from plain_vit.training.progress import Progress
+from plain_vit.training.publishing import check_repository, publish, training_facts
 from plain_vit.training.report import environment, write_report
 from plain_vit.training.run import RunFolder, move_into, shared_staging, write_file
 from plain_vit.training.snapshots import Snapshots
@@ -79,6 +82,7 @@ class FinetuneArguments(RunOptions, AugmentationOptions, OptimizationOptions, Da
 FREE_ON_RESUME = (
     "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "eval_batch_size",
     "report_to", "report", "picture_every", "dry_run",
+    "license", "push_to_hub", "hub_private",
 )  # fmt: skip
 
 # Where a run begins: how far it is, what it chose, and the sums of loss, right answers and images that it logs.
@@ -96,6 +100,8 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     """
     start = time.perf_counter()
     trackers = tracker_names(arguments.report_to)
+    if arguments.push_to_hub is not None:
+        check_repository(arguments.push_to_hub)
     accelerator = start_accelerator(
         num_processes=arguments.num_processes,
         gradient_accumulation_steps=arguments.gradient_accumulation_steps,
@@ -367,6 +373,15 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         f"{len(plan.held_out)} images, after {results['seconds']} s; the model is in {run.path}"
         + (f", the report is {run.path / 'report' / 'index.html'}" if arguments.report else "")
     )
+    if accelerator.is_main_process:
+        pushed = publish(
+            run.path,
+            model_facts(arguments, data, plan, result, accelerator),
+            repo_id=arguments.push_to_hub,
+            private=arguments.hub_private,
+        )
+        if pushed is not None:
+            say(str(pushed))
     accelerator.end_training()
     accelerator.free_memory()
     return result
@@ -474,7 +489,6 @@ def run_facts(
     arguments: FinetuneArguments, data: ImageClassificationData, plan: Plan, model: nn.Module
 ) -> dict[str, object]:
     """Return what a person wants to know of the run."""
-    splits = {"train": data.train, "validation": data.validation, "test": data.test}
     parameters = list(model.parameters())
     return {
         "started from": arguments.model + (" (architecture only)" if arguments.from_scratch else ""),
@@ -482,13 +496,52 @@ def run_facts(
         "parameters": f"{sum(p.numel() for p in parameters):,}",
         "of them trained": f"{sum(p.numel() for p in parameters if p.requires_grad):,}",
         "data set": arguments.dataset,
-        "images": ", ".join(f"{name} {len(split):,}" for name, split in splits.items() if split is not None),
+        "images": count_images(data),
         "classes": len(data.label_names),
         "steps": f"{plan.total_steps:,} of {arguments.batch_size} images, {plan.epochs:.1f} epochs",
         "optimizer": f"{arguments.optimizer}, weight decay {arguments.weight_decay}",
         "learning rate": f"{arguments.learning_rate}, {arguments.schedule} after {plan.warmup_steps} warm-up steps",
         "seed": arguments.seed,
     }
+
+
+def model_facts(
+    arguments: FinetuneArguments,
+    data: ImageClassificationData,
+    plan: Plan,
+    result: Evaluation,
+    accelerator: Accelerator,
+) -> ModelFacts:
+    """Return what the page of the model says of the run."""
+    recipe = {
+        name: value
+        for group in (OptimizationOptions, AugmentationOptions)
+        for name in (each.name for each in dataclasses.fields(group))
+        if (value := getattr(arguments, name)) not in (None, [], "none") and value is not False
+    }
+    if arguments.teacher is None:
+        recipe = {name: value for name, value in recipe.items() if not name.startswith("distillation")}
+    if arguments.augmentation != "randaugment":
+        recipe = {name: value for name, value in recipe.items() if name not in ("magnitude", "augmentation_layers")}
+    top5 = {"top5_accuracy": top_accuracy(result, 5)} if len(data.label_names) > 5 else {}
+    return training_facts(
+        Path(arguments.output_dir),
+        source=arguments.model,
+        from_scratch=arguments.from_scratch,
+        dataset=arguments.dataset,
+        split_name=plan.held_out_name,
+        results={"accuracy": result.accuracy, **top5},
+        images=count_images(data),
+        recipe={**recipe, "steps": plan.total_steps, "warmup_steps": plan.warmup_steps, "seed": arguments.seed},
+        environment={"processes": str(accelerator.num_processes), **environment()},
+        license=arguments.license,
+    )
+
+
+def count_images(data: ImageClassificationData) -> str:
+    """Say how many images each split has."""
+    splits = {"train": data.train, "validation": data.validation, "test": data.test}
+    return ", ".join(f"{name} {len(split):,}" for name, split in splits.items() if split is not None)
 
 
 def result_facts(plan: Plan, results: dict[str, Any]) -> dict[str, object]:

@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 
+import huggingface_hub
 import numpy as np
 import PIL.Image
 import pytest
@@ -17,6 +18,7 @@ import torch
 from sklearn.metrics import recall_score, top_k_accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from transformers import (
+    AutoModelForImageClassification,
     ConvNextImageProcessor,
     ResNetConfig,
     ResNetForImageClassification,
@@ -25,7 +27,7 @@ from transformers import (
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.analysis import attention_maps, position_similarity
 from plain_vit.analysis.page import html_page
-from plain_vit.errors import TrainingError
+from plain_vit.errors import HubError, TrainingError
 from plain_vit.training import progress as progress_module
 from plain_vit.training.data import load_splits
 from plain_vit.training.metrics import Evaluation
@@ -326,3 +328,66 @@ def test_class_names_are_shown_as_they_are(awkward, script, model_folder, tmp_pa
     page = Page(run / "report" / "index.html")
     assert "i" not in page.tags
     assert {"<i>a&b", "c'd\"e"} <= set(page.cells)
+
+
+# The page of the model, and the Hub
+
+
+def test_page_of_the_model_says_what_came_out_and_how(finished):
+    card = huggingface_hub.ModelCard.load(finished / "README.md")
+    test = load_splits("digits")["test"]
+    results = {result.metric_type: result for result in card.data.eval_results}
+    assert results.keys() == {"accuracy", "top5_accuracy"}
+    assert results["accuracy"].metric_value == read_log(finished)[-1]["test_accuracy"]
+    assert results["accuracy"].dataset_split == "test"
+    assert f"(train 70, test {len(test)})" in card.text
+    assert "| learning_rate | 0.001 |" in card.text
+    assert "distillation" not in card.text
+    assert str(finished.parent) not in card.text  # whose machine it was is nobody's business
+    for picture in ("curves", "confusion_matrix"):
+        assert f"(report/{picture}.png)" in card.text
+
+
+def test_push_sends_model_page_and_report_and_opens_from_the_hub(script, model_folder, tmp_path, hub):
+    run = tmp_path / "run"
+    options = {"model": str(model_folder), "output_dir": str(run), "report_to": "tensorboard", **SHORT}
+    script.finetune(script.FinetuneArguments(
+        **options, push_to_hub="alice/tiny-digits", hub_private=True, license="cc0-1.0"
+    ))  # fmt: skip
+    pushed = AutoModelForImageClassification.from_pretrained("alice/tiny-digits")
+    saved = AutoModelForImageClassification.from_pretrained(run)
+    assert all(torch.equal(tensor, saved.state_dict()[name]) for name, tensor in pushed.state_dict().items())
+    api = huggingface_hub.HfApi(endpoint=hub.url)
+    files = set(api.list_repo_files("alice/tiny-digits"))
+    assert {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "report/index.html",
+        "log.jsonl",
+        "arguments.yaml",
+    } <= files
+    assert not [file for file in files if file.startswith(("checkpoints", "tensorboard", "report/snapshots"))]
+    assert api.model_info("alice/tiny-digits").private
+    card = huggingface_hub.ModelCard.load("alice/tiny-digits")
+    assert card.data.license == "cc0-1.0"
+    assert "alice/tiny-digits" in card.text
+
+
+def test_push_that_fails_leaves_the_model_and_says_how_to_push_it(script, model_folder, tmp_path, hub):
+    run = tmp_path / "run"
+    options = {"model": str(model_folder), "output_dir": str(run), **SHORT}
+    with pytest.raises(HubError, match=f"may not write there.*push it with `plain-vit push {run} jane/digits`"):
+        script.finetune(script.FinetuneArguments(**options, push_to_hub="jane/digits"))
+    AutoModelForImageClassification.from_pretrained(run)
+
+
+def test_push_that_cannot_work_is_refused_before_the_training(script, model_folder, tmp_path, hub, monkeypatch):
+    good = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT}
+    for repo_id, message in (("alice/a b", "cannot be the name"), ("digits", "names no owner")):
+        with pytest.raises(HubError, match=message):
+            script.finetune(script.FinetuneArguments(**good, push_to_hub=repo_id))
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(HubError, match="no token"):
+        script.finetune(script.FinetuneArguments(**good, push_to_hub="alice/digits"))
+    assert not (tmp_path / "run").exists()

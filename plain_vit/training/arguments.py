@@ -58,17 +58,27 @@ class DataOptions:
 
     _argument_group_name: ClassVar[str] = "data"
 
-    dataset: str = option(help="digits, glyphs, an image folder, parquet, a folder of save_to_disk, or a Hub name")
+    dataset: str = option(
+        help="digits, glyphs; a folder of images, of parquet or .tar files, or of save_to_disk; cifar10, cifar100, "
+        "imagenet-1k, pets, flowers, food101, mnist, fashion-mnist, beans; or a Hub name"
+    )
     dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
     image_column: str | None = option(None, help="found by its type if not given")
     label_column: str | None = option(None, help="found by its type if not given")
-    train_split: str = option("train", help="split to learn from")
+    train_split: str | None = option(None, help="split to learn from, or several joined by +; train if not given")
     validation_split: str | None = option(
         None, help="split to choose the best epoch by; found by its name if not given"
     )
     test_split: str | None = option(None, help="held-out split; 'test' if not given and there is one")
     validation_fraction: float = option(0.0, help="part of the training split to carve out as validation split")
     shots_per_class: int | None = option(None, help="learn from this many images per class")
+    label_names: str | None = option(None, help="text file with one class per line, for labels that are plain numbers")
+    corrupted: Literal["stop", "skip"] = option(
+        "stop", help="an image that cannot be read ends the run, or is left out, named and counted"
+    )
+    streaming: bool = option(False, help="read the training images as they come instead of storing them first")
+    stream_images: int | None = option(None, help="how many there are, for a stream that does not say")
+    stream_buffer: int = option(10_000, help="images of a stream among which the next one is drawn")
 
 
 @dataclass(kw_only=True)
@@ -156,6 +166,12 @@ class RunOptions:
     report: bool = option(True, help="draw curves, confusion matrix and mistakes into output_dir/report")
     picture_every: float = option(5.0, help="epochs between looks at attention and positions for the report; 0: none")
     dry_run: bool = option(False, help="print the plan and what it needs, and write nothing")
+
+    license: str | None = option(
+        None, help="of the weights, for their page; what the page of the model says if not given"
+    )
+    push_to_hub: str | None = option(None, help="user/name of the repository that gets the result")
+    hub_private: bool = option(False, help="let nobody else see that repository")
 
 
 # Of these, the one that is given last takes the place of the others.
