@@ -188,15 +188,30 @@ def test_results_keep_the_dtype_and_share_no_storage(dtype: torch.dtype) -> None
     assert len(set(storages)) == len(storages)
 
 
-def test_tensors_that_were_read_for_the_call_are_copied_only_where_they_change() -> None:
+def test_memory_that_nobody_else_has_is_taken_over_where_ours_is_a_contiguous_part_of_it() -> None:
     source = source_tensors()
     ours = convert(ROWS, source, expected_tensors(), CONFIG, owned=True)
-    kept = {
-        name for name, tensor in ours.items() if any(tensor.data_ptr() == one.data_ptr() for one in source.values())
+    copied = convert(ROWS, source, expected_tensors(), CONFIG)
+    spans = [(one.data_ptr(), one.data_ptr() + one.nbytes) for one in source.values()]
+    changed = {
+        name
+        for name, tensor in ours.items()
+        if not any(start <= tensor.data_ptr() and tensor.data_ptr() + tensor.nbytes <= end for start, end in spans)
     }
-    assert kept == {
-        name for name in ours if name.endswith(("norm.weight", "norm.bias", "scale.weight", "projection.bias"))
-    }
+    assert changed == {"projection.weight"}  # the only one whose items stand in another order
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, copied[name])
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    storages = [tensor.untyped_storage().data_ptr() for tensor in ours.values()]
+    assert len(set(storages)) == len(storages)
+
+
+def test_memory_is_not_taken_over_twice() -> None:
+    twice = Transform("TWICE", lambda tensors, config: [tensors[0], tensors[0]], lambda tensors, config: [tensors[0]])
+    expected = {"a": torch.empty(3), "b": torch.empty(3)}
+    ours = convert([Row("one", ("a", "b"), twice)], {"one": torch.randn(3)}, expected, CONFIG, owned=True)
+    assert torch.equal(ours["a"], ours["b"])
+    assert ours["a"].data_ptr() != ours["b"].data_ptr()
 
 
 def test_tables_are_checked_on_the_meta_device() -> None:

@@ -1,12 +1,21 @@
 """Conversion between plain-vit and the other homes of the Vision Transformer."""
 
 from ..errors import AmbiguousCheckpointError
-from .api import Converted, Report, from_checkpoint, from_module, to_checkpoint, to_module
+from .api import (
+    Converted,
+    Report,
+    convert_checkpoint,
+    from_checkpoint,
+    from_module,
+    to_checkpoint,
+    to_module,
+)
 
 __all__ = [
     "AmbiguousCheckpointError",
     "Converted",
     "Report",
+    "convert_checkpoint",
     "from_checkpoint",
     "from_module",
     "to_checkpoint",

@@ -3,14 +3,16 @@
 import copy
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
-from transformers import AutoImageProcessor, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
 
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
@@ -24,22 +26,28 @@ from ..errors import (
     VerificationError,
 )
 from .containers import LazyTensors
-from .engine import Row, convert, ignored_names, revert
+from .engine import Row, convert, ignored_names, revert, stream
 from .format import Description, Format, Hints, Inference, Size
 from .google import GOOGLE
 from .parity import StageDifference, compare_models, probe_images
+from .preprocessing import processor_from_transformers
 from .reading import Checkpoint, read_checkpoint, strip_wrappers
+from .structure import empty_model
 from .timm import TIMM
 from .torchvision import TORCHVISION
+from .transformers import TRANSFORMERS
 from .vit_pytorch import VIT_PYTORCH
-from .writing import staged_file, staged_folder
+from .writing import save_state_dict, staged_file, staged_folder
 
-FORMATS: dict[str, Format] = {format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION, GOOGLE)}
+FORMATS: dict[str, Format] = {format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION, TRANSFORMERS, GOOGLE)}
 
 # Against the same numbers in another order of operations, in float32; the project's one tolerance.
 TOLERANCE = 1e-5
 # Against logits that somebody else computed, perhaps on another machine. Wrong heads or poolings are far beyond.
 REFERENCE_TOLERANCE = 1e-3
+MAX_SHARD_SIZE = "50GB"  # transformers' own default
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,11 @@ def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -
     known = Hints(**hints)
     found, source = _find_module(module, format, known.key)
     description = source.describe_module(found, known)
-    return _model(source, description, found.state_dict()).train(found.training)
+    model, tensors = empty_model(description.config), _without_prefix(found.state_dict(), description.prefix)
+    rows = source.rows(description.config, description.layout)
+    state = convert(rows, tensors, model.state_dict(), description.config, description.ignored)
+    model.load_state_dict(_of_one_dtype(state), assign=True)
+    return _without_empty_head(model).train(found.training)
 
 
 def to_module(model: PreTrainedModel, format: str, *, layout: str | None = None) -> nn.Module:
@@ -151,7 +163,7 @@ def to_module(model: PreTrainedModel, format: str, *, layout: str | None = None)
     for name, tensor in module.state_dict().items():
         if tensor.numel() == 0:  # a class token of no rows
             state.setdefault(name, tensor.to(model.device, model.dtype))
-    module.load_state_dict(state, assign=True)
+    module.load_state_dict(dict(target.for_module(state, config, layout)), assign=True)
     return module.train(model.training)
 
 
@@ -241,7 +253,6 @@ def from_checkpoint(
         MappingError: Tensors are missing, left over or of a wrong shape.
         VerificationError: The source's own model, or the reference, gives other numbers.
     """
-    checkpoint = read_checkpoint(source, key=key, revision=revision)
     hints = Hints(
         num_attention_heads=num_attention_heads,
         head_dim=head_dim,
@@ -258,43 +269,49 @@ def from_checkpoint(
         image_mean=image_mean,
         image_std=image_std,
     )
-    told = {field.name: value for field in fields(hints) if (value := getattr(hints, field.name)) is not None}
-    if (checkpoint.config or {}).get("model_type") == PlainViTConfig.model_type:
-        if superfluous := [
-            *told,
-            *(name for name, value in {"format": format, "reference": reference}.items() if value),
-        ]:
-            raise CheckpointError(
-                f"{source} is a folder of plain-vit's own, whose config.json says everything: leave out "
-                + ", ".join(superfluous)
-            )
-        return _open_ours(source, checkpoint, id2label)
-    settings = checkpoint.config or {}
-    stripped = strip_wrappers(checkpoint.tensors)
-    tensors = LazyTensors({short: checkpoint.tensors.entries[name] for name, short in stripped.names.items()})
-    origin = _format(format) if format is not None else _recognise(tensors, str(source))
-    opening = _Opening(origin, tensors, settings)
-    description, model = opening.try_reference(hints, reference) if reference else opening.open(hints)
-    config = cast(PlainViTConfig, model.config)
-    if id2label is not None:
-        _name_labels(config, id2label)
-    preprocessor = checkpoint.preprocessor_config or {}
-    processor, assumed = origin.image_processor(description.config, settings, preprocessor, hints)
-    unused = ignored_names(set(tensors), description.ignored)
-    report = Report(
-        source=os.fspath(source),
-        format=origin.name,
-        layout=description.layout,
-        config=config,
-        inferences=description.inferences,
-        told=told,
-        used=len(tensors) - len(unused),
-        ignored=unused | dict.fromkeys(stripped.counters, "a counter of the training"),
-        notes=[*(f"wrapper {name!r} removed" for name in stripped.prefixes), *checkpoint.notes, *assumed],
-    )
-    if verify:
-        report = _verified(report, origin, description, tensors, model)
-    return Converted(model, processor, report)
+    recipe, converted = _understand(source, hints, format, revision, reference, id2label)
+    theirs = recipe.source_module() if verify else None
+    converted = replace(converted, model=recipe.load())
+    return converted if theirs is None else _verified(converted, recipe, theirs)
+
+
+def convert_checkpoint(
+    source: str | os.PathLike[str], folder: str | os.PathLike[str], *, verify: bool = True, **options: Any
+) -> Converted:
+    """Write a checkpoint of any known source as a Hugging Face folder, with a bar that shows the bytes per second.
+
+    Without a comparison the tensors go from file to file, one row of the table at a time.
+
+    Args:
+        source: As for `from_checkpoint`.
+        folder: Where to write: a folder that is there and empty, such as that of `writing.staged_folder`.
+        verify: Compare with the source's own model first, where its package is installed and both fit in memory.
+        **options: As for `from_checkpoint`.
+
+    Returns:
+        As `from_checkpoint`; without a comparison the model's parameters are on the meta device.
+
+    Raises:
+        PlainViTError: As from `from_checkpoint`; what the folder then holds is not whole.
+    """
+    other = [options.pop(name, None) for name in ("format", "revision", "reference", "id2label")]
+    recipe, converted = _understand(source, Hints(**options), *other)
+    theirs = recipe.source_module() if verify else None
+    if isinstance(theirs, nn.Module):
+        converted = _verified(replace(converted, model=recipe.load()), recipe, theirs)
+        tensors: Any = converted.model.state_dict()
+    else:
+        converted = replace(converted, model=recipe.plan())
+        converted = converted if theirs is None else _verified(converted, recipe, theirs)
+        tensors = recipe.stream()
+    model = converted.model
+    _save_config(model, Path(folder))
+    # Files and metadata as `save_pretrained` makes them: both ways give the same bytes.
+    path, metadata = Path(folder, "model.safetensors"), {"format": "pt"}
+    save_state_dict(tensors, path, metadata, like=model.state_dict(), max_shard_size=MAX_SHARD_SIZE)
+    if converted.image_processor is not None:
+        converted.image_processor.save_pretrained(folder)
+    return converted
 
 
 def to_checkpoint(
@@ -305,16 +322,21 @@ def to_checkpoint(
     image_processor: Any | None = None,
     layout: str | None = None,
     force: bool = False,
+    sources: Iterable[str | os.PathLike[str]] = (),
 ) -> None:
     """Write our model as another package's own checkpoint, with every tensor bit for bit.
 
     Args:
-        model: A `PlainViTForImageClassification`, or a `PlainViTModel`.
-        path: A new file or folder, as the format has it: `.pt` or `.safetensors` for vit_pytorch, a folder for timm.
+        model: A `PlainViTForImageClassification`, or a `PlainViTModel`; for transformers also a
+            `PlainViTForMaskedImageModeling`.
+        path: A new file or folder, as the format has it: `.pt` or `.safetensors` for vit_pytorch, a folder for timm and
+            transformers.
         format: One of `FORMATS`; its package is not needed.
         image_processor: Written beside the model, where the format has a place for it.
-        layout: Which of the format's layouts, such as the release of vit-pytorch; today's if not given.
+        layout: Which of the format's layouts, such as the release of vit-pytorch or the class of transformers; if not
+            given today's, or the first class that can hold the model.
         force: Replace what is there.
+        sources: Files and folders that the model came from, none of which the output may replace.
 
     Raises:
         ExportError: lists every part that the target cannot express.
@@ -326,36 +348,179 @@ def to_checkpoint(
         raise OutputError(
             f"{path} ends in {suffix!r}: a checkpoint of {format} is a file, {' or '.join(target.suffixes)}"
         )
-    with (staged_file if target.suffixes else staged_folder)(path, force=force) as staged:
+    with (staged_file if target.suffixes else staged_folder)(path, force=force, sources=sources) as staged:
         target.write(config, tensors, staged, image_processor, layout)
 
 
+@dataclass
+class _Recipe:
+    """How a checkpoint becomes ours: all is known but the values of its tensors, none of which has been read.
+
+    Args:
+        whole: Our model on the meta device, with the names that the rows have.
+        rows: The conversion table.
+        tensors: The source's tensors, by the names that the rows have.
+        description: What the checkpoint was found to be.
+        origin: Its format; None for our own.
+    """
+
+    whole: PreTrainedModel
+    rows: Sequence[Row]
+    tensors: LazyTensors
+    description: Description
+    origin: Format | None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that is handed out: without a classifier only the encoder."""
+        return self.whole if self.origin is None else _without_empty_head(self.whole)
+
+    def load(self, converted: dict[tuple[object, ...], dict[str, torch.Tensor]] | None = None) -> PreTrainedModel:
+        """Give the model its weights; `converted` remembers them between equal tables."""
+        key = (self.description.layout, *((name, tensor.shape) for name, tensor in self.whole.state_dict().items()))
+        state = (converted or {}).get(key)
+        if state is None:
+            state = self._convert(self.tensors.mapped(), owned=True)
+            if converted is not None:
+                converted[key] = state
+        self.whole.load_state_dict(state, assign=True)
+        return self.model.eval()
+
+    def plan(self) -> PreTrainedModel:
+        """Hold names, shapes and dtypes against the model, which takes the dtype and stays on the meta device."""
+        try:
+            self.whole.load_state_dict(self._convert(self.tensors.meta()), assign=True)
+        except MappingError:
+            deque(self.stream(), maxlen=0)  # says what is wrong with the values too
+            raise
+        return self.model.eval()
+
+    def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Read and convert the tensors, one after the other, by the names in the model that is handed out."""
+        prefix = "" if self.model is self.whole else "vit."
+        expected, description = self.whole.state_dict(), self.description
+        tensors = self.tensors.mapped()
+        for name, tensor in stream(self.rows, tensors, expected, description.config, description.ignored):
+            yield name.removeprefix(prefix), tensor
+
+    def source_module(self) -> nn.Module | str:
+        """Build the source's own model, still with weights of its own, or return the reason why there is none."""
+        if self.origin is None:
+            return "the source is plain-vit's own"
+        # Theirs as it is built and what it is then given, and ours; of another dtype, both again in float32.
+        dtypes = {entry.dtype for entry in self.tensors.entries.values()}
+        parameters = sum(parameter.numel() for parameter in self.whole.parameters())
+        needed = 4 * parameters * (3 if dtypes == {torch.float32} else 5)
+        if needed > _free_memory():
+            return f"{needed / 1e9:.1f} GB of memory are not free"
+        try:
+            return self.origin.build_module(self.description.config, self.description.layout)
+        except (ExportError, ImportError) as error:
+            return str(error)
+
+    def source_tensors(self) -> dict[str, torch.Tensor]:
+        """Read what the source's own model is made of."""
+        tensors, description = self.tensors.mapped(), self.description
+        unused = ignored_names(tensors, description.ignored)
+        used = {name: tensors[name] for name in tensors if name not in unused}
+        named = self.origin.for_module(used, description.config, description.layout) if self.origin else used
+        return dict(named)
+
+    def _convert(self, tensors: Mapping[str, torch.Tensor], owned: bool = False) -> dict[str, torch.Tensor]:
+        expected, description = self.whole.state_dict(), self.description
+        state = convert(self.rows, tensors, expected, description.config, description.ignored, owned=owned)
+        return _of_one_dtype(state)
+
+
+def _understand(
+    source: str | os.PathLike[str],
+    hints: Hints,
+    format: str | None,
+    revision: str | None,
+    reference: tuple[torch.Tensor, torch.Tensor] | None,
+    id2label: Mapping[int, str] | Sequence[str] | None,
+) -> tuple[_Recipe, Converted]:
+    """Find out what a checkpoint is; what it becomes is still on the meta device."""
+    checkpoint = read_checkpoint(source, key=hints.key, revision=revision)
+    told = {field.name: value for field in fields(hints) if (value := getattr(hints, field.name)) is not None}
+    settings, preprocessor = checkpoint.config or {}, checkpoint.preprocessor_config or {}
+    if settings.get("model_type") == PlainViTConfig.model_type:
+        said = {**told, "format": format, "reference": reference}
+        if superfluous := [name for name, value in said.items() if value is not None]:
+            raise CheckpointError(
+                f"{source} is a folder of plain-vit's own, whose config.json says everything: leave out "
+                + ", ".join(superfluous)
+            )
+        recipe = _recipe_of_ours(source, checkpoint)
+        # With the PIL backend, as from every other source: its pixels are exactly the source's.
+        processor = processor_from_transformers(preprocessor, settings) if preprocessor else None
+        notes: list[str] = []
+        counters: tuple[str, ...] = ()
+    else:
+        stripped = strip_wrappers(checkpoint.tensors)
+        tensors = LazyTensors({short: checkpoint.tensors.entries[name] for name, short in stripped.names.items()})
+        origin = _format(format) if format is not None else _recognise(tensors, str(source))
+        opening = _Opening(origin, tensors, settings)
+        recipe = opening.recipe(opening.try_reference(hints, reference) if reference else opening.describe(hints))
+        processor, assumed = origin.image_processor(recipe.description.config, settings, preprocessor, hints)
+        notes = [*(f"wrapper {name!r} removed" for name in stripped.prefixes), *assumed]
+        counters = stripped.counters
+    config = cast(PlainViTConfig, recipe.whole.config)
+    if id2label is not None:
+        _name_labels(config, id2label)
+    unused = ignored_names(recipe.tensors, recipe.description.ignored)
+    report = Report(
+        source=os.fspath(source),
+        format=PlainViTConfig.model_type if recipe.origin is None else recipe.origin.name,
+        layout=recipe.description.layout,
+        config=config,
+        inferences=recipe.description.inferences,
+        told=told,
+        used=len(recipe.tensors) - len(unused),
+        ignored=unused | dict.fromkeys(counters, "a counter of the training"),
+        notes=[*checkpoint.notes, *notes],
+    )
+    return recipe, Converted(recipe.model, processor, report)
+
+
+def _recipe_of_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> _Recipe:
+    """Read a folder of our own, in which every tensor of the model has to be there and nothing else."""
+    config = PlainViTConfig.from_dict(checkpoint.config or {})
+    named = config.architectures or ["PlainViTForImageClassification"]
+    if len(named) != 1 or named[0] not in modeling.__all__:
+        raise CheckpointError(f"{source} is of {', '.join(named)}: expected one of {', '.join(modeling.__all__)}")
+    with torch.device("meta"):
+        model: PreTrainedModel = getattr(modeling, named[0])(config)
+    rows = [Row(name, name) for name in model.state_dict()]
+    return _Recipe(model, rows, checkpoint.tensors, Description(config), None)
+
+
 class _Opening:
-    """One checkpoint that is being opened, perhaps in more than one way."""
+    """A checkpoint of another package that is being opened, perhaps in more than one way."""
 
     def __init__(self, origin: Format, tensors: LazyTensors, settings: Mapping[str, Any]):
         self.origin = origin
         self.tensors = tensors
         self.settings = settings
-        self.converted: dict[tuple[object, ...], dict[str, torch.Tensor]] = {}
-
-    def open(self, hints: Hints) -> tuple[Description, PreTrainedModel]:
-        """Open it in the one way that it can be understood."""
-        description = self.describe(hints)
-        return description, _model(self.origin, description, self.tensors)
 
     def describe(self, hints: Hints) -> Description:
+        """Describe it in the one way that it can be understood."""
         return self.origin.describe_checkpoint(self.tensors.meta(), self.settings, hints)
 
-    def try_reference(
-        self, hints: Hints, reference: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[Description, PreTrainedModel]:
-        """Open it in every way that it can be understood, and return the one that gives these logits."""
+    def recipe(self, description: Description) -> _Recipe:
+        """Return how the checkpoint becomes ours if it is this."""
+        tensors = LazyTensors(_without_prefix(self.tensors.entries, description.prefix))
+        rows = self.origin.rows(description.config, description.layout)
+        return _Recipe(empty_model(description.config), rows, tensors, description, self.origin)
+
+    def try_reference(self, hints: Hints, reference: tuple[torch.Tensor, torch.Tensor]) -> Description:
+        """Describe it in every way that it can be understood, and return the one that gives these logits."""
         pixel_values, logits = reference
         tried = []
+        converted: dict[tuple[object, ...], dict[str, torch.Tensor]] = {}
         for complete, description in self.possible(hints, pixel_values):
-            model = _model(self.origin, description, self.tensors, self.converted)
-            tried.append((_distance(model, pixel_values, logits), complete, description, model))
+            model = self.recipe(description).load(converted)
+            tried.append((_distance(model, pixel_values, logits), complete, description))
         fitting = [attempt for attempt in tried if attempt[0] <= REFERENCE_TOLERANCE]
         if not fitting:
             nearest = min((attempt[0] for attempt in tried), default=math.inf)
@@ -370,10 +535,10 @@ class _Opening:
                 "the reference fits several ways to read the checkpoint; give more images, or:",
                 {name: values for name, values in remaining.items() if len(values) > 1},
             )
-        ((distance, complete, description, model),) = fitting
+        ((distance, complete, description),) = fitting
         found = f"the reference, off by {distance:.1e} of its largest logit; {len(tried)} ways were tried"
         inferences = [Inference(name, getattr(complete, name), found) for name in asked]
-        return replace(description, inferences=[*description.inferences, *inferences]), model
+        return replace(description, inferences=[*description.inferences, *inferences])
 
     def possible(self, hints: Hints, pixel_values: torch.Tensor) -> list[tuple[Hints, Description]]:
         """Return every way to complete the hints, with what the checkpoint then is."""
@@ -410,81 +575,41 @@ def _distance(model: PreTrainedModel, pixel_values: torch.Tensor, logits: torch.
     return ((got - logits).abs().max() / logits.abs().max()).item()
 
 
-def _model(
-    origin: Format,
-    description: Description,
-    tensors: Mapping[str, torch.Tensor],
-    converted: dict[tuple[object, ...], dict[str, torch.Tensor]] | None = None,
-) -> PreTrainedModel:
-    """Build our model of a description and give it the tensors; `converted` remembers them between equal tables."""
-    with torch.device("meta"):
-        model = modeling.PlainViTForImageClassification(copy.deepcopy(description.config))
-    expected = model.state_dict()
-    key = (description.layout, *((name, tensor.shape) for name, tensor in expected.items()))
-    state = (converted or {}).get(key)
-    if state is None:
-        source = _Renamed(tensors, description.prefix)
-        rows = origin.rows(description.config, description.layout)
-        owned = isinstance(tensors, LazyTensors)
-        state = convert(rows, source, expected, description.config, description.ignored, owned=owned)
-        dtypes = {str(tensor.dtype) for tensor in state.values()}
-        if len(dtypes) > 1:
-            raise CheckpointError(f"the tensors are of several dtypes, {', '.join(sorted(dtypes))}: save them in one")
-        if converted is not None:
-            converted[key] = state
-    model.load_state_dict(state, assign=True)
+def _without_empty_head(model: PreTrainedModel) -> PreTrainedModel:
     # Without a classifier DeiT's output is still the mean of two tokens, which only the classification model takes.
-    headed = description.config.num_labels or description.config.use_distillation_token
-    return model.eval() if headed else model.vit.eval()
+    headed = model.config.num_labels or model.config.use_distillation_token
+    return model if headed or isinstance(model, modeling.PlainViTForMaskedImageModeling) else cast(Any, model).vit
 
 
-class _Renamed(Mapping[str, torch.Tensor]):
-    """The tensors of a source without the prefix of its model; those that do not have it keep their names."""
+def _of_one_dtype(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    dtypes = {str(tensor.dtype) for tensor in state.values()}
+    if len(dtypes) > 1:
+        raise CheckpointError(f"the tensors are of several dtypes, {', '.join(sorted(dtypes))}: save them in one")
+    return state
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str):
-        self.tensors = tensors
-        self.names = {name.removeprefix(prefix): name for name in tensors}
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self.tensors[self.names[name]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __contains__(self, name: object) -> bool:  # Mapping's own would read the tensor
-        return name in self.names
+def _without_prefix(tensors: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """Name a source's tensors without the prefix of its model; those that do not have it keep their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def _our_tensors(model: PreTrainedModel) -> tuple[PlainViTConfig, dict[str, torch.Tensor]]:
     """Return the configuration and the tensors by the names in the tables; without a classifier `num_labels` is 0."""
     config = cast(PlainViTConfig, copy.deepcopy(model.config))
+    config.architectures = [type(model).__name__]
     if isinstance(model, modeling.PlainViTModel):
         config.num_labels = 0
         return config, {f"vit.{name}": tensor for name, tensor in model.state_dict().items()}
     return config, model.state_dict()
 
 
-def _open_ours(
-    source: str | os.PathLike[str], checkpoint: Checkpoint, id2label: Mapping[int, str] | Sequence[str] | None
-) -> Converted:
-    """Open a folder of our own, in which every tensor of the model has to be there and nothing else."""
-    config = PlainViTConfig.from_dict(checkpoint.config or {})
-    named = config.architectures or ["PlainViTForImageClassification"]
-    if len(named) != 1 or named[0] not in modeling.__all__:
-        raise CheckpointError(f"{source} is of {', '.join(named)}: expected one of {', '.join(modeling.__all__)}")
-    with torch.device("meta"):
-        model: PreTrainedModel = getattr(modeling, named[0])(config)
-    expected = model.state_dict()
-    rows = [Row(name, name) for name in expected]
-    model.load_state_dict(convert(rows, checkpoint.tensors, expected, config, owned=True), assign=True)
-    if id2label is not None:
-        _name_labels(cast(PlainViTConfig, model.config), id2label)
-    processor = AutoImageProcessor.from_pretrained(checkpoint.path) if checkpoint.preprocessor_config else None
-    report = Report(os.fspath(source), "plain_vit", None, config, (), {}, len(expected), {}, checkpoint.notes)
-    return Converted(model.eval(), processor, report)
+def _save_config(model: PreTrainedModel, folder: Path) -> None:
+    """Write what `save_pretrained` writes beside the weights: config.json and the code that travels."""
+    model.config.dtype = str(model.dtype).removeprefix("torch.")
+    model.config.architectures = [type(model).__name__]
+    if model.is_remote_code():
+        custom_object_save(model, folder, config=cast(Any, model.config))
+    model.config.save_pretrained(folder)
 
 
 def _recognise(tensors: Mapping[str, torch.Tensor], source: str) -> Format:
@@ -510,39 +635,27 @@ def _format(name: str) -> Format:
 def _name_labels(config: PlainViTConfig, labels: Mapping[int, str] | Sequence[str]) -> None:
     named = dict(labels.items() if isinstance(labels, Mapping) else enumerate(labels))
     if sorted(named) != list(range(config.num_labels or 0)):
-        raise ValueError(f"id2label names {len(named)} labels: expected {config.num_labels}, numbered from 0")
+        raise CheckpointError(f"id2label names {len(named)} labels: expected {config.num_labels}, numbered from 0")
     config.id2label = named
     config.label2id = {name: index for index, name in named.items()}
 
 
-def _verified(
-    report: Report,
-    origin: Format,
-    description: Description,
-    tensors: Mapping[str, torch.Tensor],
-    model: PreTrainedModel,
-) -> Report:
-    """Hold our model against the source's own, stage by stage, in float32.
+def _verified(converted: Converted, recipe: _Recipe, theirs: nn.Module | str) -> Converted:
+    """Hold our model against the source's own, stage by stage, in float32, or note why it is not.
 
     Raises:
         VerificationError: The largest difference is beyond the tolerance.
     """
-    needed = 4 * sum(parameter.numel() for parameter in model.parameters()) * (1 if model.dtype == torch.float32 else 2)
-    if needed > _free_memory():
-        return replace(report, notes=[*report.notes, f"not verified: {needed / 1e9:.1f} GB of memory are not free"])
-    try:
-        theirs = origin.build_module(description.config, description.layout)
-    except (ExportError, ImportError) as error:
-        return replace(report, notes=[*report.notes, f"not verified: {error}"])
-    source = _Renamed(tensors, description.prefix)
-    unused = ignored_names(set(source), description.ignored)
-    theirs.load_state_dict({name: source[name] for name in source if name not in unused}, assign=True)
+    report, model = converted.report, converted.model
+    if isinstance(theirs, str):
+        return replace(converted, report=replace(report, notes=[*report.notes, f"not verified: {theirs}"]))
+    theirs.load_state_dict(recipe.source_tensors(), assign=True)
     ours = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
-    differences = compare_models(theirs.float().eval(), ours, probe_images(description.config))
+    differences = compare_models(theirs.float().eval(), ours, probe_images(report.config))
     report = replace(report, differences=differences)
     if any(not stage.relative <= TOLERANCE for stage in differences):
         raise VerificationError(f"our model and the source's own differ by more than {TOLERANCE}:\n{report}")
-    return report
+    return replace(converted, report=report)
 
 
 def _free_memory() -> int:

@@ -2,7 +2,8 @@
 
 Opening reads and checks headers only: names, shapes, dtypes and where the bytes lie. Nothing that a header declares is
 allocated before it has been held against the size of the file, no code in a file is run, and each tensor's bytes are
-read when it is asked for, into memory of its own: a file that changes underneath is noticed, not mapped.
+read when it is asked for, into memory of its own; a file that changes meanwhile is noticed. `LazyTensors.mapped` maps
+safetensors files instead, which are replaced and not overwritten by what saves them; torch.save overwrites.
 """
 
 import io
@@ -18,7 +19,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -33,6 +34,7 @@ MAX_HEADER_BYTES = 16 * 2**20
 MAX_TENSORS = 50_000
 MAX_PICKLE_OPCODES = 2_000_000
 CHUNK_BYTES = 16 * 2**20
+HUGE_PAGE = 2 * 2**20
 
 # A compressed .npz may hold zeros (the heads of the ImageNet-21k originals are), which shrink a thousandfold.
 UNPACKED_PER_PACKED_BYTE = 20
@@ -106,11 +108,20 @@ IGNORED_GLOBALS = {
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor's shape and dtype, and the function that reads or computes it, afresh at each call."""
+    """A tensor's shape and dtype, and the function that reads or computes it, afresh at each call.
+
+    Args:
+        shape: Of the tensor.
+        dtype: Of the tensor.
+        read: Gives it in memory of its own.
+        map: Gives it as a private mapping of its file, which costs no memory until it is changed; None where there is
+            none.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     read: Callable[[], torch.Tensor]
+    map: Callable[[], torch.Tensor] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -139,6 +150,10 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 
     def __contains__(self, name: object) -> bool:  # Mapping's own would read the tensor
         return name in self.entries
+
+    def mapped(self) -> "LazyTensors":
+        """Return the same tensors, mapped from their files where that can be."""
+        return LazyTensors({name: replace(entry, read=entry.map or entry.read) for name, entry in self.entries.items()})
 
     def meta(self) -> dict[str, torch.Tensor]:
         """Return tensors on the meta device: names, shapes and dtypes, without reading."""
@@ -180,17 +195,19 @@ class _File:
             file.seek(offset)
             return _read_into(file, nbytes, self.path).view(dtype)
 
+    def map(self, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+        """Map what `read` would read; what is written to the tensor stays in this process."""
+        if nbytes == 0 or offset % dtype.itemsize:  # torch computes on aligned items only
+            return self.read(offset, nbytes, dtype)
+        before = offset % mmap.ALLOCATIONGRANULARITY
+        with self.open() as file:
+            pages = mmap.mmap(file.fileno(), before + nbytes, access=mmap.ACCESS_COPY, offset=offset - before)
+        return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=before).view(dtype)
+
 
 def _read_into(file: IO[bytes], nbytes: int, path: Path) -> torch.Tensor:
     """Read exactly `nbytes` into a fresh tensor, (nbytes,) of uint8."""
-    if nbytes < 2**20:
-        buffer = torch.empty(nbytes, dtype=torch.uint8)
-    else:  # pages of their own go back to the system at once; of malloc's, five freed tensors were seen to stay
-        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: a third of the processor time, where the kernel offers it
-            with suppress(OSError):
-                pages.madvise(mmap.MADV_HUGEPAGE)
-        buffer = torch.frombuffer(pages, dtype=torch.uint8)
+    buffer = _fresh(nbytes)
     view, filled = buffer.numpy().data, 0
     while filled < nbytes:
         count = file.readinto(view[filled : filled + CHUNK_BYTES])  # type: ignore[attr-defined]
@@ -198,6 +215,19 @@ def _read_into(file: IO[bytes], nbytes: int, path: Path) -> torch.Tensor:
             raise CheckpointError(f"{path} ends {nbytes - filled} bytes too early: download or copy it again.")
         filled += count
     return buffer
+
+
+def _fresh(nbytes: int) -> torch.Tensor:
+    """Return memory that is not yet filled, (nbytes,) of uint8."""
+    if nbytes < HUGE_PAGE:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    # Pages of their own go back to the system at once; of malloc's, five freed tensors were seen to stay.
+    pages = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -torch.frombuffer(pages, dtype=torch.uint8).data_ptr() % HUGE_PAGE
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: a third of the processor time, where the kernel offers it
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE, start, nbytes // HUGE_PAGE * HUGE_PAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=start)
 
 
 # ---- safetensors ----
@@ -230,7 +260,10 @@ def open_safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
     for name, entry in header.items():
         shape, dtype, begin, end = _safetensors_entry(path, name, entry)
         spans.append((begin, end, name))
-        entries[name] = LazyTensor(shape, dtype, partial(_read_safetensors, file, data_start + begin, shape, dtype))
+        place = data_start + begin, shape, dtype
+        entries[name] = LazyTensor(
+            shape, dtype, partial(_safetensor, file.read, *place), partial(_safetensor, file.map, *place)
+        )
 
     position = 0
     for begin, end, name in sorted(spans):
@@ -291,8 +324,10 @@ def _check_shape(where: str, shape: tuple[int, ...] | list[int]) -> None:
         raise CheckpointError(f"{where} has the impossible shape {tuple(shape)!r:.200}: the file is damaged.")
 
 
-def _read_safetensors(file: _File, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return file.read(offset, math.prod(shape) * dtype.itemsize, dtype).reshape(shape)
+def _safetensor(
+    take: Callable[[int, int, torch.dtype], torch.Tensor], offset: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    return take(offset, math.prod(shape) * dtype.itemsize, dtype).reshape(shape)
 
 
 def parse_json(text: bytes, what: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 import torch
 
@@ -89,7 +90,8 @@ def convert(
         expected: Our model's state dict, for its names and shapes; it may be on the meta device.
         config: Our model's configuration, for the transforms.
         ignored: Patterns of source names (`*` matches anything) that no row needs, each with its reason.
-        owned: `tensors` reads each tensor into memory of its own: what needs no change is not copied once more.
+        owned: Nobody else has what `tensors` gives: its memory is taken over instead of copied, wherever ours is a
+            contiguous part of it.
 
     Returns:
         Our names with contiguous tensors of the source's dtype and device; no storage is shared.
@@ -97,7 +99,10 @@ def convert(
     Raises:
         MappingError: names every tensor that is missing, left over, claimed twice, of another shape or not finite.
     """
-    return dict(stream(rows, tensors, expected, config, ignored, owned=owned))
+    result: dict[str, torch.Tensor] = {}
+    for converted in _converted_groups(rows, tensors, expected, config, ignored):
+        result |= _taken_over(converted) if owned else {name: _copy(tensor) for name, tensor in converted.items()}
+    return result
 
 
 def stream(
@@ -106,14 +111,25 @@ def stream(
     expected: Mapping[str, torch.Tensor],
     config: PlainViTConfig,
     ignored: Sequence[tuple[str, str]] = (),
-    *,
-    owned: bool = False,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Do what `convert` does one row at a time, for sources that do not fit in memory.
 
-    Each tensor of the source is taken once. After a wrong name nothing is handed out; all other faults are raised
-    together at the end, so what was made of the stream counts only when it came to its end.
+    Each tensor of the source is taken once, and what is handed out may be a view of it. After a wrong name nothing is
+    handed out; all other faults are raised together at the end, so what was made of the stream counts only when it came
+    to its end.
     """
+    for converted in _converted_groups(rows, tensors, expected, config, ignored):
+        yield from converted.items()
+
+
+def _converted_groups(
+    rows: Sequence[Row],
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
+    config: PlainViTConfig,
+    ignored: Sequence[tuple[str, str]],
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Hand out what each group of source tensors becomes, by our names."""
     groups, faults = _groups(rows, expected)
     used = Counter(source for group in groups for source in group.sources)
     faults += [f"{uses} rows use {source!r}" for source, uses in used.items() if uses > 1]
@@ -132,10 +148,8 @@ def stream(
             given = [tensors[source].detach() for source in group.sources]
             converted, wrong = _convert_group(group, given, expected, config)
             faults += wrong
-            if complete:
-                for name, tensor in converted.items():
-                    unchanged = owned and tensor.is_contiguous() and any(tensor is taken for taken in given)
-                    yield name, tensor if unchanged else tensor.clone(memory_format=torch.contiguous_format)
+            if complete and not wrong:
+                yield converted
     if faults:
         raise MappingError("the tensors do not fit the model that the configuration describes:", faults)
 
@@ -163,6 +177,25 @@ def _convert_group(
         elif not _is_finite(tensor):
             faults.append(f"{described} makes {name!r} with NaN or infinite values")
     return dict(zip(group.ours, converted, strict=True)), faults
+
+
+def _taken_over(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Give each tensor a storage of its own: the part of memory that it fills, where no other one reaches into that."""
+    spans = sorted((tensor.data_ptr(), tensor.nbytes) for tensor in tensors.values() if tensor.is_contiguous())
+    apart = all(start + nbytes <= later for (start, nbytes), (later, _) in pairwise(spans))
+    return {
+        name: _within_its_span(tensor) if apart and tensor.is_contiguous() else _copy(tensor)
+        for name, tensor in tensors.items()
+    }
+
+
+def _within_its_span(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor over the same memory, whose storage ends where the tensor does."""
+    return torch.from_numpy(tensor.reshape(-1).view(torch.uint8).numpy()).view(tensor.dtype).reshape(tensor.shape)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
@@ -193,7 +226,7 @@ def revert(rows: Sequence[Row], ours: Mapping[str, torch.Tensor], config: PlainV
     for group in groups:
         reverted = group.transform.to_source([ours[name].detach() for name in group.ours], config)
         for source, tensor in zip(group.sources, reverted, strict=True):
-            result[source] = tensor.clone(memory_format=torch.contiguous_format)
+            result[source] = _copy(tensor)
     return result
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -252,7 +253,7 @@ def save_state_dict(
     max_shard_size: int | str | None = None,
     progress: bool = True,
 ) -> list[Path]:
-    """Write tensors as safetensors, holding one at a time, and sync them to the disk.
+    """Write tensors as safetensors, one while the next is made, and sync them to the disk.
 
     Args:
         tensors: The tensors by name, or pairs of name and tensor in any order, which are taken one after the other.
@@ -306,15 +307,15 @@ def save_state_dict(
             total=sum(sizes.values()), unit="B", unit_scale=True, desc=f"Writing {path.name}", disable=not progress
         )
         stack.enter_context(bar)
+        writer = stack.enter_context(ThreadPoolExecutor(1))
+        written_before = writer.submit(lambda: None)
         for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
             if name not in places or tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
                 raise OutputError(f"{path}: {name!r} of {tuple(tensor.shape)} and {tensor.dtype} was not announced.")
-            file, offset = places.pop(name)
-            file.seek(offset)
-            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            for start in range(0, len(data), CHUNK_BYTES):
-                bar.update(file.write(data[start : start + CHUNK_BYTES]))
-            del tensor, data  # before the next one is read
+            written_before.result()
+            written_before = writer.submit(_write_tensor, tensor, *places.pop(name), bar)
+            del tensor  # the writer lets go of it before the one after the next is made
+        written_before.result()
         if places:
             raise OutputError(f"{path}: {len(places)} tensors never came, {next(iter(places))!r} among them.")
         if len(shards) > 1:
@@ -323,6 +324,13 @@ def save_state_dict(
             stack.enter_context(_fresh_file(index)).write(json.dumps(table, indent=2).encode() + b"\n")
             written.append(index)
     return written
+
+
+def _write_tensor(tensor: torch.Tensor, file: IO[bytes], offset: int, bar: tqdm) -> None:
+    file.seek(offset)
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    for start in range(0, len(data), CHUNK_BYTES):
+        bar.update(file.write(data[start : start + CHUNK_BYTES]))
 
 
 @contextmanager
