@@ -163,7 +163,12 @@ class MaskedPrediction(nn.Module):
         self.model = model
 
     def forward(
-        self, pixel_values: torch.Tensor, seen: torch.Tensor, hidden: torch.Tensor, predicted: torch.Tensor
+        self,
+        pixel_values: torch.Tensor,
+        seen: torch.Tensor,
+        hidden: torch.Tensor,
+        predicted: torch.Tensor,
+        each: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean loss, and how many of the predictions are right: 0 where pixels are predicted.
 
@@ -172,9 +177,19 @@ class MaskedPrediction(nn.Module):
             seen: What the model sees of them, likewise.
             hidden: Patches that it does not see, true in (B, h, w).
             predicted: Patches that it predicts, true in (B, h, w).
+            each: Return both for each image, of shape (B,).
         """
         output = self.model.vit(seen, bool_masked_pos=hidden, return_dict=True)
         features = self.model.tokens_to_map(output.last_hidden_state, *seen.shape[-2:])
+        if not each:
+            return self._judge(features, pixel_values, predicted)
+        one_by_one = zip(features.split(1), pixel_values.split(1), predicted.split(1), strict=True)
+        losses, right = zip(*(self._judge(*parts) for parts in one_by_one), strict=True)
+        return torch.stack(losses), torch.stack(right)
+
+    def _judge(
+        self, features: torch.Tensor, pixel_values: torch.Tensor, predicted: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         decoder: Any = self.model.decoder
         _, logits, loss = decoder(features, pixel_values, predicted)
         if logits is None:

@@ -223,6 +223,8 @@ def _with_labels(config: PreTrainedConfig, label_names: list[str]) -> PreTrained
     config.id2label = dict(enumerate(label_names))
     config.label2id = {name: number for number, name in enumerate(label_names)}
     config.problem_type = "single_label_classification"
+    if getattr(config, "use_mask_token", False):
+        config.use_mask_token = False  # only pre-training reads it, and processes would wait for its gradient
     return config
 
 
