@@ -49,7 +49,9 @@ from plain_vit.training.dry_run import describe_needs, measure_needs, text_table
 from plain_vit.training.images import (
     AugmentedImages,
     ProcessedImages,
+    ReadableImages,
     ShuffledStream,
+    UnreadableImages,
     batch_mixing,
     input_size,
     randomness,
@@ -67,6 +69,7 @@ from plain_vit.training.publishing import check_repository, publish, training_fa
 from plain_vit.training.report import environment, write_report
 from plain_vit.training.run import RunFolder, move_into, shared_staging, write_file
 from plain_vit.training.snapshots import Snapshots
+from plain_vit.training.streaming import StreamedImages, streamed_batches
 from plain_vit.training.trackers import start_trackers, tracker_names
 
 
@@ -86,7 +89,14 @@ FREE_ON_RESUME = (
 )  # fmt: skip
 
 # Where a run begins: how far it is, what it chose, and the sums of loss, right answers and images that it logs.
-START: dict[str, Any] = {"step": 0, "best_accuracy": -1.0, "stale": 0, "window": [0.0] * 3, "since": [0.0] * 3}
+START: dict[str, Any] = {
+    "step": 0,
+    "best_accuracy": -1.0,
+    "stale": 0,
+    "window": [0.0] * 3,
+    "since": [0.0] * 3,
+    "unreadable": 0,
+}
 
 
 def finetune(arguments: FinetuneArguments) -> Evaluation:
@@ -121,6 +131,10 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         test_split=arguments.test_split,
         validation_fraction=arguments.validation_fraction,
         shots_per_class=arguments.shots_per_class,
+        label_names=arguments.label_names,
+        skip_unreadable=arguments.corrupted == "skip",
+        streaming=arguments.streaming,
+        stream_images=arguments.stream_images,
         seed=arguments.seed,
     )
     plan = make_plan(arguments, data, accelerator.num_processes)
@@ -148,7 +162,12 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     class_weights = None
     if arguments.class_balance == "loss":
         class_weights = balancing_weights(data.train["label"], len(data.label_names)).to(accelerator.device)
-    run = RunFolder(arguments.output_dir, accelerator, deciding_options(arguments, data), resume=arguments.resume)
+    run = RunFolder(
+        arguments.output_dir,
+        accelerator,
+        deciding_options(arguments, data, accelerator.num_processes),
+        resume=arguments.resume,
+    )
 
     if arguments.dry_run:
         say(text_tables(describe_plan(arguments, data, plan, model, image_processor, optimizer, accelerator)))
@@ -189,36 +208,59 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         accelerator.gradient_accumulation_steps = accumulation
 
     # Batches: one long stream for the whole training, and the splits to evaluate on.
-    stream = ShuffledStream(
-        len(data.train),
-        length=plan.total_steps * arguments.batch_size,
-        seed=arguments.seed,
-        start=step * arguments.batch_size,
-        balanced_by=data.train["label"] if arguments.class_balance == "sampler" else None,
-    )
+    micro_batch = arguments.batch_size // accelerator.num_processes // accumulation
     loading: dict[str, Any] = {"num_workers": arguments.num_workers, "pin_memory": torch.cuda.is_available()}
     evaluation = {"batch_size": plan.eval_micro_batch, "collate_fn": ProcessedImages(image_processor), **loading}
-    train_loader, watched_loader, held_out_loader = accelerator.prepare(
-        DataLoader(
-            AugmentedImages(data.train, transform, arguments.seed),
-            batch_size=arguments.batch_size // accelerator.num_processes // accumulation,
-            sampler=stream,
-            **loading,
-        ),
-        DataLoader(plan.watched, **evaluation),
-        DataLoader(plan.held_out, **evaluation),
+    watched_loader, held_out_loader = accelerator.prepare(
+        DataLoader(ReadableImages(plan.watched), **evaluation), DataLoader(ReadableImages(plan.held_out), **evaluation)
     )
+    if arguments.streaming:
+        images = StreamedImages(
+            data.train,
+            transform,
+            classes=len(data.label_names),
+            batch_size=micro_batch,
+            batches_before=step * accumulation,
+            buffer=arguments.stream_buffer,
+            process=(accelerator.process_index, accelerator.num_processes),
+            seed=arguments.seed,
+        )
+        train_loader = streamed_batches(images, accelerator, count=(plan.total_steps - step) * accumulation, **loading)
+    else:
+        stream = ShuffledStream(
+            len(data.train),
+            length=plan.total_steps * arguments.batch_size,
+            seed=arguments.seed,
+            start=step * arguments.batch_size,
+            balanced_by=data.train["label"] if arguments.class_balance == "sampler" else None,
+        )
+        augmented = AugmentedImages(data.train, transform, arguments.seed)
+        train_loader = accelerator.prepare(DataLoader(augmented, batch_size=micro_batch, sampler=stream, **loading))
+    unreadable = UnreadableImages(
+        stop=arguments.corrupted == "stop",
+        say=tqdm.write,
+        count=progress["unreadable"] * accelerator.is_main_process,
+    )
+    for broken in data.unreadable:
+        say(f"left out of the evaluation, because it cannot be read: {broken}")
 
     def save_checkpoint() -> None:
         sums, since = accelerator.reduce(window).tolist(), accelerator.reduce(since_evaluation).tolist()
         run.save(
-            {"step": step, "best_accuracy": best_accuracy, "stale": stale, "window": sums, "since": since},
+            {
+                "step": step,
+                "best_accuracy": best_accuracy,
+                "stale": stale,
+                "window": sums,
+                "since": since,
+                "unreadable": unreadable.count_everywhere(accelerator),
+            },
             keep=arguments.checkpoints_kept,
             average=average,
         )
 
     say(
-        f"{len(data.train)} images of {len(data.label_names)} classes, {plan.total_steps} steps of "
+        f"{data.train_images} images of {len(data.label_names)} classes, {plan.total_steps} steps of "
         f"{arguments.batch_size} images in {accelerator.num_processes} processes, {plan.epochs:.1f} epochs"
         + (f", from step {step} on" if step else "")
     )
@@ -231,7 +273,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         if step == 0:
             snapshots.take(0, model)
         train_mode(model)
-        for micro_step, batch in enumerate(bar.batches(train_loader)):
+        for micro_step, batch in enumerate(bar.batches(unreadable.watch(train_loader))):
             if micro_step % accumulation == 0:
                 if stale == arguments.early_stopping:
                     say(f"Stopped early after step {step}: {stale} evaluations without a better accuracy.")
@@ -296,7 +338,9 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
                 loss_sum, right_sum, images = accelerator.reduce(since_evaluation).tolist()
                 since_evaluation.zero_()
                 with bar.pause():
-                    result = evaluate_classifier(evaluated, watched_loader, accelerator, size=len(plan.watched))
+                    result = evaluate_classifier(
+                        evaluated, unreadable.watch(watched_loader), accelerator, size=len(plan.watched)
+                    )
                 train_mode(model)
                 name, epoch = plan.watched_name, step / plan.total_steps * plan.epochs
                 run.log(step=step, epoch=epoch, **{f"{name}_loss": result.loss, f"{name}_accuracy": result.accuracy})
@@ -337,11 +381,13 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         final = average.module if average is not None else model
         if arguments.lora_rank is not None:
             final = as_saved(accelerator.unwrap_model(final))
-    result = evaluate_classifier(final, held_out_loader, accelerator, size=len(plan.held_out))
+    result = evaluate_classifier(final, unreadable.watch(held_out_loader), accelerator, size=len(plan.held_out))
     results = {
         f"{plan.held_out_name}_accuracy": result.accuracy,
         f"{plan.held_out_name}_loss": result.loss,
         "images_evaluated": result.count,
+        "unreadable_images_left_out": len(data.unreadable),
+        "unreadable_images_replaced": unreadable.count_everywhere(accelerator),
         "steps": step,
         "seconds": round(time.perf_counter() - start, 1),
         **bar.rates(),
@@ -449,6 +495,8 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
             f"{arguments.gradient_accumulation_steps} micro-batches: use a multiple of {parts}."
         )
     splits = {"validation": data.validation, "test": data.test}
+    if arguments.streaming and arguments.class_balance != "none":
+        raise TrainingError("The classes of a stream are not known beforehand: leave out --class_balance.")
     if arguments.early_stopping is not None and splits["validation"] is None:
         raise TrainingError("early_stopping needs a validation split to choose by: add --validation_fraction 0.1.")
     present = [name for name, split in splits.items() if split is not None]
@@ -456,8 +504,8 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
         raise TrainingError("The data set has one split, so nothing to evaluate on: add --validation_fraction 0.2.")
     watched_name, held_out_name = present[0], present[-1]
     passes = 10.0 if arguments.epochs is None else arguments.epochs
-    total_steps = arguments.steps or math.ceil(passes * len(data.train) / arguments.batch_size)
-    epochs = total_steps * arguments.batch_size / len(data.train)
+    total_steps = arguments.steps or math.ceil(passes * data.train_images / arguments.batch_size)
+    epochs = total_steps * arguments.batch_size / data.train_images
     evaluations = arguments.evaluations or max(1, round(epochs))
     evaluation_steps = frozenset(math.ceil(total_steps * (count + 1) / evaluations) for count in range(evaluations))
     every, warmup = arguments.checkpoint_every, arguments.warmup_steps
@@ -476,11 +524,14 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
     )
 
 
-def deciding_options(arguments: FinetuneArguments, data: ImageClassificationData) -> dict[str, Any]:
+def deciding_options(arguments: FinetuneArguments, data: ImageClassificationData, processes: int) -> dict[str, Any]:
     """Return what decides the result of a run: the arguments that do, and the labels in their order."""
     options = {name: value for name, value in dataclasses.asdict(arguments).items() if name not in FREE_ON_RESUME}
-    options["training images"] = len(data.train)
-    options["training labels"] = hashlib.sha256(str(data.train["label"][:]).encode()).hexdigest()
+    options["training images"] = data.train_images
+    if arguments.streaming:
+        options["readers of the stream"] = f"{processes} processes with {arguments.num_workers} workers each"
+    else:
+        options["training labels"] = hashlib.sha256(str(data.train["label"][:]).encode()).hexdigest()
     options["classes"] = data.label_names
     return options
 
@@ -540,8 +591,11 @@ def model_facts(
 
 def count_images(data: ImageClassificationData) -> str:
     """Say how many images each split has."""
-    splits = {"train": data.train, "validation": data.validation, "test": data.test}
-    return ", ".join(f"{name} {len(split):,}" for name, split in splits.items() if split is not None)
+    counts = {"train": data.train_images}
+    counts |= {
+        name: len(split) for name, split in (("validation", data.validation), ("test", data.test)) if split is not None
+    }
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
 def result_facts(plan: Plan, results: dict[str, Any]) -> dict[str, object]:

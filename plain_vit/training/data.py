@@ -1,22 +1,38 @@
 """Image classification data: opening it, finding its columns, checking it, splitting it."""
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset, load_from_disk
+from datasets import (
+    ClassLabel,
+    Dataset,
+    DatasetDict,
+    Features,
+    Image,
+    IterableDataset,
+    IterableDatasetDict,
+    Value,
+    concatenate_datasets,
+    load_dataset,
+    load_from_disk,
+)
 from datasets.exceptions import DatasetNotFoundError
 from sklearn.datasets import load_digits as load_scikit_learn_digits
 from sklearn.model_selection import train_test_split
 
 from plain_vit.errors import DataError
+from plain_vit.training.benchmarks import BENCHMARKS
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
 
 IMAGE_SUFFIXES = frozenset(PIL.Image.registered_extensions())
 GLYPHS_PER_CLASS = {"train": 1000, "test": 100}
+SHARDS = 16  # of a stored set that is streamed
 VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 
 
@@ -60,13 +76,15 @@ def _png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def load_splits(name: str, *, subset: str | None = None) -> DatasetDict:
+def load_splits(name: str, *, subset: str | None = None, streaming: bool = False) -> DatasetDict | IterableDatasetDict:
     """Open an embedded data set, a local one, or one from the Hub.
 
     Args:
         name: `digits` or `glyphs`; a folder with one sub-folder per class (or per split, and there per class); a
-            parquet file, or a folder of them named after their splits; a folder of `save_to_disk`; or a Hub name.
+            parquet file, or a folder of them, or of webdataset shards, named after their splits; a folder of
+            `save_to_disk`; one of `BENCHMARKS`; or a Hub name.
         subset: the configuration of a Hub data set that has several.
+        streaming: read the rows as they come instead of storing them first.
 
     Returns:
         Its splits by name.
@@ -76,17 +94,17 @@ def load_splits(name: str, *, subset: str | None = None) -> DatasetDict:
     """
     path = Path(name)
     if name in EMBEDDED:
-        return EMBEDDED[name]()
+        return _streamed(EMBEDDED[name]()) if streaming else EMBEDDED[name]()
     if path.is_dir():
-        return _load_folder(path)
+        return _load_folder(path, streaming)
     if path.is_file():
         if path.suffix == ".parquet":
-            return load_dataset("parquet", data_files={"train": name})
+            return load_dataset("parquet", data_files={"train": name}, streaming=streaming)
         raise DataError(f"The file {name} is not a data set: expected a .parquet file or a folder.")
     if path.is_absolute() or name.startswith(".") or path.suffix or name.count("/") > 1:
         raise DataError(f"There is no file or folder {name}.")
     try:
-        return load_dataset(name, subset)
+        return load_dataset(BENCHMARKS[name].repository if name in BENCHMARKS else name, subset, streaming=streaming)
     except DatasetNotFoundError as error:
         raise DataError(f"The Hub has no data set {name!r} that can be read: {error}. {_what_opens()}") from error
     except (ConnectionError, OSError) as error:
@@ -101,19 +119,27 @@ def _what_opens() -> str:
     return f"Offline there are {' and '.join(EMBEDDED)}, image folders, parquet files and folders of save_to_disk."
 
 
-def _load_folder(path: Path) -> DatasetDict:
-    if (path / "dataset_dict.json").exists():
-        return load_from_disk(str(path))
-    if (path / "state.json").exists():
-        return DatasetDict(train=load_from_disk(str(path)))
+def _load_folder(path: Path, streaming: bool) -> DatasetDict | IterableDatasetDict:
+    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        saved = load_from_disk(str(path))
+        saved = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
+        return _streamed(saved) if streaming else saved
     files = [file for file in path.rglob("*") if file.is_file()]
     if any(file.suffix == ".parquet" for file in files):
-        return load_dataset("parquet", data_dir=str(path))
+        return load_dataset("parquet", data_dir=str(path), streaming=streaming)
+    if any(file.suffix == ".tar" for file in files):
+        return load_dataset("webdataset", data_dir=str(path), streaming=streaming)
     if any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
-        return load_dataset("imagefolder", data_dir=str(path))
+        return load_dataset("imagefolder", data_dir=str(path), streaming=streaming)
     raise DataError(
-        f"The folder {path} holds no data set: expected one sub-folder of images per class, parquet files, or what "
-        "Dataset.save_to_disk writes."
+        f"The folder {path} holds no data set: expected one sub-folder of images per class, parquet files, webdataset "
+        "shards (.tar), or what Dataset.save_to_disk writes."
+    )
+
+
+def _streamed(splits: DatasetDict) -> IterableDatasetDict:
+    return IterableDatasetDict(
+        {name: split.to_iterable_dataset(num_shards=min(len(split), SHARDS)) for name, split in splits.items()}
     )
 
 
@@ -136,6 +162,8 @@ def find_columns(features: Features, *, image: str | None = None, label: str | N
 
 def _find_column(features: Features, role: str, asked: str | None, wanted: type) -> str:
     fitting = [name for name, kind in features.items() if isinstance(kind, wanted)]
+    if not fitting and role == "label" and features.get("cls") == Value("int64"):
+        fitting = ["cls"]  # so webdataset shards call it
     columns = ", ".join(f"{name} ({_type_name(kind)})" for name, kind in features.items())
     option = f"--{role}_column"
     if asked is None:
@@ -164,12 +192,16 @@ class ImageClassificationData:
         validation: what the best epoch may be chosen by, or None.
         test: what is held out to the end, or None.
         label_names: the classes, in the order of their numbers.
+        train_images: how many images there are to learn from.
+        unreadable: what was left out of the splits to evaluate on, because it cannot be read.
     """
 
-    train: Dataset
+    train: Dataset | IterableDataset
     validation: Dataset | None
     test: Dataset | None
     label_names: list[str]
+    train_images: int
+    unreadable: Sequence[str] = ()
 
 
 def load_classification_data(
@@ -178,25 +210,35 @@ def load_classification_data(
     subset: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
-    train_split: str = "train",
+    train_split: str | None = None,
     validation_split: str | None = None,
     test_split: str | None = None,
     validation_fraction: float = 0.0,
     shots_per_class: int | None = None,
+    label_names: str | None = None,
+    skip_unreadable: bool = False,
+    streaming: bool = False,
+    stream_images: int | None = None,
     seed: int = 0,
 ) -> ImageClassificationData:
     """Open a data set and make it ready to learn from.
+
+    The columns and splits of one of `BENCHMARKS` are known, but may be named otherwise.
 
     Args:
         name: see `load_splits`.
         subset: see `load_splits`.
         image_column: see `find_columns`.
         label_column: see `find_columns`.
-        train_split: the split to learn from.
+        train_split: the split to learn from; `train` if not given; several are joined by `+`.
         validation_split: the split to choose the best epoch by; the one that is called so, where there is one.
         test_split: the split that is held out; `test`, where there is one.
         validation_fraction: part of the training split to carve out, stratified, as validation split; 0 to 1, excluded.
         shots_per_class: how many training images of each class to keep; None keeps all.
+        label_names: a text file with one class per line, for labels that are plain numbers.
+        skip_unreadable: leave images that cannot be read out of the splits to evaluate on.
+        streaming: read the training images as they come; the others are stored.
+        stream_images: how many there are, for a set that does not say.
         seed: chooses what is carved out and which shots are kept.
 
     Returns:
@@ -207,31 +249,47 @@ def load_classification_data(
     """
     if not 0 <= validation_fraction < 1:
         raise DataError(f"validation_fraction is {validation_fraction}: expected at least 0 and less than 1.")
-    splits = load_splits(name, subset=subset)
-    chosen = _choose_splits(splits, train_split, validation_split, test_split)
+    if streaming and (validation_fraction or shots_per_class is not None):
+        raise DataError("A stream cannot be divided: leave out --validation_fraction and --shots_per_class.")
+    if name in BENCHMARKS and not Path(name).is_dir():
+        known = BENCHMARKS[name]
+        image_column, label_column = image_column or known.image, label_column or known.label
+        train_split, test_split = train_split or known.train, test_split or known.test
+    splits = load_splits(name, subset=subset, streaming=streaming)
+    chosen = _choose_splits(splits, train_split or "train", validation_split, test_split)
     if validation_fraction and "validation" in chosen:
         raise DataError("The data set has a validation split of its own: leave out --validation_fraction.")
-    image_column, label_column = find_columns(chosen["train"].features, image=image_column, label=label_column)
-    chosen = DatasetDict({role: _standard_columns(split, image_column, label_column) for role, split in chosen.items()})
-    chosen, label_names = _with_class_labels(chosen)
-    labels = {role: np.asarray(split["label"]) for role, split in chosen.items()}
+    image_column, label_column = find_columns(_features(chosen["train"]), image=image_column, label=label_column)
+    chosen = {role: _standard_columns(split, image_column, label_column) for role, split in chosen.items()}
+    if streaming:
+        chosen |= {role: _stored(split) for role, split in chosen.items() if role != "train"}
+    chosen, names = _with_class_labels(chosen, _read_names(label_names))
+    labels = {role: np.asarray(split["label"]) for role, split in chosen.items() if isinstance(split, Dataset)}
     if "test" in chosen and test_split is None and (labels["test"] == -1).all():
         del chosen["test"]  # the Hub's way of publishing a test split whose labels are secret
-    if len(label_names) < 2 or len(np.unique(labels["train"])) < 2:
-        only = label_names[int(labels["train"][0])]
+    if len(names) < 2 or ("train" in labels and len(np.unique(labels["train"])) < 2):
+        only = names[int(labels["train"][0])] if "train" in labels else names[0]
         raise DataError(f"All training images are {only!r}: with one class there is nothing to learn.")
     for role, split in chosen.items():
-        _check_labels(role, labels[role], label_names)
+        if role in labels:
+            _check_labels(role, labels[role], names)
         chosen[role] = split.cast_column("image", Image(mode="RGB"))
     if validation_fraction:
         chosen["train"], chosen["validation"] = _carve(chosen["train"], labels["train"], validation_fraction, seed)
     if shots_per_class is not None:
-        chosen["train"] = _few_shots(chosen["train"], shots_per_class, label_names, seed)
+        chosen["train"] = _few_shots(chosen["train"], shots_per_class, names, seed)
+    unreadable: list[str] = []
+    for role in ("validation", "test"):
+        if skip_unreadable and role in chosen:
+            chosen[role], broken = _readable(chosen[role])
+            unreadable += broken
     return ImageClassificationData(
         train=chosen["train"],
         validation=chosen.get("validation"),
         test=chosen.get("test"),
-        label_names=label_names,
+        label_names=names,
+        train_images=_stream_size(chosen["train"], stream_images) if streaming else len(chosen["train"]),
+        unreadable=unreadable,
     )
 
 
@@ -260,7 +318,7 @@ def load_labelled_split(
     """
     rows = _one_split(load_splits(name, subset=subset), split, ("test", *VALIDATION_NAMES))
     image_column, label_column = find_columns(rows.features, image=image_column, label=label_column)
-    chosen, names = _with_class_labels(DatasetDict(train=_standard_columns(rows, image_column, label_column)))
+    chosen, names = _with_class_labels({"train": _standard_columns(rows, image_column, label_column)})
     _check_labels("evaluated", np.asarray(chosen["train"]["label"]), names)
     return chosen["train"].cast_column("image", Image(mode="RGB")), names
 
@@ -301,32 +359,126 @@ def _one_split(splits: DatasetDict, name: str | None, usual: Sequence[str]) -> D
     return splits[name]
 
 
-def _choose_splits(splits: DatasetDict, train: str, validation: str | None, test: str | None) -> DatasetDict:
-    validation = validation or next((name for name in VALIDATION_NAMES if name in splits), None)
+def _choose_splits(
+    splits: DatasetDict | IterableDatasetDict, train: str, validation: str | None, test: str | None
+) -> dict[str, Any]:
+    taken = {*train.split("+"), test}
+    validation = validation or next((name for name in VALIDATION_NAMES if name in splits and name not in taken), None)
     test = test or ("test" if "test" in splits else None)
-    wanted = {"train": train, "validation": validation, "test": test}
-    for role, name in wanted.items():
-        if name is not None and name not in splits:
-            raise DataError(f"There is no split {name!r}, only {', '.join(splits)}: correct --{role}_split.")
-        if name is not None and splits[name].num_rows == 0:
-            raise DataError(f"The split {name!r} is empty.")
-    names = [name for name in wanted.values() if name is not None]
-    if len(set(names)) < len(names):
-        raise DataError(f"One split cannot play two parts: got {', '.join(names)}.")
-    return DatasetDict({role: splits[name] for role, name in wanted.items() if name is not None})
+    wanted = {"train": train.split("+"), "validation": [validation], "test": [test]}
+    parts = {role: [name for name in names if name is not None] for role, names in wanted.items()}
+    for role, names in parts.items():
+        for name in names:
+            if name not in splits:
+                raise DataError(f"There is no split {name!r}, only {', '.join(splits)}: correct --{role}_split.")
+            if isinstance(splits[name], Dataset) and splits[name].num_rows == 0:
+                raise DataError(f"The split {name!r} is empty.")
+    all_names = [name for names in parts.values() for name in names]
+    if len(set(all_names)) < len(all_names):
+        raise DataError(f"One split cannot play two parts: got {', '.join(all_names)}.")
+    return {
+        role: splits[names[0]] if len(names) == 1 else concatenate_datasets([splits[name] for name in names])
+        for role, names in parts.items()
+        if names
+    }
 
 
-def _standard_columns(split: Dataset, image: str, label: str) -> Dataset:
+def _features(split: Dataset | IterableDataset) -> Features:
+    if split.features is None:
+        raise DataError(
+            "The stream does not say what its columns are: store the data set as parquet, or do not stream."
+        )
+    return split.features
+
+
+def _stored(stream: IterableDataset) -> Dataset:
+    """Store a stream, its images as the files they are."""
+    stream = stream.cast_column("image", Image(decode=False))
+    return Dataset.from_generator(_rows_of, features=stream.features, gen_kwargs={"stream": stream})
+
+
+def _rows_of(stream: IterableDataset) -> Iterator[dict[str, Any]]:
+    yield from stream
+
+
+def _stream_size(stream: IterableDataset, told: int | None) -> int:
+    if told is not None:
+        return told
+    said = (stream.info.splits or {}).get(str(stream.split))
+    if said is None or not said.num_examples:
+        raise DataError("The stream does not say how many training images it has: give --stream_images.")
+    return int(said.num_examples)
+
+
+def _readable(split: Dataset) -> tuple[Dataset, list[str]]:
+    """Return the rows whose images can be read, and what is wrong with the others."""
+    broken = {row: problem for row in range(len(split)) if (problem := read_row(split, row)["broken"])}
+    kept = [row for row in range(len(split)) if row not in broken]
+    return split.select(kept) if broken else split, list(broken.values())
+
+
+# What Pillow and datasets raise for a file that is no image, or only a part of one.
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Image.DecompressionBombError)
+
+
+def read_row(split: Dataset, row: int) -> dict[str, Any]:
+    """Return a row with `broken`: empty, or which image cannot be read and why; then `image` is a black one."""
+    try:
+        example = split[row]
+        if example["image"] is None:
+            raise ValueError("there is none")
+        return {**example, "broken": ""}
+    except UNREADABLE as error:
+        stored = split.cast_column("image", Image(decode=False))[row]
+        return {**stored, "image": BLANK, "broken": name_broken(stored["image"], f"row {row}", error)}
+
+
+def name_broken(stored: dict[str, Any] | None, place: str, error: Exception) -> str:
+    """Say which image cannot be read: its file where there is one, else its place."""
+    return f"{(stored or {}).get('path') or place} ({type(error).__name__}: {error})"
+
+
+BLANK = PIL.Image.new("RGB", (1, 1))
+
+
+def _standard_columns(split: Any, image: str, label: str) -> Any:
     missing = [column for column in (image, label) if column not in split.features]
     if missing:
         raise DataError(f"One of the splits has no column {missing[0]!r}, only {', '.join(split.features)}.")
-    renamed = {old: new for old, new in ((image, "image"), (label, "label")) if old != new}
-    return split.select_columns([image, label]).rename_columns(renamed)
+    split = split.select_columns([image, label])
+    for old, new in ((image, "image"), (label, "label")):
+        split = split.rename_column(old, new) if old != new else split
+    return split
 
 
-def _with_class_labels(splits: DatasetDict) -> tuple[DatasetDict, list[str]]:
-    """Turn numbers and words into classes (those of the training split, sorted)."""
+def _read_names(file: str | None) -> list[str] | None:
+    if file is None:
+        return None
+    if not Path(file).is_file():
+        raise DataError(f"There is no file {file}: --label_names is a text file with one class per line.")
+    return [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _with_class_labels(splits: dict[str, Any], told: list[str] | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Turn numbers and words into classes: those that were told, or those of the training split, sorted."""
     feature = splits["train"].features["label"]
+    if told is not None:
+        if isinstance(feature, ClassLabel):
+            raise DataError(
+                f"The classes have names already, {', '.join(feature.names[:5])}, ...: leave out --label_names."
+            )
+        if len(set(told)) < len(told):
+            raise DataError("--label_names says some class twice.")
+        classes = ClassLabel(names=told)
+        try:
+            return {role: split.cast_column("label", classes) for role, split in splits.items()}, told
+        except ValueError as error:  # a number outside the list
+            raise DataError(f"The labels do not fit the {len(told)} classes of --label_names: {error}") from error
+    if isinstance(splits["train"], IterableDataset) and not isinstance(feature, ClassLabel):
+        raise DataError(
+            f"The labels of the stream are {feature.dtype} without names, and it cannot be searched for them: give "
+            "--label_names, a text file with one class per line."
+        )
     if isinstance(feature, ClassLabel):
         for role, split in splits.items():
             if split.features["label"] != feature:

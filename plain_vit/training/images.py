@@ -6,18 +6,20 @@ whichever process or worker it is made, and a run that goes on in the middle of 
 Legend: `B` batch, `C` channels, `H W` pixels.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import PIL.Image
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 from torch.utils.data import Sampler
 from torchvision.transforms import InterpolationMode, v2
 
-from plain_vit.errors import TrainingError
+from plain_vit.errors import DataError, TrainingError
+from plain_vit.training.data import read_row
 
 
 class ShuffledStream(Sampler[tuple[int, int]]):
@@ -63,6 +65,8 @@ class ShuffledStream(Sampler[tuple[int, int]]):
 class AugmentedImages(torch.utils.data.Dataset):
     """The training images as `ShuffledStream` asks for them: by epoch and row, which decide the augmentation.
 
+    In place of an image that cannot be read comes the next one that can; `broken` says which it was.
+
     Args:
         split: rows with an `image` (an RGB image) and a `label`.
         transform: image to pixels (C, H, W).
@@ -77,9 +81,64 @@ class AugmentedImages(torch.utils.data.Dataset):
 
     def __getitem__(self, place: tuple[int, int]) -> dict[str, Any]:
         epoch, row = place
-        example = self.split[row]
-        with _cpu_randomness(self.seed, epoch, row):
-            return {"pixel_values": self.transform(example["image"]), "labels": example["label"]}
+        example = read_row(self.split, row)
+        broken = example["broken"]
+        others = iter(range(row + 1, row + len(self.split)))
+        while example["broken"] and (other := next(others, None)) is not None:
+            example = read_row(self.split, other % len(self.split))
+        with cpu_randomness(self.seed, epoch, row):
+            return {"pixel_values": self.transform(example["image"]), "labels": example["label"], "broken": broken}
+
+
+class ReadableImages(torch.utils.data.Dataset):
+    """The rows of a split, with `broken` where an image cannot be read.
+
+    Args:
+        split: rows with an `image` (an RGB image) and a `label`.
+    """
+
+    def __init__(self, split: Dataset) -> None:
+        self.split = split
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return read_row(self.split, row)
+
+
+class UnreadableImages:
+    """Watches over batches for images that could not be read.
+
+    Args:
+        stop: end at the first one; else they are counted, and named once.
+        say: prints a line.
+        count: how many there were before, in the run that goes on.
+    """
+
+    def __init__(self, *, stop: bool, say: Callable[[str], object], count: int = 0) -> None:
+        self.stop, self.say, self.count = stop, say, count
+        self.named: set[str] = set()
+
+    def watch(self, batches: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Pass batches on.
+
+        Raises:
+            DataError: An image cannot be read, and `stop` was asked for.
+        """
+        for batch in batches:
+            for broken in filter(None, batch.pop("broken")):
+                if self.stop:
+                    raise DataError(f"An image cannot be read: {broken}. Mend it, or train with --corrupted skip.")
+                self.count += 1
+                if broken not in self.named:
+                    self.named.add(broken)
+                    self.say(f"skipped an image that cannot be read: {broken}")
+            yield batch
+
+    def count_everywhere(self, accelerator: Accelerator) -> int:
+        """Return how many there were in all processes, in the training and in what is evaluated."""
+        return int(accelerator.reduce(torch.tensor(self.count, device=accelerator.device)))
 
 
 def randomness(*key: int) -> int:
@@ -88,7 +147,7 @@ def randomness(*key: int) -> int:
 
 
 @contextmanager
-def _cpu_randomness(*key: int) -> Iterator[None]:
+def cpu_randomness(*key: int) -> Iterator[None]:
     """Set torch's generator for the CPU, which the transforms draw from, and put it back."""
     state = torch.default_generator.get_state()
     torch.default_generator.manual_seed(randomness(*key))
@@ -108,10 +167,13 @@ class ProcessedImages:
     def __init__(self, image_processor: Any) -> None:
         self.image_processor = image_processor
 
-    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return `pixel_values` [B, C, H, W] and `labels` [B]."""
+    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return `pixel_values` [B, C, H, W] and `labels` [B]; and which are `broken`, where that is known."""
         pixels = self.image_processor([example["image"] for example in examples], return_tensors="pt")["pixel_values"]
-        return {"pixel_values": pixels, "labels": torch.tensor([example["label"] for example in examples])}
+        batch = {"pixel_values": pixels, "labels": torch.tensor([example["label"] for example in examples])}
+        if "broken" in examples[0]:
+            batch["broken"] = [example["broken"] for example in examples]
+        return batch
 
 
 def input_size(image_processor: Any) -> tuple[int, int]:

@@ -1,0 +1,37 @@
+"""The usual benchmarks by short names: where the Hub has them, their columns, and which splits the paper uses."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A data set of the Hub.
+
+    Args:
+        repository: its name there.
+        image: the image column.
+        label: the label column.
+        train: the split to learn from; several are joined by `+`.
+        test: the split that is held out.
+    """
+
+    repository: str
+    image: str = "image"
+    label: str = "label"
+    train: str = "train"
+    test: str = "test"
+
+
+# Dosovitskiy et al. 2021, section 4.1, for the first five: all labelled images are learnt from, and ImageNet's
+# validation split is held out, for the labels of its test split are secret.
+BENCHMARKS: dict[str, Benchmark] = {
+    "imagenet-1k":   Benchmark("ILSVRC/imagenet-1k", test="validation"),
+    "cifar10":       Benchmark("uoft-cs/cifar10", image="img"),
+    "cifar100":      Benchmark("uoft-cs/cifar100", image="img", label="fine_label"),
+    "pets":          Benchmark("timm/oxford-iiit-pet"),
+    "flowers":       Benchmark("dpdl-benchmark/oxford_flowers102", train="train+validation"),
+    "food101":       Benchmark("ethz/food101", test="validation"),
+    "mnist":         Benchmark("ylecun/mnist"),
+    "fashion-mnist": Benchmark("zalando-datasets/fashion_mnist"),
+    "beans":         Benchmark("AI-Lab-Makerere/beans", label="labels"),
+}  # fmt: skip

@@ -1,0 +1,139 @@
+"""Training images that are read as they come: sets larger than the disk.
+
+What is not known of a stream is what comes next, so the promises are smaller than for a stored set:
+
+- Every worker of every process has shards of its own, so there must be as many shards as workers in all. Images are
+  shuffled within a buffer, shards with each other. Where shards differ in size, those of small ones come more often.
+- A run that goes on reads the stream again up to its place, without decoding it, and then gives the same batches. For
+  that it needs as many processes and workers as before.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import Any
+
+import PIL.Image
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from datasets import Image, IterableDataset
+from torch.utils.data import DataLoader, get_worker_info
+
+from plain_vit.errors import DataError
+from plain_vit.training.data import UNREADABLE, name_broken
+from plain_vit.training.images import cpu_randomness
+
+TRIED = 1000  # rows in which a readable image is looked for
+
+
+class StreamedImages(torch.utils.data.IterableDataset):
+    """The images of one process, without end.
+
+    In place of an image that cannot be read comes the next one that can, with the label of its own; `broken` says which
+    it was.
+
+    Args:
+        stream: rows with an `image` and a `label`.
+        transform: image to pixels (C, H, W).
+        classes: how many there are.
+        batch_size: images of one batch of this process.
+        batches_before: how many batches this process had before, in the run that goes on.
+        buffer: images among which one is drawn.
+        process: (number of this process, number of processes).
+        seed: decides order and augmentation.
+    """
+
+    def __init__(
+        self,
+        stream: IterableDataset,
+        transform: Callable[[Any], torch.Tensor],
+        *,
+        classes: int,
+        batch_size: int,
+        batches_before: int,
+        buffer: int,
+        process: tuple[int, int],
+        seed: int,
+    ) -> None:
+        self.stream = stream.cast_column("image", Image(decode=False))
+        self.transform, self.classes, self.seed, self.buffer = transform, classes, seed, buffer
+        self.batch_size, self.batches_before, self.process = batch_size, batches_before, process
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        number, workers = (info.id, info.num_workers) if info else (0, 1)
+        # The loader takes one batch of each worker in turn, and begins with the first: in a run that goes on, the first
+        # plays the part of the worker whose turn it was.
+        number = (number + self.batches_before) % workers
+        batches = self.batches_before // workers + (number < self.batches_before % workers)
+        process, processes = self.process
+        part = process * workers + number
+        rows = self._rows(self.stream.shard(num_shards=processes * workers, index=part))
+        ahead: deque[dict[str, Any]] = deque()  # rows that stood in for one before them, and are still to come
+        for place in itertools.count():
+            row = ahead.popleft() if ahead else next(rows)
+            if place < batches * self.batch_size:
+                continue
+            image, broken = self._open(row, part, place)
+            label = row["label"]
+            for other in itertools.count():
+                if image is not None:
+                    break
+                if other == TRIED:
+                    raise DataError(f"{TRIED} images in a row cannot be read, the first one is {broken}.")
+                if other == len(ahead):
+                    ahead.append(next(rows))
+                image, _ = self._open(ahead[other], part, place)
+                label = ahead[other]["label"]
+            with cpu_randomness(self.seed, part, place):
+                yield {"pixel_values": self.transform(image), "labels": label, "broken": broken}
+
+    def _rows(self, shards: IterableDataset) -> Iterator[dict[str, Any]]:
+        """Return the rows of some shards, undecoded, in one order after the other."""
+        shuffled = shards.shuffle(seed=self.seed, buffer_size=self.buffer)
+        for epoch in itertools.count():
+            shuffled.set_epoch(epoch)
+            empty = True
+            # Not `iter(shuffled)`, which would divide the shards among the workers a second time.
+            for rows in shuffled.iter(batch_size=1):
+                empty = False
+                label = rows["label"][0]
+                if not 0 <= label < self.classes:
+                    raise DataError(f"A label of the stream is {label}: expected 0 to {self.classes - 1}.")
+                yield {"image": rows["image"][0], "label": label}
+            if empty:
+                raise DataError("A part of the stream holds no images: use fewer workers, or fill its shards.")
+
+    def _open(self, row: dict[str, Any], part: int, place: int) -> tuple[PIL.Image.Image | None, str]:
+        """Return an image, or None and what is wrong with it."""
+        stored = row["image"]
+        try:
+            return PIL.Image.open(BytesIO(stored["bytes"]) if stored["bytes"] else stored["path"]).convert("RGB"), ""
+        except UNREADABLE as error:
+            return None, name_broken(stored, f"image {place} of part {part}", error)
+
+
+def streamed_batches(
+    images: StreamedImages, accelerator: Accelerator, *, count: int, **loading: Any
+) -> Iterator[dict[str, Any]]:
+    """Return so many batches on the device of this process.
+
+    Args:
+        images: of this process.
+        accelerator: of the run.
+        count: batches.
+        **loading: `num_workers` and other options of the loader.
+
+    Raises:
+        DataError: There are fewer shards than workers.
+    """
+    readers = accelerator.num_processes * max(1, loading.get("num_workers", 0))
+    if images.stream.num_shards < readers:
+        raise DataError(
+            f"The stream has {images.stream.num_shards} shards, which cannot be divided among {readers} workers: use "
+            "fewer processes or --num_workers, or store the set in more files."
+        )
+    loader = DataLoader(images, batch_size=images.batch_size, **loading)
+    return (send_to_device(batch, accelerator.device) for batch in itertools.islice(loader, count))
