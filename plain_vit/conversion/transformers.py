@@ -18,11 +18,12 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import CheckpointError, ExportError, UnknownFormatError
-from .engine import Row, convert, ignored_names, revert
+from ..errors import CheckpointError, ExportError, MappingError, UnknownFormatError
+from ..image_processing_plain_vit import SourcePreprocessing
+from .engine import Row, ignored_names, revert
 from .format import Description, Format, Hints, Inference
 from .preprocessing import default_processor, processor_from_transformers, stock_processor
-from .structure import MASKED, class_path, differences, empty_model, lost_fields
+from .structure import MASKED, class_path, differences, lost_fields
 from .transformers_families import (
     AIMV2,
     ARCHITECTURES,
@@ -154,33 +155,30 @@ class TransformersFormat(Format):
             ExportError: names every part of the model that the class has no place for.
         """
         name = (layout or _class_for(config)).split()[0]
-        architecture = _architecture(name)
-        if lost := _lost(config, architecture):
-            raise ExportError(f"transformers' {name} cannot express this model:{REMEDY}", lost)
-        stock = AutoConfig.for_model(architecture.family.model_type, **_settings_for(config, architecture))
-        options = {}
-        if architecture.head is POOLER_ROWS:
-            options = {"add_pooling_layer": config.representation_size is not None}
-            options |= {"use_mask_token": config.use_mask_token}
-        if name == "SiglipForImageClassification":
-            stock = AutoConfig.for_model("siglip", vision_config=stock.to_dict() | {"vision_use_head": False})
-        if config.num_labels:
-            stock.id2label, stock.label2id = copy.copy(config.id2label), copy.copy(config.label2id)
-            stock.problem_type = config.problem_type
-        else:
-            stock.num_labels = 0
+        stock, options = _recipe(config, name)
         return getattr(transformers, name)(stock, **options)
 
     def for_module(
         self, tensors: Mapping[str, torch.Tensor], config: PlainViTConfig, layout: str | None
     ) -> Mapping[str, torch.Tensor]:
-        """Return tensors under the names of the module; those that no number depends on are filled in."""
+        """Return tensors under the names of the module, as transformers' own loader names those of a file.
+
+        Raises:
+            MappingError: names every tensor that the loader misses or does not know.
+        """
         name, *words = (layout or _class_for(config)).split()
-        if words:  # files name them otherwise
-            expected = empty_model(config).state_dict()
-            tensors = convert(self.rows(config, layout), tensors, expected, config)
-            tensors = revert(self.rows(config, name), tensors, config)
         architecture = _architecture(name)
+        if words:
+            beside = tuple(str(row.source) for row in architecture.head)
+            filed = {tensor if tensor.startswith(beside) else architecture.prefix + tensor: tensors[tensor]
+                     for tensor in tensors}  # fmt: skip
+            stock, options = _recipe(config, name)
+            module, found = getattr(transformers, name).from_pretrained(
+                None, config=stock, state_dict=filed, output_loading_info=True, **options
+            )
+            if faults := [f"{kind}: {tensor}" for kind, keys in found.items() for tensor in sorted(map(str, keys))]:
+                raise MappingError(f"transformers' own {name} does not take these tensors:", faults)
+            return module.state_dict()
         if architecture.family is DINOV2_WITH_REGISTERS and not config.use_mask_token:
             some = next(iter(tensors.values()))
             mask_token = some.new_zeros(1, config.hidden_size)  # as the class itself begins; nothing was masked
@@ -201,14 +199,16 @@ class TransformersFormat(Format):
             ExportError: names every part of the model or of the image processor that transformers cannot express.
         """
         name = (layout or _class_for(config)).split()[0]
-        stock = None if image_processor is None else stock_processor(image_processor)
+        processor = image_processor
+        if isinstance(image_processor, SourcePreprocessing):
+            processor = stock_processor(image_processor)
         with torch.device("meta"):
             module = self.build_module(config, name)
         state = self.for_module(revert(self.rows(config, name), tensors, config), config, name)
         module.load_state_dict(dict(state), assign=True)
         module.save_pretrained(path)
-        if stock is not None:
-            stock.save_pretrained(path)
+        if processor is not None:
+            processor.save_pretrained(path)
 
 
 # What is said of a source
@@ -403,6 +403,29 @@ def _lost(config: PlainViTConfig, architecture: Architecture) -> list[str]:
     except ValueError as error:
         return [*faults, str(error)]
     return [*faults, *lost_fields(config, again)]
+
+
+def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """Return the configuration of a class for our model, and what else its constructor takes.
+
+    Raises:
+        ExportError: names every part of the model that the class has no place for.
+    """
+    architecture = _architecture(name)
+    if lost := _lost(config, architecture):
+        raise ExportError(f"transformers' {name} cannot express this model{REMEDY}:", lost)
+    stock = AutoConfig.for_model(architecture.family.model_type, **_settings_for(config, architecture))
+    if name == "SiglipForImageClassification":
+        stock = AutoConfig.for_model("siglip", vision_config=stock.to_dict() | {"vision_use_head": False})
+    if config.num_labels:
+        stock.id2label, stock.label2id = copy.copy(config.id2label), copy.copy(config.label2id)
+        stock.problem_type = config.problem_type
+    else:
+        stock.num_labels = 0
+    if architecture.head is not POOLER_ROWS:
+        return stock, {}
+    pools = config.representation_size is not None
+    return stock, {"add_pooling_layer": pools, "use_mask_token": config.use_mask_token}
 
 
 def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:

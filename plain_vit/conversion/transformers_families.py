@@ -239,9 +239,9 @@ BACKBONE = "of a backbone, whose stages our config counts itself"
 BOOKKEEPING = {
     "_name_or_path", "_attn_implementation_autoset", "architectures", "attn_implementation", "bos_token_id",
     "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "dtype", "early_stopping", "eos_token_id",
-    "finetuning_task", "id2label", "label2id", "length_penalty", "max_length", "model_type", "num_beam_groups",
-    "num_beams", "num_labels", "num_return_sequences", "output_attentions", "output_hidden_states", "pad_token_id",
-    "problem_type", "repetition_penalty", "return_dict", "sep_token_id", "temperature", "tie_encoder_decoder",
+    "finetuning_task", "id2label", "is_encoder_decoder", "label2id", "length_penalty", "max_length", "model_type",
+    "num_beam_groups", "num_beams", "num_labels", "num_return_sequences", "output_attentions", "output_hidden_states",
+    "pad_token_id", "problem_type", "repetition_penalty", "return_dict", "sep_token_id", "temperature", "tie_encoder_decoder",
     "tie_word_embeddings", "tokenizer_class", "top_k", "top_p", "torch_dtype", "transformers_version", "typical_p",
     "use_cache",
 }  # fmt: skip
@@ -335,6 +335,7 @@ def _write_dinov2(config: PlainViTConfig) -> dict[str, Any]:
     gain = config.layer_scale_init_value
     return {
         **_write_head_dim(config),
+        **({"hidden_act": "gelu"} if gated else {}),  # as published, and not read
         "use_swiglu_ffn": gated,
         "mlp_ratio": widths.get(config.intermediate_size, 4),
         "layerscale_value": 1.0 if gain is None else gain,

@@ -1,0 +1,704 @@
+"""transformers' own Vision Transformers: live, on file under both generations of names, and back into any process."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoConfig
+
+from plain_vit import (
+    PlainViTForImageClassification,
+    PlainViTForMaskedImageModeling,
+    PlainViTImageProcessorPil,
+    PlainViTModel,
+)
+from plain_vit.cli import main
+from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
+from plain_vit.conversion.engine import Row
+from plain_vit.conversion.transformers import TRANSFORMERS
+from plain_vit.conversion.transformers_families import ARCHITECTURES, BOOKKEEPING, CONTAINERS
+from plain_vit.errors import (
+    CheckpointError,
+    ExportError,
+    MappingError,
+    OutputError,
+    UnknownFormatError,
+    VerificationError,
+)
+from tests.conftest import randomize_
+from tests.peers import vit_pytorch_release
+from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+from tests.transformers_models import (
+    CASES,
+    REPRESENTATIVES,
+    TOLERANCE,
+    pixels_for,
+    stage_differences,
+    tiny_transformers,
+    tolerance,
+)
+
+
+def eager(model: Any) -> Any:
+    """Let our model attend in the order of operations that the small models here have."""
+    model.set_attn_implementation("eager")
+    return model
+
+
+def layout_of(module: nn.Module) -> str:
+    """Return the class that opens, of a module that may hold more."""
+    name = type(module).__name__
+    return CONTAINERS[name].holds if name in CONTAINERS else name
+
+
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a folder."""
+    return load_file(path / "model.safetensors")
+
+
+# Live modules
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_block_and_every_output_are_the_sources(case: str) -> None:
+    module = tiny_transformers(case)
+    model = eager(from_module(module))
+    found = stage_differences(module, model, pixels_for(module))
+    assert max(found.values()) <= tolerance(case), found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_tensor_goes_back_bit_for_bit(case: str) -> None:
+    module = tiny_transformers(case)
+    layout = layout_of(module)
+    again = to_module(from_module(module), "transformers", layout=layout)
+    assert type(again).__name__ == layout
+    path = CONTAINERS[type(module).__name__].path if layout != type(module).__name__ else ""
+    inside = module.get_submodule(path).state_dict()
+    back = again.state_dict()
+    assert all(torch.equal(back[name], inside[name]) for name in back)
+    left_out = {name for name in inside if name not in back}
+    allowed = ("text_", "logit_", "visual_", "vision_model.head.")
+    assert all(name.startswith(allowed) for name in left_out), left_out
+
+
+def test_the_classes_are_all_in_the_cases() -> None:
+    opened = {type(tiny_transformers(case)).__name__ for case in CASES}
+    assert opened == {*ARCHITECTURES, *CONTAINERS}
+
+
+@pytest.mark.parametrize("case", ["ViTForImageClassification", "Dinov2WithRegistersModel", "CLIPVisionModel"])
+def test_halves_are_the_sources_too(case: str) -> None:
+    module = tiny_transformers(case, attention="sdpa").to(torch.bfloat16)
+    model = from_module(module)
+    model.set_attn_implementation("sdpa")
+    assert model.dtype == torch.bfloat16
+    found = stage_differences(module, model, pixels_for(module).to(torch.bfloat16))
+    assert max(found.values()) == 0.0, found
+
+
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ("ViTForMaskedImageModeling", None),
+        ("ViTMSNModel", {"interpolate_pos_encoding": True}),
+        ("ViTMAEModel", None),
+        ("Dinov2Model", {}),
+        ("Dinov2WithRegistersForImageClassification", {}),
+        ("CLIPVisionModel", {"interpolate_pos_encoding": True}),
+        ("SiglipVisionModel", {"interpolate_pos_encoding": True}),
+    ],
+)
+def test_the_position_table_is_resampled_as_in_the_source(case: str, options: dict[str, Any] | None) -> None:
+    module = tiny_transformers(case)
+    if case == "ViTMSNModel":  # of its own size, patches may be oblong; interpolating takes squares
+        module = randomize_(transformers.ViTMSNModel(transformers.ViTMSNConfig(**_square()))).eval()
+        module.set_attn_implementation("eager")
+    model = eager(from_module(module))
+    if options is None:  # the class itself takes no other size
+        assert model.config.position_resampling == "bicubic"
+        return
+    found = stage_differences(module, model, pixels_for(module, size=(42, 84)), **options)
+    assert 0 < max(found.values()) <= TOLERANCE, found  # two matrices instead of one filter
+
+
+def _square() -> dict[str, Any]:
+    return {"hidden_size": 40, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 52,
+            "image_size": 56, "patch_size": 14}  # fmt: skip
+
+
+def test_training_settings_are_read_and_given_back() -> None:
+    config = transformers.ViTConfig(
+        **_square(), num_labels=7, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.2, problem_type="regression"
+    )
+    model = from_module(transformers.ViTForImageClassification(config).train())
+    assert model.training
+    assert (model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob) == (0.1, 0.2)
+    again: Any = to_module(model, "transformers")
+    assert (again.config.hidden_dropout_prob, again.config.attention_probs_dropout_prob) == (0.1, 0.2)
+    assert again.config.problem_type == "regression"
+
+
+def test_a_masked_image_model_predicts_as_the_source_where_patches_are_hidden() -> None:
+    module = tiny_transformers("ViTForMaskedImageModeling")
+    model = eager(from_module(module))
+    assert isinstance(model, PlainViTForMaskedImageModeling)
+    hidden = torch.arange(16).remainder(3).eq(0).expand(2, -1)
+    with torch.no_grad():
+        theirs = module(pixels_for(module), bool_masked_pos=hidden)
+        ours = model(pixels_for(module), bool_masked_pos=hidden)
+    assert difference(ours.reconstruction, theirs.reconstruction) == 0.0
+    assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-4)  # there 1e-5 is added to a count
+
+
+# Parts and settings that plain-vit does not know
+
+
+def _other_norm(module: Any) -> None:
+    module.vit.layers[1].layernorm_after.eps = 1e-3
+
+
+def _other_activation(module: Any) -> None:
+    module.vit.layers[2].mlp.activation_fn = nn.ReLU()
+
+
+def _adapter(module: Any) -> None:
+    module.vit.layers[0].adapter = nn.Linear(40, 40)
+
+
+def _setting(module: Any) -> None:
+    module.config.rope_theta = 100.0
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (_other_norm, "vit.layers.1.layernorm_after.eps is 0.001, not 1e-12"),
+        (_other_activation, "vit.layers.2.mlp.activation_fn.class is torch.nn.modules.activation.ReLU"),
+        (_adapter, "vit.layers.0.adapter.weight is a tensor of shape (40, 40), not there"),
+        (_setting, "rope_theta=100.0"),
+    ],
+)
+def test_what_is_unknown_of_a_live_module_is_named(change: Callable[[Any], None], named: str) -> None:
+    module = tiny_transformers("ViTForImageClassification")
+    change(module)
+    with pytest.raises(ExportError) as caught:
+        from_module(module)
+    assert named in str(caught.value)
+
+
+def test_a_derived_class_is_refused() -> None:
+    class Mine(transformers.ViTModel):
+        pass
+
+    with pytest.raises(ExportError, match="derived from a class of transformers"):
+        from_module(Mine(transformers.ViTConfig(**_square())))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_tables_know_every_setting_that_the_class_declares(name: str) -> None:
+    family = ARCHITECTURES[name].family
+    declared = set(AutoConfig.for_model(family.model_type).to_dict())
+    known = {*family.settings.values(), *family.unread, *BOOKKEEPING}
+    assert declared - known <= {"is_native"}  # AIMv2's sines and cosines, refused where it is set
+
+
+# Files
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[[str], Path]:
+    """Save the model of a case as transformers does."""
+
+    def save(case: str) -> Path:
+        tiny_transformers(case).save_pretrained(tmp_path / "source")
+        return tmp_path / "source"
+
+    return save
+
+
+@pytest.mark.parametrize("case", REPRESENTATIVES)
+def test_a_folder_opens_and_goes_back(case: str, folder: Callable[[str], Path], tmp_path: Path) -> None:
+    check_folder(case, folder(case), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case not in REPRESENTATIVES])
+def test_every_other_folder_opens_and_goes_back(case: str, folder: Callable[[str], Path], tmp_path: Path) -> None:
+    check_folder(case, folder(case), tmp_path)
+
+
+def check_folder(case: str, source: Path, tmp_path: Path) -> None:
+    """Open the folder of a case, compare every stage, and write it back."""
+    opened = from_checkpoint(source, verify=True)
+    assert opened.report.differences is not None
+    assert max(stage.relative for stage in opened.report.differences) <= tolerance(case), str(opened.report)
+    assert len(opened.report.differences) > 4  # every stage was found, not the output alone
+    layout = str(opened.report.layout).split()[0]
+    to_checkpoint(opened.model, tmp_path / "back", format="transformers", layout=layout)
+    theirs, back = tensors_of(source), tensors_of(tmp_path / "back")
+    if layout == type(tiny_transformers(case)).__name__:
+        left_out = tuple(opened.report.ignored)
+        assert all(name.endswith(left_out) for name in {*theirs} - {*back})
+        assert all(torch.equal(back[name], theirs[name]) for name in back)
+        stated = json.loads((source / "config.json").read_text())
+        written = json.loads((tmp_path / "back" / "config.json").read_text())
+        assert {key for key in stated if stated[key] != written.get(key)} <= _FREE, (stated, written)
+    assert from_checkpoint(tmp_path / "back", verify=True).report.used == opened.report.used
+
+
+# Settings that need not come back: of parts that are left out, or counted anew.
+_FREE = {"text_config", "vision_config", "mask_ratio", "norm_pix_loss", "encoder_stride", "pooler_output_size",
+         "initializer_factor", "projection_dim", *(f"decoder_{name}" for name in (
+             "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"))}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["ViTModel", "DeiTForImageClassificationWithTeacher", "ViTMSNForImageClassification",
+                                  "Dinov2ForImageClassification, SwiGLU", "CLIPVisionModel"])  # fmt: skip
+def test_todays_names_open_as_the_ones_in_files(case: str, folder: Callable[[str], Path]) -> None:
+    source = folder(case)
+    module = tiny_transformers(case)
+    filed = from_checkpoint(source)
+    (source / "model.safetensors").unlink()
+    torch.save(module.state_dict(), source / "pytorch_model.bin")
+    opened = from_checkpoint(source, verify=True)
+    assert str(opened.report.layout).endswith("bare")
+    ours, twin = opened.model.state_dict(), filed.model.state_dict()
+    assert ours.keys() == twin.keys()
+    assert all(torch.equal(ours[name], twin[name]) for name in ours)
+
+
+def test_shards_open(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    whole = from_checkpoint(folder("ViTForImageClassification")).model.state_dict()
+    tiny_transformers("ViTForImageClassification").save_pretrained(tmp_path / "shards", max_shard_size="40KB")
+    assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
+    sharded = from_checkpoint(tmp_path / "shards").model.state_dict()
+    assert all(torch.equal(whole[name], sharded[name]) for name in whole)
+
+
+def test_names_of_4_x_that_5_writes_no_longer_open(folder: Callable[[str], Path]) -> None:
+    """The vision tower of CLIP had a prefix and counters of its positions; MSN's blocks had their model's prefix."""
+    clip = folder("CLIPVisionModel")
+    state = {f"vision_model.{name}": tensor for name, tensor in tensors_of(clip).items()}
+    save_file({**state, "vision_model.embeddings.position_ids": torch.arange(17)[None]}, clip / "model.safetensors")
+    opened = from_checkpoint(clip, verify=True)
+    assert list(opened.report.ignored.values()) == ["counts the positions"]
+    msn = folder("ViTMSNForImageClassification")
+    state = {f"vit.{name}" if name.startswith("encoder") else name: tensor for name, tensor in tensors_of(msn).items()}
+    save_file(state, msn / "model.safetensors")
+    assert max(stage.relative for stage in from_checkpoint(msn, verify=True).report.differences or ()) == 0.0
+
+
+def test_a_config_without_a_class_is_read_by_its_tensors(folder: Callable[[str], Path]) -> None:
+    source = folder("ViTForImageClassification")
+    _edit(source, architectures=None)
+    opened = from_checkpoint(source)
+    assert isinstance(opened.model, PlainViTForImageClassification)
+    assert "the tensors, as config.json names no class" in str(opened.report)
+
+
+def test_the_caller_may_leave_the_projection_of_clip_out(folder: Callable[[str], Path]) -> None:
+    source = folder("CLIPModel")
+    with pytest.raises(MappingError, match="left over: 'visual_projection.weight'"):
+        from_checkpoint(source, layout="CLIPVisionModel")
+    with_projection = from_checkpoint(source)
+    assert with_projection.model.config.representation_size == 11
+    assert with_projection.report.ignored["logit_scale"] == "compares images with texts"
+
+
+def _edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    settings = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in settings.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "kind", "named"),
+    [
+        ("ViTModel", {"use_rope": True, "window": [7, 7], "nothing": 0.0}, CheckpointError, "use_rope=True"),
+        ("ViTModel", {"pruned_heads": {"0": [1]}}, CheckpointError, "pruned_heads"),
+        ("ViTModel", {"auto_map": {"AutoModel": "mine.Model"}}, CheckpointError, "auto_map"),
+        ("ViTModel", {"model_type": "yolos"}, UnknownFormatError, "model_type 'yolos'"),
+        ("ViTModel", {"architectures": ["ViTForPoses"]}, UnknownFormatError, "layout= one of ViTModel"),
+        ("ViTModel", {"hidden_size": "40"}, CheckpointError, "transformers itself refuses"),
+        ("ViTModel", {"num_attention_heads": 3, "head_dim": 13}, MappingError, "q_proj"),
+        ("ViTModel", {"hidden_act": "swoosh"}, CheckpointError, "swoosh"),
+        ("ViTForImageClassification", {"id2label": {"0": "a"}, "label2id": {"a": 0}}, CheckpointError, "1 labels"),
+        ("ViTForMaskedImageModeling", {"encoder_stride": 28}, CheckpointError, "encoder_stride=28 beside patch"),
+        ("Dinov2Model", {"image_size": [28, 112]}, CheckpointError, "takes the grid for a square"),
+        ("Aimv2VisionModel", {"is_native": True}, CheckpointError, "is_native=True"),
+        ("ViTModel", {"model_type": None}, CheckpointError, "give the folder that holds both"),
+    ],
+)  # fmt: skip
+def test_a_config_that_plain_vit_cannot_follow_is_refused(
+    case: str, changes: dict[str, Any], kind: type[Exception], named: str, folder: Callable[[str], Path]
+) -> None:
+    source = folder(case)
+    _edit(source, **changes)
+    with pytest.raises(kind) as caught:
+        from_checkpoint(source)
+    assert named in str(caught.value)
+    assert ("window=[7, 7]" in str(caught.value)) == ("window" in changes)  # all of them, at once
+    assert "nothing" not in str(caught.value)
+
+
+def test_hints_that_config_json_answers_are_refused(folder: Callable[[str], Path]) -> None:
+    with pytest.raises(CheckpointError, match="leave out num_attention_heads"):
+        from_checkpoint(folder("ViTModel"), num_attention_heads=5)
+
+
+def test_a_missing_and_a_strange_tensor_are_both_named(folder: Callable[[str], Path]) -> None:
+    source = folder("ViTForImageClassification")
+    state = tensors_of(source)
+    del state["vit.layernorm.weight"]
+    save_file(state | {"vit.encoder.layer.1.gamma": torch.ones(40)}, source / "model.safetensors")
+    with pytest.raises(MappingError) as caught:
+        from_checkpoint(source)
+    assert "'layernorm.weight'" in str(caught.value)
+    assert "'encoder.layer.1.gamma'" in str(caught.value)
+
+
+def test_swapped_rows_of_the_table_are_noticed_by_the_comparison(
+    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = folder("ViTForImageClassification")
+    rows = TRANSFORMERS.rows
+
+    def swapped(config: Any, layout: str | None) -> list[Row]:
+        names = {"encoder.layer.{}.attention.attention.query": "encoder.layer.{}.attention.attention.key",
+                 "encoder.layer.{}.attention.attention.key": "encoder.layer.{}.attention.attention.query"}  # fmt: skip
+        return [Row(names.get(str(row.source), row.source), row.ours, row.transform) for row in rows(config, layout)]
+
+    monkeypatch.setattr(TRANSFORMERS, "rows", swapped)
+    with pytest.raises(VerificationError):
+        from_checkpoint(source, verify=True)
+
+
+# Pixels
+
+
+@pytest.mark.parametrize("name", ["ViTImageProcessor", "CLIPImageProcessor", "BitImageProcessor"])
+def test_the_processor_beside_a_model_prepares_its_own_pixels(
+    name: str, folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = folder("ViTForImageClassification")
+    stock = getattr(transformers, f"{name}Pil")(image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6])
+    stock.save_pretrained(source)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (301, 277, 3), dtype=np.uint8))
+    expected = stock(image, return_tensors="pt")["pixel_values"]
+    prepare: Any = from_checkpoint(source).image_processor
+    assert torch.equal(prepare(image, return_tensors="pt")["pixel_values"], expected)
+    # It goes along: into our folder, and out of it again.
+    assert main(["convert", str(source), str(tmp_path / "ours")]) == 0
+    assert main(["export", str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "transformers"]) == 0
+    for place in ("ours", "back"):
+        again = transformers.AutoImageProcessor.from_pretrained(tmp_path / place, backend="pil")
+        assert type(again) is type(stock)
+        assert torch.equal(again(image, return_tensors="pt")["pixel_values"], expected)
+
+
+def test_our_own_folders_open_with_the_backend_that_every_source_has(tmp_path: Path) -> None:
+    PlainViTForImageClassification(tiny_config()).save_pretrained(tmp_path)
+    PlainViTImageProcessorPil(size={"height": 24, "width": 56}).save_pretrained(tmp_path)
+    assert type(from_checkpoint(tmp_path).image_processor) is PlainViTImageProcessorPil
+
+
+# The way into transformers
+
+
+# Which class holds a model of ours, with and without a classifier; None where none does.
+HELD: dict[str, tuple[str | None, str | None]] = {
+    "plain": ("ViTForImageClassification", "ViTModel"),
+    "deit": ("DeiTForImageClassificationWithTeacher", None),
+    "mask_token": (None, "ViTModel"),
+    "no_projection": (None, None),
+    "wide_heads": ("ViTForImageClassification", "ViTModel"),
+    "truncate": ("ViTForImageClassification", "ViTModel"),
+    "representation": (None, "ViTModel"),
+    "linear_patches": (None, None),
+    "clip": (None, None),  # not square
+    "map": (None, None),
+    "mean": (None, None),
+    "registers": (None, None),
+    "rms": (None, None),
+    "resnet": (None, None),
+    "differential": (None, None),
+    "no_positions": (None, None),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_model_of_ours_becomes_the_class_that_holds_it(name: str) -> None:
+    config = tiny_config(**VARIATIONS[name])
+    models = [
+        eager(randomize_(PlainViTForImageClassification(config)).eval()),
+        eager(randomize_(PlainViTModel(config)).eval()),
+    ]
+    for model, expected in zip(models, HELD[name], strict=True):
+        if expected is None:
+            with pytest.raises(ExportError, match="comes nearest, but for") as caught:
+                to_module(model, "transformers")
+            assert caught.value.parts
+            continue
+        module: Any = to_module(model, "transformers")
+        assert type(module).__name__ == expected
+        module.set_attn_implementation("eager")
+        found = stage_differences(module, model, pixels())
+        assert max(found.values()) <= (TOLERANCE if name in ("linear_patches",) else 0.0), found
+
+
+SQUARE_HELD: dict[str, tuple[dict[str, Any], str]] = {
+    "clip": ({"embedding_norm": True, "patch_bias": False, "final_norm": "after_pooling"}, "CLIPVisionModel"),
+    "clip, projected": (
+        {"embedding_norm": True, "patch_bias": False, "final_norm": "after_pooling", "representation_size": 11,
+         "representation_act": "linear", "representation_bias": False},
+        "CLIPVisionModelWithProjection",
+    ),
+    "siglip": ({"use_class_token": False, "pooling": "map"}, "SiglipVisionModel"),
+    "aimv2": (
+        {"use_class_token": False, "pooling": "query", "norm_type": "rms_norm", "mlp_type": "swiglu",
+         "patch_post_norm": True, "qkv_bias": False, "attention_output_bias": False, "mlp_bias": False},
+        "Aimv2VisionModel",
+    ),
+    "dinov2": ({"layer_scale_init_value": 0.3, "intermediate_size": 80}, "Dinov2Model"),
+    "dinov2, registers": (
+        {"layer_scale_init_value": 0.3, "intermediate_size": 80, "num_register_tokens": 2}, "Dinov2WithRegistersModel",
+    ),
+    "dinov2, registers without positions": (
+        {"layer_scale_init_value": 0.3, "intermediate_size": 80, "num_register_tokens": 2,
+         "position_embedding_on_prefix": False},
+        "Dinov2WithRegistersModel",
+    ),
+    "class token without a position": ({"position_embedding_on_prefix": False}, "ViTModel"),
+    "mean of all": ({"use_class_token": False, "pooling": "mean"}, "IJepaModel"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SQUARE_HELD)
+def test_a_square_model_of_ours_becomes_the_class_that_holds_it(name: str) -> None:
+    fields, expected = SQUARE_HELD[name]
+    model = eager(randomize_(PlainViTModel(tiny_config(**{"image_size": 56, "patch_size": 14, **fields}))).eval())
+    module: Any = to_module(model, "transformers")
+    assert type(module).__name__ == expected
+    module.set_attn_implementation("eager")
+    found = stage_differences(module, model, pixels_for(module))
+    # Positions of registers are added to them once for all: the very sum that our model makes.
+    assert max(found.values()) <= tolerance(expected), found
+
+
+def test_a_masked_image_model_of_ours_becomes_the_sources() -> None:
+    config = tiny_config(image_size=56, patch_size=14, use_mask_token=True)
+    model = eager(randomize_(PlainViTForMaskedImageModeling(config)).eval())
+    module: Any = to_module(model, "transformers")
+    module.set_attn_implementation("eager")
+    assert max(stage_differences(module, model, pixels_for(module)).values()) == 0.0
+    config = tiny_config(image_size=56, patch_size=14, use_mask_token=True, reconstruction_target="mean_color")
+    with pytest.raises(ExportError, match="mean_color"):
+        to_module(PlainViTForMaskedImageModeling(config), "transformers")
+    with pytest.raises(ExportError, match="use_mask_token"):
+        to_module(model, "timm")
+
+
+def test_what_is_refused_is_listed_with_the_remedy() -> None:
+    model = PlainViTForImageClassification(tiny_config(drop_path_rate=0.1, layer_scale_init_value=0.1))
+    with pytest.raises(ExportError) as caught:
+        to_module(model, "transformers", layout="ViTForImageClassification")
+    assert len(caught.value.parts) == 2
+    assert "may be set to 0 in the model's config" in str(caught.value)
+    model.config.drop_path_rate = 0.0
+    with pytest.raises(ExportError) as caught:
+        to_module(model, "transformers", layout="ViTForImageClassification")
+    assert caught.value.parts == ("layer_scale_init_value=0.1 (there it would be None)",)
+    with pytest.raises(UnknownFormatError, match="expected one of ViTModel"):
+        to_module(model, "transformers", layout="ViTForSegmentation")
+
+
+# Names of label files, and output over source
+
+
+def test_labels_are_named_from_a_file(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    source, names = folder("ViTForImageClassification"), list("ABCDEFG")
+    files = {"labels.txt": "\n".join(names) + "\n", "list.json": json.dumps(names),
+             "object.json": json.dumps(dict(enumerate(names)))}  # fmt: skip
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
+        out = tmp_path / f"out-{file}"
+        assert main(["convert", str(source), str(out), "--labels", str(tmp_path / file), "--no-verify"]) == 0
+        config = AutoConfig.from_pretrained(out)
+        assert config.id2label == dict(enumerate(names))
+        assert config.label2id["C"] == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "named"),
+    [
+        ("short.txt", "A\nB\n", "2 labels: expected 7"),
+        ("gap.json", '{"0": "A", "2": "C"}', "expected 7, numbered from 0"),
+        ("words.json", '{"A": 0}', "cannot be read as names of labels"),
+        ("numbers.json", "[1, 2]", "holds more than names"),
+        ("torn.json", '["A"', "cannot be read as names of labels"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(
+    file: str, text: str, named: str, folder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    source = folder("ViTForImageClassification")
+    (tmp_path / file).write_text(text)
+    arguments = ["convert", str(source), str(tmp_path / "out"), "--labels", str(tmp_path / file)]
+    assert main(arguments) == CheckpointError.exit_code
+    assert named in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_never_replaces_its_source(folder: Callable[[str], Path]) -> None:
+    source = folder("ViTForImageClassification")
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    arguments = ["export", str(source), str(source), "--to", "transformers", "--force", "--no-image-processor"]
+    assert main(arguments) == OutputError.exit_code
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+
+
+# Other packages' models in transformers' own class, opened where plain-vit is out of reach
+
+
+def _timm() -> nn.Module:
+    return timm.create_model("vit_base_patch16_224", img_size=56, patch_size=14, embed_dim=40, num_heads=5, depth=3,
+                             num_classes=7)  # fmt: skip
+
+
+def _timm_deit() -> nn.Module:
+    return timm.create_model("deit_tiny_distilled_patch16_224", img_size=56, patch_size=14, embed_dim=40, num_heads=5,
+                             depth=3, num_classes=7)  # fmt: skip
+
+
+def _timm_dinov2() -> nn.Module:
+    return timm.create_model("vit_small_patch14_reg4_dinov2", img_size=56, embed_dim=40, num_heads=5, depth=3)
+
+
+def _torchvision() -> nn.Module:
+    return torchvision.models.VisionTransformer(image_size=56, patch_size=14, num_layers=3, num_heads=5, hidden_dim=40,
+                                                mlp_dim=52, num_classes=7)  # fmt: skip
+
+
+def _vit_pytorch_of_2021() -> nn.Module:
+    release = vit_pytorch_release("0.19.6")
+    return release.ViT(image_size=56, patch_size=14, num_classes=7, dim=40, depth=3, heads=3, dim_head=12, mlp_dim=52)
+
+
+# Loaded with nothing of plain-vit to be found, offline, without trust in remote code, as a person elsewhere would.
+ELSEWHERE = """
+    import importlib.abc, json, sys
+    import torch
+
+    class Absent(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] == "plain_vit":
+                raise ModuleNotFoundError(name)
+
+    sys.meta_path.insert(0, Absent())
+    from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+
+    folder, pixels, out = sys.argv[1:4]
+    config = AutoConfig.from_pretrained(folder)
+    kind = AutoModelForImageClassification if "ForImageClassification" in config.architectures[0] else AutoModel
+    if "WithTeacher" in config.architectures[0]:
+        from transformers import DeiTForImageClassificationWithTeacher as kind
+    options = {"add_pooling_layer": False} if config.architectures == ["ViTModel"] else {}
+    model, info = kind.from_pretrained(folder, attn_implementation="eager", output_loading_info=True, **options)
+    with torch.no_grad():
+        outputs = model.eval()(torch.load(pixels))
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    torch.save(outputs.logits if "logits" in outputs else outputs.last_hidden_state, out)
+    processor = AutoImageProcessor.from_pretrained(folder) if len(sys.argv) > 4 else None
+    print(json.dumps([config.model_type, type(model).__module__, type(processor).__module__]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "model_type", "tolerance"),
+    [
+        (_timm, "vit", 0.0),
+        (_timm_deit, "deit", 0.0),
+        (_timm_dinov2, "dinov2_with_registers", 0.0),
+        (_torchvision, "vit", 0.0),
+        (_vit_pytorch_of_2021, "vit", TOLERANCE),  # a convolution sums its pixels in another order than a dense layer
+    ],
+)
+def test_a_model_of_another_package_opens_where_plain_vit_is_not(
+    make: Callable[[], nn.Module], model_type: str, tolerance: float, tmp_path: Path
+) -> None:
+    source = randomize_(make()).eval()
+    model = eager(from_module(source))
+    processor = PlainViTImageProcessorPil(size={"height": 56, "width": 56})
+    to_checkpoint(model, tmp_path / "out", format="transformers", image_processor=processor)
+    pixel_values = torch.randn(2, 3, 56, 56)
+    torch.save(pixel_values, tmp_path / "pixels.pt")
+    said = run_elsewhere(tmp_path, "with a processor")
+    assert said[0] == model_type
+    assert said[1].startswith("transformers.models.")
+    assert said[2].startswith("transformers.models.vit.")
+    with torch.no_grad():
+        outputs = model(pixel_values)
+        ours = outputs.logits if "logits" in outputs else outputs.last_hidden_state
+    assert difference(torch.load(tmp_path / "logits.pt"), ours) <= tolerance
+    # And from there it is ours again, with every tensor that it had.
+    again = from_module(getattr(transformers, said_class(tmp_path)).from_pretrained(tmp_path / "out"))
+    assert sum(p.numel() for p in again.parameters()) >= sum(p.numel() for p in model.parameters())
+
+
+def run_elsewhere(folder: Path, *flags: str) -> list[str]:
+    """Open `folder/out` in a process that cannot import plain-vit; return its words, leave its output in logits.pt."""
+    arguments = [str(folder / name) for name in ("out", "pixels.pt", "logits.pt")]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ELSEWHERE), *arguments, *flags],
+        capture_output=True, text=True, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def said_class(folder: Path) -> str:
+    """Return the class that the exported folder names."""
+    return json.loads((folder / "out" / "config.json").read_text())["architectures"][0]
+
+
+def test_todays_vit_pytorch_is_refused_for_what_it_has_more() -> None:
+    import vit_pytorch
+
+    model = from_module(
+        vit_pytorch.ViT(image_size=56, patch_size=14, num_classes=7, dim=40, depth=3, heads=3, dim_head=12, mlp_dim=52)
+    )
+    with pytest.raises(ExportError) as caught:
+        to_module(model, "transformers", layout="ViTForImageClassification")
+    assert {part.partition("=")[0] for part in caught.value.parts} == {"patch_pre_norm", "patch_post_norm"}
+
+
+def test_a_centre_crop_that_transformers_cannot_do_is_refused_and_can_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    model = randomize_(PlainViTForImageClassification(tiny_config(image_size=56, patch_size=14)))
+    model.save_pretrained(tmp_path / "ours")
+    PlainViTImageProcessorPil(
+        size={"shortest_edge": 64}, do_center_crop=True, crop_size={"height": 56, "width": 56}
+    ).save_pretrained(tmp_path / "ours")
+    command = ["export", str(tmp_path / "ours"), str(tmp_path / "out"), "--to", "transformers"]
+    assert main(command) == ExportError.exit_code
+    assert "a centre crop whose margin depends on the image" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*command, "--no-image-processor"]) == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    shutil.rmtree(tmp_path / "out")

@@ -1,0 +1,160 @@
+"""Small models of every class of transformers that opens, every parameter random, and what two models differ by."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from tests.conftest import randomize_
+from tests.tiny import difference
+
+# Every dimension differs from every other; patches and grid (3 x 4) are not square where the class takes that.
+SIZES: dict[str, Any] = {"hidden_size": 40, "num_hidden_layers": 3, "num_attention_heads": 5}
+OBLONG = {**SIZES, "intermediate_size": 52, "image_size": (24, 56), "patch_size": (8, 14)}
+SQUARE = {**SIZES, "intermediate_size": 52, "image_size": 56, "patch_size": 14}
+RATIO = {name: value for name, value in SQUARE.items() if name != "intermediate_size"}  # DINOv2 has a ratio
+TEXT = {"vocab_size": 50, "hidden_size": 40, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "max_position_embeddings": 8, "eos_token_id": 2}  # fmt: skip
+DECODER = {"decoder_num_attention_heads": 2, "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1,
+           "decoder_intermediate_size": 20}  # fmt: skip
+TOLERANCE = 1e-5
+
+
+def _of(name: str, config: str, **settings: Any) -> Callable[[], Any]:
+    """Return the maker of a class with a flat configuration."""
+    options = {key: settings.pop(key) for key in ("add_pooling_layer", "use_mask_token") if key in settings}
+    if config == "Dinov2Config":  # there it is a setting
+        settings |= {key: options.pop(key) for key in ("use_mask_token",) if key in options}
+    return lambda: getattr(transformers, name)(getattr(transformers, config)(**settings), **options)
+
+
+def _joint(name: str, config: str, **settings: Any) -> Callable[[], Any]:
+    """Return the maker of a class whose configuration holds one for images and one for texts."""
+    return lambda: getattr(transformers, name)(
+        getattr(transformers, config)(text_config=TEXT, vision_config=SQUARE, **settings)
+    )
+
+
+LABELS = {"num_labels": 7}
+CASES: dict[str, Callable[[], Any]] = {
+    "ViTModel": _of("ViTModel", "ViTConfig", **OBLONG, pooler_output_size=30, pooler_act="silu"),
+    "ViTModel without a pooler": _of("ViTModel", "ViTConfig", **OBLONG, add_pooling_layer=False),
+    "ViTModel with a mask token": _of("ViTModel", "ViTConfig", **OBLONG, use_mask_token=True),
+    "ViTForImageClassification": _of("ViTForImageClassification", "ViTConfig", **OBLONG, **LABELS),
+    "ViTForImageClassification, wide heads, no qkv bias": _of(
+        "ViTForImageClassification", "ViTConfig", **OBLONG, **LABELS, qkv_bias=False, head_dim=12,
+        hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-5,
+    ),
+    "ViTForImageClassification, partial patches": _of(
+        "ViTForImageClassification", "ViTConfig", **{**OBLONG, "image_size": (29, 59)}, **LABELS
+    ),
+    "ViTForMaskedImageModeling": _of("ViTForMaskedImageModeling", "ViTConfig", **SQUARE, encoder_stride=14),
+    "DeiTModel": _of("DeiTModel", "DeiTConfig", **OBLONG),
+    "DeiTForImageClassification": _of("DeiTForImageClassification", "DeiTConfig", **OBLONG, **LABELS),
+    "DeiTForImageClassificationWithTeacher": _of(
+        "DeiTForImageClassificationWithTeacher", "DeiTConfig", **OBLONG, **LABELS
+    ),
+    "DeiTForMaskedImageModeling": _of("DeiTForMaskedImageModeling", "DeiTConfig", **SQUARE, encoder_stride=14),
+    "ViTMSNModel": _of("ViTMSNModel", "ViTMSNConfig", **OBLONG),
+    "ViTMSNForImageClassification": _of("ViTMSNForImageClassification", "ViTMSNConfig", **OBLONG, **LABELS),
+    "ViTMAEModel": _of("ViTMAEModel", "ViTMAEConfig", **SQUARE, **DECODER),
+    "ViTMAEForPreTraining": _of("ViTMAEForPreTraining", "ViTMAEConfig", **SQUARE, **DECODER),
+    "IJepaModel": _of("IJepaModel", "IJepaConfig", **OBLONG),
+    "IJepaForImageClassification": _of("IJepaForImageClassification", "IJepaConfig", **OBLONG, **LABELS),
+    "Dinov2Model": _of("Dinov2Model", "Dinov2Config", **RATIO, layerscale_value=0.3),
+    "Dinov2ForImageClassification": _of(
+        "Dinov2ForImageClassification", "Dinov2Config", **RATIO, **LABELS, mlp_ratio=3, use_mask_token=False
+    ),
+    "Dinov2ForImageClassification, SwiGLU": _of(
+        "Dinov2ForImageClassification", "Dinov2Config", **RATIO, **LABELS, use_swiglu_ffn=True
+    ),
+    "Dinov2Backbone": _of("Dinov2Backbone", "Dinov2Config", **RATIO, out_indices=[1, 3]),
+    "Dinov2WithRegistersModel": _of("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", **RATIO),
+    "Dinov2WithRegistersForImageClassification": _of(
+        "Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig", **RATIO, **LABELS,
+        num_register_tokens=3, use_swiglu_ffn=True,
+    ),
+    "Dinov2WithRegistersBackbone": _of("Dinov2WithRegistersBackbone", "Dinov2WithRegistersConfig", **RATIO),
+    "CLIPVisionModel": _of("CLIPVisionModel", "CLIPVisionConfig", **SQUARE),
+    "CLIPVisionModelWithProjection": _of(
+        "CLIPVisionModelWithProjection", "CLIPVisionConfig", **SQUARE, projection_dim=11
+    ),
+    "CLIPModel": _joint("CLIPModel", "CLIPConfig", projection_dim=11),
+    "SiglipVisionModel": _of("SiglipVisionModel", "SiglipVisionConfig", **SQUARE),
+    "SiglipVisionModel, partial patches": _of(
+        "SiglipVisionModel", "SiglipVisionConfig", **{**SQUARE, "image_size": 59}
+    ),
+    "SiglipVisionModel without a head": _of("SiglipVisionModel", "SiglipVisionConfig", **SQUARE, vision_use_head=False),
+    "SiglipModel": _joint("SiglipModel", "SiglipConfig"),
+    "SiglipForImageClassification": _joint("SiglipForImageClassification", "SiglipConfig", **LABELS),
+    "Aimv2VisionModel": _of("Aimv2VisionModel", "Aimv2VisionConfig", **SQUARE),
+    "Aimv2VisionModel without a head, with biases": _of(
+        "Aimv2VisionModel", "Aimv2VisionConfig", **SQUARE, use_head=False, qkv_bias=True, mlp_bias=True
+    ),
+    "Aimv2Model": _joint("Aimv2Model", "Aimv2Config", projection_dim=11),
+}  # fmt: skip
+
+# One for each table of tensors and each kind of head; the others open in the slow sweep.
+REPRESENTATIVES = [
+    "ViTModel", "ViTForImageClassification, wide heads, no qkv bias", "ViTForMaskedImageModeling",
+    "DeiTForImageClassificationWithTeacher", "ViTMSNForImageClassification", "ViTMAEForPreTraining",
+    "IJepaForImageClassification", "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification",
+    "CLIPModel", "SiglipVisionModel, partial patches", "SiglipForImageClassification", "Aimv2VisionModel",
+]  # fmt: skip
+
+# What differs in the order of operations, and by how much it may: the rest is 0.0.
+REORDERED = {
+    "Siglip": "the pooling head is torch's MultiheadAttention there, which scales the query before the product",
+    "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
+}
+# The classes that hold more than what opens: where the rest of it stands.
+ENCODERS = {"ViTMAEForPreTraining": "vit", "SiglipModel": "vision_model", "Aimv2Model": "vision_model"}
+
+
+def tolerance(case: str) -> float:
+    """Return the largest relative difference that a case may show in float32."""
+    return TOLERANCE if case.startswith(tuple(REORDERED)) else 0.0
+
+
+def tiny_transformers(case: str, attention: str = "eager") -> Any:
+    """Return the model of a case in evaluation mode, every parameter random."""
+    module = randomize_(CASES[case]()).eval()
+    module.set_attn_implementation(attention)
+    return module
+
+
+def pixels_for(module: Any, size: tuple[int, int] | None = None, seed: int = 1) -> torch.Tensor:
+    """Return normalised pixels of the module's own size, or of another."""
+    own = getattr(module.config, "vision_config", module.config).image_size
+    height, width = size or ((own, own) if isinstance(own, int) else own)
+    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
+    """Return what a model of transformers computes: tokens behind each block, tokens at the end, and what is pooled."""
+    name = type(module).__name__
+    encoder = module.get_submodule(ENCODERS[name]) if name in ENCODERS else module
+    if name.startswith("ViTMAE"):
+        encoder.config.mask_ratio = 0.0
+        options["noise"] = torch.arange(16.0).expand(len(pixel_values), -1)
+    if name == "CLIPModel":
+        outputs = module.get_image_features(pixel_values, output_hidden_states=True)
+    else:
+        outputs = encoder(pixel_values, output_hidden_states=True, **options)
+    stages = {f"block {i}": tokens for i, tokens in enumerate(outputs.hidden_states or ())}
+    for stage, key in (
+        ("logits", "logits"), ("reconstruction", "reconstruction"), ("tokens", "last_hidden_state"),
+        ("pooled", "image_embeds"), ("pooled", "pooler_output"),
+    ):  # fmt: skip
+        if outputs.get(key) is not None:
+            stages.setdefault(stage, outputs[key])
+    return stages
+
+
+def stage_differences(module: Any, model: nn.Module, pixel_values: torch.Tensor, **options: Any) -> Mapping[str, float]:
+    """Return the relative difference of everything that a model of transformers computes, by stage."""
+    theirs, ours = outputs_of(module, pixel_values, **options), outputs_of(model, pixel_values)
+    return {stage: difference(ours[stage].float(), value.float()) for stage, value in theirs.items()}
