@@ -241,9 +241,9 @@ BOOKKEEPING = {
     "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "dtype", "early_stopping", "eos_token_id",
     "finetuning_task", "id2label", "is_encoder_decoder", "label2id", "length_penalty", "max_length", "model_type",
     "num_beam_groups", "num_beams", "num_labels", "num_return_sequences", "output_attentions", "output_hidden_states",
-    "pad_token_id", "problem_type", "repetition_penalty", "return_dict", "sep_token_id", "temperature", "tie_encoder_decoder",
-    "tie_word_embeddings", "tokenizer_class", "top_k", "top_p", "torch_dtype", "transformers_version", "typical_p",
-    "use_cache",
+    "pad_token_id", "problem_type", "repetition_penalty", "return_dict", "sep_token_id", "temperature",
+    "tie_encoder_decoder", "tie_word_embeddings", "tokenizer_class", "top_k", "top_p", "torch_dtype",
+    "transformers_version", "typical_p", "use_cache",
 }  # fmt: skip
 
 
