@@ -1,13 +1,16 @@
 """The `plain-vit` command: look into a checkpoint, convert it, prove it, and go back."""
 
 import argparse
+import json
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from .errors import PlainViTError
+from .errors import CheckpointError, PlainViTError
 
 FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "google")
 POOLINGS = ("cls", "mean")
@@ -62,6 +65,8 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--image-mean", type=float, nargs="+", help="mean of each channel, as values in 0..1")
     known.add_argument("--image-std", type=float, nargs="+", help="deviation of each channel, as values in 0..1")
     known.add_argument("--key", help="which of several models in one file, such as ema")
+    labels = "file with the names of the labels: a JSON list or object (number to name), or one name per line"
+    known.add_argument("--labels", type=Path, metavar="FILE", help=labels)
     known.add_argument("--revision", help="branch, tag or commit of a Hub repository")
 
     main_parser = argparse.ArgumentParser(prog="plain-vit", description=__doc__)
@@ -77,9 +82,12 @@ def parser() -> argparse.ArgumentParser:
 
     added = command("convert", convert, "turn any plain ViT checkpoint into a Hugging Face folder", hints)
     added.add_argument("source", help="file, folder or Hub id")
-    added.add_argument("out", type=Path, help="new or empty folder")
+    added.add_argument("out", type=Path, nargs="?", help="new or empty folder; may be left out with --push")
     added.add_argument("--no-verify", action="store_true", help="do not compare with the source's own package")
     added.add_argument("--force", action="store_true", help="replace what OUT holds")
+    added.add_argument("--push", metavar="REPO", help="send the folder to this repository on the Hub (user/name)")
+    added.add_argument("--private", action="store_true", help="let nobody else see that repository")
+    added.set_defaults(refuse=added.error)
 
     added = command("verify", verify, "print the largest difference between two checkpoints, stage by stage", hints)
     added.add_argument("a", help="file, folder or Hub id; the options describe this one")
@@ -90,7 +98,18 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("out", type=Path, help="new or empty folder")
     added.add_argument("--to", required=True, choices=FORMATS[:-1])
     added.add_argument("--to-layout", help="which of that format's layouts; today's if not given")
+    added.add_argument("--no-image-processor", action="store_true", help="write the model alone")
     added.add_argument("--force", action="store_true", help="replace what OUT holds")
+
+    added = command("push", push, "send the folder of a saved model to the Hub, in one commit")
+    added.add_argument("folder", type=Path)
+    added.add_argument("repo", help="user/name; made if it is not there")
+    added.add_argument("--private", action="store_true", help="let nobody else see the repository")
+    added.add_argument("--revision", help="branch to commit to, made if it is not there")
+    added.add_argument("--dry-run", action="store_true", help="list what would be sent, and send nothing")
+    added.add_argument("--allow", nargs="+", default=[], metavar="PATTERN", help="send these files in any case")
+    added.add_argument("--exclude", nargs="+", default=[], metavar="PATTERN", help="do not send these files")
+    added.add_argument("--message", default="Upload model", help="of the commit")
 
     added = command("show", show, "draw what a model sees in images: pictures, one page, and their arrays", hints)
     added.add_argument("images", nargs="+", metavar="IMAGE")
@@ -109,19 +128,26 @@ def inspect(options: argparse.Namespace) -> None:
 
 def convert(options: argparse.Namespace) -> None:
     """Write a Hugging Face folder, after the source's own package has confirmed the numbers."""
-    from .conversion import from_checkpoint
+    from .conversion import convert_checkpoint
     from .conversion.writing import staged_folder
+    from .hub import push_folder
+    from .model_card import facts_of_conversion, write_card
 
+    if options.out is None and options.push is None:
+        options.refuse("say where to write: OUT, or --push REPO")
     sources = [options.source] if Path(options.source).exists() else []
-    with staged_folder(
-        options.out, force=options.force, sources=sources
-    ) as folder:  # refuses an OUT in use before any work
-        converted = from_checkpoint(options.source, verify=not options.no_verify, **hints_of(options))
-        print(converted.report)
-        converted.model.save_pretrained(folder)
-        if converted.image_processor is not None:
-            converted.image_processor.save_pretrained(folder)
-    print(f"written: {options.out}")
+    with ExitStack() as temporary:
+        out = options.out
+        if out is None:
+            out = Path(temporary.enter_context(TemporaryDirectory()), options.push.rpartition("/")[2])
+        with staged_folder(out, force=options.force, sources=sources) as folder:  # refuses one in use before any work
+            converted = convert_checkpoint(options.source, folder, verify=not options.no_verify, **hints_of(options))
+            write_card(folder, facts_of_conversion(converted.report, out.name, options.revision))
+            print(converted.report)
+        if options.out is not None:
+            print(f"written: {out}")
+        if options.push is not None:
+            print(push_folder(out, options.push, private=options.private))
 
 
 def verify(options: argparse.Namespace) -> None:
@@ -147,10 +173,19 @@ def export(options: argparse.Namespace) -> None:
         options.out,
         format=options.to,
         layout=options.to_layout,
-        image_processor=converted.image_processor,
+        image_processor=None if options.no_image_processor else converted.image_processor,
         force=options.force,
+        sources=[options.source] if Path(options.source).exists() else [],
     )
     print(f"written: {options.out}")
+
+
+def push(options: argparse.Namespace) -> None:
+    """Send a folder to the Hub."""
+    from .hub import push_folder
+
+    names = ("private", "revision", "dry_run", "allow", "exclude", "message")
+    print(push_folder(options.folder, options.repo, **{name: getattr(options, name) for name in names}))
 
 
 def show(options: argparse.Namespace) -> None:
@@ -170,7 +205,27 @@ def show(options: argparse.Namespace) -> None:
 def hints_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the hints that were given, by the names that `from_checkpoint` has."""
     given = {name: getattr(options, name) for name in HINTS}
+    given["id2label"] = None if options.labels is None else read_labels(options.labels)
     return {name: value for name, value in given.items() if value is not None}
+
+
+def read_labels(path: Path) -> list[str] | dict[int, str]:
+    """Read names of labels, in their order or by their numbers.
+
+    Raises:
+        CheckpointError: It cannot be read, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        names = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        if isinstance(names, dict):
+            names = {int(number): name for number, name in names.items()}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as names of labels: {error}") from error
+    listed = list(names.values()) if isinstance(names, dict) else names
+    if not isinstance(listed, list) or not all(isinstance(name, str) and name.strip() for name in listed):
+        raise CheckpointError(f"{path} holds more than names: expected a list, an object from number to name, or lines")
+    return names
 
 
 def size(text: str) -> int | tuple[int, int]:

@@ -15,10 +15,13 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+import vit_pytorch
+from huggingface_hub import ModelCard
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import CheckpointError, HubError, PushRefusedError
 from plain_vit.hub import LIMIT_BYTES, push_folder
@@ -501,3 +504,86 @@ def test_a_file_that_changed_on_the_way_is_noticed(hub: HubEndpoint, folder: Pat
     stored.write_bytes(stored.read_bytes()[:-8])
     with pytest.raises((HubError, CheckpointError)):
         from_checkpoint(REPO)
+
+
+# ---- the command line ----
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    model = vit_pytorch.ViT(
+        image_size=24, patch_size=8, num_classes=5, dim=20, depth=2, heads=2, mlp_dim=24, dim_head=10
+    )
+    torch.save(randomize_(model).state_dict(), tmp_path / "foreign.pt")
+    return tmp_path / "foreign.pt"
+
+
+def test_convert_pushes_a_model_with_its_page_and_leaves_nothing_here(
+    hub: HubEndpoint, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    before = sorted(tmp_path.rglob("*.safetensors"))
+    assert main(["convert", str(checkpoint), "--push", REPO, "--private", "--num-attention-heads", "2"]) == 0
+    assert f"sent to {REPO}:" in capsys.readouterr().out
+    files = hub.files(REPO)
+    assert set(files) == WHOLE
+    assert hub.repository(REPO, "model").private
+    card = files["README.md"].decode()
+    assert card.startswith("---\n")
+    assert "# model\n" in card
+    assert "Converted from `foreign.pt`, a checkpoint of vit_pytorch, layout" in card
+    assert "told by whoever converted it: `num_attention_heads = 2`" in card
+    assert "0.0e+00 in the logits" in card
+    assert str(tmp_path) not in card
+    assert sorted(tmp_path.rglob("*.safetensors")) == before
+    converted = from_checkpoint(checkpoint, num_attention_heads=2).model
+    opened = AutoModelForImageClassification.from_pretrained(REPO)
+    images = torch.randn(2, 3, 24, 24)
+    with torch.no_grad():
+        assert torch.equal(opened(images).logits, converted(images).logits)
+
+
+def test_push_sends_what_the_dry_run_listed(hub: HubEndpoint, folder: Path, capsys: pytest.CaptureFixture) -> None:
+    (folder / "notes.pt").write_bytes(b"x")
+    assert main(["push", str(folder), REPO]) == PushRefusedError.exit_code
+    assert "notes.pt is a pickle" in capsys.readouterr().err
+    arguments = ["push", str(folder), REPO, "--exclude", "*.pt", "--revision", "draft", "--message", "First"]
+    assert main([*arguments, "--dry-run"]) == 0
+    listed = capsys.readouterr().out
+    assert not hub.path(REPO, "model").exists()
+    assert main(arguments) == 0
+    sent = capsys.readouterr().out
+    assert listed.splitlines()[1:] == sent.splitlines()[1:-1]
+    assert set(hub.files(REPO, revision="draft")) == WHOLE
+    assert hub.files(REPO) == {}
+    commits = hub.repository(REPO, "model").commits
+    assert "First" in [commit["title"] for commit in commits.values()]
+
+
+def test_mistakes_at_a_push_have_exit_codes_and_no_stack_trace(
+    hub: HubEndpoint, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["push", str(tmp_path / "gone"), REPO]) == CheckpointError.exit_code
+    assert main(["push", str(folder), "no owner"]) == HubError.exit_code
+    monkeypatch.delenv("HF_TOKEN")
+    assert main(["push", str(folder), REPO]) == HubError.exit_code
+    with pytest.raises(SystemExit, match="2"):
+        main(["convert", str(folder)])
+    printed = capsys.readouterr().err
+    assert "hf auth login" in printed
+    assert "say where to write: OUT, or --push REPO" in printed
+    assert "Traceback" not in printed
+
+
+def test_the_license_and_the_base_of_a_source_on_the_hub_stand_on_the_page(hub: HubEndpoint, tmp_path: Path) -> None:
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=5, depth=2)
+    timm.models.save_for_hf(randomize_(theirs), tmp_path / "timm", safe_serialization=True)
+    (tmp_path / "timm" / "README.md").write_text(
+        "---\nlicense: cc-by-nc-4.0\ndatasets:\n- imagenet-1k\n---\n# Theirs\n"
+    )
+    hub.add_repository("bob/timm-vit", files={path.name: path.read_bytes() for path in (tmp_path / "timm").iterdir()})
+    assert main(["convert", "bob/timm-vit", str(tmp_path / "ours")]) == 0
+    card = ModelCard.load(tmp_path / "ours" / "README.md")
+    assert (card.data.license, card.data.base_model, card.data.datasets) == (
+        "cc-by-nc-4.0", "bob/timm-vit", ["imagenet-1k"],
+    )  # fmt: skip
+    assert "[bob/timm-vit](https://huggingface.co/bob/timm-vit)" in card.text

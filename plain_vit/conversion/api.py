@@ -5,11 +5,13 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
@@ -22,6 +24,7 @@ from ..errors import (
     ExportError,
     MappingError,
     OutputError,
+    PlainViTError,
     UnknownFormatError,
     VerificationError,
 )
@@ -451,9 +454,10 @@ def _understand(
                 f"{source} is a folder of plain-vit's own, whose config.json says everything: leave out "
                 + ", ".join(superfluous)
             )
-        recipe = _recipe_of_ours(source, checkpoint)
-        # With the PIL backend, as from every other source: its pixels are exactly the source's.
-        processor = processor_from_transformers(preprocessor, settings) if preprocessor else None
+        with _clear_errors(source):
+            recipe = _recipe_of_ours(source, checkpoint)
+            # With the PIL backend, as from every other source: its pixels are exactly the source's.
+            processor = processor_from_transformers(preprocessor, settings) if preprocessor else None
         notes: list[str] = []
         counters: tuple[str, ...] = ()
     else:
@@ -461,8 +465,9 @@ def _understand(
         tensors = LazyTensors({short: checkpoint.tensors.entries[name] for name, short in stripped.names.items()})
         origin = _format(format) if format is not None else _recognise(tensors, str(source))
         opening = _Opening(origin, tensors, settings)
-        recipe = opening.recipe(opening.try_reference(hints, reference) if reference else opening.describe(hints))
-        processor, assumed = origin.image_processor(recipe.description.config, settings, preprocessor, hints)
+        with _clear_errors(source):
+            recipe = opening.recipe(opening.try_reference(hints, reference) if reference else opening.describe(hints))
+            processor, assumed = origin.image_processor(recipe.description.config, settings, preprocessor, hints)
         notes = [*(f"wrapper {name!r} removed" for name in stripped.prefixes), *assumed]
         counters = stripped.counters
     config = cast(PlainViTConfig, recipe.whole.config)
@@ -483,12 +488,26 @@ def _understand(
     return recipe, Converted(recipe.model, processor, report)
 
 
+@contextmanager
+def _clear_errors(source: str | os.PathLike[str]) -> Iterator[None]:
+    """Say that it is the settings that make no sense, in whatever way building a model of them fails."""
+    try:
+        yield
+    except PlainViTError:
+        raise
+    except (
+        *(ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError),
+        StrictDataclassError,
+    ) as error:
+        raise CheckpointError(f"{source}: its settings and the hints describe no model: {error}") from error
+
+
 def _recipe_of_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> _Recipe:
     """Read a folder of our own, in which every tensor of the model has to be there and nothing else."""
     config = PlainViTConfig.from_dict(checkpoint.config or {})
     named = config.architectures or ["PlainViTForImageClassification"]
     if len(named) != 1 or named[0] not in modeling.__all__:
-        raise CheckpointError(f"{source} is of {', '.join(named)}: expected one of {', '.join(modeling.__all__)}")
+        raise CheckpointError(f"{source} is of {named}: expected one of {', '.join(modeling.__all__)}")
     with torch.device("meta"):
         model: PreTrainedModel = getattr(modeling, named[0])(config)
     rows = [Row(name, name) for name in model.state_dict()]

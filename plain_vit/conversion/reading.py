@@ -60,6 +60,16 @@ NOT_WEIGHTS = re.compile(r"optimizer|scheduler|scaler|sampler|training_args|rng_
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
+# Fields of a config.json that say how much of something there is, in the words of every package.
+COUNTS = re.compile(
+    r"depths?|(.*_)?(layers|blocks|branches|classes|labels|heads|tokens|dim|size|features|width|channels)"
+)
+MAX_COUNT = 1_000_000
+LAYER_COUNTS = re.compile(
+    r"(stem_)?depths?|(num_|n_)?(hidden_)?(layers|blocks)|num_branches"
+)  # one tensor each or more
+ATTENTION_CHOICES = ("_attn_implementation", "attn_implementation")
+
 # Branches of a training checkpoint that hold tensors but never a model.
 NOT_A_MODEL = re.compile(r"optim|sched|scaler|loss|callback|rng|loops|hyper_?param|hparam", re.IGNORECASE)
 
@@ -196,10 +206,14 @@ def _read_folder(folder: Path, key: str | None) -> Checkpoint:
         checkpoint = replace(checkpoint, tensors=tensors, wrappers=wrappers)
     else:
         checkpoint = _read_file(_inside(folder, name), key, name)
+    config = _read_json(folder, "config.json")
+    if config is not None:
+        _check_config(config, folder / "config.json", len(checkpoint.tensors))
+        config = {name: value for name, value in config.items() if name not in ATTENTION_CHOICES}
     return replace(
         checkpoint,
         path=folder,
-        config=_read_json(folder, "config.json"),
+        config=config,
         preprocessor_config=_read_json(folder, "preprocessor_config.json"),
         notes=(*notes, *checkpoint.notes),
     )
@@ -257,6 +271,24 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
     if path.stat().st_size > MAX_HEADER_BYTES:
         raise UnsafeFileError(f"{path} has {path.stat().st_size} bytes; at most {MAX_HEADER_BYTES} are read.")
     return parse_json(path.read_bytes(), str(path))
+
+
+def _check_config(config: Mapping[str, Any], path: Path, num_tensors: int) -> None:
+    """Refuse a configuration of which a model could not be built, or whose attention would have to be fetched."""
+    for name, value in config.items():
+        if name in ATTENTION_CHOICES and "/" in str(value):
+            raise UnsafeFileError(
+                f"{path} asks for the attention code of {value!r}: remove {name}, no code is fetched."
+            )
+        if isinstance(value, dict):
+            _check_config(value, path, num_tensors)
+        for count in value if isinstance(value, list) else [value]:
+            if not isinstance(count, (int, float)):
+                continue
+            if COUNTS.fullmatch(name) and not abs(count) <= MAX_COUNT:
+                raise UnsafeFileError(f"{path} says {name} = {count}: expected at most {MAX_COUNT}.")
+            if LAYER_COUNTS.fullmatch(name) and count > num_tensors:
+                raise UnsafeFileError(f"{path} says {name} = {count}, but there are only {num_tensors} tensors.")
 
 
 def _read_shards(folder: Path, index_name: str) -> Checkpoint:
