@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import huggingface_hub
 import numpy as np
 import PIL.Image
 import pytest
 import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
 from sklearn.metrics import recall_score, top_k_accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from transformers import (
@@ -30,6 +32,7 @@ from plain_vit.analysis.page import html_page
 from plain_vit.errors import HubError, TrainingError
 from plain_vit.training import progress as progress_module
 from plain_vit.training.data import load_splits
+from plain_vit.training.dry_run import Needs, describe_needs, measure_needs, size
 from plain_vit.training.metrics import Evaluation
 from plain_vit.training.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from plain_vit.training.progress import Progress
@@ -391,3 +394,68 @@ def test_push_that_cannot_work_is_refused_before_the_training(script, model_fold
     with pytest.raises(HubError, match="no token"):
         script.finetune(script.FinetuneArguments(**good, push_to_hub="alice/digits"))
     assert not (tmp_path / "run").exists()
+
+
+# The dry run
+
+
+def test_dry_run_says_what_the_run_then_does_and_writes_nothing(script, model_folder, tmp_path, capsys):
+    run = tmp_path / "run"
+    options = {
+        "model": str(model_folder), "output_dir": str(run), **SHORT, "shots_per_class": None,
+        "validation_fraction": 0.2, "ema_decay": 0.9, "checkpoints_kept": 1, "gradient_accumulation_steps": 2, "warmup_fraction": 0.5,
+    }  # fmt: skip
+    with pytest.raises(SystemExit) as stopped:
+        script.finetune(script.FinetuneArguments(**options, dry_run=True))
+    assert stopped.value.code in (None, 0)
+    assert not list(tmp_path.iterdir())
+    said = {
+        line[: len("  optimizer states  ")].strip(): line[len("  optimizer states  ") :].strip()
+        for line in capsys.readouterr().out.splitlines()
+    }
+    assert said["images"] == "train 1,149, validation 288, test 360"
+    assert said["steps"] == "7 of 12 images, 0.1 epochs"
+    assert said["learning rate"] == "0.001, cosine after 4 warm-up steps"
+    assert said["learning rate at"].startswith("0% 2.50e-04, 25% 5.00e-04, 50% 1.00e-03, 75% ")
+    assert said["a step"] == "12 images = 1 processes x 2 micro-batches x 6 images"
+    assert said["evaluations"] == "2 of 288 validation images, at the end 360 test images"
+
+    script.finetune(script.FinetuneArguments(**options))
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    files = {file.name: file.stat().st_size for file in checkpoint.iterdir()}
+    weights = sum(tensor.nbytes for tensor in load_file(checkpoint / "model.safetensors").values())
+    assert said["weights"] == said["gradients"] == said["moving average"] == size(weights)
+    # Beside the numbers the files hold random states, and the names and settings of 70 parameters.
+    stated = said["a checkpoint"].removeprefix("about ")
+    assert stated.endswith(" kB")
+    assert 0 < sum(files.values()) - float(stated.removesuffix(" kB")) * 1000 < 80_000
+
+
+def test_needs_are_what_a_model_of_known_layers_takes():
+    class Layers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(3 * 5 * 7, 11, bias=False)
+            self.second = torch.nn.Linear(11, 13, bias=False)
+            self.frozen = torch.nn.Linear(13, 17, bias=False).requires_grad_(False)
+
+        def forward(self, pixel_values: torch.Tensor) -> SimpleNamespace:
+            return SimpleNamespace(logits=self.frozen(torch.relu(self.second(self.first(pixel_values.flatten(1))))))
+
+    model, accelerator = Layers(), Accelerator(cpu=True)
+    trained, all_weights = 4 * (105 * 11 + 11 * 13), 4 * (105 * 11 + 11 * 13 + 13 * 17)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    needs = measure_needs(model, optimizer, accelerator, (3, 5, 7), averaged=True)
+    # Kept for the backward pass: the input, what the second layer reads, and what the relu gives.
+    assert needs == Needs(all_weights, trained, trained, all_weights, 4 * (105 + 11 + 13))
+    assert needs.memory(19) == 2 * all_weights + 2 * trained + 19 * 4 * 129
+    assert needs.memory(19, shards=2) == (all_weights + 2 * trained) // 2 + all_weights + 19 * 4 * 129
+    assert needs.checkpoint == 2 * all_weights + trained
+    assert needs.disk(checkpoints_kept=3, keeps_best=True) == 4 * needs.checkpoint + 3 * all_weights
+    assert needs.disk(checkpoints_kept=0, keeps_best=False) == all_weights
+
+
+def test_lack_of_disk_is_said(tmp_path):
+    needs = Needs(10**18, 0, 0, 0, 0)
+    tables = describe_needs(needs, tmp_path / "a" / "b", micro_batch=3, shards=1, checkpoints_kept=1, keeps_best=False)
+    assert str(tables["Disk"]["free"]).endswith(f"at {tmp_path}: NOT ENOUGH")

@@ -1,0 +1,392 @@
+"""The scripts beside fine-tuning: evaluating a classifier, and pre-training on hidden patches."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, Image
+from safetensors.torch import load_file
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from transformers import ResNetConfig, ResNetForImageClassification
+
+from plain_vit import (
+    PlainViTForImageClassification,
+    PlainViTForMaskedImageModeling,
+    PlainViTImageProcessor,
+)
+from plain_vit.errors import DataError, OutputExistsError, TrainingError
+from plain_vit.training.data import load_splits
+from plain_vit.training.glyphs import CHARACTERS, render_glyphs
+from plain_vit.training.masking import CORRUPTIONS, Corruption, MaskedPrediction, draw_corruption, rearrange_patches
+from plain_vit.training.run import read_log
+from tests.conftest import randomize_
+from tests.tiny import tiny_config
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+DIGITS = [str(digit) for digit in range(10)]
+
+
+def open_script(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> ModuleType:
+    return open_script("evaluate_image_classification")
+
+
+@pytest.fixture(scope="module")
+def pretraining() -> ModuleType:
+    return open_script("pretrain_masked_patches")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Sum in the same order as the subprocesses do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a plain ViT that tells digits and two more classes apart, in an order of its own."""
+    folder = tmp_path_factory.mktemp("classifier")
+    names = ["blank", *DIGITS[::-1], "other"]
+    config = tiny_config(image_size=(32, 24), patch_size=8, num_labels=12, id2label=dict(enumerate(names)))
+    randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
+    PlainViTImageProcessor(size={"height": 32, "width": 24}).save_pretrained(folder)
+    return folder
+
+
+def start(script: str, launcher: list[str], **options: object) -> subprocess.Popen[str]:
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
+    return subprocess.Popen(
+        [*launcher, str(EXAMPLES / f"{script}.py"), *words], env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def launch(script: str, launcher: list[str], **options: object) -> str:
+    process = start(script, launcher, **options)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+# Evaluating
+
+
+def test_evaluation_gives_the_numbers_of_scikit_learn(evaluation, classifier, tmp_path, capsys):
+    results = evaluation.evaluate(evaluation.EvaluateArguments(
+        model=str(classifier), dataset="digits", batch_size=77, output=str(tmp_path / "results.json")
+    ))  # fmt: skip
+    test = load_splits("digits")["test"]
+    model = PlainViTForImageClassification.from_pretrained(classifier).eval()
+    processor = PlainViTImageProcessor.from_pretrained(classifier)
+    with torch.no_grad():
+        pixels = processor([image.convert("RGB") for image in test["image"][:]], return_tensors="pt")["pixel_values"]
+        predictions = model(pixels).logits.argmax(dim=-1).tolist()
+    names = [model.config.id2label[number] for number in predictions]
+    labels = [str(label) for label in test["label"][:]]
+    assert results["images"] == len(labels) == 360
+    assert results["top1_accuracy"] == np.mean(np.array(names) == np.array(labels))
+    assert [row["name"] for row in results["classes"]] == DIGITS[::-1]  # in the model's order
+    precision, recall, f1, images = precision_recall_fscore_support(
+        labels, names, labels=DIGITS[::-1], zero_division=np.nan
+    )
+    for row, *expected in zip(results["classes"], precision, recall, f1, images, strict=True):
+        got = [row["precision"], row["recall"], row["f1"], row["images"]]
+        assert [np.nan if value is None else value for value in got] == pytest.approx(expected, nan_ok=True)
+    # The file has the whole confusion matrix.
+    stored = json.loads((tmp_path / "results.json").read_text())
+    matrix = confusion_matrix(labels, names, labels=["blank", *DIGITS, "other"])
+    order = {name: number for number, name in enumerate(["blank", *DIGITS, "other"])}
+    for pair in stored["confused"]:
+        assert matrix[order[pair["true"]], order[pair["predicted"]]] == pair["count"]
+    assert sum(pair["count"] for pair in stored["confused"]) == matrix.sum() - np.trace(matrix)
+    assert stored["images_per_second"] > 0
+    assert "top-5" in capsys.readouterr().out
+    with pytest.raises(OutputExistsError, match="is there already"):
+        evaluation.evaluate(evaluation.EvaluateArguments(
+            model=str(classifier), dataset="digits", output=str(tmp_path / "results.json")
+        ))  # fmt: skip
+
+
+def test_two_processes_evaluate_every_image_once(evaluation, classifier, tmp_path):
+    # 360 images are no multiple of 26: the last batches are padded.
+    one = evaluation.evaluate(evaluation.EvaluateArguments(model=str(classifier), dataset="digits", batch_size=26))
+    launch(
+        "evaluate_image_classification", TORCHRUN, model=classifier, dataset="digits", batch_size=26, num_processes=2,
+        output=tmp_path / "two.json",
+    )  # fmt: skip
+    two = json.loads((tmp_path / "two.json").read_text())
+    assert two["processes"] == 2
+    assert two["images"] == 360
+    for name in ("top1_accuracy", "top5_accuracy", "classes", "confused"):
+        assert two[name] == one[name]
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)  # batches of another size sum in another order
+
+
+def test_any_image_classifier_is_evaluated_and_its_classes_must_match(evaluation, tmp_path):
+    from transformers import ConvNextImageProcessor
+
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 2], layer_type="basic", num_labels=10)
+    randomize_(ResNetForImageClassification(config)).save_pretrained(tmp_path)
+    ConvNextImageProcessor(size={"shortest_edge": 33}, crop_pct=1.0).save_pretrained(tmp_path)
+    options = {"model": str(tmp_path), "dataset": "digits"}
+    with pytest.raises(DataError, match="does not know 10 of the 10 classes of the data.*--labels_by number"):
+        evaluation.evaluate(evaluation.EvaluateArguments(**options))
+    results = evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
+    assert [row["name"] for row in results["classes"]] == [f"LABEL_{digit}" for digit in range(10)]
+    with pytest.raises(DataError, match="no split 'validation', only train, test"):
+        evaluation.evaluate(evaluation.EvaluateArguments(**options, split="validation"))
+    config.num_labels = 3
+    ResNetForImageClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(DataError, match="The data has 10 classes, the model 3"):
+        evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
+
+
+def test_checkpoint_of_another_library_is_evaluated_head_and_all(evaluation, tmp_path):
+    pixels, labels = render_glyphs(340, seed=1)  # the seed of the held-out glyphs
+    features = Features({"image": Image(), "label": ClassLabel(names=list(CHARACTERS))})
+    images = [PIL.Image.fromarray(glyph) for glyph in pixels]
+    Dataset.from_dict({"image": images, "label": labels}, features=features).save_to_disk(tmp_path / "glyphs")
+    checkpoint = EXAMPLES / "checkpoints" / "glyphs_vit.pt"
+    results = evaluation.evaluate(evaluation.EvaluateArguments(
+        model=str(checkpoint), num_attention_heads=4, dataset=str(tmp_path / "glyphs"), labels_by="number"
+    ))  # fmt: skip
+    assert results["images"] == 340
+    assert results["top1_accuracy"] > 0.9  # 95.3% of all held-out glyphs
+
+
+# Hiding patches
+
+
+def test_corruption_hides_exchanges_and_leaves_the_shares_of_the_paper():
+    generator = torch.Generator().manual_seed(0)
+    counts = np.zeros((5, 8))
+    for _ in range(200):
+        predicted, hidden, seen = draw_corruption((5, 8), CORRUPTIONS["mean_color"], generator)
+        exchanged = seen.view(5, 8) != torch.arange(40).view(5, 8)
+        assert [int(kind.sum()) for kind in (predicted, hidden, exchanged)] == [20, 16, 2]  # half; 80% and 10% of it
+        assert not (hidden & exchanged).any()
+        assert not ((hidden | exchanged) & ~predicted).any()
+        counts += predicted.numpy()
+    assert counts.min() > 60  # every patch is predicted now and then: 100 times on average
+    assert counts.max() < 140
+
+
+def test_masked_blocks_stand_as_squares():
+    corruption = Corruption(0.6, block=2)
+    predicted, hidden, seen = draw_corruption((6, 8), corruption, torch.Generator().manual_seed(0))
+    blocks = predicted.view(3, 2, 4, 2).permute(0, 2, 1, 3).flatten(2)
+    assert set(blocks.sum(dim=-1).flatten().tolist()) == {0, 4}
+    assert predicted.sum() == 4 * round(0.6 * 12)
+    assert torch.equal(predicted, hidden)
+    assert torch.equal(seen, torch.arange(48))
+    with pytest.raises(TrainingError, match="Blocks of 2 x 2 patches do not fill the grid of 5 x 8"):
+        draw_corruption((5, 8), corruption, torch.Generator())
+
+
+def test_patches_are_exchanged_whole():
+    pixels = torch.arange(3 * 6 * 10.0).view(3, 6, 10)
+    seen = torch.arange(9)  # patches of 2 x 3 pixels would be a grid of 3 x 3, of an image 9 wide
+    pixels = pixels[..., :9]
+    assert torch.equal(rearrange_patches(pixels, (2, 3), seen), pixels)
+    seen[4], seen[0] = 8, 1
+    moved = rearrange_patches(pixels, (2, 3), seen)
+    assert torch.equal(moved[:, 2:4, 3:6], pixels[:, 4:6, 6:9])
+    assert torch.equal(moved[:, 0:2, 0:3], pixels[:, 0:2, 3:6])
+    moved[:, 2:4, 3:6], moved[:, 0:2, 0:3] = pixels[:, 2:4, 3:6], pixels[:, 0:2, 0:3]
+    assert torch.equal(moved, pixels)
+
+
+@pytest.mark.parametrize("target", ["mean_color", "pixels"])
+def test_loss_without_exchanged_patches_is_that_of_the_model(target):
+    config = tiny_config(use_mask_token=True, reconstruction_target=target)
+    model = randomize_(PlainViTForMaskedImageModeling(config)).eval()
+    pixels, masked = torch.randn(5, 3, 24, 56), torch.rand(5, 3, 4) < 0.5
+    masked[:, 0, 0] = True
+    loss, right = MaskedPrediction(model)(pixels, pixels, masked, masked)
+    assert loss == model(pixels, bool_masked_pos=masked).loss
+    losses, rights = MaskedPrediction(model)(pixels, pixels, masked, masked, each=True)
+    weights = masked.flatten(1).sum(dim=1) / masked.sum()
+    torch.testing.assert_close((losses * weights).sum(), loss)
+    assert rights.sum() == right
+
+
+def test_patches_that_are_seen_are_predicted_too_but_others_do_not_count():
+    config = tiny_config(use_mask_token=True, reconstruction_target="mean_color")
+    model = randomize_(PlainViTForMaskedImageModeling(config)).eval()
+    pixels = torch.randn(2, 3, 24, 56)
+    predicted = torch.zeros(2, 3, 4, dtype=torch.bool)
+    predicted[:, 1, 2] = True
+    nothing = torch.zeros_like(predicted)
+    loss, _ = MaskedPrediction(model)(pixels, pixels, nothing, predicted)
+    elsewhere = pixels.clone()
+    elsewhere[..., :8, :14] += 1  # of another patch: what is asked for there does not matter
+    assert MaskedPrediction(model)(elsewhere, pixels, nothing, predicted)[0] == loss
+    there = pixels.clone()
+    there[..., 8:16, 28:42] += 1
+    assert MaskedPrediction(model)(there, pixels, nothing, predicted)[0] != loss
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"ratio": 0.0}, "mask ratio is 0.0"),
+        ({"ratio": 0.5, "hidden": 0.8, "exchanged": 0.3}, "add up to at most 1"),
+        ({"ratio": 0.5, "block": 0}, "mask block is 0"),
+    ],
+)
+def test_impossible_corruption_is_refused(fields, message):
+    with pytest.raises(TrainingError, match=message):
+        Corruption(**fields)
+
+
+# Pre-training
+
+# 1,437 images, 29 of them watched, in batches of 12.
+SHORT = {"dataset": "digits", "steps": 6, "batch_size": 12, "evaluations": 2, "log_every": 1, "learning_rate": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a plain ViT of 4 x 3 patches without dropout."""
+    folder = tmp_path_factory.mktemp("small")
+    config = tiny_config(image_size=(32, 24), patch_size=8, num_labels=3)
+    randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
+    PlainViTImageProcessor(size={"height": 32, "width": 24}).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("target", ["mean_color", "pixels"])
+def test_loss_of_hidden_patches_goes_down(target, pretraining, small, tmp_path):
+    options = {**SHORT, "steps": 60, "evaluations": 3, "target": target}
+    pretraining.pretrain(pretraining.PretrainArguments(
+        model=str(small), from_scratch=True, output_dir=str(tmp_path / "run"), **options
+    ))  # fmt: skip
+    losses = [line["validation_loss"] for line in read_log(tmp_path / "run") if "validation_loss" in line]
+    assert len(losses) == 3
+    assert losses[0] > losses[1] > losses[2]
+    first = next(line["train_loss"] for line in read_log(tmp_path / "run"))
+    assert losses[2] < 0.8 * first
+
+
+def test_pretrained_folder_is_fine_tuned(pretraining, small, tmp_path):
+    pretrained = tmp_path / "pretrained"
+    pretraining.pretrain(pretraining.PretrainArguments(model=str(small), output_dir=str(pretrained), **SHORT))
+    weights = load_file(pretrained / "model.safetensors")
+    assert not torch.equal(
+        weights["vit.layers.0.mlp.fc1.weight"], load_file(small / "model.safetensors")["vit.layers.0.mlp.fc1.weight"]
+    )
+    finetuning = open_script("finetune_image_classification")
+    result = finetuning.finetune(finetuning.FinetuneArguments(
+        model=str(pretrained), output_dir=str(tmp_path / "run"), dataset="digits", shots_per_class=2, steps=2,
+        batch_size=10, learning_rate=0.0, weight_decay=0.0, report=False,
+    ))  # fmt: skip
+    assert result.count == 360
+    tuned = load_file(tmp_path / "run" / "model.safetensors")
+    shared = {name for name in tuned if name in weights}
+    assert {name for name in tuned if name not in weights} == {"classifier.weight", "classifier.bias"}
+    assert all(torch.equal(tuned[name], weights[name]) for name in shared)
+    assert not (weights.keys() - tuned.keys()) - {
+        "vit.embeddings.mask_token", "decoder.projection.weight", "decoder.projection.bias"
+    }  # fmt: skip
+
+
+def test_pretraining_goes_on_from_a_pretrained_folder(pretraining, small, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    pretraining.pretrain(pretraining.PretrainArguments(model=str(small), output_dir=str(first), **SHORT))
+    options = {**SHORT, "steps": 1, "evaluations": 1, "learning_rate": 0.0}
+    pretraining.pretrain(pretraining.PretrainArguments(model=str(first), output_dir=str(second), **options))
+    before, after = (load_file(folder / "model.safetensors") for folder in (first, second))
+    body = [name for name in before if name.startswith("vit.")]
+    assert "vit.embeddings.mask_token" in body
+    assert all(torch.equal(before[name], after[name]) for name in body)
+
+
+def test_two_processes_learn_what_one_learns(pretraining, small, tmp_path):
+    # Halves of a batch are averaged in another order than a whole one. SGD, because the first steps of Adam move
+    # weights by the sign of their gradient, whatever its size.
+    options = {**SHORT, "optimizer": "sgd", "learning_rate": 0.05, "gradient_accumulation_steps": 2}
+    pretraining.pretrain(pretraining.PretrainArguments(model=str(small), output_dir=str(tmp_path / "one"), **options))
+    launch(
+        "pretrain_masked_patches", TORCHRUN, model=small, output_dir=tmp_path / "two", num_processes=2, **options
+    )  # fmt: skip
+    for line, line_of_two in zip(read_log(tmp_path / "one"), read_log(tmp_path / "two"), strict=True):
+        assert line_of_two == pytest.approx(line, rel=1e-5)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_killed_pretraining_goes_on_to_the_same_bits(small, tmp_path):
+    options = {**SHORT, "model": small, "steps": 40, "evaluations": 4, "checkpoint_every": 4, "crop_scale": 0.7,
+               "horizontal_flip": 0.5, "gradient_accumulation_steps": 2, "log_every": 3}  # fmt: skip
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    launch("pretrain_masked_patches", [sys.executable], output_dir=whole, **options)
+    process = start("pretrain_masked_patches", [sys.executable], output_dir=killed, **options)
+    while not any(int(checkpoint.name[5:]) >= 9 for checkpoint in killed.glob("checkpoints/step_*")):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (killed / "config.json").exists(), "it ended before it was killed"
+    launch("pretrain_masked_patches", [sys.executable], output_dir=killed, resume=True, **options)
+    assert read_log(whole) == read_log(killed)
+    weights, weights_again = (load_file(folder / "model.safetensors") for folder in (whole, killed))
+    assert all(torch.equal(tensor, weights_again[name]) for name, tensor in weights.items())
+
+
+def test_pretraining_refuses_bad_input_before_anything_is_written(pretraining, small, tmp_path):
+    good = {"model": str(small), "output_dir": str(tmp_path / "run"), **SHORT}
+    map_pooling = tmp_path / "map"
+    config = tiny_config(image_size=(32, 24), patch_size=8, pooling="map", use_class_token=False)
+    randomize_(PlainViTForImageClassification(config)).save_pretrained(map_pooling)
+    PlainViTImageProcessor(size={"height": 32, "width": 24}).save_pretrained(map_pooling)
+    for changed, error, message in (
+        ({"dataset": "./nowhere"}, DataError, "no file or folder"),
+        ({"split": "training"}, DataError, "no split 'training'"),
+        ({"batch_size": 13, "gradient_accumulation_steps": 2}, TrainingError, "multiple of 2"),
+        ({"validation_fraction": 0.0}, TrainingError, "are 0: expected 1 or more"),
+        ({"mask_ratio": 1.0}, TrainingError, "mask ratio is 1.0"),
+        ({"mask_block": 2}, TrainingError, "do not fill the grid of 4 x 3"),
+        ({"model": str(map_pooling)}, TrainingError, "pooling 'map' has weights"),
+        ({"epochs": 1.0}, TrainingError, "give one"),
+        ({"resume": True}, TrainingError, "holds no run"),
+        ({"report_to": "paper"}, TrainingError, "report_to"),
+    ):
+        with pytest.raises(error, match=message):
+            pretraining.pretrain(pretraining.PretrainArguments(**{**good, **changed}))
+        assert not (tmp_path / "run").exists(), changed
+
+
+def test_images_without_labels_are_enough(pretraining, small, tmp_path):
+    images = load_splits("digits")["train"]["image"][:30]
+    (tmp_path / "images").mkdir()
+    for number, image in enumerate(images):
+        image.save(tmp_path / "images" / f"{number}.png")
+    options = {**SHORT, "dataset": str(tmp_path / "images"), "validation_fraction": 0.1, "steps": 1, "evaluations": 1}
+    results = pretraining.pretrain(
+        pretraining.PretrainArguments(model=str(small), output_dir=str(tmp_path / "run"), **options)
+    )
+    assert results["validation_loss"] > 0
