@@ -1,7 +1,7 @@
 """Image classification data: opening it, finding its columns, checking it, splitting it."""
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -188,7 +188,7 @@ class ImageClassificationData:
     """Labelled images, checked and split, with columns named `image` and `label`.
 
     Args:
-        train: what is learnt from.
+        train: what is learnt from; the images of a stream come as the files they are.
         validation: what the best epoch may be chosen by, or None.
         test: what is held out to the end, or None.
         label_names: the classes, in the order of their numbers.
@@ -271,9 +271,9 @@ def load_classification_data(
         only = names[int(labels["train"][0])] if "train" in labels else names[0]
         raise DataError(f"All training images are {only!r}: with one class there is nothing to learn.")
     for role, split in chosen.items():
-        if role in labels:
+        if isinstance(split, Dataset):
             _check_labels(role, labels[role], names)
-        chosen[role] = split.cast_column("image", Image(mode="RGB"))
+            chosen[role] = split.cast_column("image", Image(mode="RGB"))
     if validation_fraction:
         chosen["train"], chosen["validation"] = _carve(chosen["train"], labels["train"], validation_fraction, seed)
     if shots_per_class is not None:
@@ -365,7 +365,7 @@ def _choose_splits(
     taken = {*train.split("+"), test}
     validation = validation or next((name for name in VALIDATION_NAMES if name in splits and name not in taken), None)
     test = test or ("test" if "test" in splits else None)
-    wanted = {"train": train.split("+"), "validation": [validation], "test": [test]}
+    wanted: dict[str, list[str | None]] = {"train": [*train.split("+")], "validation": [validation], "test": [test]}
     parts = {role: [name for name in names if name is not None] for role, names in wanted.items()}
     for role, names in parts.items():
         for name in names:
@@ -392,12 +392,11 @@ def _features(split: Dataset | IterableDataset) -> Features:
 
 
 def _stored(stream: IterableDataset) -> Dataset:
-    """Store a stream, its images as the files they are."""
-    stream = stream.cast_column("image", Image(decode=False))
+    """Store a stream."""
     return Dataset.from_generator(_rows_of, features=stream.features, gen_kwargs={"stream": stream})
 
 
-def _rows_of(stream: IterableDataset) -> Iterator[dict[str, Any]]:
+def _rows_of(stream: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     yield from stream
 
 
@@ -412,7 +411,8 @@ def _stream_size(stream: IterableDataset, told: int | None) -> int:
 
 def _readable(split: Dataset) -> tuple[Dataset, list[str]]:
     """Return the rows whose images can be read, and what is wrong with the others."""
-    broken = {row: problem for row in range(len(split)) if (problem := read_row(split, row)["broken"])}
+    files = as_files(split)
+    broken = {row: problem for row in range(len(split)) if (problem := read_row(files, row)["broken"])}
     kept = [row for row in range(len(split)) if row not in broken]
     return split.select(kept) if broken else split, list(broken.values())
 
@@ -421,23 +421,47 @@ def _readable(split: Dataset) -> tuple[Dataset, list[str]]:
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Image.DecompressionBombError)
 
 
-def read_row(split: Dataset, row: int) -> dict[str, Any]:
-    """Return a row with `broken`: empty, or which image cannot be read and why; then `image` is a black one."""
+def as_files(split: Dataset) -> Dataset:
+    """Return a split whose images are the files they are, to be opened by `open_image`."""
+    return split.cast_column("image", Image(decode=False))
+
+
+def open_image(stored: dict[str, Any] | None) -> PIL.Image.Image:
+    """Return an RGB image as `datasets` decodes it.
+
+    Args:
+        stored: its `bytes`, or the `path` of its file.
+
+    Raises:
+        One of `UNREADABLE`.
+    """
+    if stored is None:
+        raise ValueError("there is none")
+    content = stored["bytes"] if stored["bytes"] is not None else Path(stored["path"]).read_bytes()
+    return RGB.decode_example({"bytes": content, "path": stored["path"]})
+
+
+def read_row(files: Dataset, row: int) -> dict[str, Any]:
+    """Return a row with its image, and `broken`: empty, or which image cannot be read and why.
+
+    Args:
+        files: from `as_files`.
+        row: its number.
+    """
+    stored = files[row]
     try:
-        example = split[row]
-        if example["image"] is None:
-            raise ValueError("there is none")
-        return {**example, "broken": ""}
+        return {**stored, "image": open_image(stored["image"]), "broken": ""}
     except UNREADABLE as error:
-        stored = split.cast_column("image", Image(decode=False))[row]
         return {**stored, "image": BLANK, "broken": name_broken(stored["image"], f"row {row}", error)}
 
 
 def name_broken(stored: dict[str, Any] | None, place: str, error: Exception) -> str:
     """Say which image cannot be read: its file where there is one, else its place."""
-    return f"{(stored or {}).get('path') or place} ({type(error).__name__}: {error})"
+    reason = "no image of a known format" if isinstance(error, PIL.UnidentifiedImageError) else str(error)
+    return f"{(stored or {}).get('path') or place} ({reason})"
 
 
+RGB = Image(mode="RGB")
 BLANK = PIL.Image.new("RGB", (1, 1))
 
 
@@ -445,6 +469,8 @@ def _standard_columns(split: Any, image: str, label: str) -> Any:
     missing = [column for column in (image, label) if column not in split.features]
     if missing:
         raise DataError(f"One of the splits has no column {missing[0]!r}, only {', '.join(split.features)}.")
+    if isinstance(split, IterableDataset):
+        split = split.cast_column(image, Image(decode=False))  # or each step would decode the images
     split = split.select_columns([image, label])
     for old, new in ((image, "image"), (label, "label")):
         split = split.rename_column(old, new) if old != new else split

@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 from torchvision.transforms import InterpolationMode, v2
 
 from plain_vit.errors import DataError, TrainingError
-from plain_vit.training.data import read_row
+from plain_vit.training.data import as_files, read_row
 
 
 class ShuffledStream(Sampler[tuple[int, int]]):
@@ -74,18 +74,18 @@ class AugmentedImages(torch.utils.data.Dataset):
     """
 
     def __init__(self, split: Dataset, transform: v2.Transform, seed: int) -> None:
-        self.split, self.transform, self.seed = split, transform, seed
+        self.files, self.transform, self.seed = as_files(split), transform, seed
 
     def __len__(self) -> int:
-        return len(self.split)
+        return len(self.files)
 
     def __getitem__(self, place: tuple[int, int]) -> dict[str, Any]:
         epoch, row = place
-        example = read_row(self.split, row)
+        example = read_row(self.files, row)
         broken = example["broken"]
-        others = iter(range(row + 1, row + len(self.split)))
+        others = iter(range(row + 1, row + len(self)))
         while example["broken"] and (other := next(others, None)) is not None:
-            example = read_row(self.split, other % len(self.split))
+            example = read_row(self.files, other % len(self))
         with cpu_randomness(self.seed, epoch, row):
             return {"pixel_values": self.transform(example["image"]), "labels": example["label"], "broken": broken}
 
@@ -98,13 +98,13 @@ class ReadableImages(torch.utils.data.Dataset):
     """
 
     def __init__(self, split: Dataset) -> None:
-        self.split = split
+        self.files = as_files(split)
 
     def __len__(self) -> int:
-        return len(self.split)
+        return len(self.files)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return read_row(self.split, row)
+        return read_row(self.files, row)
 
 
 class UnreadableImages:

@@ -11,18 +11,17 @@ What is not known of a stream is what comes next, so the promises are smaller th
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from typing import Any
 
 import PIL.Image
 import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
-from datasets import Image, IterableDataset
+from datasets import IterableDataset
 from torch.utils.data import DataLoader, get_worker_info
 
 from plain_vit.errors import DataError
-from plain_vit.training.data import UNREADABLE, name_broken
+from plain_vit.training.data import UNREADABLE, name_broken, open_image
 from plain_vit.training.images import cpu_randomness
 
 TRIED = 1000  # rows in which a readable image is looked for
@@ -35,7 +34,7 @@ class StreamedImages(torch.utils.data.IterableDataset):
     it was.
 
     Args:
-        stream: rows with an `image` and a `label`.
+        stream: rows with an `image`, as a file, and a `label`.
         transform: image to pixels (C, H, W).
         classes: how many there are.
         batch_size: images of one batch of this process.
@@ -57,7 +56,7 @@ class StreamedImages(torch.utils.data.IterableDataset):
         process: tuple[int, int],
         seed: int,
     ) -> None:
-        self.stream = stream.cast_column("image", Image(decode=False))
+        self.stream = stream
         self.transform, self.classes, self.seed, self.buffer = transform, classes, seed, buffer
         self.batch_size, self.batches_before, self.process = batch_size, batches_before, process
 
@@ -110,7 +109,7 @@ class StreamedImages(torch.utils.data.IterableDataset):
         """Return an image, or None and what is wrong with it."""
         stored = row["image"]
         try:
-            return PIL.Image.open(BytesIO(stored["bytes"]) if stored["bytes"] else stored["path"]).convert("RGB"), ""
+            return open_image(stored), ""
         except UNREADABLE as error:
             return None, name_broken(stored, f"image {place} of part {part}", error)
 
