@@ -339,6 +339,7 @@ def test_two_processes_learn_what_one_learns(pretraining, small, tmp_path):
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_killed_pretraining_goes_on_to_the_same_bits(small, tmp_path):
     options = {**SHORT, "model": small, "steps": 40, "evaluations": 4, "checkpoint_every": 4, "crop_scale": 0.7,
                "horizontal_flip": 0.5, "gradient_accumulation_steps": 2, "log_every": 3}  # fmt: skip

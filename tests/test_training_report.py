@@ -403,7 +403,8 @@ def test_dry_run_says_what_the_run_then_does_and_writes_nothing(script, model_fo
     run = tmp_path / "run"
     options = {
         "model": str(model_folder), "output_dir": str(run), **SHORT, "shots_per_class": None,
-        "validation_fraction": 0.2, "ema_decay": 0.9, "checkpoints_kept": 1, "gradient_accumulation_steps": 2, "warmup_fraction": 0.5,
+        "validation_fraction": 0.2, "ema_decay": 0.9, "checkpoints_kept": 1, "gradient_accumulation_steps": 2,
+        "warmup_fraction": 0.5,
     }  # fmt: skip
     with pytest.raises(SystemExit) as stopped:
         script.finetune(script.FinetuneArguments(**options, dry_run=True))
