@@ -338,7 +338,12 @@ def _labels(config: PreTrainedConfig, num_labels: int) -> dict[str, Any]:
         raise CheckpointError(
             f"config.json has {config.num_labels} labels, the classifier {num_labels}: correct the former"
         )
-    return {"id2label": config.id2label, "label2id": config.label2id, "problem_type": config.problem_type}
+    names = dict(config.id2label or {})  # the other way round is counted anew: files in the wild have texts as numbers
+    return {
+        "id2label": names,
+        "label2id": {name: index for index, name in names.items()},
+        "problem_type": config.problem_type,
+    }
 
 
 def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mapping[str, Any]) -> list[Inference]:
