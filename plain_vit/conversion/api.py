@@ -15,6 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
+from transformers.initialization import no_init_weights
 
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
@@ -504,11 +505,14 @@ def _clear_errors(source: str | os.PathLike[str]) -> Iterator[None]:
 
 def _recipe_of_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> _Recipe:
     """Read a folder of our own, in which every tensor of the model has to be there and nothing else."""
-    config = PlainViTConfig.from_dict(checkpoint.config or {})
+    # The code that travels with what is made of it is ours, whatever the folder names.
+    config = PlainViTConfig.from_dict(
+        {name: value for name, value in (checkpoint.config or {}).items() if name != "auto_map"}
+    )
     named = config.architectures or ["PlainViTForImageClassification"]
     if len(named) != 1 or named[0] not in modeling.__all__:
         raise CheckpointError(f"{source} is of {named}: expected one of {', '.join(modeling.__all__)}")
-    with torch.device("meta"):
+    with torch.device("meta"), no_init_weights():
         model: PreTrainedModel = getattr(modeling, named[0])(config)
     rows = [Row(name, name) for name in model.state_dict()]
     return _Recipe(model, rows, checkpoint.tensors, Description(config), None)

@@ -21,6 +21,7 @@ Tensors = Sequence[torch.Tensor]
 
 INDEX = r"(0|[1-9]\d*)"
 LEAF = r"(\.weight|\.bias)?"
+LEAVES = ("", ".weight", ".bias")
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,9 @@ def _groups_of(row: Row, names: Collection[str]) -> Iterator[_Group]:
     found: dict[tuple[tuple[str, ...], str], set[tuple[str, ...]]] = {}
     for pattern in ours:
         expression = re.compile(re.escape(pattern).replace(r"\{\}", INDEX) + LEAF)
-        for match in filter(None, map(expression.fullmatch, names)):
+        # Most rows of a large table have no index: the names they can match are looked up, not searched for.
+        candidates = names if "{}" in pattern else [pattern + leaf for leaf in LEAVES if pattern + leaf in names]
+        for match in filter(None, map(expression.fullmatch, candidates)):
             *numbers, leaf = match.groups(default="")
             found.setdefault((tuple(numbers[:shared]), leaf), set()).add(tuple(numbers))
     for (index, leaf), indices in found.items():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
@@ -29,7 +30,7 @@ def empty_model(config: PlainViTConfig) -> PreTrainedModel:
         config: A masked-image model is told by its `architectures`; anything else is one that classifies.
     """
     classes = modeling.PlainViTForImageClassification, modeling.PlainViTForMaskedImageModeling
-    with torch.device("meta"):
+    with torch.device("meta"), no_init_weights():
         return classes[MASKED in (config.architectures or [])](copy.deepcopy(config))
 
 
