@@ -24,6 +24,9 @@ from transformers import (
     ConvNextImageProcessor,
     ResNetConfig,
     ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
 )
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
@@ -37,6 +40,7 @@ from plain_vit.training.metrics import Evaluation
 from plain_vit.training.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from plain_vit.training.progress import Progress
 from plain_vit.training.run import read_log
+from plain_vit.training.snapshots import look
 from plain_vit.training.trackers import TRACKERS, tracker_names
 from tests.conftest import randomize_
 from tests.tiny import tiny_config
@@ -304,6 +308,34 @@ def test_model_without_attention_gets_a_report_that_says_so(script, tmp_path):
     assert {file.stem for file in (run / "report").glob("*.png")} == PICTURES
     text = (run / "report" / "index.html").read_text()
     assert text.count("In a ResNetForImageClassification there is no ViT to look into.") == 2
+
+
+def test_vit_of_transformers_shows_what_the_same_plain_vit_shows():
+    config = ViTConfig(
+        hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=28, image_size=24, patch_size=8,
+        num_labels=3,
+    )  # fmt: skip
+    stock = randomize_(ViTForImageClassification(config)).eval()
+    stock.set_attn_implementation("eager")
+    pixels = torch.randn(5, 3, 24, 24)
+    seen = look(stock, pixels)
+    weights = stock(pixels, output_attentions=True).attentions[-1][:, :, 0, 1:].mean(dim=1)
+    np.testing.assert_allclose(seen["attention"], weights.detach().unflatten(-1, (3, 3)).numpy(), rtol=1e-5)
+    assert seen["positions"].shape == (3, 3, 3, 3)
+
+
+def test_vit_image_processor_of_transformers_is_drawn_too(script, tmp_path):
+    config = ViTConfig(
+        hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=28, image_size=24, patch_size=8,
+        num_labels=3,
+    )  # fmt: skip
+    randomize_(ViTForImageClassification(config)).save_pretrained(tmp_path / "vit")
+    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path / "vit")
+    run = tmp_path / "run"
+    options = {"model": str(tmp_path / "vit"), "picture_every": 0.5, **SHORT}
+    script.finetune(script.FinetuneArguments(output_dir=str(run), **options))
+    assert {file.stem for file in (run / "report").glob("*.png")} == PICTURES | STORY
+    assert len(list((run / "report" / "snapshots").iterdir())) == 4  # at 0, 0.5, 1.0 and 1.2 epochs
 
 
 def test_page_escapes_what_it_is_told():
