@@ -60,14 +60,13 @@ NOT_WEIGHTS = re.compile(r"optimizer|scheduler|scaler|sampler|training_args|rng_
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
-# Fields of a config.json that say how much of something there is, in the words of every package.
+# Fields of a config.json that say how much of something there is, in the words of every package; of layers and their
+# like each has a tensor of its own.
 COUNTS = re.compile(
     r"depths?|(.*_)?(layers|blocks|branches|classes|labels|heads|tokens|dim|size|features|width|channels)"
 )
-MAX_COUNT = 1_000_000
-LAYER_COUNTS = re.compile(
-    r"(stem_)?depths?|(num_|n_)?(hidden_)?(layers|blocks)|num_branches"
-)  # one tensor each or more
+LAYER_COUNTS = re.compile(r"(stem_)?depths?|(num_|n_)?(hidden_)?(layers|blocks)|num_branches")
+MAX_COUNT, MAX_LAYERS = 1_000_000, 1000
 ATTENTION_CHOICES = ("_attn_implementation", "attn_implementation")
 
 # Branches of a training checkpoint that hold tensors but never a model.
@@ -287,7 +286,7 @@ def _check_config(config: Mapping[str, Any], path: Path, num_tensors: int) -> No
                 continue
             if COUNTS.fullmatch(name) and not abs(count) <= MAX_COUNT:
                 raise UnsafeFileError(f"{path} says {name} = {count}: expected at most {MAX_COUNT}.")
-            if LAYER_COUNTS.fullmatch(name) and count > num_tensors:
+            if LAYER_COUNTS.fullmatch(name) and count > max(num_tensors, MAX_LAYERS):
                 raise UnsafeFileError(f"{path} says {name} = {count}, but there are only {num_tensors} tensors.")
 
 

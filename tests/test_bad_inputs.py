@@ -1,0 +1,292 @@
+"""Every bad input through the command line: its documented error and exit code, no stack trace, nothing run or written.
+
+`python -m tests.test_bad_inputs` writes docs/bad_inputs.md, the table of all of them.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from plain_vit import PlainViTForImageClassification
+from plain_vit.cli import main
+from plain_vit.conversion import from_checkpoint
+from plain_vit.errors import CheckpointError, PlainViTError
+from tests.bad_files import BAD_FILES, PAYLOAD
+from tests.bad_models import BAD_MODELS, save_ours
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "bad_inputs.md"
+# A pickle that runs code, a stale shard, a link out of the folder, an .npz bomb, a configuration that is one.
+SAMPLE = [
+    "a Git LFS pointer named model.safetensors",
+    "safetensors: cut in its data",
+    "safetensors: overlapping tensors",
+    "pickle that calls os.system",
+    "old pickle that calls os.system",
+    "hostile pickle named as safetensors",
+    "npz of Python objects",
+    "npz that unpacks to 320 MB",
+    "index that leads to ../",
+    "one file beside shards of an earlier save",
+    "weights that link out of the folder",
+    "configuration cut short",
+]
+
+
+def run(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str]:
+    """Run the command in this process; return its exit code and what it said, in place of a stack trace."""
+    capsys.readouterr()
+    code = main([str(word) for word in words])
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    return code, printed
+
+
+def refused_as(raises: type[PlainViTError], source: Path, code: int, printed: str) -> None:
+    assert code == raises.exit_code
+    errors = [line for line in printed.splitlines() if line.startswith("plain-vit: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"plain-vit: {raises.__name__}: ")
+    assert len(printed) < 20_000
+
+
+@pytest.mark.parametrize("title", BAD_FILES)
+def test_inspect_says_what_is_wrong_with_a_bad_file(
+    title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "input").mkdir()
+    make, raises, says = BAD_FILES[title]
+    source = make(tmp_path / "input")
+    code, printed = run(capsys, "inspect", source)
+    refused_as(raises, source, code, printed)
+    assert re.search(says, printed)
+    assert str(source) in printed
+    assert PAYLOAD not in os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("title", BAD_MODELS)
+def test_inspect_says_what_is_wrong_with_a_bad_model(
+    title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "input").mkdir()
+    bad = BAD_MODELS[title]
+    source = bad.make(tmp_path / "input")
+    code, printed = run(capsys, "inspect", source, *bad.hints)
+    refused_as(bad.raises, source, code, printed)
+    assert bad.says in printed
+    assert os.listdir(tmp_path) == ["input"]
+    with pytest.raises(bad.raises):
+        from_checkpoint(source, **arguments(bad.hints))
+
+
+def arguments(hints: tuple[str, ...]) -> dict[str, object]:
+    """Return the words of a command line as arguments of `from_checkpoint`."""
+    kinds = {"num_attention_heads": int, "image_size": int, "layer_norm_eps": float}
+    named = {
+        name.removeprefix("--").replace("-", "_"): value for name, value in zip(hints[::2], hints[1::2], strict=True)
+    }
+    return {name: kinds.get(name, str)(value) for name, value in named.items()}
+
+
+@pytest.mark.parametrize("title", SAMPLE)
+def test_the_other_commands_refuse_it_too_and_leave_everything_as_it_was(
+    title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "input").mkdir()
+    bad = BAD_FILES[title]
+    source = bad.make(tmp_path / "input")
+    good = save_ours(tmp_path / "good")
+    out = tmp_path / "out"
+    before = sorted(tmp_path.rglob("*"))
+    for words in (
+        ("convert", source, out), ("convert", source, good, "--force"), ("verify", good, source),
+        ("export", source, out, "--to", "timm"), ("convert", source, "--push", "alice/model"),
+    ):  # fmt: skip
+        refused_as(bad.raises, source, *run(capsys, *words))
+    code, _ = run(capsys, "push", source, "alice/model")
+    assert code == (bad.raises if source.is_dir() else CheckpointError).exit_code
+    assert sorted(tmp_path.rglob("*")) == before
+    from_checkpoint(good)
+
+
+@pytest.mark.parametrize(
+    "title", ["pickle that calls eval", "safetensors: a header of over 100 MB", "index that is empty"]
+)
+def test_a_process_of_its_own_leaves_with_the_exit_code(title: str, tmp_path: Path) -> None:
+    bad = BAD_FILES[title]
+    (tmp_path / "input").mkdir()
+    source = bad.make(tmp_path / "input")
+    command = [Path(sys.executable).with_name("plain-vit"), "inspect", source]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    refused_as(bad.raises, source, process.returncode, process.stderr)
+    assert not (tmp_path / PAYLOAD).exists()
+
+
+# ---- code is never run ----
+
+HOSTILE = "open({ran!r}, 'w').close()\nclass Evil: pass\n"
+
+
+@pytest.fixture
+def claims_to_be_ours(tmp_path: Path) -> Path:
+    """A whole folder of ours, but for code of its own behind every name that `auto_map` knows."""
+    folder = save_ours(tmp_path / "claims")
+    hostile = HOSTILE.format(ran=str(tmp_path / "RAN"))
+    for file in folder.glob("*.py"):
+        file.write_text(hostile)
+    (folder / "evil.py").write_text(hostile)
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = dict.fromkeys(config["auto_map"], "evil.Evil")
+    (folder / "config.json").write_text(json.dumps(config))
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    processor["auto_map"] = {"AutoImageProcessor": "evil.Evil"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+def test_code_from_a_folder_that_claims_to_be_ours_is_never_run(
+    claims_to_be_ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked to trust code"))
+    source = claims_to_be_ours
+    good = save_ours(tmp_path / "good")
+    for words in (
+        ("inspect", source), ("convert", source, tmp_path / "out"), ("verify", source, good), ("verify", good, source),
+        ("push", source, "alice/model", "--dry-run"), ("export", source, tmp_path / "timm", "--to", "timm"),
+    ):  # fmt: skip
+        code, printed = run(capsys, *words)
+        assert code in (0, 8), printed  # 8: timm has no place for some of the small model's choices
+    assert not (tmp_path / "RAN").exists()
+    model = from_checkpoint(source).model
+    assert type(model) is PlainViTForImageClassification
+    expected = safetensors.torch.load_file(good / "model.safetensors")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_code_that_a_converted_folder_carries_is_ours_not_the_sources(
+    claims_to_be_ours: Path, tmp_path: Path
+) -> None:
+    assert main(["convert", str(claims_to_be_ours), str(tmp_path / "out")]) == 0
+    for file in (tmp_path / "out").glob("*.py"):
+        assert file.read_text() == (ROOT / "plain_vit" / file.name).read_text()
+    assert "evil" not in (tmp_path / "out" / "config.json").read_text()
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_a_payload_in_such_a_folder_does_run_for_those_who_trust_it(claims_to_be_ours: Path, tmp_path: Path) -> None:
+    """Without this the tests above could pass on a payload that does nothing."""
+    code = (
+        "import sys; from transformers import AutoConfig as A; A.from_pretrained(sys.argv[1], trust_remote_code=True)"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", code, claims_to_be_ours], env=environment, capture_output=True)
+    assert (tmp_path / "RAN").exists()
+
+
+# ---- the page ----
+
+# Situations that are no file: what happens, and the test that shows it.
+WRITING = {
+    "the disk is full (`RLIMIT_FSIZE`)": ("OutputError", "test_writing.py::test_a_full_disk_leaves_what_was_there"),
+    "too little room, known before": (
+        "OutputError", "test_writing.py::test_too_little_room_is_known_before_anything_is_written"),
+    "`kill -9` at a random moment": (
+        "the old folder or the new one",
+        "test_writing.py::test_killed_at_ten_random_moments_the_target_is_whole"),
+    "the leftovers of a crash": (
+        "recognised and cleared", "test_writing.py::test_every_state_that_a_crash_can_leave_is_recovered"),
+    "Ctrl-C": ("nothing is left beside it",
+               "test_writing.py::test_interrupted_from_the_keyboard_nothing_is_left_beside_the_target"),
+    "a second writer": ("OutputError", "test_writing.py::test_a_second_writer_is_turned_away_until_the_first_is_gone"),
+    "a folder that may not be written": ("OutputError", "test_writing.py::test_a_read_only_folder_is_a_clear_error"),
+    "an output that is in use": (
+        "OutputExistsError", "test_cli.py::test_an_output_in_use_is_refused_before_any_work_and_stays"),
+}  # fmt: skip
+HUB = {
+    "no token, a wrong one, one that may not write": (
+        "HubError", "test_hub.py::test_tokens_and_permissions_are_said_clearly"),
+    "refusals 401, 403, 412, 429, 500": (
+        "HubError, nothing changed", "test_hub.py::test_a_refusal_is_a_clear_error_and_changes_nothing"),
+    "a fault that passes (500, 429, a dropped connection)": (
+        "outlived", "test_hub.py::test_a_fault_that_passes_is_outlived"),
+    "an interrupted push": (
+        "taken up, nothing sent twice", "test_hub.py::test_an_interrupted_push_is_taken_up_where_it_broke_off"),
+    "a lost answer to a commit": (
+        "no second commit", "test_hub.py::test_a_commit_whose_answer_was_lost_is_not_made_twice"),
+    "somebody else's change meanwhile": (
+        "HubError, theirs stays", "test_hub.py::test_somebody_elses_change_is_not_overwritten"),
+    "a truncated download": ("HubError", "test_hub.py::test_a_cut_download_is_not_taken_for_the_file"),
+    "no network, or switched off": ("HubError", "test_hub.py::test_without_a_network_it_is_said"),
+    "secrets, pickles, huge files, links in a folder to push": (
+        "PushRefusedError", "test_hub.py::test_secrets_and_pickles_are_refused_unless_asked"),
+    "private, into a public repository": (
+        "HubError", "test_hub.py::test_private_is_never_pushed_into_a_public_repository"),
+}  # fmt: skip
+
+
+def page() -> str:
+    """Return docs/bad_inputs.md."""
+
+    def rows(entries: dict[str, tuple[type[PlainViTError], str]]) -> list[str]:
+        lines = ["| input | error | exit code | the message says |", "|---|---|---|---|"]
+        for title, (raises, says) in entries.items():
+            said = re.sub(r"\\(.)", r"\1", says).replace("|", " or ")
+            lines.append(f"| {title.replace('|', chr(92) + '|')} | {raises.__name__} | {raises.exit_code} | `{said}` |")
+        return lines
+
+    def elsewhere(entries: dict[str, tuple[str, str]]) -> list[str]:
+        lines = ["| what happens | what comes of it | shown by |", "|---|---|---|"]
+        return lines + [f"| {what} | {outcome} | `tests/{test}` |" for what, (outcome, test) in entries.items()]
+
+    files = {title: (bad.raises, bad.says) for title, bad in BAD_FILES.items()}
+    models = {title: (bad.raises, bad.says) for title, bad in BAD_MODELS.items()}
+    return "\n".join([
+        "# Bad inputs, and what each gets",
+        "",
+        "Written by `python -m tests.test_bad_inputs` from the lists that the tests go through, in Python and on the",
+        "command line. Nothing in a checkpoint is executed, nothing is written, and what was there before stays.",
+        "`plain-vit` prints the message without a stack trace (`--debug` shows it) and leaves with the exit code.",
+        "",
+        f"## Files ({len(files)})",
+        "",
+        *rows(files),
+        "",
+        f"## Models ({len(models)})",
+        "",
+        "The files are sound; tensors, settings or what was told do not fit.",
+        "",
+        *rows(models),
+        "",
+        "## While writing",
+        "",
+        *elsewhere(WRITING),
+        "",
+        "## On the Hub",
+        "",
+        *elsewhere(HUB),
+        "",
+    ])  # fmt: skip
+
+
+def test_the_page_of_bad_inputs_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run `python -m tests.test_bad_inputs`"
+
+
+def test_the_tests_that_the_page_names_are_there() -> None:
+    for _, test in (*WRITING.values(), *HUB.values()):
+        file, _, name = test.partition("::")
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), test
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
