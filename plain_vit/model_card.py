@@ -4,6 +4,7 @@ Nothing is invented: what nobody said is left out. A page that a person has edit
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ RELATIONS = ("finetune", "adapter", "merge", "quantized")  # what the Hub can sa
 RESIZE_WORDS = {None: "", "cover": " so that they cover it", "contain": " so that they fit into it"}
 SHOWN_LABELS = 30
 MAX_CARD = 1_000_000  # characters of a source's page that are read
+BIBTEX = re.compile(r"^```bibtex\r?\n(.*?)\r?\n```", re.MULTILINE | re.DOTALL)
+# Licences in timm's table of models that the Hub knows by the same name; others it calls "other".
+LICENSES_OF_TIMM = {"apache-2.0", "mit", "cc-by-nc-4.0", "apple-ascl", "apple-amlr"}
 MARK = re.compile(r"\r?\n<!-- written by plain-vit, ([0-9a-f]{16}): once edited, this page is not overwritten -->\s*\Z")
 
 VIT_CITATION = """\
@@ -187,24 +191,43 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
 
 
 def source_facts(folder: Path) -> dict[str, Any]:
-    """Return what the page in a source's folder says of licence and data, as arguments of `ModelFacts`."""
+    """Return what a source's folder says of licence, data and citations, as arguments of `ModelFacts`.
+
+    Its page is asked first, then what timm notes in `config.json`.
+    """
     path = folder / CARD
-    if not path.is_file():
-        return {}
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        match = REGEX_YAML_BLOCK.search(file.read(MAX_CARD))
+    text = ""
+    if path.is_file():
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            text = file.read(MAX_CARD)
+    match = REGEX_YAML_BLOCK.search(text)
     try:
         said = yaml.safe_load(match[2]) if match else None
     except (yaml.YAMLError, ValueError, RecursionError):  # a source's page is not what decides about its weights
         said = None
-    if not isinstance(said, dict):
-        return {}
-    facts: dict[str, Any] = {
-        name: said[name] for name in ("license", "license_name", "license_link") if isinstance(said.get(name), str)
-    }
-    datasets = said.get("datasets")
-    facts["datasets"] = [name for name in _listed(datasets) if _is_repo_id(name)]
+    facts: dict[str, Any] = {}
+    if isinstance(said, dict):
+        names = ("license", "license_name", "license_link")
+        facts |= {name: said[name] for name in names if isinstance(said.get(name), str)}
+        facts["datasets"] = [name for name in _listed(said.get("datasets")) if _is_repo_id(name)]
+    if "license" not in facts and (noted := _license_in_config(folder / "config.json")) is not None:
+        facts |= {"license": noted} if noted in LICENSES_OF_TIMM else {"license": "other", "license_name": noted}
+    if citations := BIBTEX.findall(text):
+        facts["citations"] = citations
     return facts
+
+
+def _license_in_config(path: Path) -> str | None:
+    """Return the licence that timm notes beside the preprocessing: in a table of its own, or in old files on top."""
+    if not path.is_file() or path.stat().st_size > MAX_CARD:
+        return None
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    tables = [settings, settings.get("pretrained_cfg")] if isinstance(settings, dict) else []
+    noted = (table.get("license") for table in tables if isinstance(table, dict))
+    return next((name.lower() for name in noted if isinstance(name, str) and name), None)
 
 
 def _listed(value: object) -> list[str]:
@@ -250,7 +273,7 @@ def _card(folder: Path, facts: ModelFacts) -> str:
         ("Environment", _table(facts.environment, "part")),
         ("Limits", _limits(config, classifies, facts)),
         ("License", _license(facts)),
-        ("Citation", "\n\n".join(f"```bibtex\n{entry}\n```" for entry in (*facts.citations, VIT_CITATION))),
+        ("Citation", "\n\n".join(f"```bibtex\n{entry}\n```" for entry in _citations(facts))),
     ]
     body = "\n\n".join(f"## {title}\n\n{text}" if title else text for title, text in sections if text)
     head = _metadata(name, repo_id, classifies, facts).to_yaml()
@@ -383,6 +406,12 @@ def _limits(config: PlainViTConfig, classifies: bool, facts: ModelFacts) -> str:
         height, width = _pair(config.patch_size)
         sentences.append(f"Images have a height that is a multiple of {height} pixels and a width of {width}.")
     return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _citations(facts: ModelFacts) -> list[str]:
+    """Return the source's entries, and that of the paper unless it is among them."""
+    paper = [] if any("Worth 16x16 Words" in entry for entry in facts.citations) else [VIT_CITATION]
+    return [*facts.citations, *paper]
 
 
 def _license(facts: ModelFacts) -> str:

@@ -1,17 +1,20 @@
 """The page of a model: the Hub's own validators take it, it says what is known and nothing else, and edits stay."""
 
 import ast
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
+import timm
 from huggingface_hub import EvalResult, ModelCard
 from huggingface_hub.errors import HFValidationError
 from PIL import Image
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
+from plain_vit.cli import main
 from plain_vit.conversion.parity import StageDifference
 from plain_vit.errors import CheckpointError
 from plain_vit.model_card import ModelFacts, addressed, is_untouched, source_facts, write_card
@@ -216,3 +219,40 @@ def test_the_license_of_a_source_is_taken_over_from_its_page(folder: Path) -> No
         assert source_facts(folder) == expected
     (folder / "README.md").unlink()
     assert source_facts(folder) == {}
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        ({"architecture": "x", "pretrained_cfg": {"license": "Apache-2.0"}}, {"license": "apache-2.0"}),
+        ({"architecture": "x", "license": "cc-by-nc-4.0"}, {"license": "cc-by-nc-4.0"}),
+        ({"pretrained_cfg": {"license": "nvidia-model"}}, {"license": "other", "license_name": "nvidia-model"}),
+        ({"pretrained_cfg": {"license": None}}, {}),
+        ({"pretrained_cfg": 3}, {}),
+        ([], {}),
+    ],
+)
+def test_without_a_page_the_license_is_what_timm_notes(
+    settings: object, expected: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert source_facts(tmp_path) == expected
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert source_facts(tmp_path)["license"] == "mit"
+
+
+def test_license_and_citations_of_a_folder_of_timm_stand_on_the_page_of_the_converted_one(tmp_path: Path) -> None:
+    module = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=24, num_heads=3, depth=1, num_classes=2)
+    timm.models.save_for_hf(module, tmp_path / "source", safe_serialization=True)
+    entry = "@misc{rw2019timm,\n  author = {Ross Wightman},\n  title = {PyTorch Image Models}\n}"
+    page = timm.models._hub.generate_readme({"license": "cc-by-nc-4.0", "citation": [entry]}, "source")
+    (tmp_path / "source" / "README.md").write_text(page)
+    assert main(["convert", str(tmp_path / "source"), str(tmp_path / "out"), "--no-verify"]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "\nlicense: cc-by-nc-4.0\n" in card
+    assert entry in card
+    assert "@inproceedings{dosovitskiy2021image" in card
+    assert main(["convert", str(tmp_path / "out"), str(tmp_path / "again"), "--no-verify"]) == 0
+    again = (tmp_path / "again" / "README.md").read_text()
+    assert "\nlicense: cc-by-nc-4.0\n" in again
+    assert again.count("@misc{rw2019timm") == again.count("@inproceedings{dosovitskiy2021image") == 1
