@@ -43,11 +43,12 @@ class EvaluateArguments:
     num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
     trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
 
-    dataset: str = option(help="digits, glyphs, an image folder, parquet, a folder of save_to_disk, or a Hub name")
+    dataset: str = option(help="as in fine-tuning: digits, a folder, cifar10, a Hub name, ...")
     split: str | None = option(None, help="test if not given, or else the validation split, or else the only one")
     dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
     image_column: str | None = option(None, help="found by its type if not given")
     label_column: str | None = option(None, help="found by its type if not given")
+    label_names: str | None = option(None, help="text file with one class per line, for labels that are plain numbers")
     labels_by: Literal["name", "number"] = option(
         "name", help="which class of the model a class of the data is: that of its name, or that of its number"
     )
@@ -81,6 +82,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         subset=arguments.dataset_subset,
         image_column=arguments.image_column,
         label_column=arguments.label_column,
+        label_names=arguments.label_names,
     )
     model, image_processor = open_classifier(
         arguments.model,

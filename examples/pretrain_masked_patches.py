@@ -53,7 +53,7 @@ class PretrainArguments:
     model: str = option(help="preset, plain-vit folder or Hub id, or another library's checkpoint")
     from_scratch: bool = option(False, help="keep the architecture only and draw new weights; so it is with a preset")
     num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
-    dataset: str = option(help="digits, glyphs, a folder of images, parquet, a folder of save_to_disk, or a Hub name")
+    dataset: str = option(help="as in fine-tuning: digits, a folder of images, cifar10, a Hub name, ...")
     dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
     image_column: str | None = option(None, help="found by its type if not given")
     split: str | None = option(None, help="split to learn from; train if not given, or else the only one")

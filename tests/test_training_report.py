@@ -39,6 +39,7 @@ from plain_vit.training.dry_run import Needs, describe_needs, measure_needs, siz
 from plain_vit.training.metrics import Evaluation
 from plain_vit.training.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from plain_vit.training.progress import Progress
+from plain_vit.training.publishing import training_facts
 from plain_vit.training.run import read_log
 from plain_vit.training.snapshots import look
 from plain_vit.training.trackers import TRACKERS, tracker_names
@@ -381,6 +382,20 @@ def test_page_of_the_model_says_what_came_out_and_how(finished):
     assert str(finished.parent) not in card.text  # whose machine it was is nobody's business
     for picture in ("curves", "confusion_matrix"):
         assert f"(report/{picture}.png)" in card.text
+
+
+def test_page_names_base_model_and_data_of_the_hub():
+    common = {
+        "split_name": "test", "results": {"accuracy": 0.5}, "images": "train 10, test 5", "recipe": {},
+        "environment": {}, "license": None,
+    }  # fmt: skip
+    tuned = training_facts(Path(), source="google/vit-base", from_scratch=False, dataset="cifar10", **common)
+    assert (tuned.base_model, tuned.base_model_relation) == ("google/vit-base", "finetune")
+    assert list(tuned.datasets) == ["uoft-cs/cifar10"]
+    assert tuned.results[0].dataset_type == "uoft-cs/cifar10"
+    scratch = training_facts(Path(), source="google/vit-base", from_scratch=True, dataset="digits", **common)
+    assert (scratch.base_model, list(scratch.datasets)) == (None, [])
+    assert scratch.origin == "Trained from scratch on digits (train 10, test 5)."
 
 
 def test_push_sends_model_page_and_report_and_opens_from_the_hub(script, model_folder, tmp_path, hub):

@@ -300,6 +300,7 @@ def load_labelled_split(
     subset: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
+    label_names: str | None = None,
 ) -> tuple[Dataset, list[str]]:
     """Open one split to evaluate on.
 
@@ -309,6 +310,7 @@ def load_labelled_split(
         subset: see `load_splits`.
         image_column: see `find_columns`.
         label_column: see `find_columns`.
+        label_names: a text file with one class per line, for labels that are plain numbers.
 
     Returns:
         Rows with an RGB `image` and a `label`, and the classes in the order of their numbers.
@@ -316,9 +318,15 @@ def load_labelled_split(
     Raises:
         DataError: The split or a column is unknown, or a label is outside its classes.
     """
+    if name in BENCHMARKS and not Path(name).is_dir():
+        known = BENCHMARKS[name]
+        image_column, label_column = image_column or known.image, label_column or known.label
+        split = split or known.test
     rows = _one_split(load_splits(name, subset=subset), split, ("test", *VALIDATION_NAMES))
     image_column, label_column = find_columns(rows.features, image=image_column, label=label_column)
-    chosen, names = _with_class_labels({"train": _standard_columns(rows, image_column, label_column)})
+    chosen, names = _with_class_labels(
+        {"train": _standard_columns(rows, image_column, label_column)}, _read_names(label_names)
+    )
     _check_labels("evaluated", np.asarray(chosen["train"]["label"]), names)
     return chosen["train"].cast_column("image", Image(mode="RGB")), names
 
@@ -340,6 +348,8 @@ def load_images(
     Raises:
         DataError: The split or the column is unknown.
     """
+    if name in BENCHMARKS and not Path(name).is_dir():
+        image_column = image_column or BENCHMARKS[name].image
     rows = _one_split(load_splits(name, subset=subset), split, ("train",))
     column = _find_column(rows.features, "image", image_column, Image)
     rows = rows.select_columns([column])

@@ -12,6 +12,7 @@ from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.errors import HubError
 from plain_vit.hub import Push, push_folder
 from plain_vit.model_card import ModelFacts, source_facts, write_card
+from plain_vit.training.benchmarks import BENCHMARKS
 from plain_vit.training.data import EMBEDDED
 
 NOT_SENT = ("tensorboard/*", "wandb/*", "report/snapshots/*")
@@ -65,6 +66,8 @@ def training_facts(
     if license is not None:
         known = {name: value for name, value in known.items() if not name.startswith("license")} | {"license": license}
     is_hub_model = not (from_scratch or Path(source).exists() or PRESET_NAME.fullmatch(source))
+    if dataset in BENCHMARKS and not Path(dataset).is_dir():
+        dataset = BENCHMARKS[dataset].repository
     is_hub_data = not (dataset in EMBEDDED or Path(dataset).exists())
     data = f"[{dataset}](https://huggingface.co/datasets/{dataset})" if is_hub_data else _name(dataset)
     known["datasets"] = list(dict.fromkeys([*known.get("datasets", ()), *([dataset] if is_hub_data else ())]))
