@@ -599,9 +599,18 @@ def _vit_pytorch_of_2021() -> nn.Module:
     return release.ViT(image_size=56, patch_size=14, num_classes=7, dim=40, depth=3, heads=3, dim_head=12, mlp_dim=52)
 
 
+MODELS: dict[str, tuple[Callable[[], nn.Module], str, float]] = {
+    "timm": (_timm, "vit", 0.0),
+    "timm_deit": (_timm_deit, "deit", 0.0),
+    "timm_dinov2": (_timm_dinov2, "dinov2_with_registers", 0.0),
+    "torchvision": (_torchvision, "vit", 0.0),
+    # A convolution sums its pixels in another order than a dense layer.
+    "vit_pytorch_of_2021": (_vit_pytorch_of_2021, "vit", TOLERANCE),
+}
+
 # Loaded with nothing of plain-vit to be found, offline, without trust in remote code, as a person elsewhere would.
 ELSEWHERE = """
-    import importlib.abc, json, sys
+    import importlib.abc, json, pathlib, sys
     import torch
 
     class Absent(importlib.abc.MetaPathFinder):
@@ -610,70 +619,55 @@ ELSEWHERE = """
                 raise ModuleNotFoundError(name)
 
     sys.meta_path.insert(0, Absent())
-    from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+    from transformers import (
+        AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification,
+        DeiTForImageClassificationWithTeacher,
+    )
 
-    folder, pixels, out = sys.argv[1:4]
-    config = AutoConfig.from_pretrained(folder)
-    kind = AutoModelForImageClassification if "ForImageClassification" in config.architectures[0] else AutoModel
-    if "WithTeacher" in config.architectures[0]:
-        from transformers import DeiTForImageClassificationWithTeacher as kind
-    options = {"add_pooling_layer": False} if config.architectures == ["ViTModel"] else {}
-    model, info = kind.from_pretrained(folder, attn_implementation="eager", output_loading_info=True, **options)
-    with torch.no_grad():
-        outputs = model.eval()(torch.load(pixels))
-    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
-    torch.save(outputs.logits if "logits" in outputs else outputs.last_hidden_state, out)
-    processor = AutoImageProcessor.from_pretrained(folder) if len(sys.argv) > 4 else None
-    print(json.dumps([config.model_type, type(model).__module__, type(processor).__module__]))
+    said = {}
+    for folder in sorted(pathlib.Path("exported").iterdir()):
+        config = AutoConfig.from_pretrained(folder)
+        (name,) = config.architectures
+        kind = AutoModelForImageClassification if name.endswith("ForImageClassification") else AutoModel
+        if name.endswith("WithTeacher"):  # it stands in no Auto class
+            kind = DeiTForImageClassificationWithTeacher
+        model, info = kind.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+        with torch.no_grad():
+            outputs = model.eval()(torch.load("pixels.pt"))
+        torch.save(outputs.logits if "logits" in outputs else outputs.last_hidden_state, folder.with_suffix(".pt").name)
+        processor = AutoImageProcessor.from_pretrained(folder)
+        said[folder.name] = [config.model_type, type(model).__module__, type(processor).__module__]
+    print(json.dumps(said))
 """
 
 
-@pytest.mark.parametrize(
-    ("make", "model_type", "tolerance"),
-    [
-        (_timm, "vit", 0.0),
-        (_timm_deit, "deit", 0.0),
-        (_timm_dinov2, "dinov2_with_registers", 0.0),
-        (_torchvision, "vit", 0.0),
-        (_vit_pytorch_of_2021, "vit", TOLERANCE),  # a convolution sums its pixels in another order than a dense layer
-    ],
-)
-def test_a_model_of_another_package_opens_where_plain_vit_is_not(
-    make: Callable[[], nn.Module], model_type: str, tolerance: float, tmp_path: Path
-) -> None:
-    source = randomize_(make()).eval()
-    model = eager(from_module(source))
-    processor = PlainViTImageProcessorPil(size={"height": 56, "width": 56})
-    to_checkpoint(model, tmp_path / "out", format="transformers", image_processor=processor)
+def test_models_of_other_packages_open_where_plain_vit_is_not(tmp_path: Path) -> None:
     pixel_values = torch.randn(2, 3, 56, 56)
     torch.save(pixel_values, tmp_path / "pixels.pt")
-    said = run_elsewhere(tmp_path, "with a processor")
-    assert said[0] == model_type
-    assert said[1].startswith("transformers.models.")
-    assert said[2].startswith("transformers.models.vit.")
-    with torch.no_grad():
-        outputs = model(pixel_values)
-        ours = outputs.logits if "logits" in outputs else outputs.last_hidden_state
-    assert difference(torch.load(tmp_path / "logits.pt"), ours) <= tolerance
-    # And from there it is ours again, with every tensor that it had.
-    again = from_module(getattr(transformers, said_class(tmp_path)).from_pretrained(tmp_path / "out"))
-    assert sum(p.numel() for p in again.parameters()) >= sum(p.numel() for p in model.parameters())
-
-
-def run_elsewhere(folder: Path, *flags: str) -> list[str]:
-    """Open `folder/out` in a process that cannot import plain-vit; return its words, leave its output in logits.pt."""
-    arguments = [str(folder / name) for name in ("out", "pixels.pt", "logits.pt")]
+    models = {name: eager(from_module(randomize_(make()).eval())) for name, (make, _, _) in MODELS.items()}
+    for name, model in models.items():
+        processor = PlainViTImageProcessorPil(size={"height": 56, "width": 56})
+        to_checkpoint(model, tmp_path / "exported" / name, format="transformers", image_processor=processor)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(ELSEWHERE), *arguments, *flags],
-        capture_output=True, text=True, cwd=folder,
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(ELSEWHERE)], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def said_class(folder: Path) -> str:
-    """Return the class that the exported folder names."""
-    return json.loads((folder / "out" / "config.json").read_text())["architectures"][0]
+    said = json.loads(done.stdout.splitlines()[-1])
+    for name, model in models.items():
+        _, model_type, allowed = MODELS[name]
+        assert said[name][0] == model_type
+        assert said[name][1].startswith("transformers.models.")
+        assert said[name][2].startswith("transformers.models.vit.")
+        with torch.no_grad():
+            outputs = model(pixel_values)
+        ours = outputs.logits if "logits" in outputs else outputs.last_hidden_state
+        assert difference(torch.load(tmp_path / f"{name}.pt"), ours) <= allowed
+        # And from there it is ours again.
+        again = eager(from_checkpoint(tmp_path / "exported" / name).model)
+        with torch.no_grad():
+            outputs = again(pixel_values)
+        assert difference(outputs.logits if "logits" in outputs else outputs.last_hidden_state, ours) <= allowed
 
 
 def test_todays_vit_pytorch_is_refused_for_what_it_has_more() -> None:

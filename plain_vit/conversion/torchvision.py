@@ -155,6 +155,8 @@ class TorchvisionFormat(Format):
                 num_labels=tensors[f"{places[0]}.weight"].shape[0] if places else 0,
             )
         )
+        if hints.architecture in TORCHVISION_FILES and config.num_labels == 1000:
+            inferences.append(_name_as_published(config, hints.architecture))
         words = ["linear"] if old else []
         if places and places[0] != HEAD:
             words.append(places[0])
@@ -288,6 +290,16 @@ def _heads(patch_size: int, width: int, depth: int, mlp_width: int, hints: Hints
         "no architecture of torchvision has these shapes, and they do not show the number of heads:",
         {"num_attention_heads": [count for count in range(1, width + 1) if width % count == 0]},
     )
+
+
+def _name_as_published(config: PlainViTConfig, file: str) -> Inference:
+    """Name the classes as torchvision does beside every file that it publishes."""
+    from torchvision.models import ViT_B_16_Weights
+
+    names = ViT_B_16_Weights.IMAGENET1K_V1.meta["categories"]  # the same beside all of them
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: index for index, name in enumerate(names)}
+    return Inference("id2label", "the classes of imagenet-1k", f"{file}, beside which torchvision names them")
 
 
 def _check_expressible(config: PlainViTConfig) -> None:
