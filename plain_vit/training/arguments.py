@@ -194,11 +194,12 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
         TrainingError: A recipe is unknown, or is one of another script.
     """
     words = list(command_line)
+    known = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
     layers = []
     if words and words[0].endswith((".yaml", ".yml")):
         values = yaml.safe_load(Path(words.pop(0)).read_text(encoding="utf-8"))
-        layers += _with_recipe(_words_of(values))
-    layers += _with_recipe(_by_option(words))
+        layers += _with_recipe(_words_of(values), known)
+    layers += _with_recipe(_by_option(words), known)
     merged: dict[str, list[str]] = {}
     for layer in layers:
         replaced = {other for group in ALTERNATIVES if group & layer.keys() for other in group - layer.keys()}
@@ -242,9 +243,9 @@ def _words_of(values: Mapping[str, Any]) -> dict[str, list[str]]:
     }
 
 
-def _with_recipe(layer: dict[str, list[str]]) -> list[dict[str, list[str]]]:
+def _with_recipe(layer: dict[str, list[str]], known: Sequence[str]) -> list[dict[str, list[str]]]:
     """Return the recipes that a layer names, each a layer, and the layer itself."""
-    return [*(_words_of(recipe_options(name)) for name in layer.get("recipe", [])), layer]
+    return [*(_words_of(recipe_options(name, known)) for name in layer.get("recipe", [])), layer]
 
 
 def as_yaml(arguments: Any) -> str:

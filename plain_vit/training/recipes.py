@@ -7,7 +7,7 @@ the publication reports one for the same options.
 
 import difflib
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,13 @@ class Recipe:
         description: what it is, in a sentence or two.
         options: of the training scripts, by name.
         target: what the publication reached with it, and with which model; empty where it reports nothing.
+        script: the one in examples/ that it is for.
     """
 
     description: str
     options: Mapping[str, Any]
     target: str = ""
+    script: str = "finetune_image_classification.py"
 
 
 # Dosovitskiy et al. 2021, Table 4 and appendix B.1.1; crop, flip, scale and warm-up as in their code.
@@ -149,23 +151,33 @@ RECIPES: dict[str, Recipe] = {
         "them added in.",
         {"lora_rank": 16, "lora_alpha": 16, "optimizer": "adamw", "learning_rate": 5e-3, "weight_decay": 0.0},
     ),
+    "few-shot": Recipe(
+        "The paper's few-shot evaluation (section 4.1): ridge regression in closed form from frozen features to -1 and "
+        "1, on 1, 5, 10 and 25 images per class, each three times.",
+        {"mode": "few_shot", "shots": [1, 5, 10, 25], "seeds": [0, 1, 2], "l2": 1024.0},
+        script="linear_probe.py",
+    ),
 }  # fmt: skip
 
 
-def recipe_options(name: str) -> dict[str, Any]:
+def recipe_options(name: str, known: Collection[str]) -> dict[str, Any]:
     """Return the options of a recipe.
 
     Args:
         name: one of `RECIPES`.
+        known: the options that the script has.
 
     Raises:
-        TrainingError: There is no such recipe.
+        TrainingError: There is no such recipe, or it is one of another script.
     """
     if name not in RECIPES:
         close = difflib.get_close_matches(name, RECIPES, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(RECIPES)}."
         raise TrainingError(f"There is no recipe {name!r}: {hint} --list_recipes says what each is.")
-    return dict(RECIPES[name].options)
+    recipe = RECIPES[name]
+    if not recipe.options.keys() <= set(known):
+        raise TrainingError(f"The recipe {name} is for examples/{recipe.script}.")
+    return dict(recipe.options)
 
 
 def describe_recipes() -> str:
@@ -176,7 +188,11 @@ def describe_recipes() -> str:
             f"--{option} {' '.join(map(str, value)) if isinstance(value, list) else value}"
             for option, value in recipe.options.items()
         ]
-        lines = [recipe.description, *([f"Published: {recipe.target}."] if recipe.target else []), " ".join(words)]
+        lines = [
+            f"examples/{recipe.script}. {recipe.description}",
+            *([f"Published: {recipe.target}."] if recipe.target else []),
+            " ".join(words),
+        ]
         wrapped = [
             textwrap.fill(line, 110, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
             for line in lines

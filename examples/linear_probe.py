@@ -1,0 +1,287 @@
+"""Ask frozen features what they tell: a linear probe, and few-shot ridge regression.
+
+    python examples/linear_probe.py --model DIR --dataset digits --output_dir OUT
+    python examples/linear_probe.py --model DIR --dataset digits --output_dir OUT --mode few_shot --shots 1 5 10 25
+    torchrun --nproc_per_node 2 examples/linear_probe.py ...
+
+The features of all images are computed once, by as many processes as there are, and kept in OUT; from then on `--mode`,
+learning rates and shots are tried in seconds (name the same OUT again).
+
+- linear: a linear classifier for each learning rate, all trained at once on standardised features. The validation split
+  chooses one; OUT becomes a model folder with it as its head, and the accuracy is that of the held-out split.
+- few_shot: closed-form ridge regression on a few images per class, over several seeds (the paper's section 4.1).
+"""
+
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from plain_vit.conversion.writing import staged_file, staged_folder
+from plain_vit.errors import OutputExistsError, PlainViTError, TrainingError
+from plain_vit.training.arguments import option, parse_arguments
+from plain_vit.training.data import ImageClassificationData, load_classification_data
+from plain_vit.training.images import ProcessedImages, ReadableImages, UnreadableImages
+from plain_vit.training.models import load_classifier
+from plain_vit.training.probing import (
+    LEARNING_RATES,
+    Features,
+    extract_features,
+    few_shot_accuracies,
+    head_layer,
+    train_probes,
+)
+from plain_vit.training.processes import start_accelerator
+from plain_vit.training.run import move_into, write_file
+
+FEATURES, SOURCE = "features.safetensors", "features.json"
+
+
+@dataclass(kw_only=True)
+class SourceOptions:
+    """Whose features of what."""
+
+    _argument_group_name: ClassVar[str] = "features"
+
+    model: str = option(help="transformers folder or Hub id, or another library's checkpoint")
+    num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
+    trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
+    image_size: list[int] | None = option(None, help="in pixels, where it is not the model's own")
+    dataset: str = option(help="as for examples/finetune_image_classification.py")
+    dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
+    image_column: str | None = option(None, help="found by its type if not given")
+    label_column: str | None = option(None, help="found by its type if not given")
+    label_names: str | None = option(None, help="text file with one class per line, for labels that are plain numbers")
+    train_split: str | None = option(None, help="split to learn from; train if not given")
+    validation_split: str | None = option(None, help="split to choose the learning rate by; found by its name")
+    test_split: str | None = option(None, help="held-out split; 'test' if not given and there is one")
+    validation_fraction: float = option(0.1, help="part of the training split to carve out where there is none")
+    output_dir: str = option(help="new or empty folder, or one with the features of the same model and data")
+    batch_size: int = option(256, help="images per forward pass, over all processes")
+    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of the forward pass")
+    num_workers: int = option(0, help="processes that prepare images, per process")
+    num_processes: int | None = option(None, help="refuse to run with another number of processes")
+    seed: int = option(0, help="decides the carved split and the order of the images")
+
+
+@dataclass(kw_only=True)
+class ProbeOptions:
+    """What is learnt on them."""
+
+    _argument_group_name: ClassVar[str] = "probe"
+
+    recipe: list[str] = option([], help="named options that the others override (--list_recipes): few-shot")
+    mode: Literal["linear", "few_shot", "both"] = option("both", help="linear probe, few-shot, or both")
+    learning_rates: list[float] = option([*LEARNING_RATES], help="for 256 images per step; all are trained at once")
+    epochs: float = option(10.0, help="passes of the linear probe over the features")
+    probe_batch_size: int = option(256, help="images per step of the linear probe")
+    weight_decay: float = option(0.0, help="of the linear probe")
+    shots: list[int] = option([1, 5, 10, 25], help="training images per class")
+    seeds: list[int] = option([0, 1, 2], help="each chooses other images")
+    l2: float = option(2.0**10, help="of the ridge regression")
+
+
+@dataclass(kw_only=True)
+class ProbeArguments(ProbeOptions, SourceOptions):
+    """What a probe can be told."""
+
+
+def probe(arguments: ProbeArguments) -> dict[str, Any]:
+    """Run what the arguments say.
+
+    Args:
+        arguments: as on the command line.
+
+    Returns:
+        What `results.json` gets.
+    """
+    accelerator = start_accelerator(
+        num_processes=arguments.num_processes,
+        gradient_accumulation_steps=1,
+        mixed_precision=arguments.mixed_precision,
+    )
+    say = tqdm.write if accelerator.is_main_process else lambda line: None
+    data = open_data(arguments)
+    splits = {"train": data.train, "validation": data.validation, "test": data.test}
+    present = {name: split for name, split in splits.items() if split is not None}
+    if len(present) < 2:
+        raise TrainingError("There is nothing to evaluate on: name a split with --test_split.")
+    held_out = [*present][-1]
+    size = arguments.image_size
+    model, image_processor = load_classifier(
+        arguments.model,
+        data.label_names,
+        trust_remote_code=arguments.trust_remote_code,
+        num_attention_heads=arguments.num_attention_heads,
+        image_size=None if size is None else (size[0], size[-1]),
+    )
+    _, head = head_layer(model)
+
+    # The features, once for all: from the folder of an earlier probe of the same, or from the model.
+    folder = Path(arguments.output_dir)
+    source = describe_source(arguments, data)
+    features = stored_features(folder, source)
+    if features is None:
+        prepared = accelerator.prepare_model(model, evaluation_mode=True)
+        loading = {"batch_size": -(-arguments.batch_size // accelerator.num_processes),
+                   "collate_fn": ProcessedImages(image_processor), "num_workers": arguments.num_workers}  # fmt: skip
+        features = {}
+        for split, rows in present.items():
+            loader = accelerator.prepare(DataLoader(ReadableImages(rows), **loading))
+            batches = UnreadableImages(stop=True, say=say).watch(
+                tqdm(loader, desc=f"features of {split}", disable=not accelerator.is_main_process)
+            )
+            features[split] = extract_features(prepared, batches, accelerator, size=len(rows))
+        if accelerator.is_main_process:
+            store_features(folder, source, features)
+    classes = len(data.label_names)
+    results: dict[str, Any] = {
+        "model": arguments.model,
+        "dataset": arguments.dataset,
+        "images": {split: len(of.labels) for split, of in features.items()},
+        "features": head.in_features,
+    }
+    if not accelerator.is_main_process:
+        return results
+
+    if arguments.mode in ("linear", "both"):
+        probes = train_probes(
+            features["train"],
+            classes,
+            learning_rates=arguments.learning_rates,
+            epochs=arguments.epochs,
+            batch_size=arguments.probe_batch_size,
+            weight_decay=arguments.weight_decay,
+            seed=arguments.seed,
+        )
+        accuracies = [each.accuracy(features["validation"]) for each in probes]
+        best = int(np.argmax(accuracies))
+        results["linear"] = {
+            "validation_accuracies": dict(zip(map(str, arguments.learning_rates), accuracies, strict=True)),
+            "learning_rate": arguments.learning_rates[best],
+            f"{held_out}_accuracy": probes[best].accuracy(features[held_out]),
+        }
+        for rate, accuracy in zip(arguments.learning_rates, accuracies, strict=True):
+            say(f"linear probe, learning rate {rate:8.1e}: validation accuracy {accuracy:.2%}")
+        say(
+            f"linear probe: {held_out} accuracy {results['linear'][f'{held_out}_accuracy']:.2%} at the learning rate "
+            f"{arguments.learning_rates[best]:g}, which the validation split chose; the model is in {folder}"
+        )
+        with torch.no_grad():
+            head.weight.copy_(probes[best].weight)
+            head.bias.copy_(probes[best].bias)
+        save_model(model, image_processor, folder)
+    if arguments.mode in ("few_shot", "both"):
+        results["few_shot"] = {}
+        for shots in arguments.shots:
+            accuracies = few_shot_accuracies(
+                features["train"], features[held_out], classes, shots=shots, seeds=arguments.seeds, l2=arguments.l2
+            )
+            results["few_shot"][str(shots)] = accuracies
+            say(
+                f"{shots:4d} shots: {held_out} accuracy {np.mean(accuracies):.2%} on average over "
+                f"{len(accuracies)} seeds, {min(accuracies):.2%} to {max(accuracies):.2%}"
+            )
+    write_file(folder / "results.json", json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def open_data(arguments: ProbeArguments) -> ImageClassificationData:
+    """Open the data set, with a validation split carved out where it has none and a probe needs one."""
+    options: dict[str, Any] = {
+        "subset": arguments.dataset_subset,
+        "image_column": arguments.image_column,
+        "label_column": arguments.label_column,
+        "label_names": arguments.label_names,
+        "train_split": arguments.train_split,
+        "validation_split": arguments.validation_split,
+        "test_split": arguments.test_split,
+        "seed": arguments.seed,
+    }
+    data = load_classification_data(arguments.dataset, **options)
+    if data.validation is None:
+        data = load_classification_data(arguments.dataset, **options, validation_fraction=arguments.validation_fraction)
+    return data
+
+
+def describe_source(arguments: ProbeArguments, data: ImageClassificationData) -> dict[str, Any]:
+    """Return what decides the features."""
+    splits = {"train": data.train, "validation": data.validation, "test": data.test}
+    return {
+        "model": arguments.model,
+        "image_size": arguments.image_size,
+        "mixed_precision": arguments.mixed_precision,
+        "dataset": arguments.dataset,
+        "classes": data.label_names,
+        **{
+            f"{name} labels": hashlib.sha256(str(split["label"][:]).encode()).hexdigest()
+            for name, split in splits.items()
+            if split is not None
+        },
+    }
+
+
+def stored_features(folder: Path, source: dict[str, Any]) -> dict[str, Features] | None:
+    """Return the features that an earlier probe left, or None where the folder is empty.
+
+    Raises:
+        OutputExistsError: The folder holds something else, or features of something else.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return None
+    if not (folder / SOURCE).is_file() or not (folder / FEATURES).is_file():
+        raise OutputExistsError(f"{folder} holds something else than a probe: name another folder.")
+    before = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
+    changed = [
+        f"{name} (was {before.get(name)!r}, is {source.get(name)!r})"
+        for name in sorted({*before, *source})
+        if before.get(name) != source.get(name)
+    ]
+    if changed:
+        raise OutputExistsError(f"The features in {folder} differ in {', '.join(changed)}: name another folder.")
+    tensors = load_file(folder / FEATURES)
+    names = {name.partition(".")[0] for name in tensors}
+    return {
+        name: Features(tensors[f"{name}.values"], tensors[f"{name}.labels"])
+        for name in ("train", "validation", "test")
+        if name in names
+    }
+
+
+def store_features(folder: Path, source: dict[str, Any], features: dict[str, Features]) -> None:
+    """Write the features, and what they are of; that last, so that they are whole where it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, of_split in features.items():
+        tensors |= {f"{name}.values": of_split.values, f"{name}.labels": of_split.labels}
+    with staged_file(folder / FEATURES, force=True) as new:
+        save_file(tensors, new)
+    write_file(folder / SOURCE, json.dumps(source, indent=2) + "\n")
+
+
+def save_model(model: Any, image_processor: Any, folder: Path) -> None:
+    """Write what `AutoModelForImageClassification` and `AutoImageProcessor` open."""
+    with staged_folder(folder / "model", force=True) as staged:
+        model.save_pretrained(staged)
+        image_processor.save_pretrained(staged)
+    move_into(folder / "model", folder)
+
+
+def main() -> None:
+    try:
+        probe(parse_arguments(ProbeArguments, sys.argv[1:], description=__doc__))
+    except PlainViTError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

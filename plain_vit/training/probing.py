@@ -1,0 +1,226 @@
+"""What frozen features tell: linear classifiers, many learning rates at once, and ridge regression on a few images.
+
+Legend: `N` images, `D` features, `K` classes, `P` probes (one for each learning rate).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import nn
+from transformers import PreTrainedModel
+
+from plain_vit.errors import DataError, TrainingError
+from plain_vit.training.models import head_of
+
+# Those of DINOv2 (Oquab et al. 2023), for 256 images per step.
+LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
+BIAS = 100.0  # of the constant feature, as big_vision's few-shot evaluation has it
+EPSILON = 1e-5  # added to deviations
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a frozen model makes of a set.
+
+    Args:
+        values: [N, D], what its head reads, in float32.
+        labels: [N].
+    """
+
+    values: torch.Tensor
+    labels: torch.Tensor
+
+
+def head_layer(model: PreTrainedModel) -> tuple[str, nn.Linear]:
+    """Return the linear layer that makes logits of features, with its name.
+
+    Raises:
+        TrainingError: The model has no such layer, or several.
+    """
+    names = {name.rpartition(".")[0] for name in head_of(model)}
+    layers = [(name, model.get_submodule(name)) for name in sorted(names)]
+    if len(layers) != 1 or not isinstance(layers[0][1], nn.Linear):
+        raise TrainingError(
+            f"A probe needs a model with one linear head: {type(model).__name__} has {len(layers)} heads."
+        )
+    return layers[0]  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def extract_features(
+    model: PreTrainedModel, loader: Iterable[Mapping[str, Any]], accelerator: Accelerator, *, size: int
+) -> Features:
+    """Run a model over a set, each image once, and keep what its head reads.
+
+    Args:
+        model: any transformers image classifier with one linear head; left in evaluation mode.
+        loader: prepared by the accelerator; batches of `pixel_values` and `labels`, in the order of the set.
+        accelerator: gathers what the processes saw.
+        size: how many images the set has.
+
+    Raises:
+        TrainingError: Another number of images came out of the processes, or the model has no linear head.
+    """
+    read: list[torch.Tensor] = []
+    _, head = head_layer(model)
+    hook = head.register_forward_pre_hook(lambda layer, given: read.append(given[0]))
+    model.eval()
+    values, labels = [], []
+    try:
+        for batch in loader:
+            with accelerator.autocast():
+                model(pixel_values=batch["pixel_values"])
+            of_batch, numbers = accelerator.gather_for_metrics((read.pop().float(), batch["labels"]))
+            values.append(of_batch.cpu())
+            labels.append(numbers.cpu())
+    finally:
+        hook.remove()
+    features = Features(torch.cat(values), torch.cat(labels))
+    if len(features.labels) != size:
+        raise TrainingError(f"{len(features.labels)} images were seen, but the set has {size}.")
+    return features
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A linear classifier of features.
+
+    Args:
+        learning_rate: at its peak, for 256 images per step.
+        weight: [K, D].
+        bias: [K].
+    """
+
+    learning_rate: float
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def accuracy(self, features: Features) -> float:
+        """Return the share of images that it gets right."""
+        answers = F.linear(features.values, self.weight, self.bias).argmax(dim=1)
+        return (answers == features.labels).double().mean().item()
+
+
+def train_probes(
+    features: Features,
+    classes: int,
+    *,
+    learning_rates: Sequence[float] = LEARNING_RATES,
+    epochs: float = 10.0,
+    batch_size: int = 256,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    seed: int = 0,
+) -> list[Probe]:
+    """Train one linear classifier for each learning rate, all on the same batches: SGD with a cosine schedule.
+
+    The features are standardised first, as by a batch norm without gain (MAE's probe); the probes are returned with
+    that folded in, so that they read the features as they are.
+
+    Args:
+        features: to learn from.
+        classes: how many there are.
+        learning_rates: at their peaks, for 256 images per step; they grow with `batch_size`.
+        epochs: passes over the features.
+        batch_size: images per step.
+        momentum: of SGD.
+        weight_decay: of SGD.
+        seed: decides the order.
+
+    Returns:
+        The probes, in the order of the learning rates.
+    """
+    mean, std = features.values.mean(dim=0), features.values.std(dim=0, correction=0) + EPSILON
+    inputs = (features.values - mean) / std
+    count, width = inputs.shape
+    weights: list[torch.Tensor] = [nn.Parameter(torch.zeros(classes, width)) for _ in learning_rates]
+    biases: list[torch.Tensor] = [nn.Parameter(torch.zeros(classes)) for _ in learning_rates]
+    peaks = [rate * batch_size / 256 for rate in learning_rates]
+    groups = [
+        {"params": [weight, bias], "lr": peak, "peak_lr": peak}
+        for weight, bias, peak in zip(weights, biases, peaks, strict=True)
+    ]
+    optimizer = torch.optim.SGD(groups, momentum=momentum, weight_decay=weight_decay)
+    total = max(1, math.ceil(epochs * count / batch_size))
+    orders = (np.random.default_rng((seed, epoch)).permutation(count) for epoch in range(math.ceil(epochs) + 1))
+    order = torch.from_numpy(np.concatenate(list(orders)))
+    for step in range(total):
+        rows = order[step * batch_size : (step + 1) * batch_size]
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * 0.5 * (1 + math.cos(math.pi * step / total))
+        logits = torch.einsum("bd,pkd->pbk", inputs[rows], torch.stack(weights)) + torch.stack(biases)[:, None]
+        targets = features.labels[rows].expand(len(weights), -1)
+        # The sum over the probes: none of them sees the others.
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / len(rows)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [
+        Probe(rate, weight.detach() / std, bias.detach() - (weight.detach() / std) @ mean)
+        for rate, weight, bias in zip(learning_rates, weights, biases, strict=True)
+    ]
+
+
+def choose_shots(labels: torch.Tensor, classes: int, shots: int, *, seed: int) -> torch.Tensor:
+    """Return the rows of so many images of each class.
+
+    Raises:
+        DataError: A class has fewer.
+    """
+    rng = np.random.default_rng(seed)
+    rows = [rng.permutation(np.flatnonzero(labels.numpy() == number)) for number in range(classes)]
+    fewest = min(range(classes), key=lambda number: len(rows[number]))
+    if len(rows[fewest]) < shots:
+        raise DataError(
+            f"Class {fewest} has {len(rows[fewest])} training images, fewer than {shots} shots: give smaller --shots."
+        )
+    return torch.from_numpy(np.sort(np.concatenate([part[:shots] for part in rows])))
+
+
+def fit_ridge(features: Features, classes: int, *, l2: float = 2.0**10) -> tuple[torch.Tensor, torch.Tensor]:
+    """Solve ridge regression from features to -1 and 1 in closed form.
+
+    The features are whitened one by one and joined by a constant one; it is shrunk like the others.
+
+    Args:
+        features: of the few images.
+        classes: how many there are.
+        l2: weight of the squared norm.
+
+    Returns:
+        Weights [K, D] and bias [K] of the features as they are, in float64.
+
+    Source:
+        Dosovitskiy et al. 2021, section 4.1; the constants are those of big_vision's few-shot evaluation.
+    """
+    values = features.values.double()
+    mean, std = values.mean(dim=0), values.std(dim=0, correction=0) + EPSILON
+    inputs = torch.cat([(values - mean) / std, torch.full((len(values), 1), BIAS, dtype=torch.float64)], dim=1)
+    targets = F.one_hot(features.labels, classes).double() * 2 - 1
+    if inputs.shape[1] <= len(inputs):
+        gram = inputs.T @ inputs + l2 * torch.eye(inputs.shape[1], dtype=torch.float64)
+        solution = torch.linalg.solve(gram, inputs.T @ targets)
+    else:  # fewer images than features: the same solution by the smaller system
+        gram = inputs @ inputs.T + l2 * torch.eye(len(inputs), dtype=torch.float64)
+        solution = inputs.T @ torch.linalg.solve(gram, targets)
+    weight = solution[:-1].T / std
+    return weight, solution[-1] * BIAS - weight @ mean
+
+
+def few_shot_accuracies(
+    train: Features, held_out: Features, classes: int, *, shots: int, seeds: Sequence[int], l2: float = 2.0**10
+) -> list[float]:
+    """Return the accuracy of ridge regression on so many images per class, once for each seed, which chooses them."""
+    accuracies = []
+    for seed in seeds:
+        rows = choose_shots(train.labels, classes, shots, seed=seed)
+        weight, bias = fit_ridge(Features(train.values[rows], train.labels[rows]), classes, l2=l2)
+        answers = F.linear(held_out.values.double(), weight, bias).argmax(dim=1)
+        accuracies.append((answers == held_out.labels).double().mean().item())
+    return accuracies

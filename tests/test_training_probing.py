@@ -1,0 +1,230 @@
+"""Linear probes and few-shot ridge regression: against scikit-learn, and as the script does them."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from sklearn.linear_model import Ridge
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from transformers import (
+    AutoModelForImageClassification,
+    DeiTConfig,
+    DeiTForImageClassificationWithTeacher,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
+
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.errors import DataError, OutputExistsError, TrainingError
+from plain_vit.training.probing import (
+    BIAS,
+    EPSILON,
+    Features,
+    choose_shots,
+    extract_features,
+    few_shot_accuracies,
+    fit_ridge,
+    head_layer,
+    train_probes,
+)
+from tests.conftest import randomize_
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "linear_probe.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """Return the script as a module."""
+    specification = importlib.util.spec_from_file_location("linear_probe", SCRIPT)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a plain ViT for three classes."""
+    folder = tmp_path_factory.mktemp("model")
+    config = PlainViTConfig(
+        hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=28, image_size=24, patch_size=8,
+        num_labels=3,
+    )  # fmt: skip
+    randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
+    PlainViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
+    return folder
+
+
+def clusters(images: int, width: int, classes: int, seed: int = 0) -> Features:
+    """Return features of as many clusters as there are classes, of very different scales."""
+    centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(7))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(images) % classes
+    values = centres[labels] + 0.7 * torch.randn(images, width, generator=generator)
+    return Features(values * torch.logspace(-2, 2, width) + 5, labels)
+
+
+# Ridge regression
+
+
+@pytest.mark.parametrize("images, width", [(41, 7), (13, 29)], ids=["more images", "more features"])
+def test_ridge_is_that_of_scikit_learn_on_whitened_features_and_a_constant(images, width):
+    features = clusters(images, width, 3)
+    values = features.values.double().numpy()
+    white = (values - values.mean(0)) / (values.std(0) + EPSILON)
+    inputs = np.concatenate([white, np.full((images, 1), BIAS)], axis=1)
+    targets = np.eye(3)[features.labels.numpy()] * 2 - 1
+    theirs = Ridge(alpha=64.0, fit_intercept=False, solver="svd").fit(inputs, targets).predict(inputs)
+    weight, bias = fit_ridge(features, 3, l2=64.0)
+    ours = F.linear(features.values.double(), weight, bias).numpy()
+    assert np.abs(ours - theirs).max() < 1e-9 * np.abs(theirs).max()
+
+
+def test_shots_are_as_many_of_each_class_and_seeded():
+    labels = torch.arange(30) % 3
+    rows = choose_shots(labels, 3, 4, seed=1)
+    assert torch.bincount(labels[rows]).tolist() == [4, 4, 4]
+    assert torch.equal(rows, choose_shots(labels, 3, 4, seed=1))
+    assert not torch.equal(rows, choose_shots(labels, 3, 4, seed=2))
+    with pytest.raises(DataError, match="Class 1 has 10 training images, fewer than 11"):
+        choose_shots(torch.cat([labels, torch.tensor([0, 2])]), 3, 11, seed=0)
+
+
+def test_more_shots_tell_more_and_each_seed_is_one_answer():
+    train, held_out = clusters(300, 11, 5), clusters(997, 11, 5, seed=1)
+    few = few_shot_accuracies(train, held_out, 5, shots=1, seeds=(0, 1, 2))
+    many = few_shot_accuracies(train, held_out, 5, shots=50, seeds=(0, 1, 2))
+    assert len(few) == len(set(few)) == 3
+    assert np.mean(many) > np.mean(few) + 0.05
+
+
+# Linear probes
+
+
+def test_each_probe_is_the_one_that_would_be_trained_alone():
+    features = clusters(97, 6, 4)
+    options: dict[str, Any] = {"epochs": 3.0, "batch_size": 16, "weight_decay": 0.01, "seed": 3}
+    together = train_probes(features, 4, learning_rates=(0.1, 3.0, 0.01), **options)
+    for probe in together:
+        (alone,) = train_probes(features, 4, learning_rates=(probe.learning_rate,), **options)
+        torch.testing.assert_close(probe.weight, alone.weight, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(probe.bias, alone.bias, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(together[0].weight, together[1].weight)
+    assert max(probe.accuracy(clusters(50, 6, 4, seed=1)) for probe in together) > 0.8
+
+
+def test_first_step_of_a_probe_is_that_of_a_linear_layer_on_standardised_features():
+    features = clusters(32, 6, 4)
+    (probe,) = train_probes(features, 4, learning_rates=(0.5,), epochs=1.0, batch_size=32)
+    std, mean = features.values.std(0, correction=0) + EPSILON, features.values.mean(0)
+    layer = nn.Linear(6, 4)
+    nn.init.zeros_(layer.weight), nn.init.zeros_(layer.bias)
+    F.cross_entropy(layer((features.values - mean) / std), features.labels).backward()
+    weight = -0.5 * 32 / 256 * layer.weight.grad / std
+    torch.testing.assert_close(probe.weight, weight, rtol=1e-4, atol=1e-7)
+
+
+# Features
+
+
+@pytest.mark.parametrize("kind", ["plain", "resnet"])
+def test_features_are_what_the_head_reads(kind):
+    model: Any
+    if kind == "plain":
+        config = PlainViTConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+                                image_size=16, patch_size=8, num_labels=5, pooling="mean")  # fmt: skip
+        model = PlainViTForImageClassification(config)
+    else:
+        model = ResNetForImageClassification(
+            ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", num_labels=5)
+        )
+    randomize_(model).eval()
+    rows: list[dict[str, Any]] = [{"pixel_values": torch.randn(3, 16, 16), "labels": number % 5} for number in range(7)]
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(rows, batch_size=3))
+    features = extract_features(model, loader, accelerator, size=7)
+    assert features.labels.tolist() == [0, 1, 2, 3, 4, 0, 1]
+    logits = model(torch.stack([row["pixel_values"] for row in rows])).logits
+    torch.testing.assert_close(head_layer(model)[1](features.values), logits, rtol=1e-5, atol=1e-5)
+    with pytest.raises(TrainingError, match="7 images were seen, but the set has 8"):
+        extract_features(model, loader, accelerator, size=8)
+
+
+def test_model_of_two_heads_is_refused():
+    config = DeiTConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=5)
+    with pytest.raises(TrainingError, match="one linear head: DeiTForImageClassificationWithTeacher has 2"):
+        head_layer(DeiTForImageClassificationWithTeacher(config))
+
+
+# The script
+
+
+def arguments_of(script: ModuleType, model: Path, out: Path, *words: object) -> Any:
+    needed = ["--model", model, "--dataset", "digits", "--output_dir", out, "--epochs", 3]
+    return script.parse_arguments(script.ProbeArguments, [str(word) for word in (*needed, *words)], description=None)
+
+
+def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are_used_again(
+    script, model_folder, tmp_path, monkeypatch
+):
+    out = tmp_path / "out"
+    results = script.probe(arguments_of(script, model_folder, out, "--shots", 2, 3))
+    rates = results["linear"]["validation_accuracies"]
+    assert len(rates) == 13
+    assert rates[str(results["linear"]["learning_rate"])] == max(rates.values())
+    assert json.loads((out / "results.json").read_text()) == results
+    assert [len(results["few_shot"][shots]) for shots in ("2", "3")] == [3, 3]
+    model = AutoModelForImageClassification.from_pretrained(out)
+    assert model.config.num_labels == 10
+    source = load_file(model_folder / "model.safetensors")
+    assert all(
+        torch.equal(tensor, source[name]) for name, tensor in model.state_dict().items() if "classif" not in name
+    )
+    stored = load_file(out / "features.safetensors")
+    answers = model.classifier(stored["test.values"]).argmax(1)
+    assert (answers == stored["test.labels"]).double().mean().item() == results["linear"]["test_accuracy"]
+
+    monkeypatch.setattr(script, "extract_features", None)
+    again = script.probe(arguments_of(script, model_folder, out, "--recipe", "few-shot", "--shots", 2))
+    assert again["few_shot"]["2"] == results["few_shot"]["2"]
+    assert "linear" not in again
+
+
+def test_features_of_something_else_are_not_taken(script, model_folder, tmp_path):
+    out = tmp_path / "out"
+    script.probe(arguments_of(script, model_folder, out, "--mode", "few_shot", "--shots", 1))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(OutputExistsError, match=r"differ in image_size \(was None, is \[16\]\)"):
+        script.probe(arguments_of(script, model_folder, out, "--image_size", 16))
+    with pytest.raises(OutputExistsError, match="holds something else than a probe"):
+        script.probe(arguments_of(script, model_folder, model_folder))
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_features_of_one(script, model_folder, tmp_path):
+    script.probe(arguments_of(script, model_folder, tmp_path / "one", "--mode", "few_shot", "--shots", 1))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(SCRIPT),
+               "--model", str(model_folder), "--dataset", "digits", "--output_dir", str(tmp_path / "two"), "--mode",
+               "few_shot", "--shots", "1", "--num_processes", "2"]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
+    subprocess.run(command, check=True, env=environment, timeout=300)
+    one, two = (load_file(tmp_path / name / "features.safetensors") for name in ("one", "two"))
+    assert all(torch.equal(one[name], two[name]) for name in one if name.endswith("labels"))
+    for name in one:
+        if name.endswith("values"):  # batches of another size are summed in another order
+            torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-5 * one[name].abs().max().item())
