@@ -28,6 +28,7 @@ from tests.google_models import (
     save,
     stacked,
 )
+from tests.sweep import record
 from tests.tiny import difference, tiny_config
 
 # float32 against float64, and sums in another order.
@@ -79,6 +80,12 @@ def differences(model: Any, arrays: dict[str, np.ndarray], gelu: str = "tanh") -
     return {name: difference(got[name].double(), expected[name]) for name in expected}
 
 
+def source_record(kind: str, scanned: bool = False) -> dict[str, str]:
+    """Return what the table in the docs says of the source."""
+    name = f"google .npz {kind.replace('_', ' ')}" + (", layers stacked" if scanned else "")
+    return {"source": name, "numpy": np.__version__, "torch": torch.__version__}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scanned", [False, True], ids=["layers", "scanned"])
 def test_every_layout_gives_the_numbers_of_the_published_equations(tmp_path: Path, kind: str, scanned: bool) -> None:
@@ -88,6 +95,7 @@ def test_every_layout_gives_the_numbers_of_the_published_equations(tmp_path: Pat
     converted = from_checkpoint(path, **hints)
     found = differences(converted.model, arrays)
     assert max(found.values()) <= TOLERANCE, found
+    record({**source_record(kind, scanned), "logits": max(found.values())})
     assert isinstance(converted.model, PlainViTModel if kind == "siglip" else PlainViTForImageClassification)
 
 
@@ -210,6 +218,7 @@ def test_the_way_back_gives_every_array_bit_for_bit(tmp_path: Path, kind: str, s
         assert set(back) == set(arrays)
         for name, array in arrays.items():
             assert (back[name].shape, back[name].tobytes()) == (array.shape, array.tobytes()), name
+    record({**source_record(kind, scanned), "way_back_bit_exact": True})
 
 
 def test_bfloat16_goes_back_as_it_came(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to
 from plain_vit.errors import AnalysisError, ExportError
 from tests.conftest import randomize_
 from tests.google_models import CLASSES, DEPTH, MLP, WIDTH, random_arrays, save
-from tests.test_conversion_google import TOLERANCE, differences
+from tests.sweep import record
+from tests.test_conversion_google import TOLERANCE, differences, source_record
 
 # Units of each stage, gains of four axes as in the paper's own file, the grid (not square: the caller says the size).
 STEMS: dict[str, tuple[tuple[int, ...], bool, tuple[int, int]]] = {
@@ -43,6 +44,7 @@ def test_an_npz_gives_the_numbers_of_the_published_equations(tmp_path: Path, nam
     assert (model.config.patch_projection, model.config.stem_style) == ("resnet", "google")
     found = differences(model, arrays)
     assert max(found.values()) <= TOLERANCE, found
+    record({**source_record(f"hybrid {name}"), "logits": max(found.values())})
 
 
 @pytest.mark.parametrize("name", STEMS)
@@ -82,6 +84,7 @@ def test_an_npz_goes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
         assert set(back) == set(arrays)
         for key, array in arrays.items():
             assert (back[key].shape, back[key].tobytes()) == (array.shape, array.tobytes()), key
+    record({**source_record(f"hybrid {name}"), "way_back_bit_exact": True})
 
 
 @pytest.mark.parametrize(

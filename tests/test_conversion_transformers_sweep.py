@@ -1,6 +1,6 @@
 """Every class of transformers that opens: float32, bfloat16, another resolution, the way back, and at its own size.
 
-With PLAIN_VIT_SWEEP=path every case adds a line of JSON to that file, from which the table in the docs is made.
+What is measured is recorded for the table in the docs (tests/sweep.py).
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from plain_vit.conversion.structure import empty_model
 from plain_vit.conversion.transformers import TRANSFORMERS
 from plain_vit.conversion.transformers_families import ARCHITECTURES, CONTAINERS
 from tests.conftest import randomize_
-from tests.test_conversion_timm_sweep import record
+from tests.sweep import record
 from tests.transformers_models import CASES, TOLERANCE, pixels_for, stage_differences, tiny_transformers, tolerance
 
 pytestmark = pytest.mark.slow

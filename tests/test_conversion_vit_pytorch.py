@@ -19,6 +19,7 @@ from plain_vit.conversion.vit_pytorch_layouts import LAYOUTS
 from plain_vit.errors import AmbiguousCheckpointError, ExportError, UnknownFormatError
 from tests.conftest import randomize_
 from tests.peers import vit_pytorch_release
+from tests.sweep import record
 
 NOW = "now"
 
@@ -38,6 +39,14 @@ class Case:
     def __str__(self) -> str:
         options = [str(value) for value in self.arguments.values()]
         return "-".join([self.release, self.file, *options])
+
+    @property
+    def record(self) -> dict[str, str]:
+        """What the table in the docs says of the source."""
+        name = self.file if self.file not in ("vit_pytorch", "vit") else "ViT"
+        options = [f"{name}={value}" for name, value in self.arguments.items()]
+        source = " ".join(["vit-pytorch", name, *options, f"of release {self.release}"])
+        return {"source": source, "vit-pytorch": self.release, "torch": torch.__version__}
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -227,8 +236,11 @@ def test_live_module_has_the_same_tokens_at_every_block_and_the_same_logits(case
         hidden_states = ours(images, output_hidden_states=True).hidden_states
     expected = tokens_between_blocks(theirs, case, images)
     assert len(hidden_states) == len(expected) == 4
-    assert [distance(a, b) for a, b in zip(hidden_states, expected, strict=True)] == [0, 0, 0, 0]
-    assert distance(outputs(ours, images), outputs(theirs, images)) == 0
+    blocks = [distance(a, b) for a, b in zip(hidden_states, expected, strict=True)]
+    assert blocks == [0, 0, 0, 0]
+    logits = distance(outputs(ours, images), outputs(theirs, images))
+    assert logits == 0
+    record({**case.record, "logits": logits, "blocks": max(blocks)})
 
 
 @pytest.mark.parametrize("case", CASES + FLASH, ids=str)
@@ -236,7 +248,9 @@ def test_live_module_has_nearly_the_same_logits_with_fused_attention(case: Case)
     theirs, images = case.build(), case.images()
     ours = from_module(theirs, **case.live_hints)
     ours.set_attn_implementation("sdpa")  # another order of operations
-    assert distance(outputs(ours, images), outputs(theirs, images)) <= 1e-5
+    fused = distance(outputs(ours, images), outputs(theirs, images))
+    assert fused <= 1e-5
+    record({**case.record, "fused": fused})
 
 
 @pytest.mark.parametrize("case", CASES + FLASH, ids=str)
@@ -257,6 +271,7 @@ def test_file_opens_as_the_live_module_does_and_goes_back_bit_for_bit(case: Case
     fresh = case.kind_of_module(**case.settings).eval()
     fresh.load_state_dict(back, strict=not decorrelation & set(theirs.state_dict()))
     assert torch.equal(outputs(fresh, images), outputs(theirs, images))
+    record({**case.record, "way_back_bit_exact": True})
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.release == NOW], ids=str)
