@@ -14,7 +14,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-floors quality style wheel clean
+.PHONY: help install demo test test-all test-floors table bench quality style wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,15 @@ test-all: $(INSTALLED) $(PEERS) ## run all tests
 test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests, or those in TESTS, with the oldest releases that setup.py admits
 	OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n auto $(TESTS)
 
+table: $(INSTALLED) $(PEERS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
+	rm -f sweep.jsonl
+	PLAIN_VIT_SWEEP=sweep.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "" tests/test_conversion_*.py
+	$(BIN)/python docs/tabulate_what_opens.py sweep.jsonl
+
+bench: $(INSTALLED) ## measure converting and opening a ViT-L beside copying it and beside transformers; needs 12 GB of disk
+	$(BIN)/python -m benchmarks.bench_convert --turns 3
+	$(BIN)/python -m benchmarks.bench_load --turns 3
+
 quality: $(INSTALLED) ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,7 +57,7 @@ wheel: $(INSTALLED) ## build dist/*.whl and check its metadata
 	$(BIN)/twine check --strict dist/*
 
 clean: ## remove what builds and tools leave; .venv and .peers stay
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist sweep.jsonl *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path './.*' -prune -o -name __pycache__ -exec rm -rf {} +
 
 # Bytecode is compiled once, at the installation: tests and demo start many processes, and where PYTHONDONTWRITEBYTECODE is

@@ -1,0 +1,57 @@
+"""Files of a ViT-L/16 (304 million parameters, 1.2 GB in float32) with random weights, as each package writes them."""
+
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torchvision
+import vit_pytorch
+from torch import nn
+from transformers import ViTConfig, ViTForImageClassification
+
+from plain_vit.conversion import convert_checkpoint
+
+# What the file does not say, as options of `from_checkpoint`.
+SOURCES: dict[str, dict[str, Any]] = {
+    "timm": {},
+    "vit_pytorch.pt": {"num_attention_heads": 16},
+    "torchvision.pth": {},
+    "plain_vit": {},
+}
+
+
+def write_all(folder: Path) -> None:
+    """Write `folder / name` for each name in `SOURCES`, and transformers' own folder `folder / "transformers"`."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        of_timm = timm.create_model("vit_large_patch16_224")
+        of_vit_pytorch = vit_pytorch.ViT(
+            image_size=224, patch_size=16, num_classes=1000, dim=1024, depth=24, heads=16, mlp_dim=4096
+        )
+        of_torchvision = torchvision.models.vit_l_16()
+        sizes: dict[str, Any] = {
+            "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
+            "num_labels": 1000,
+        }  # fmt: skip
+        of_transformers = ViTForImageClassification(ViTConfig(**sizes))
+    timm.models.save_for_hf(_filled(of_timm), str(folder / "timm"), safe_serialization=True)
+    torch.save(_filled(of_vit_pytorch).state_dict(), folder / "vit_pytorch.pt")
+    torch.save(_filled(of_torchvision).state_dict(), folder / "torchvision.pth")
+    of_transformers = _filled(of_transformers)
+    of_transformers.save_pretrained(folder / "transformers")
+    (folder / "plain_vit").mkdir()
+    convert_checkpoint(folder / "timm", folder / "plain_vit", verify=False)
+
+
+def weights(source: Path) -> Path:
+    """Return the file with the weights of a source."""
+    return source / "model.safetensors" if source.is_dir() else source
+
+
+def _filled(module: nn.Module) -> Any:
+    module.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.uniform_(-0.03, 0.03)
+    return module
