@@ -1,10 +1,15 @@
-"""Draw the pictures of look_inside.md, from the shipped checkpoint and from the model that the demo fine-tunes.
+"""Draw the pictures of look_inside.md, from the shipped checkpoint and from the model that the demo fine-tunes, and
+those of training.md, from a run of its own.
 
 make demo && python docs/draw_pictures.py
 """
 
 import argparse
 import copy
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +58,7 @@ def main() -> None:
     torch.manual_seed(0)
     draw_glyphs()
     draw_digits(finetuned)
+    draw_training()
 
 
 def draw_glyphs() -> None:
@@ -109,6 +115,20 @@ def draw_digits(finetuned: Path) -> None:
     save("predictions", plots.plot_predictions(pictures, probabilities[chosen], names, labels[chosen]))
     matrix = confusion_matrix(labels, probabilities.argmax(axis=1), 10)
     save("confusion", plots.plot_confusion_matrix(matrix, names))
+
+
+def draw_training() -> None:
+    """Fine-tune the shipped checkpoint on digits, with a look at it after each epoch; take the report's pictures."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = {
+            "model": CHECKPOINT, "num_attention_heads": 4, "dataset": "digits", "epochs": 5, "batch_size": 32,
+            "picture_every": 1, "checkpoints_kept": 0, "output_dir": Path(folder) / "run",
+        }  # fmt: skip
+        options = [str(word) for name, value in words.items() for word in (f"--{name}", value)]
+        subprocess.run([sys.executable, ROOT / "examples" / "finetune_image_classification.py", *options], check=True)
+        for name in ("curves", "attention"):
+            shutil.copy(Path(folder) / "run" / "report" / f"{name}.png", PICTURES / f"training_{name}.png")
+            print(PICTURES / f"training_{name}.png")
 
 
 def save(name: str, figure: Figure) -> None:

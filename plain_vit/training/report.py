@@ -96,8 +96,9 @@ def write_report(
 
     section(
         "Training curves",
-        "Values of the training are means since the last logged step, over images as augmentation left them, and with "
-        f"dropout; those of the {split_name} split and others are of whole images.",
+        "Values of the training are means since the last logged step, over images as augmentation left them and of the "
+        "loss that is trained: with label smoothing it cannot reach 0. Values of other splits are cross-entropies of "
+        "whole images, without dropout.",
         {"curves": ("", StoryPicture(plot_training_curves(read_log(run))))},
     )
     section(

@@ -1,0 +1,92 @@
+"""Every command of docs/training.md is one that its script understands, and those that need no GPU run."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import HfArgumentParser
+
+from plain_vit.training.arguments import parse_arguments
+from plain_vit.training.benchmarks import BENCHMARKS
+from tests.test_documentation import BLOCK, ROOT, run_command, save_digits, workplace  # noqa: F401
+from tests.test_sister_scripts import open_script
+
+BLOCKS = BLOCK.findall((ROOT / "docs" / "training.md").read_text(encoding="utf-8"))
+COMMANDS = [line for kind, code in BLOCKS if kind == "bash" for line in code.splitlines()]
+ARGUMENTS = {
+    "finetune_image_classification": "FinetuneArguments",
+    "evaluate_image_classification": "EvaluateArguments",
+    "pretrain_masked_patches": "PretrainArguments",
+}
+SHORTENED = {
+    "finetune_image_classification": ["--steps", "2", "--evaluations", "1"],
+    "evaluate_image_classification": [],
+    "pretrain_masked_patches": ["--steps", "2", "--evaluations", "1"],
+}
+
+
+def script_of(words: list[str]) -> tuple[str, int]:
+    """Return the name of the script in a command, and the place where its own options begin."""
+    place = next(i for i, word in enumerate(words) if word.startswith("examples/") and word.endswith(".py"))
+    return Path(words[place]).stem, place + 1
+
+
+def test_every_training_command_is_understood_by_its_script():
+    seen = set()
+    for line in COMMANDS:
+        words = shlex.split(line)
+        if words[0] == "plain-vit":
+            continue
+        name, place = script_of(words)
+        module = open_script(name)
+        kind = getattr(module, ARGUMENTS[name])
+        if name == "evaluate_image_classification":
+            (arguments,) = HfArgumentParser(kind).parse_args_into_dataclasses(words[place:])
+        else:
+            arguments = parse_arguments(kind, words[place:], description=None)
+        seen.add(name)
+        data = arguments.dataset
+        assert data in ("digits", *BENCHMARKS) or data.startswith("/data/")
+        if "--config_file" in words:
+            config = yaml.safe_load((ROOT / words[words.index("--config_file") + 1]).read_text())
+            launched = words.index("--num_processes") if "--num_processes" in words[: place - 1] else None
+            processes = config["num_processes"] if launched is None else int(words[launched + 1])
+            assert arguments.num_processes == processes
+            share = processes * arguments.gradient_accumulation_steps
+            assert arguments.batch_size % share == 0
+    assert seen == ARGUMENTS.keys()
+
+
+def test_counts_of_steps_are_those_of_the_recipes():
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    module = open_script("finetune_image_classification")
+    for recipe, images, steps in (
+        ("vit-pretrain-imagenet", 1_281_167, 93_836),
+        ("vit-pretrain-imagenet21k", 14_197_122, 311_949),
+    ):
+        words = ["--model", "m", "--dataset", "d", "--output_dir", "o", "--recipe", recipe]
+        arguments = parse_arguments(module.FinetuneArguments, words, description=None)
+        assert -(-arguments.epochs * images // arguments.batch_size) == steps
+        assert f"{images:,}" in text
+        assert f"{steps:,} steps" in text
+
+
+@pytest.mark.slow
+def test_commands_that_need_no_gpu_run(workplace):  # noqa: F811
+    printed = ""
+    for kind, code in BLOCKS:
+        if kind == "text":
+            assert code in printed
+        for line in code.splitlines() if kind == "bash" else []:
+            words = shlex.split(line)
+            if words[0] == "plain-vit":
+                assert run_command(line)[0] == 0
+            elif "accelerate" not in words:
+                name, _ = script_of(words)
+                words = [sys.executable, *words[1:], *([] if "--dry_run" in words else SHORTENED[name])]
+                run = subprocess.run(words, capture_output=True, text=True, check=False)
+                assert run.returncode == 0, run.stderr
+                printed = run.stdout
