@@ -443,7 +443,10 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
     whole = all(pixels % step == 0 for pixels, step in zip(_pair(config.image_size), config.patch_shape, strict=True))
     if whole:
         equal["drop_partial_patches"] = config.drop_partial_patches
-    if architecture.head is CLASSIFIER and config.pooling == "cls" and config.final_norm == "after_pooling":
+    reads_class_token = (
+        architecture.fields.get("pooling", family.fixed.get("pooling", "cls")) == config.pooling == "cls"
+    )
+    if architecture.head is CLASSIFIER and reads_class_token and config.final_norm == "after_pooling":
         equal["final_norm"] = "after_pooling"  # each token is normalised by itself
     if architecture.head is POOLER_ROWS:
         equal |= {"representation_size": config.representation_size, "representation_act": config.representation_act}
