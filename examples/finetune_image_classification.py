@@ -21,11 +21,13 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedType
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import set_seed
 from datasets import Dataset
 from torch import nn
@@ -67,7 +69,8 @@ from plain_vit.training.processes import StopRequest, start_accelerator
 from plain_vit.training.progress import Progress
 from plain_vit.training.publishing import check_repository, publish, training_facts
 from plain_vit.training.report import environment, write_report
-from plain_vit.training.run import RunFolder, move_into, shared_staging, write_file
+from plain_vit.training.run import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
+from plain_vit.training.sharding import ShardedState, held_here, is_sharded, shard, whole_state
 from plain_vit.training.snapshots import Snapshots
 from plain_vit.training.streaming import StreamedImages, streamed_batches
 from plain_vit.training.trackers import start_trackers, tracker_names
@@ -150,14 +153,15 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         random_erasing=arguments.random_erasing,
     )
     mix = batch_mixing(mixup=arguments.mixup, cutmix=arguments.cutmix, num_classes=len(data.label_names))
-    optimizer = make_optimizer(
-        model,
-        arguments.optimizer,
+    optimizer_of = partial(
+        make_optimizer,
+        name=arguments.optimizer,
         learning_rate=arguments.learning_rate,
         weight_decay=arguments.weight_decay,
         layer_decay=arguments.layer_decay,
         momentum=arguments.momentum,
     )
+    optimizer = optimizer_of(model)
     average = average_of(model, arguments.ema_decay, accelerator) if arguments.ema_decay is not None else None
     class_weights = None
     if arguments.class_balance == "loss":
@@ -173,14 +177,27 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         say(text_tables(describe_plan(arguments, data, plan, model, image_processor, optimizer, accelerator)))
         sys.exit()
 
+    # The next checkpoint is written before an old one goes, and the best model and the last one stand beside them.
+    checkpoint_size, kept = checkpoint_bytes(model, average), arguments.checkpoints_kept
+    run.require_space((kept + 1 if kept else 0) * checkpoint_size + 2 * checkpoint_size, "the run")
+
     # The run begins, or goes on where its newest checkpoint stands.
     saved_kind = type(as_saved(model))
     if arguments.compile:
         model.compile()
-    model, optimizer = accelerator.prepare(model, optimizer)
+    sharded = None
+    if arguments.shard:
+        model = shard(model, accelerator)
+        optimizer = AcceleratedOptimizer(optimizer_of(model), device_placement=False)
+        if average is not None:
+            shard(average.module, accelerator)
+        sharded = ShardedState(model, optimizer.optimizer, average)
+        say("each process holds {:,} of {:,} parameters".format(*held_here(model)))
+    else:
+        model, optimizer = accelerator.prepare(model, optimizer)
     if teacher is not None:
         teacher = accelerator.prepare_model(teacher, evaluation_mode=True)
-    progress = run.begin(average) or START
+    progress = run.begin(average, sharded) or START
     if accelerator.is_main_process:
         write_file(run.path / "arguments.yaml", as_yaml(arguments))
     step, best_accuracy, stale = progress["step"], progress["best_accuracy"], progress["stale"]
@@ -193,7 +210,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         plan.watched,
         data.label_names,
         image_processor,
-        every=arguments.picture_every if arguments.report else 0,
+        every=arguments.picture_every if arguments.report and not arguments.shard else 0,
         epochs=plan.epochs,
         total_steps=plan.total_steps,
         accelerator=accelerator,
@@ -245,6 +262,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         say(f"left out of the evaluation, because it cannot be read: {broken}")
 
     def save_checkpoint() -> None:
+        run.require_space(checkpoint_size, "the next checkpoint")
         sums, since = accelerator.reduce(window).tolist(), accelerator.reduce(since_evaluation).tolist()
         run.save(
             {
@@ -257,6 +275,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
             },
             keep=arguments.checkpoints_kept,
             average=average,
+            sharded=sharded,
         )
 
     say(
@@ -374,7 +393,10 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
                     save_checkpoint()
 
     # The weights that the validation split chose, else the last ones, and what they make of the held-out split.
-    if plan.may_choose:
+    if arguments.shard and not plan.may_choose:
+        with shared_staging(run.path / "best", accelerator) as folder:
+            save_classifier(folder, average.module if average is not None else model, image_processor, accelerator)
+    if plan.may_choose or arguments.shard:
         chosen = saved_kind.from_pretrained(run.path / "best")
         final = accelerator.prepare_model(chosen, evaluation_mode=True)
     else:
@@ -495,6 +517,9 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
             f"{arguments.gradient_accumulation_steps} micro-batches: use a multiple of {parts}."
         )
     splits = {"validation": data.validation, "test": data.test}
+    apart = [name for name in ("compile", "lora_rank", "auto_micro_batch", "dry_run") if getattr(arguments, name)]
+    if arguments.shard and (apart or arguments.mixed_precision == "fp16"):
+        raise TrainingError(f"--shard is not combined with {', '.join(apart) or 'fp16'}: leave one out.")
     if arguments.streaming and arguments.class_balance != "none":
         raise TrainingError("The classes of a stream are not known beforehand: leave out --class_balance.")
     if arguments.early_stopping is not None and splits["validation"] is None:
@@ -659,6 +684,12 @@ def describe_plan(
 def save_classifier(folder: Path, model: nn.Module, image_processor: Any, accelerator: Accelerator) -> None:
     """Write what `AutoModelForImageClassification` and `AutoImageProcessor` open."""
     bare = accelerator.unwrap_model(model)
+    if is_sharded(bare):
+        state = whole_state(bare)  # all processes take part
+        if accelerator.is_main_process:
+            bare.save_pretrained(folder, state_dict=state)
+            image_processor.save_pretrained(folder)
+        return
     saved = as_saved(bare)
     saved.save_pretrained(
         folder,

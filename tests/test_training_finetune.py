@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +15,14 @@ from types import ModuleType
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, pipeline
 
-from plain_vit.errors import DataError, OutputExistsError, TrainingError
+from plain_vit.errors import DataError, OutputError, OutputExistsError, TrainingError
+from plain_vit.training import run as run_module
 from plain_vit.training.data import load_splits
+from plain_vit.training.optimization import average_of
 from plain_vit.training.run import read_log
 from tests.conftest import randomize_
 
@@ -90,17 +95,26 @@ HARD = {
 }  # fmt: skip
 
 
+CASES = {
+    "1 process": (PYTHON, {}),
+    "1 process 2 workers": (PYTHON, {"num_workers": 2}),
+    "2 processes": (TORCHRUN, {}),
+    "2 processes 2 workers": (TORCHRUN, {"num_workers": 2}),
+    "2 processes sharded": (TORCHRUN, {"shard": True}),
+    "2 processes streamed": (TORCHRUN, {"streaming": True, "stream_images": 70, "validation_fraction": 0}),
+}
+
+
 @pytest.mark.parametrize(
-    "launcher, num_workers",
-    [
-        (PYTHON, 0),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((PYTHON, 2), (TORCHRUN, 0), (TORCHRUN, 2))),
-    ],
-    ids=["1 process", "1 process 2 workers", "2 processes", "2 processes 2 workers"],
+    "launcher, changes",
+    [pytest.param(*case, marks=[] if name == "1 process" else pytest.mark.slow) for name, case in CASES.items()],
+    ids=CASES,
 )
-def test_killed_run_goes_on_to_the_same_bits(launcher, num_workers, model_folder, tmp_path):
+def test_killed_run_goes_on_to_the_same_bits(launcher, changes, model_folder, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    options = {"model": model_folder, "num_workers": num_workers, **HARD}
+    options = {"model": model_folder, **HARD, **changes}
+    if "streaming" in changes:
+        del options["shots_per_class"]
     launch(launcher, output_dir=whole, **options)
 
     process = start(launcher, output_dir=killed, **options)
@@ -145,13 +159,16 @@ def test_termination_saves_and_says_how_to_go_on(model_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "launcher",
+    "launcher, changes",
     [
-        pytest.param(TORCHRUN, id="torchrun"),
-        pytest.param(TWO_BY_CONFIG, id="accelerate launch", marks=pytest.mark.slow),
+        pytest.param(TORCHRUN, {}, id="torchrun"),
+        pytest.param(TWO_BY_CONFIG, {}, id="accelerate launch", marks=pytest.mark.slow),
+        pytest.param(TORCHRUN, {"shard": True, "ema_decay": 0.5}, id="sharded", marks=pytest.mark.slow),
     ],
 )
-def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(launcher, model_folder, tmp_path, script):
+def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(
+    launcher, changes, model_folder, tmp_path, script
+):
     # 360 images are no multiple of 26: the last batches are padded. SGD, because the first step of Adam moves all
     # weights by the same amount, and then rounding decides between classes that are equally likely.
     options = {**SHORT, "eval_batch_size": 26, "optimizer": "sgd", "learning_rate": 0.1}
@@ -159,8 +176,12 @@ def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(laun
     stock = ViTForImageClassification.from_pretrained(model_folder, hidden_dropout_prob=0.0)
     stock.save_pretrained(no_dropout)
     ViTImageProcessor.from_pretrained(model_folder).save_pretrained(no_dropout)
-    one = script.finetune(script.FinetuneArguments(model=str(no_dropout), output_dir=str(tmp_path / "one"), **options))
-    output = launch(launcher, model=no_dropout, output_dir=tmp_path / "two", num_processes=2, **options)
+    alone = {"model": str(no_dropout), "output_dir": str(tmp_path / "one"), **options}
+    one = script.finetune(script.FinetuneArguments(**alone, ema_decay=changes.get("ema_decay")))
+    output = launch(launcher, model=no_dropout, output_dir=tmp_path / "two", num_processes=2, **options, **changes)
+    if "shard" in changes:
+        own, whole = re.search(r"each process holds ([\d,]+) of ([\d,]+) parameters", output).groups()
+        assert int(own.replace(",", "")) == pytest.approx(int(whole.replace(",", "")) / 2, rel=0.1)
     assert "in 2 processes" in output
     assert output.count("360 of 360") == 3
     assert one.count == 360
@@ -170,6 +191,22 @@ def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(laun
     results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
     assert results[0]["images_evaluated"] == results[1]["images_evaluated"] == 360
     assert results[0]["test_accuracy"] == results[1]["test_accuracy"] == one.accuracy
+    saved = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    assert saved[0].keys() == saved[1].keys()
+    for name, tensor in saved[0].items():
+        torch.testing.assert_close(saved[1][name], tensor, rtol=0, atol=1e-5 * tensor.abs().max().item())
+
+
+def test_impossible_sharding_is_refused(model_folder, tmp_path, script, monkeypatch):
+    good = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT, "shard": True}
+    with pytest.raises(TrainingError, match="One process has nobody to share with"):
+        script.finetune(script.FinetuneArguments(**good))
+    with pytest.raises(TrainingError, match="--shard is not combined with compile, lora_rank"):
+        script.finetune(script.FinetuneArguments(**good, compile=True, lora_rank=2))
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(TrainingError, match="On CPUs Accelerate's FSDP is plain DDP"):
+        script.finetune(script.FinetuneArguments(**good))
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_number_of_processes_than_asked_for_is_refused(model_folder, tmp_path, script):
@@ -281,3 +318,42 @@ def test_script_ends_with_one_line_and_the_exit_code_of_the_error(model_folder, 
         script.main()
     assert stopped.value.code == DataError.exit_code
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_full_disk_is_noticed_before_the_run_and_before_each_checkpoint(model_folder, tmp_path, script, monkeypatch):
+    good = {"model": str(model_folder), **SHORT, "checkpoint_every": 2, "report": False}
+    free = iter([10**9, 10**9, 10**3])  # before the run, before the first checkpoint, before the second
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(run_module.shutil, "disk_usage", lambda place: usage._replace(free=next(free)))
+    with pytest.raises(OutputError, match="0.00 GB left, the next checkpoint needs 0.00 GB: free some"):
+        script.finetune(script.FinetuneArguments(**good, output_dir=str(tmp_path / "run")))
+    assert [folder.name for folder in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000002"]
+
+    monkeypatch.setattr(run_module.shutil, "disk_usage", lambda place: usage._replace(free=10**4))
+    with pytest.raises(OutputError, match="the run needs"):
+        script.finetune(script.FinetuneArguments(**good, output_dir=str(tmp_path / "other")))
+    assert not (tmp_path / "other").exists()
+
+    monkeypatch.undo()
+    script.finetune(script.FinetuneArguments(**good, output_dir=str(tmp_path / "run"), resume=True))
+    script.finetune(script.FinetuneArguments(**good, output_dir=str(tmp_path / "whole")))
+    assert read_log(tmp_path / "run") == read_log(tmp_path / "whole")
+
+
+def test_estimate_of_a_checkpoint_is_at_least_its_size_and_not_twice(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Linear(200, 100))
+    model[0].requires_grad_(False)
+    accelerator = Accelerator(cpu=True)
+    average = average_of(model, 0.5, accelerator)
+    estimate = run_module.checkpoint_bytes(model, average)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model[1].parameters()))
+    model(torch.randn(2, 300)).sum().backward()
+    optimizer.step()
+    folder = run_module.RunFolder(tmp_path, accelerator, {}, resume=False)
+    folder.begin()
+    folder.save({"step": 1}, keep=1, average=average)
+    written = sum(file.stat().st_size for file in (tmp_path / "checkpoints").rglob("*") if file.is_file())
+    accelerator.free_memory()
+    assert written < estimate + 50_000, "beside the tensors: names, and the states of the generators"
+    assert estimate < written

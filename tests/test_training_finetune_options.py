@@ -1,6 +1,8 @@
 """What the options of the fine-tuning script do to a run, seen in what it writes."""
 
 import importlib.util
+import itertools
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -9,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from datasets import Dataset, Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification, ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
-from plain_vit.errors import TrainingError
+from plain_vit.errors import DataError, TrainingError
+from plain_vit.training.data import load_splits
 from plain_vit.training.models import load_classifier
 from plain_vit.training.run import read_log
 from tests.conftest import randomize_
@@ -206,6 +210,79 @@ def test_early_stopping_ends_a_run_that_no_longer_improves_and_stays_ended(run):
     assert read_log(folder) == lines
     with pytest.raises(TrainingError, match="early_stopping needs a validation split"):
         run("refused", early_stopping=2)
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> str:
+    """Return digits as parquet files: 60 to learn from in 4 files, one of them broken, and 30 held out, one broken."""
+    for split, parts, count in (("train", 4, 15), ("test", 1, 30)):
+        digits = load_splits("digits")[split].cast_column("image", Image(decode=False))
+        for part in range(parts):
+            rows = digits.select(range(part * count, part * count + count)).to_list()
+            if part == 0:
+                rows[2]["image"] = {"bytes": b"nothing", "path": f"{split}.png"}
+            folder = tmp_path / "parquet"
+            folder.mkdir(exist_ok=True)
+            file = folder / f"{split}-{part:05}-of-{parts:05}.parquet"
+            Dataset.from_list(rows, features=digits.features).to_parquet(file)
+    return str(tmp_path / "parquet")
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_run_with_unreadable_images_goes_on_to_the_same_bits(
+    streaming, num_workers, run, script, parquet, monkeypatch, capsys
+):
+    options = {
+        "dataset": parquet, "shots_per_class": None, "corrupted": "skip", "steps": 12, "checkpoints_kept": 9,
+        "checkpoint_every": 5, "gradient_accumulation_steps": 2, "num_workers": num_workers, "mixup": 0.4,
+        "crop_scale": 0.7, "ema_decay": 0.5,
+    }  # fmt: skip
+    if streaming:
+        options |= {"streaming": True, "stream_images": 60, "stream_buffer": 7}
+    whole = run("whole", **options)
+    assert "skipped an image that cannot be read: train.png" in capsys.readouterr().out
+    results = json.loads((whole / "results.json").read_text())
+    assert results["images_evaluated"] == 29
+    assert results["unreadable_images_left_out"] == 1
+    assert results["unreadable_images_replaced"] in ((2, 3) if not streaming else range(1, 5))
+    monkeypatch.setattr(script, "evaluate_classifier", evaluate_but_stop_at(script, 2))
+    with pytest.raises(KeyboardInterrupt):
+        run("half", **options)
+    monkeypatch.undo()
+    half = run("half", resume=True, **options)
+    assert read_log(half) == read_log(whole)
+    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(half).items())
+    again = json.loads((half / "results.json").read_text())
+    assert again["unreadable_images_replaced"] == results["unreadable_images_replaced"]
+
+
+def evaluate_but_stop_at(script: ModuleType, number: int) -> Any:
+    """Return the script's evaluation, which is interrupted when it is called for that time."""
+    original, calls = script.evaluate_classifier, itertools.count(1)
+
+    def evaluate(*arguments: Any, **keywords: Any) -> Any:
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        return original(*arguments, **keywords)
+
+    return evaluate
+
+
+def test_unreadable_image_ends_the_run_that_does_not_skip_and_is_named(run, parquet):
+    with pytest.raises(DataError, match=r"cannot be read: train.png \(no image of a known format\)"):
+        run("stopped", dataset=parquet, shots_per_class=None, steps=12)
+
+
+def test_stream_that_is_read_by_other_processes_or_balanced_is_refused(run, parquet):
+    options = {"dataset": parquet, "shots_per_class": None, "streaming": True, "stream_images": 60, "corrupted": "skip"}
+    folder = run("first", checkpoints_kept=1, **options)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(TrainingError, match="readers of the stream .was '1 processes with 0 workers each', is '1 proc"):
+        run("first", checkpoints_kept=1, resume=True, num_workers=2, **options)
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(TrainingError, match="leave out --class_balance"):
+        run("second", class_balance="loss", **options)
 
 
 def test_recipe_runs_to_the_end(run, script, model_folder, tmp_path):

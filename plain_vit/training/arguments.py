@@ -160,6 +160,7 @@ class RunOptions:
     checkpoints_kept: int = option(2, help="how many checkpoints stay; 0: write none")
     num_workers: int = option(0, help="processes that prepare images, per training process")
     num_processes: int | None = option(None, help="refuse to run with another number of processes")
+    shard: bool = option(False, help="divide weights, optimizer states and averages among the processes (FSDP2)")
     seed: int = option(0, help="decides everything random")
 
     report_to: str = option("none", help="tensorboard, trackio and wandb, separated by commas")

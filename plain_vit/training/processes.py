@@ -31,6 +31,8 @@ def start_accelerator(
     accelerator = Accelerator(
         cpu=bool(cpu), gradient_accumulation_steps=gradient_accumulation_steps, mixed_precision=mixed_precision
     )
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and accelerator.device.type == "cpu":
+        raise TrainingError("On CPUs Accelerate's FSDP is plain DDP: take another config file, and add --shard.")
     if accelerator.num_processes != (num_processes or launched):
         raise TrainingError(
             f"{accelerator.num_processes} processes are running, {num_processes or launched} were asked for. On a "

@@ -8,13 +8,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_model, save_model
 from torch import nn
 
 from plain_vit.conversion.writing import staged_file, staged_folder
-from plain_vit.errors import OutputExistsError, TrainingError
+from plain_vit.errors import OutputError, OutputExistsError, TrainingError
+from plain_vit.training.sharding import ShardedState
 
 OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
 PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, beside what Accelerate writes
@@ -60,11 +62,12 @@ class RunFolder:
         if changed:
             raise TrainingError(f"The run in {self.path} differs in {', '.join(changed)}: resume it with the same.")
 
-    def begin(self, average: nn.Module | None = None) -> dict[str, Any] | None:
+    def begin(self, average: nn.Module | None = None, sharded: ShardedState | None = None) -> dict[str, Any] | None:
         """Claim the folder, or load its newest checkpoint into what the accelerator prepared.
 
         Args:
             average: moving average of the weights, which belongs to a checkpoint too.
+            sharded: what is divided among the processes, the average too, in place of `average`.
 
         Returns:
             The progress that was saved last, or None at the start. The log is cut back to its step.
@@ -77,7 +80,9 @@ class RunFolder:
         checkpoint = max(self.checkpoints.glob("step_*"), default=None)
         if checkpoint is not None:
             self.accelerator.load_state(str(checkpoint))
-            if average is not None:
+            if sharded is not None:
+                sharded.load(checkpoint)
+            elif average is not None:
                 load_model(average, checkpoint / AVERAGE)
             progress = json.loads((checkpoint / PROGRESS).read_text(encoding="utf-8"))
         if self.accelerator.is_main_process and (self.path / LOG).exists():
@@ -90,24 +95,52 @@ class RunFolder:
         self.accelerator.wait_for_everyone()
         return progress
 
-    def save(self, progress: dict[str, Any], *, keep: int, average: nn.Module | None = None) -> None:
+    def save(
+        self,
+        progress: dict[str, Any],
+        *,
+        keep: int,
+        average: nn.Module | None = None,
+        sharded: ShardedState | None = None,
+    ) -> None:
         """Write a checkpoint, then drop old ones.
 
         Args:
             progress: plain values, with `step`, the optimizer steps done.
             keep: how many checkpoints stay.
             average: moving average of the weights.
+            sharded: see `begin`.
         """
         target = self.checkpoints / f"step_{progress['step']:08d}"
         with shared_staging(target, self.accelerator) as folder:
             self.accelerator.save_state(str(folder))
+            if sharded is not None:
+                sharded.save(folder)
             if self.accelerator.is_main_process:
-                if average is not None:
+                if average is not None and sharded is None:
                     save_model(average, str(folder / AVERAGE))
                 (folder / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
         if self.accelerator.is_main_process:
             for old in sorted(self.checkpoints.glob("step_*"))[:-keep]:
                 shutil.rmtree(old)
+
+    def require_space(self, needed: int, what: str) -> None:
+        """Make sure that something can be written.
+
+        Args:
+            needed: its size, in bytes.
+            what: the name of it, for the message.
+
+        Raises:
+            OutputError: The disk is too full, in the eyes of one of the processes.
+        """
+        place = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        free = shutil.disk_usage(place).free
+        if self.accelerator.reduce(torch.tensor(float(free < needed), device=self.accelerator.device)) > 0:
+            raise OutputError(
+                f"The disk of {self.path} has {free / 1e9:.2f} GB left, {what} needs {needed / 1e9:.2f} GB: free some, "
+                "or keep fewer with --checkpoints_kept. What has been saved stands; --resume goes on from it."
+            )
 
     def log(self, **values: Any) -> None:
         """Add one line of values, `step` among them, to the log and to the trackers, from the main process."""
@@ -124,6 +157,13 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
         path: the folder of the run.
     """
     return [json.loads(line) for line in (Path(path) / LOG).read_text(encoding="utf-8").splitlines()]
+
+
+def checkpoint_bytes(model: nn.Module, average: nn.Module | None = None) -> int:
+    """Return how large a checkpoint is at most: weights, an average, two optimizer states for what is trained."""
+    states = [each for each in model.parameters() if each.requires_grad] * 2
+    averaged = [] if average is None else list(average.parameters())
+    return sum(each.nbytes for each in (*model.parameters(), *averaged, *states))
 
 
 @contextmanager

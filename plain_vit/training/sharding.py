@@ -1,0 +1,106 @@
+"""Weights, gradients, optimizer states and moving averages that are divided among processes (FSDP2).
+
+Accelerate divides them on accelerators only: on CPUs its FSDP is plain DDP without a word. Here `fully_shard` is called
+directly, which works on both, and a checkpoint holds the parts of all processes in PyTorch's distributed format.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as distributed_checkpoint
+from accelerate import Accelerator
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import AveragedModel
+
+from plain_vit.errors import TrainingError
+
+FOLDER = "sharded"  # in a checkpoint
+
+
+def shard(model: nn.Module, accelerator: Accelerator) -> nn.Module:
+    """Divide a model among all processes: each block gathers its weights when it is its turn.
+
+    Args:
+        model: on any device; it is changed, its parameters are new ones. Optimizers are made afterwards.
+        accelerator: of the run, with several processes.
+
+    Raises:
+        TrainingError: There is one process only, or the model does not say what its blocks are.
+    """
+    if accelerator.num_processes < 2:
+        raise TrainingError("One process has nobody to share with: start several, or leave out --shard.")
+    blocks = set(getattr(model, "_no_split_modules", None) or ())
+    found = [module for module in model.modules() if type(module).__name__ in blocks]
+    if not found:
+        raise TrainingError(f"{type(model).__name__} does not say what its blocks are: leave out --shard.")
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    low = accelerator.mixed_precision == "bf16"
+    policy = MixedPrecisionPolicy(**({"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if low else {}))
+    model.to(accelerator.device)
+    for block in found:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    # What stands outside of the blocks is divided again after each forward pass too: an evaluation has no backward
+    # pass, and checkpoints and averages are made of parts.
+    return fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+
+
+def held_here(model: nn.Module) -> tuple[int, int]:
+    """Return how many numbers this process holds of the parameters of a model, and how many there are."""
+    parameters = list(model.parameters())
+    own = sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in parameters)
+    return own, sum(each.numel() for each in parameters)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Tell whether `shard` divided a model."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def whole_state(model: nn.Module) -> dict[str, Any]:
+    """Gather the whole weights in the main process; the others, which must call this too, get nothing."""
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+class ShardedState:
+    """What of a run is divided among the processes, as a checkpoint holds it.
+
+    Args:
+        model: from `shard`.
+        optimizer: of its parameters.
+        average: a moving average whose module is from `shard` too, or None.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, average: AveragedModel | None) -> None:
+        self.model, self.optimizer, self.average = model, optimizer, average
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        if self.average is not None:
+            state["average"] = get_model_state_dict(self.average.module)
+            state["averaged"] = self.average.n_averaged
+        return state
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the parts of all processes, each its own, into the folder of a checkpoint."""
+        distributed_checkpoint.save(self._state(), checkpoint_id=str(checkpoint / FOLDER))
+
+    def load(self, checkpoint: Path) -> None:
+        """Take over the parts of this process."""
+        state = self._state()
+        distributed_checkpoint.load(state, checkpoint_id=str(checkpoint / FOLDER))
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        if self.average is not None:
+            set_model_state_dict(self.average.module, state["average"])
+            self.average.n_averaged.copy_(state["averaged"])
