@@ -380,11 +380,26 @@ def test_other_numbers_of_the_package_are_an_error(monkeypatch: pytest.MonkeyPat
         from_checkpoint(saved(small().state_dict(), tmp_path), **SAID, verify=True)
 
 
-def test_verification_of_another_release_than_the_installed_is_reported_as_not_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("release", ["1.15.7", "1.16.0"])
+def test_another_release_than_the_installed_is_compared_with_it_where_both_compute_the_same(
+    release: str, pooling: str, tmp_path: Path
+) -> None:
+    theirs = small(vit_pytorch_release(release).ViT, pool=pooling)
+    path = saved(theirs.state_dict(), tmp_path)
+    report = from_checkpoint(path, **SAID, pooling=pooling, layout=release, verify=True).report
+    assert any(note.startswith("compared with the installed release") for note in report.notes)
+    assert report.differences is not None
+    assert {"patches", "layer 3", "final norm", "logits"} <= {stage.stage for stage in report.differences}
+    assert max(stage.relative for stage in report.differences) == 0
+
+
+def test_a_release_that_computed_something_else_is_not_verified_and_named(tmp_path: Path) -> None:
     theirs = small(vit_pytorch_release("0.19.6").ViT)
     report = from_checkpoint(saved(theirs.state_dict(), tmp_path), **SAID, pooling="cls", verify=True).report
     assert report.differences is None
-    assert any(note.startswith("not verified: the installed vit-pytorch") for note in report.notes)
+    (note,) = [note for note in report.notes if note.startswith("not verified: the installed vit-pytorch")]
+    assert "vit 0.10.1: install that release" in note
 
 
 def test_output_that_exists_or_has_a_wrong_name_is_left_alone(tmp_path: Path) -> None:

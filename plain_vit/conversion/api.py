@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -163,12 +163,20 @@ def to_module(model: PreTrainedModel, format: str, *, layout: str | None = None)
     """
     target, (config, tensors) = _format(format), _our_tensors(model)
     module = target.build_module(config, layout)
+    _fill(module, target, config, tensors, layout)
+    return module.train(model.training)
+
+
+def _fill(
+    module: nn.Module, target: Format, config: PlainViTConfig, tensors: Mapping[str, torch.Tensor], layout: str | None
+) -> None:
+    """Give a module of another package our tensors."""
     state = revert(target.rows(config, layout), tensors, config)
+    like = next(iter(tensors.values()))
     for name, tensor in module.state_dict().items():
         if tensor.numel() == 0:  # a class token of no rows
-            state.setdefault(name, tensor.to(model.device, model.dtype))
+            state.setdefault(name, tensor.to(like.device, like.dtype))
     module.load_state_dict(dict(target.for_module(state, config, layout)), assign=True)
-    return module.train(model.training)
 
 
 def _find_module(module: nn.Module, format: str | None, key: str | None) -> tuple[nn.Module, Format]:
@@ -301,7 +309,7 @@ def convert_checkpoint(
     other = [options.pop(name, None) for name in ("format", "revision", "reference", "id2label")]
     recipe, converted = _understand(source, Hints(**options), *other)
     theirs = recipe.source_module() if verify else None
-    if isinstance(theirs, nn.Module):
+    if isinstance(theirs, SourceModule):
         converted = _verified(replace(converted, model=recipe.load()), recipe, theirs)
         tensors: Any = converted.model.state_dict()
     else:
@@ -356,6 +364,13 @@ def to_checkpoint(
         target.write(config, tensors, staged, image_processor, layout)
 
 
+class SourceModule(NamedTuple):
+    """A model of the source's own package, and which of its layouts the tensors have there."""
+
+    module: nn.Module
+    layout: str | None
+
+
 @dataclass
 class _Recipe:
     """How a checkpoint becomes ours: all is known but the values of its tensors, none of which has been read.
@@ -407,7 +422,7 @@ class _Recipe:
         for name, tensor in stream(self.rows, tensors, expected, description.config, description.ignored):
             yield name.removeprefix(prefix), tensor
 
-    def source_module(self) -> nn.Module | str:
+    def source_module(self) -> SourceModule | str:
         """Build the source's own model, still with weights of its own, or return the reason why there is none."""
         if self.origin is None:
             return "the source is plain-vit's own"
@@ -417,18 +432,28 @@ class _Recipe:
         needed = 4 * parameters * (3 if dtypes == {torch.float32} else 5)
         if needed > _free_memory():
             return f"{needed / 1e9:.1f} GB of memory are not free"
-        try:
-            return self.origin.build_module(self.description.config, self.description.layout)
-        except (ExportError, ImportError) as error:
-            return str(error)
+        # A release that is not installed may differ from the installed one in names and axes of tensors alone.
+        reasons = []
+        for layout in dict.fromkeys([self.description.layout, None]):
+            try:
+                return SourceModule(self.origin.build_module(self.description.config, layout), layout)
+            except (ExportError, ImportError) as error:
+                reasons.append(str(error))
+        return reasons[0]
 
-    def source_tensors(self) -> dict[str, torch.Tensor]:
-        """Read what the source's own model is made of."""
-        tensors, description = self.tensors.mapped(), self.description
-        unused = ignored_names(tensors, description.ignored)
+    def fill(self, theirs: SourceModule) -> Sequence[str]:
+        """Give the source's own model the source's tensors, and return what has to be said of that."""
+        origin, config = cast(Format, self.origin), self.description.config
+        if theirs.layout != self.description.layout:
+            _fill(theirs.module, origin, config, self.whole.state_dict(), theirs.layout)
+            return [
+                f"compared with the installed release, where the tensors of {self.description.layout} lie otherwise"
+            ]
+        tensors = self.tensors.mapped()
+        unused = ignored_names(tensors, self.description.ignored)
         used = {name: tensors[name] for name in tensors if name not in unused}
-        named = self.origin.for_module(used, description.config, description.layout) if self.origin else used
-        return dict(named)
+        theirs.module.load_state_dict(dict(origin.for_module(used, config, theirs.layout)), assign=True)
+        return []
 
     def _convert(self, tensors: Mapping[str, torch.Tensor], owned: bool = False) -> dict[str, torch.Tensor]:
         expected, description = self.whole.state_dict(), self.description
@@ -663,7 +688,7 @@ def _name_labels(config: PlainViTConfig, labels: Mapping[int, str] | Sequence[st
     config.label2id = {name: index for index, name in named.items()}
 
 
-def _verified(converted: Converted, recipe: _Recipe, theirs: nn.Module | str) -> Converted:
+def _verified(converted: Converted, recipe: _Recipe, theirs: SourceModule | str) -> Converted:
     """Hold our model against the source's own, stage by stage, in float32, or note why it is not.
 
     Raises:
@@ -672,10 +697,10 @@ def _verified(converted: Converted, recipe: _Recipe, theirs: nn.Module | str) ->
     report, model = converted.report, converted.model
     if isinstance(theirs, str):
         return replace(converted, report=replace(report, notes=[*report.notes, f"not verified: {theirs}"]))
-    theirs.load_state_dict(recipe.source_tensors(), assign=True)
+    notes = [*report.notes, *recipe.fill(theirs)]
     ours = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
-    differences = compare_models(theirs.float().eval(), ours, probe_images(report.config))
-    report = replace(report, differences=differences)
+    differences = compare_models(theirs.module.float().eval(), ours, probe_images(report.config))
+    report = replace(report, differences=differences, notes=notes)
     if any(not stage.relative <= TOLERANCE for stage in differences):
         raise VerificationError(f"our model and the source's own differ by more than {TOLERANCE}:\n{report}")
     return replace(converted, report=report)
