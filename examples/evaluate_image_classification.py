@@ -23,7 +23,7 @@ from transformers import HfArgumentParser, PreTrainedModel
 from plain_vit.errors import DataError, OutputExistsError, PlainViTError
 from plain_vit.training.arguments import option
 from plain_vit.training.data import load_labelled_split
-from plain_vit.training.images import ProcessedImages
+from plain_vit.training.images import ProcessedImages, ReadableImages
 from plain_vit.training.metrics import Evaluation, evaluate_classifier
 from plain_vit.training.mistakes import confused_pairs, results_by_class, top_accuracy
 from plain_vit.training.models import open_classifier
@@ -97,7 +97,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     prepared = accelerator.prepare_model(model, evaluation_mode=True)
     loader = accelerator.prepare(
         DataLoader(
-            split,
+            ReadableImages(split),
             batch_size=-(-arguments.batch_size // accelerator.num_processes),
             collate_fn=ProcessedImages(image_processor),
             num_workers=arguments.num_workers,
@@ -107,6 +107,8 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
 
         def counted() -> Iterator[dict[str, Any]]:
             for batch in bar.batches(loader):
+                for broken in filter(None, batch.pop("broken")):
+                    raise DataError(f"An image cannot be read: {broken}. Mend it, or leave it out.")
                 yield batch
                 bar.update(min(len(batch["labels"]) * accelerator.num_processes, len(split) - bar.images))
 

@@ -13,9 +13,10 @@ import torch
 from datasets import Dataset
 from torch import nn
 
-from plain_vit.errors import TrainingError
+from plain_vit.errors import DataError, TrainingError
 from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling
-from plain_vit.training.images import randomness
+from plain_vit.training.data import as_files, read_row
+from plain_vit.training.images import cpu_randomness, randomness
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,9 @@ class CorruptedImages(torch.utils.data.Dataset):
         corruption: What is hidden.
         seed: Decides augmentation and masks, with the epoch and the row.
         epoch: Of every row, for a split that is evaluated: then rows are asked for by their number alone.
+
+    Raises:
+        DataError: An image that is asked for cannot be read.
     """
 
     def __init__(
@@ -128,17 +132,19 @@ class CorruptedImages(torch.utils.data.Dataset):
         *,
         epoch: int | None = None,
     ) -> None:
-        self.split, self.transform, self.patch_size = split, transform, patch_size
+        self.files, self.transform, self.patch_size = as_files(split), transform, patch_size
         self.corruption, self.seed, self.epoch = corruption, seed, epoch
 
     def __len__(self) -> int:
-        return len(self.split)
+        return len(self.files)
 
     def __getitem__(self, place: Any) -> dict[str, torch.Tensor]:
         epoch, row = place if self.epoch is None else (self.epoch, place)
-        with torch.random.fork_rng(devices=[]):  # the transforms draw from torch's generator for the CPU
-            torch.default_generator.manual_seed(randomness(self.seed, epoch, row))
-            pixels = self.transform(self.split[row]["image"])
+        example = read_row(self.files, row)
+        if example["broken"]:
+            raise DataError(f"An image cannot be read: {example['broken']}. Mend it, or leave it out.")
+        with cpu_randomness(self.seed, epoch, row):
+            pixels = self.transform(example["image"])
         (height, width), (rows, columns) = pixels.shape[-2:], self.patch_size
         generator = torch.Generator().manual_seed(randomness(self.seed, epoch, row, 1))
         grid_size = (height // rows, width // columns)

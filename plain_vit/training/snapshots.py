@@ -21,7 +21,8 @@ from plain_vit.analysis.inspection import plain
 from plain_vit.analysis.plots import plot_attention_heads, plot_position_similarity, shortened, spread
 from plain_vit.conversion import from_module
 from plain_vit.conversion.writing import staged_file
-from plain_vit.errors import AnalysisError, PlainViTError
+from plain_vit.errors import AnalysisError, DataError, PlainViTError
+from plain_vit.training.data import as_files, read_row
 
 IMAGES = 6  # of different classes
 COLUMNS = 8  # snapshots side by side; of more an even choice is drawn
@@ -79,11 +80,18 @@ class Snapshots:
         chosen = present[spread(len(present), IMAGES)]
         self.rows = [int(np.flatnonzero(labels == label)[0]) for label in chosen]
         self.names = [shortened(class_names[label]) for label in chosen]
-        self.split = split
+        self.files = as_files(split)
 
     def pixels(self) -> torch.Tensor:
-        """Return the images that are looked at, normalised, of shape (B, C, H, W)."""
-        images = [self.split[row]["image"] for row in self.rows]
+        """Return the images that are looked at, normalised, of shape (B, C, H, W).
+
+        Raises:
+            DataError: One of them cannot be read.
+        """
+        rows = [read_row(self.files, row) for row in self.rows]
+        for broken in (row["broken"] for row in rows if row["broken"]):
+            raise DataError(f"An image cannot be read: {broken}. Mend it, or train with --corrupted skip.")
+        images = [row["image"] for row in rows]
         return self.image_processor(images, return_tensors="pt")["pixel_values"]
 
     def take(self, step: int, model: nn.Module) -> None:
