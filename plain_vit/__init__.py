@@ -11,6 +11,7 @@ from transformers import (
 
 from .configuration_plain_vit import PlainViTConfig
 from .image_processing_plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
+from .inference import prepare_for_inference
 from .modeling_plain_vit import (
     PlainViTBackbone,
     PlainViTForImageClassification,
@@ -38,4 +39,5 @@ __all__ = [
     "PlainViTImageProcessor",
     "PlainViTImageProcessorPil",
     "PlainViTModel",
+    "prepare_for_inference",
 ]

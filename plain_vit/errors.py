@@ -137,6 +137,12 @@ class AnalysisError(PlainViTError, ValueError):
     exit_code = 15
 
 
+class PreparedModelError(PlainViTError, RuntimeError):
+    """A model cannot be prepared for inference, or was prepared and is asked for more than that."""
+
+    exit_code = 17
+
+
 def _listed(values: Sequence[object]) -> str:
     """Return the first values, quoted where they are text, and the count of the rest."""
     rest = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""

@@ -203,7 +203,13 @@ class PackedSwiGLU(nn.Module):
         return self.dropout(self.fc2(self.norm(self.dropout(self.activation(gate) * value))))
 
 
-# Blocks: each takes makers of its attention and its MLP, so that every kind of either fits every kind of block
+# Blocks: each takes makers of its attention and its MLP, so that every kind of either fits every kind of block, and
+# gives the first `read` tokens, or all
+
+
+def first_tokens(hidden_states: torch.Tensor, count: int | None) -> torch.Tensor:
+    """Return the first tokens, or all where no count is given."""
+    return hidden_states if count is None else hidden_states[:, :count].contiguous()
 
 
 class PostNormLayer(GradientCheckpointingLayer):
@@ -217,9 +223,9 @@ class PostNormLayer(GradientCheckpointingLayer):
         self.layernorm_after = norm_or_identity(config, True)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        attended, _ = self.attention(hidden_states, **kwargs)
-        hidden_states = hidden_states + self.drop_path(self.layernorm_before(attended))
+    def forward(self, hidden_states: torch.Tensor, read: int | None = None, **kwargs: Any) -> torch.Tensor:
+        attended, _ = self.attention(hidden_states, read, **kwargs)
+        hidden_states = first_tokens(hidden_states, read) + self.drop_path(self.layernorm_before(attended))
         return hidden_states + self.drop_path(self.layernorm_after(self.mlp(hidden_states)))
 
 
@@ -234,10 +240,11 @@ class ParallelLayer(GradientCheckpointingLayer):
         self.layer_scale1 = layer_scale_or_identity(config)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, read: int | None = None, **kwargs: Any) -> torch.Tensor:
         normed = self.layernorm_before(hidden_states)
-        attended, _ = self.attention(normed, **kwargs)
-        return hidden_states + self.drop_path(self.layer_scale1(attended + self.mlp(normed)))
+        attended, _ = self.attention(normed, read, **kwargs)
+        transformed = self.mlp(first_tokens(normed, read))
+        return first_tokens(hidden_states, read) + self.drop_path(self.layer_scale1(attended + transformed))
 
 
 class AttentionBranch(nn.Module):
@@ -250,8 +257,8 @@ class AttentionBranch(nn.Module):
         self.layer_scale = layer_scale_or_identity(config)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return self.drop_path(self.layer_scale(self.attention(self.layernorm(hidden_states), **kwargs)[0]))
+    def forward(self, hidden_states: torch.Tensor, read: int | None = None, **kwargs: Any) -> torch.Tensor:
+        return self.drop_path(self.layer_scale(self.attention(self.layernorm(hidden_states), read, **kwargs)[0]))
 
 
 class MLPBranch(nn.Module):
@@ -277,9 +284,9 @@ class BranchesLayer(GradientCheckpointingLayer):
         self.attention_branches = nn.ModuleList([AttentionBranch(config, layer_idx, attention) for _ in branches])
         self.mlp_branches = nn.ModuleList([MLPBranch(config, layer_idx, mlp) for _ in branches])
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        branches = [branch(hidden_states, **kwargs) for branch in self.attention_branches]
-        hidden_states = hidden_states + torch.stack(branches).sum(dim=0)
+    def forward(self, hidden_states: torch.Tensor, read: int | None = None, **kwargs: Any) -> torch.Tensor:
+        branches = [branch(hidden_states, read, **kwargs) for branch in self.attention_branches]
+        hidden_states = first_tokens(hidden_states, read) + torch.stack(branches).sum(dim=0)
         return hidden_states + torch.stack([branch(hidden_states) for branch in self.mlp_branches]).sum(dim=0)
 
 

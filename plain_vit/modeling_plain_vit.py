@@ -28,7 +28,7 @@ from transformers.modeling_outputs import (
     ImageClassifierOutput,
     MaskedImageModelingOutput,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -54,6 +54,7 @@ from .layers_plain_vit import (
     SwiGLU,
     differential_lambda_init,
     drawn_as,
+    first_tokens,
     layer_scale_or_identity,
     norm_or_identity,
     resample_positions,
@@ -208,6 +209,33 @@ def eager_attention_forward(
     return torch.matmul(weights, value).transpose(1, 2), weights  # B L heads d
 
 
+LONGEST_PRODUCTS = 1024  # tokens; the weights of all heads of a longer image take much memory and save little time
+
+
+def fastest_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attend by what was measured fastest: plain matrix products for bf16 on a CPU, torch's fused kernel elsewhere."""
+    on_cpu = query.device.type == "cpu" and query.dtype == torch.bfloat16 and not torch.compiler.is_exporting()
+    if attention_mask is not None or not on_cpu or key.shape[2] > LONGEST_PRODUCTS:
+        fused = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return fused(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+    weights = torch.matmul(query * scaling, key.transpose(2, 3)).softmax(dim=-1)  # B heads L L
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2), None  # B L heads d
+
+
+FASTEST = "plain_vit"  # its name among the attention implementations; the one used where none is asked for
+AttentionInterface.register(FASTEST, fastest_attention_forward)
+
+
 class PlainViTAttention(nn.Module):
     """Multi-head self-attention with separate query, key and value projections."""
 
@@ -229,12 +257,12 @@ class PlainViTAttention(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self, hidden_states: torch.Tensor, output_attentions: bool = False, **kwargs: Any
+        self, hidden_states: torch.Tensor, read: int | None = None, output_attentions: bool = False, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query = self.q_norm(self.q_proj(hidden_states).view(shape)).transpose(1, 2)  # B heads L d
-        key = self.k_norm(self.k_proj(hidden_states).view(shape)).transpose(1, 2)
-        value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        heads = (-1, self.head_dim)
+        query = self.q_norm(self.q_proj(first_tokens(hidden_states, read)).unflatten(-1, heads)).transpose(1, 2)
+        key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
+        value = self.v_proj(hidden_states).unflatten(-1, heads).transpose(1, 2)
         attended, weights = attend(self, query, key, value, output_attentions, **kwargs)
         attended = self.o_proj(self.norm(attended.flatten(2)))
         return self.dropout(attended), weights
@@ -268,12 +296,12 @@ class PlainViTDifferentialAttention(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self, hidden_states: torch.Tensor, output_attentions: bool = False, **kwargs: Any
+        self, hidden_states: torch.Tensor, read: int | None = None, output_attentions: bool = False, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        halves = (*hidden_states.shape[:-1], -1, 2, self.half_dim)
-        query = self.q_norm(self.q_proj(hidden_states).view(halves)).transpose(1, 2)  # B heads L... 2 d/2
-        key = self.k_norm(self.k_proj(hidden_states).view(halves)).transpose(1, 2)
-        value = self.v_proj(hidden_states).view(*hidden_states.shape[:-1], -1, 2 * self.half_dim).transpose(1, 2)
+        halves = (-1, 2, self.half_dim)
+        query = self.q_norm(self.q_proj(first_tokens(hidden_states, read)).unflatten(-1, halves)).transpose(1, 2)
+        key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, halves)).transpose(1, 2)  # B heads L 2 d/2
+        value = self.v_proj(hidden_states).unflatten(-1, (-1, 2 * self.half_dim)).transpose(1, 2)
         first = torch.exp(torch.sum(self.lambda_q1 * self.lambda_k1).float())
         second = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2).float())
         share = (first - second + self.lambda_init).type_as(value)
@@ -327,7 +355,8 @@ class PlainViTMLP(nn.Module):
         return self.dropout(self.fc2(self.norm(hidden_states)))
 
 
-# Block: z' = attention(norm(z)) + z, then z = mlp(norm(z')) + z' (equations 2 and 3)
+# Block: z' = attention(norm(z)) + z, then z = mlp(norm(z')) + z' (equations 2 and 3). A block gives the first `read`
+# tokens, or all
 
 
 class PlainViTLayer(GradientCheckpointingLayer):
@@ -343,9 +372,9 @@ class PlainViTLayer(GradientCheckpointingLayer):
         self.layer_scale2 = layer_scale_or_identity(config)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        attended, _ = self.attention(self.layernorm_before(hidden_states), **kwargs)
-        hidden_states = hidden_states + self.drop_path(self.layer_scale1(attended))
+    def forward(self, hidden_states: torch.Tensor, read: int | None = None, **kwargs: Any) -> torch.Tensor:
+        attended, _ = self.attention(self.layernorm_before(hidden_states), read, **kwargs)
+        hidden_states = first_tokens(hidden_states, read) + self.drop_path(self.layer_scale1(attended))
         transformed = self.mlp(self.layernorm_after(hidden_states))
         return hidden_states + self.drop_path(self.layer_scale2(transformed))
 
@@ -392,6 +421,10 @@ class PlainViTPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": list(LAYERS.values()), "attentions": list(ATTENTIONS.values())}
     _input_embed_layer = "patch_embeddings"
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """Return the attention implementation that was asked for, or the fastest where none was."""
+        return super().get_correct_attn_implementation(requested_attention or FASTEST, is_init_check)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -511,13 +544,19 @@ class PlainViTModel(PlainViTPreTrainedModel):
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
-        self, pixel_values: torch.Tensor, bool_masked_pos: torch.Tensor | None = None, **kwargs: Any
+        self,
+        pixel_values: torch.Tensor,
+        bool_masked_pos: torch.Tensor | None = None,
+        read: int | None = None,
+        **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode images.
 
         Args:
             pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W.
             bool_masked_pos: Patches to hide, true where hidden, of shape (B, N) or (B, h, w).
+            read: Give so many of the first tokens, and let the last block compute no others; all if not given. For a
+                pooling that reads no others.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Raises:
@@ -525,8 +564,9 @@ class PlainViTModel(PlainViTPreTrainedModel):
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         hidden_states = self.embeddings(as_weights(pixel_values, self), bool_masked_pos)
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, **kwargs)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            hidden_states = layer(hidden_states, read if index == last else None, **kwargs)
         hidden_states = self.layernorm(hidden_states)
         pooled = None
         if self.add_pooling_layer:
@@ -570,7 +610,7 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
             ValueError: for pixels that do not fit, and for labels that are no classes (on a CPU; a GPU would have to
                 wait for the check).
         """
-        outputs = self.vit(pixel_values, return_dict=True, **kwargs)
+        outputs = self.vit(pixel_values, read=self.tokens_read(**kwargs), return_dict=True, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
         if self.distillation_classifier is not None:
             distilled = self.distillation_classifier(self.dropout(outputs.last_hidden_state[:, 1]))
@@ -579,6 +619,32 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
         return ImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the logits are to be a source's to the last bit: in evaluation, but for half precision."""
+        return not self.training and self.dtype not in (torch.bfloat16, torch.float16)
+
+    def tokens_read(self, **kwargs: Any) -> int | None:
+        """Return how many of the first tokens the logits need of the last block; None for all.
+
+        All are computed where someone sees them (hidden states, attentions, hooks), and for the bits of a source that
+        computes all.
+        """
+        outputs = ("output_hidden_states", "output_attentions")
+        seen = any(kwargs.get(name) or getattr(self.config, name) for name in outputs)
+        last = (self.vit, self.vit.layernorm, *self.vit.layers[-1].modules())
+        if self.is_exact or seen or self.config.pooling != "cls" or any(is_watched(module) for module in last):
+            return None
+        return 1 + self.config.use_distillation_token
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Tell whether a hook sees what this module takes in or gives; not those that collect only what is asked for."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(
+        getattr(hook, "__module__", None) != capture_outputs.__module__ for kind in hooks for hook in kind.values()
+    )
 
 
 @dataclass

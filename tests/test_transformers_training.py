@@ -81,7 +81,7 @@ def test_trainer_resumes_with_every_tensor(tmp_path: Path) -> None:
 def test_trainer_ends_with_its_best_model(tmp_path: Path) -> None:
     # The rate rises so far that the last epoch is not the best.
     run = trainer(
-        build(), tmp_path, num_train_epochs=4, learning_rate=0.5, lr_scheduler_type="constant", warmup_steps=0,
+        build(), tmp_path, num_train_epochs=4, learning_rate=5.0, lr_scheduler_type="constant", warmup_steps=0,
         eval_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="loss",
     )  # fmt: skip
     run.train()

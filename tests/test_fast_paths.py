@@ -1,0 +1,134 @@
+"""What the model does to be fast, held against the plain computation."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from plain_vit import PlainViTForImageClassification
+from plain_vit.modeling_plain_vit import FASTEST, LONGEST_PRODUCTS
+from tests.conftest import randomize_
+from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+
+REORDERED = 1e-5  # sums are taken in another order
+OF_CLASS_TOKEN = sorted(name for name, fields in VARIATIONS.items() if fields.get("pooling", "cls") == "cls")
+
+
+def build(name: str = "plain", **fields: Any) -> Any:
+    """Return a classifier in evaluation mode whose every parameter differs."""
+    return randomize_(PlainViTForImageClassification(tiny_config(**VARIATIONS[name], **fields))).eval()
+
+
+def tokens_of_last_mlp(model: Any, images: torch.Tensor, **options: Any) -> int:
+    """Return how many tokens of an image the last block's last layer sees, without a hook."""
+    seen: list[int] = []
+
+    class Counting(nn.Identity):
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            seen.append(hidden_states.shape[1])
+            return hidden_states
+
+    model.vit.layernorm = nn.Sequential(model.vit.layernorm, Counting())
+    model(images, **options)
+    model.vit.layernorm = model.vit.layernorm[0]
+    return seen[0]
+
+
+# The attention that is used where none is asked for
+
+
+def test_the_fastest_attention_is_used_where_none_is_asked_for() -> None:
+    assert build().config._attn_implementation == FASTEST
+    assert build(attn_implementation="sdpa").config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("name", sorted(VARIATIONS))
+def test_in_float32_it_is_sdpa_to_the_last_bit(name: str) -> None:
+    assert torch.equal(build(name)(pixels()).logits, build(name, attn_implementation="sdpa")(pixels()).logits)
+
+
+@pytest.mark.parametrize("name", ["plain", "differential", "rms_per_head", "wide_heads"])
+def test_in_bfloat16_it_is_as_near_to_float32_as_the_products_written_down(name: str) -> None:
+    expected = build(name)(pixels()).logits
+    found = {
+        attention: difference(build(name, attn_implementation=attention).bfloat16()(pixels()).logits.float(), expected)
+        for attention in (FASTEST, "eager")
+    }
+    assert max(found.values()) < 0.03, found  # 8 bits of mantissa, over three blocks
+
+
+def test_long_images_leave_the_products() -> None:
+    side = 8 * 33  # 33 x 32 patches and the class token
+    assert LONGEST_PRODUCTS < 33 * 32 + 1
+    images = pixels(1, side, 14 * 32).bfloat16()
+    fastest, fused = build().bfloat16(), build(attn_implementation="sdpa").bfloat16()
+    assert torch.equal(fastest(images).logits, fused(images).logits)
+    assert not torch.equal(fastest(images[..., :56]).logits, fused(images[..., :56]).logits)
+
+
+# The last block computes what the head reads
+
+
+@pytest.mark.parametrize("name", OF_CLASS_TOKEN)
+def test_training_computes_only_what_the_head_reads_with_the_same_logits_and_gradients(name: str) -> None:
+    model = build(name).train()
+    prefix = 1 + model.config.use_distillation_token
+    results = []
+    for options in ({}, {"output_hidden_states": True}):
+        model.zero_grad()
+        images = pixels().requires_grad_()
+        logits = model(images, **options).logits
+        logits.square().sum().backward()
+        gradients = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+        results.append((logits.detach(), images.grad, gradients))
+    (logits, image, gradients), (expected, expected_image, expected_gradients) = results
+    assert difference(logits, expected) < REORDERED
+    assert difference(image, expected_image) < REORDERED
+    assert gradients.keys() == expected_gradients.keys()
+    largest = max(gradient.abs().max() for gradient in expected_gradients.values())
+    for key, gradient in gradients.items():
+        assert (gradient - expected_gradients[key]).abs().max() < REORDERED * largest, key
+    assert tokens_of_last_mlp(model, pixels()) == prefix
+    patches = math.prod(model.config.grid_size)
+    assert tokens_of_last_mlp(model, pixels(), output_hidden_states=True) == patches + model.config.num_prefix_tokens
+
+
+def test_evaluation_in_float32_computes_every_token() -> None:
+    model = build()
+    assert tokens_of_last_mlp(model, pixels()) == 13
+    assert tokens_of_last_mlp(model.bfloat16(), pixels()) == 1
+
+
+@pytest.mark.parametrize("name", ["mean", "cls_mean", "map", "prr", "no_pooling"])
+def test_other_poolings_read_every_token(name: str) -> None:
+    model = build(name).train()
+    assert tokens_of_last_mlp(model, pixels()) == 12 + model.config.num_prefix_tokens
+
+
+@pytest.mark.parametrize("output", ["output_hidden_states", "output_attentions"])
+@pytest.mark.parametrize("by_config", [False, True])
+def test_what_is_asked_for_is_computed_for_every_token(output: str, by_config: bool) -> None:
+    model = build(attn_implementation="eager").train()
+    setattr(model.config, output, by_config)
+    found = model(pixels()) if by_config else model(pixels(), **{output: True})
+    last = found.hidden_states[-1] if output == "output_hidden_states" else found.attentions[-1][:, 0]
+    assert last.shape[1] == 13
+
+
+@pytest.mark.parametrize("watched", ["vit", "vit.layers.2", "vit.layers.2.mlp.fc1", "vit.layernorm"])
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
+def test_a_hook_sees_every_token(watched: str, register: str) -> None:
+    model = build().train()
+    shapes: list[Any] = []
+
+    def look(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        tensor = outputs.last_hidden_state if watched == "vit" else outputs[0] if type(outputs) is tuple else outputs
+        shapes.append(tensor.shape[1])
+
+    if watched == "vit" and register == "register_full_backward_hook":
+        pytest.skip("torch hooks into the gradients of tensors, and this module gives a dataclass")
+    getattr(model.get_submodule(watched), register)(look)
+    model(pixels()).logits.sum().backward()
+    assert shapes == [13]

@@ -1,0 +1,141 @@
+"""A model prepared for inference: its logits, what it gives up, and that its origin stays as it was."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import plain_vit
+from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViTForMaskedImageModeling, PlainViTModel
+from plain_vit.errors import PreparedModelError
+from plain_vit.inference import JoinedAttention, PackedLinear, prepare_for_inference
+from plain_vit.layers_plain_vit import LayerScale
+from tests.conftest import randomize_
+from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+
+REORDERED = 1e-5  # sums are taken in another order, gains are multiplied in before
+
+
+def build(name: str = "plain", kind: Any = PlainViTForImageClassification, **fields: Any) -> Any:
+    """Return a model in evaluation mode whose every parameter differs."""
+    return randomize_(kind(tiny_config(**{**VARIATIONS[name], **fields}))).eval()
+
+
+def first(outputs: Any) -> torch.Tensor:
+    """Return the first tensor of an output."""
+    value = outputs.to_tuple()[0]
+    return value if isinstance(value, torch.Tensor) else value[0]
+
+
+@pytest.mark.parametrize("name", sorted(VARIATIONS))
+def test_in_float32_the_logits_stay_within_rounding(name: str) -> None:
+    model = build(name)
+    prepared = prepare_for_inference(model)
+    with torch.no_grad():
+        for images in (pixels(), pixels(3), pixels(1, 40, 28) if name != "truncate" else pixels(1)):
+            assert difference(prepared(images).logits, model(images).logits) < REORDERED
+
+
+@pytest.mark.parametrize("name", sorted(VARIATIONS))
+def test_in_bfloat16_they_are_as_near_to_float32_as_the_model_in_bfloat16(name: str) -> None:
+    model = build(name)
+    with torch.no_grad():
+        expected = model(pixels()).logits
+        plain = difference(copy.deepcopy(model).bfloat16()(pixels()).logits.float(), expected)
+    logits = prepare_for_inference(model, dtype=torch.bfloat16)(pixels()).logits
+    assert logits.dtype == torch.bfloat16
+    assert difference(logits.float(), expected) < max(2 * plain, 0.02)  # 8 bits of mantissa, over three blocks
+
+
+@pytest.mark.parametrize("kind", [PlainViTModel, PlainViTForMaskedImageModeling, PlainViTBackbone])
+@pytest.mark.parametrize("name", ["mask_token", "branches", "swiglu", "map"])
+def test_every_kind_of_model_is_prepared(kind: Any, name: str) -> None:
+    model = build(name, kind, use_mask_token=True)
+    prepared = prepare_for_inference(model)
+    assert isinstance(prepared, kind)
+    with torch.no_grad():
+        assert difference(first(prepared(pixels())), first(model(pixels()))) < REORDERED
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_pytorch_tanh", "relu", "silu"])
+def test_activations_inside_and_outside_the_product(activation: str) -> None:
+    model = build(hidden_act=activation)
+    with torch.no_grad():
+        assert difference(prepare_for_inference(model)(pixels()).logits, model(pixels()).logits) < REORDERED
+
+
+@pytest.mark.parametrize("name", ["plain", "swiglu_packed", "parallel", "branches", "map"])
+def test_every_dense_layer_is_packed_and_every_gain_folded(name: str) -> None:
+    prepared = prepare_for_inference(build(name))
+    kinds = [type(module) for module in prepared.modules()]
+    assert torch.nn.Linear not in kinds
+    assert LayerScale not in kinds
+    assert kinds.count(JoinedAttention) == 2 * prepared.config.num_branches
+    assert PackedLinear in kinds
+
+
+def test_a_gain_without_a_dense_layer_before_it_stays() -> None:
+    model = build("no_projection", layer_scale_init_value=0.3)
+    prepared = prepare_for_inference(model)
+    assert sum(isinstance(module, LayerScale) for module in prepared.modules()) == 3
+    with torch.no_grad():
+        assert difference(prepared(pixels()).logits, model(pixels()).logits) < REORDERED
+
+
+@pytest.mark.parametrize("name", ["plain", "parallel", "deit"])
+def test_hidden_states_and_attentions_are_still_given(name: str) -> None:
+    model = build(name)
+    with torch.no_grad():
+        found, expected = (
+            one(pixels(), output_hidden_states=True, output_attentions=True)
+            for one in (prepare_for_inference(model), model)
+        )
+    for kind in ("hidden_states", "attentions"):
+        for ours, theirs in zip(found[kind], expected[kind], strict=True):
+            assert difference(ours, theirs) < REORDERED
+
+
+def test_the_model_itself_stays_as_it_is() -> None:
+    model = build("parallel").train()
+    before = copy.deepcopy(model.state_dict())
+    prepared = prepare_for_inference(model, dtype=torch.bfloat16)
+    assert model.training
+    assert not prepared.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(parameter.requires_grad for parameter in prepared.parameters())
+    assert type(model) is PlainViTForImageClassification
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[key]), key
+
+
+def test_what_a_prepared_model_cannot_is_refused(tmp_path: Path) -> None:
+    prepared = prepare_for_inference(build())
+    with pytest.raises(PreparedModelError, match="train the one"):
+        prepared.train()
+    with pytest.raises(PreparedModelError, match="save the one"):
+        prepared.save_pretrained(tmp_path)
+    for change in (prepared.bfloat16, prepared.float, lambda: prepared.to("meta")):
+        with pytest.raises(PreparedModelError, match="move or cast the one"):
+            change()
+    with pytest.raises(PreparedModelError, match="prepared already"):
+        prepare_for_inference(prepared)
+    with pytest.raises(PreparedModelError, match="Linear is no plain ViT"):
+        prepare_for_inference(torch.nn.Linear(2, 3))  # type: ignore[type-var]
+    assert prepared.eval() is prepared
+    assert not prepared(pixels().requires_grad_()).logits.requires_grad
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_a_public_name() -> None:
+    assert plain_vit.prepare_for_inference is prepare_for_inference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "parallel", "map"])
+def test_compiled_the_logits_stay_within_rounding(name: str) -> None:
+    model = build(name)
+    prepared = prepare_for_inference(model, compile=True, batch_size=2)
+    with torch.no_grad():
+        assert difference(prepared(pixels()).logits, model(pixels()).logits) < REORDERED
