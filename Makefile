@@ -6,6 +6,7 @@ UV := $(BIN)/uv
 INSTALLED := $(VENV)/.installed
 PEERS := .peers/.installed
 FLOORS := .venv-floors
+SPACE := .venv-space
 
 # The first interpreter that is new enough and can make virtual environments.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
@@ -14,7 +15,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-floors table bench quality style wheel clean
+.PHONY: help install demo test test-all test-floors space test-space table bench quality style wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +42,12 @@ table: $(INSTALLED) $(PEERS) ## measure every source that opens and write docs/w
 bench: $(INSTALLED) ## measure converting and opening a ViT-L beside copying it and beside transformers; needs 12 GB of disk
 	$(BIN)/python -m benchmarks.bench_convert --turns 3
 	$(BIN)/python -m benchmarks.bench_load --turns 3
+
+space: $(SPACE)/.installed ## open the demo in the browser: http://127.0.0.1:7860
+	$(SPACE)/bin/python examples/space/app.py
+
+test-space: $(SPACE)/.installed ## try that demo in a headless Chromium, where there is one
+	$(SPACE)/bin/python -m pytest tests/test_space.py
 
 quality: $(INSTALLED) ## check style and types
 	$(BIN)/ruff check .
@@ -79,6 +86,11 @@ $(FLOORS)/.installed: setup.py Makefile
 	rm -rf $(FLOORS)  # or what is installed already would stay where it is newer
 	$(call make_venv,$(FLOORS))
 	$(FLOORS)/bin/uv pip install --compile-bytecode --python $(FLOORS)/bin/python --resolution lowest-direct --editable '.[train,analysis,test]'
+	touch $@
+
+$(SPACE)/.installed: setup.py Makefile
+	$(call make_venv,$(SPACE))
+	$(SPACE)/bin/uv pip install --compile-bytecode --python $(SPACE)/bin/python --editable '.[space]'
 	touch $@
 
 # Each old release in a folder of its own, .peers/vit_pytorch-VERSION: tests/peers.py imports them beside today's.

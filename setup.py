@@ -52,9 +52,11 @@ EXTRAS = {
         "setuptools>=80",
         "twine>=6.2",
     ],
+    "space": ["gradio>=6.0", "matplotlib>=3.10", "playwright>=1.55", "pytest>=9.0", "hypothesis>=6.140"],
     "quality": ["ruff>=0.14", "mypy>=1.19"],
 }
-EXTRAS["dev"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
+# The Space has an environment of its own: gradio holds Pillow back.
+EXTRAS["dev"] = sorted({requirement for name, extra in EXTRAS.items() if name != "space" for requirement in extra})
 
 
 def read_version() -> str:

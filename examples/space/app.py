@@ -1,0 +1,113 @@
+"""A demo in the browser: classify an image, see where the model looks, compare two checkpoints.
+
+    python examples/space/app.py                   the shipped checkpoint, and the same model before its training
+    python examples/space/app.py FOLDER user/name  models of one's own: folders of plain-vit, or ids on the Hub
+
+As a Space on the Hub it takes the models from the variable MODELS, separated by blanks; README.md says how to make one.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from transformers import PreTrainedModel
+
+from plain_vit import PlainViTForImageClassification
+from plain_vit.analysis import attention_maps, attention_rollout, displayable, predict
+from plain_vit.analysis.plots import plot_maps_over_images
+from plain_vit.conversion import from_checkpoint
+from plain_vit.errors import PlainViTError
+
+HERE = Path(__file__).parent
+SHIPPED = HERE.parent / "checkpoints" / "glyphs_vit.pt"
+SHIPPED_LABELS = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"  # of the rendered characters that it was trained on
+NOTHING = "nothing"
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A model with what prepares its pixels."""
+
+    model: PreTrainedModel
+    image_processor: Any
+
+    def look(self, image: Image.Image, layer: int) -> tuple[dict[str, float], Figure]:
+        """Return the most likely labels with their probabilities, and the attention over the image."""
+        pixels = self.image_processor(image, return_tensors="pt")
+        (probabilities,) = predict(self.model, pixels)
+        names: Any = self.model.config.id2label
+        likely = {names[int(i)]: float(probabilities[i]) for i in np.argsort(-probabilities)[:TOP]}
+        if layer == 0:
+            maps, meaning = attention_rollout(self.model, pixels), "rollout through all layers"
+        else:
+            heads = attention_maps(self.model, pixels, layers=layer - 1)  # B, 1, heads, h, w
+            maps, meaning = heads[:, 0].mean(axis=1), f"attention in layer {layer}"
+        return likely, plot_maps_over_images(displayable(pixels, self.image_processor), maps, meaning=meaning)
+
+
+def load_models(sources: Sequence[str]) -> dict[str, Shown]:
+    """Open the models that are named, or else the shipped one and what it was before its training."""
+    if sources:
+        opened = {source: from_checkpoint(source) for source in sources}
+        return {source: Shown(converted.model, converted.image_processor) for source, converted in opened.items()}
+    trained = from_checkpoint(SHIPPED, num_attention_heads=4, id2label=list(SHIPPED_LABELS))
+    config: Any = trained.model.config
+    torch.manual_seed(0)
+    untrained = PlainViTForImageClassification(config).eval()
+    return {
+        "shipped checkpoint": Shown(trained.model, trained.image_processor),
+        "before its training": Shown(untrained, trained.image_processor),
+    }
+
+
+def build(models: dict[str, Shown]) -> gr.Blocks:
+    """Return the page.
+
+    Args:
+        models: By the names that the page shows.
+    """
+    names = list(models)
+
+    def look(image: Image.Image | None, first: str, second: str, layer: int) -> list[Any]:
+        if image is None:
+            raise gr.Error("Give an image first.")
+        answers: list[Any] = []
+        for name in (first, second):
+            try:
+                answers += [None, None] if name == NOTHING else models[name].look(image, int(layer))
+            except PlainViTError as error:
+                raise gr.Error(str(error)) from error
+        return answers
+
+    depth = min(shown.model.config.num_hidden_layers for shown in models.values())
+    with gr.Blocks(title="plain-vit", analytics_enabled=False) as page:
+        gr.Markdown("# Where a Vision Transformer looks")
+        with gr.Row():
+            with gr.Column():
+                image = gr.Image(type="pil", label="Image", height=260)
+                gr.Examples([str(path) for path in sorted((HERE / "images").glob("*.png"))], image)
+            with gr.Column():
+                first = gr.Dropdown(names, value=names[0], label="Model")
+                second = gr.Dropdown([NOTHING, *names], value=names[-1] if names[1:] else NOTHING, label="Compare with")
+                layer = gr.Slider(0, depth, value=0, step=1, label="Attention in layer (0: rollout through all)")
+                button = gr.Button("Look", variant="primary")
+        with gr.Row():
+            outputs: list[Any] = []
+            for title in ("Model", "Compared with"):
+                with gr.Column():
+                    outputs += [gr.Label(num_top_classes=TOP, label=title), gr.Plot(label=f"{title}: attention")]
+        button.click(look, [image, first, second, layer], outputs, api_name="look")
+    return page
+
+
+if __name__ == "__main__":
+    build(load_models(sys.argv[1:] or os.environ.get("MODELS", "").split())).launch()
