@@ -398,14 +398,16 @@ def test_image_that_cannot_be_read_is_named_by_every_script(evaluation, pretrain
         for number, image in enumerate(load_splits("digits")[split]["image"][:20]):
             (tmp_path / "images" / split / str(number % 10)).mkdir(parents=True, exist_ok=True)
             image.save(tmp_path / "images" / split / str(number % 10) / f"{number}.png")
-        (tmp_path / "images" / split / "4" / "4.png").write_bytes(b"no image")
+        (tmp_path / "images" / split / "4" / "14.png").write_bytes(b"no image")
     options = {"model": str(classifier), "dataset": str(tmp_path / "images")}
-    with pytest.raises(DataError, match="cannot be read: .*test/4/4.png"):
+    with pytest.raises(DataError, match="cannot be read: .*test/4/14.png"):
         evaluation.evaluate(evaluation.EvaluateArguments(**options))
-    with pytest.raises(DataError, match="cannot be read: .*train/4/4.png"):
+    with pytest.raises(DataError, match="cannot be read: .*train/4/14.png"):
         pretraining.pretrain(pretraining.PretrainArguments(
             **options, output_dir=str(tmp_path / "run"), epochs=1.0, batch_size=2, validation_fraction=0.1
         ))  # fmt: skip
     finetuning = open_script("finetune_image_classification")
-    with pytest.raises(DataError, match="cannot be read: .*test/4/4.png"):  # by the first snapshot
+    with pytest.raises(
+        DataError, match="cannot be read: .*test/4/14.png"
+    ):  # the first of its class, which the first snapshot looks at
         finetuning.finetune(finetuning.FinetuneArguments(**options, output_dir=str(tmp_path / "tuned"), steps=1))
