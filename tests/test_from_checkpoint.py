@@ -182,6 +182,33 @@ def test_reference_that_settles_nothing_says_so(tmp_path: Path) -> None:
     assert set(caught.value.candidates) == {"num_attention_heads"}
 
 
+@pytest.mark.parametrize("told", [{}, {"layer_norm_eps": 1e-3}])
+def test_reference_of_another_epsilon_is_noted_until_it_is_told(told: dict[str, float], tmp_path: Path) -> None:
+    theirs, images = small(), torch.randn(2, 3, 15, 28)
+    for module in theirs.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e-3
+    path = saved(theirs.state_dict(), tmp_path)
+    reference = (images, logits(theirs, images))
+    converted = from_checkpoint(path, patch_size=(5, 7), image_size=(15, 28), **told, reference=reference)
+    assert converted.report.config.num_attention_heads == 3  # found all the same
+    assert any("try layer_norm_eps=" in note for note in converted.report.notes) == (not told)
+
+
+def test_reference_finds_the_clearly_nearest_of_several_ways_within_its_tolerance(tmp_path: Path) -> None:
+    theirs, images = small(depth=1), torch.randn(2, 3, 15, 28)
+    with torch.no_grad():
+        theirs.get_submodule("transformer.layers.0.0.to_out.0").weight.mul_(1e-3)  # heads hardly matter
+    path = saved(theirs.state_dict(), tmp_path)
+    reference = (images, logits(theirs, images))
+    converted = from_checkpoint(path, patch_size=(5, 7), image_size=(15, 28), pooling="cls", reference=reference)
+    assert converted.report.config.num_attention_heads == 3
+    wrong = from_checkpoint(path, **{**SAID, "num_attention_heads": 6}).model
+    off = (logits(wrong, images) - reference[1]).abs().max() / reference[1].abs().max()
+    assert 1e-5 < off < 1e-3
+    assert not any("reference" in note for note in converted.report.notes)
+
+
 # Wrappers
 
 
