@@ -210,9 +210,10 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         plan.watched,
         data.label_names,
         image_processor,
-        every=arguments.picture_every if arguments.report and not arguments.shard else 0,
+        every=arguments.picture_every if arguments.report else 0,
         epochs=plan.epochs,
         total_steps=plan.total_steps,
+        sharded=arguments.shard,
         accelerator=accelerator,
     )
 
