@@ -52,6 +52,7 @@ class Snapshots:
         every: Epochs between snapshots; 0 takes none.
         epochs: Of the run.
         total_steps: Of the run.
+        sharded: No process holds a whole model, so nobody can look.
         accelerator: Only its main process looks.
     """
 
@@ -65,12 +66,13 @@ class Snapshots:
         every: float,
         epochs: float,
         total_steps: int,
+        sharded: bool,
         accelerator: Accelerator,
     ) -> None:
         self.folder, self.image_processor = folder, image_processor
         self.epochs, self.total_steps = epochs, total_steps
         self.asked = every > 0
-        self.sharded = accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+        self.sharded = sharded or accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
         marks = np.arange(0, epochs, every) if self.asked and not self.sharded else np.array([])
         steps = {round(float(mark) / epochs * total_steps) for mark in marks}
         self.steps = frozenset(steps | {total_steps}) if steps else frozenset()
