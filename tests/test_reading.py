@@ -384,3 +384,18 @@ def test_values_are_checked_in_every_floating_dtype(dtype: torch.dtype) -> None:
     tensor.view(torch.uint8)[0, : tensor.dtype.itemsize] = 0xFF
     with pytest.raises(CheckpointError, match="'a' holds NaN"):
         check_values({"a": tensor})
+
+
+@pytest.mark.parametrize("start", [b"PK", b"\x80", b"<", b"{", b"\x1f\x8b", b"\x93N"])
+def test_a_safetensors_header_may_be_as_long_as_any_other_beginning_reads(start: bytes, tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}, separators=(",", ":")).encode()
+    length = int.from_bytes(start, "little")
+    assert length > len(header)
+    values = torch.tensor([2.0, 3.0, 5.0])
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + header.ljust(length) + values.numpy().tobytes())
+    assert path.read_bytes().startswith(start)
+    checkpoint = read_checkpoint(path)
+    assert checkpoint.kind == "safetensors"
+    assert torch.equal(checkpoint.tensors["a"], values)
+    assert torch.equal(checkpoint.tensors.mapped()["a"], values)
