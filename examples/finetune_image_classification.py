@@ -43,7 +43,7 @@ from plain_vit.training.arguments import (
     OptimizationOptions,
     RunOptions,
     as_yaml,
-    check_alternatives,
+    check_options,
     parse_arguments,
 )
 from plain_vit.training.data import ImageClassificationData, load_classification_data
@@ -187,7 +187,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         model.compile()
     sharded = None
     if arguments.shard:
-        model = shard(model, accelerator)
+        shard(model, accelerator)
         optimizer = AcceleratedOptimizer(optimizer_of(model), device_placement=False)
         if average is not None:
             shard(average.module, accelerator)
@@ -510,7 +510,7 @@ class Plan:
 
 def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, processes: int) -> Plan:
     """Count the steps and divide each among the processes."""
-    check_alternatives(arguments)
+    check_options(arguments)
     parts = processes * arguments.gradient_accumulation_steps
     if arguments.batch_size % parts:
         raise TrainingError(
@@ -534,6 +534,11 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
     epochs = total_steps * arguments.batch_size / data.train_images
     evaluations = arguments.evaluations or max(1, round(epochs))
     evaluation_steps = frozenset(math.ceil(total_steps * (count + 1) / evaluations) for count in range(evaluations))
+    if arguments.warmup_steps is not None and arguments.warmup_steps > total_steps:
+        raise TrainingError(
+            f"The warm-up takes {arguments.warmup_steps} steps, the run {total_steps}: give --warmup_steps or "
+            "--warmup_fraction."
+        )
     every, warmup = arguments.checkpoint_every, arguments.warmup_steps
     return Plan(
         total_steps=total_steps,

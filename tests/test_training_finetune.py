@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from accelerate import Accelerator
+from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, pipeline
 
@@ -92,6 +93,7 @@ HARD = {
     "dataset": "digits", "shots_per_class": 7, "steps": 40, "batch_size": 12, "gradient_accumulation_steps": 2,
     "evaluations": 3, "log_every": 3, "checkpoint_every": 4, "ema_decay": 0.9, "mixup": 0.4, "cutmix": 0.7,
     "augmentation": "affine", "crop_scale": 0.7, "horizontal_flip": 0.5, "layer_decay": 0.8, "validation_fraction": 0.1,
+    "loss": "bce", "class_balance": "sampler", "freeze": "1", "gradient_checkpointing": True, "random_erasing": 0.3,
 }  # fmt: skip
 
 
@@ -114,7 +116,7 @@ def test_killed_run_goes_on_to_the_same_bits(launcher, changes, model_folder, tm
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     options = {"model": model_folder, **HARD, **changes}
     if "streaming" in changes:
-        del options["shots_per_class"]
+        del options["shots_per_class"], options["class_balance"]
     launch(launcher, output_dir=whole, **options)
 
     process = start(launcher, output_dir=killed, **options)
@@ -286,6 +288,11 @@ def test_bad_input_is_refused_before_anything_is_written(model_folder, tmp_path,
         ({"model": "vit-tiny-patch16-224"}, TrainingError, "--from_scratch"),
         ({"ema_decay": 1.5}, TrainingError, "ema_decay is 1.5"),
         ({"resume": True}, TrainingError, "holds no run"),
+        ({"steps": 0}, TrainingError, "steps is 0"),
+        ({"warmup_steps": 8}, TrainingError, "The warm-up takes 8 steps, the run 7"),
+        ({"freeze": ["5"]}, TrainingError, "5 blocks cannot be frozen"),
+        ({"optimizer": "sdg"}, TrainingError, "no optimizer 'sdg'"),
+        ({"teacher": str(model_folder)}, TrainingError, "does not know the classes"),
     ):
         with pytest.raises(error, match=message):
             script.finetune(script.FinetuneArguments(**{**good, **changed}))
@@ -302,6 +309,27 @@ def test_folder_that_is_not_empty_or_of_another_run_is_refused(model_folder, tmp
     with pytest.raises(TrainingError, match=r"learning_rate \(was 0\.001, is 0\.1\)"):
         script.finetune(script.FinetuneArguments(**good, resume=True, learning_rate=0.1))
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_resume_with_other_data_is_refused(model_folder, tmp_path, script):
+    digits = load_splits("digits")["test"]
+    good = {**SHORT, "model": str(model_folder), "output_dir": str(tmp_path / "run"), "dataset": str(tmp_path / "set"),
+            "shots_per_class": None, "validation_fraction": 0.2, "report": False}  # fmt: skip
+    digits.save_to_disk(str(tmp_path / "set"))
+    script.finetune(script.FinetuneArguments(**good))
+    shutil.rmtree(tmp_path / "set")
+    digits.select(range(len(digits))[::-1]).save_to_disk(str(tmp_path / "set"))
+    with pytest.raises(TrainingError, match="differs in training labels"):
+        script.finetune(script.FinetuneArguments(**good, resume=True))
+
+
+@pytest.mark.parametrize("file", sorted((SCRIPT.parent / "accelerate").glob("*.yaml")), ids=lambda file: file.stem)
+def test_config_files_of_accelerate_are_read_by_it_and_say_whether_they_were_run(file):
+    config = load_config_from_file(str(file))
+    assert config.num_processes >= 2
+    head = "".join(line for line in file.read_text().splitlines(keepends=True) if line.startswith("#"))
+    assert ("Run: tests/" in head) != ("Not run here" in head)
+    assert f"--config_file examples/accelerate/{file.name}" in head
 
 
 def test_script_ends_with_one_line_and_the_exit_code_of_the_error(model_folder, tmp_path, script, capsys, monkeypatch):

@@ -33,7 +33,7 @@ from plain_vit.training.arguments import (
     OptimizationOptions,
     RunOptions,
     as_yaml,
-    check_alternatives,
+    check_options,
     parse_arguments,
 )
 from plain_vit.training.images import ShuffledStream, input_size, training_transform
@@ -86,7 +86,7 @@ def test_every_recipe_sets_options_that_exist_to_values_they_take(name):
     arguments = parse(*NEEDED, "--recipe", name)
     for option, value in recipe.options.items():
         assert getattr(arguments, option) == value
-    check_alternatives(arguments)
+    check_options(arguments)
 
 
 def test_recipe_is_overridden_by_what_is_given_wherever_it_stands():
@@ -106,7 +106,24 @@ def test_epochs_take_the_place_of_the_steps_of_a_recipe_and_the_other_way_round(
     assert (arguments.warmup_steps, arguments.warmup_fraction) == (None, 0.5)
     assert parse(*NEEDED, "--recipe", "simplevit", "--steps", 9).epochs is None
     with pytest.raises(TrainingError, match="Both steps .9. and epochs .3."):
-        check_alternatives(parse(*NEEDED, "--steps", 9, "--epochs", 3))
+        check_options(parse(*NEEDED, "--steps", 9, "--epochs", 3))
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("--steps", 0), "steps is 0: expected 1 or more"),
+        (("--label_smoothing", 1.5), "label_smoothing is 1.5: expected 0 to 1"),
+        (("--crop_scale", 0), "crop_scale is 0.0: expected more|crop_scale is 0: expected more"),
+        (("--distillation", "hard"), "Without teacher nothing comes of distillation"),
+        (("--lora_targets", "fc1"), "Without lora_rank nothing comes of lora_targets"),
+        (("--stream_images", 3), "Without streaming nothing comes of stream_images"),
+    ],
+)
+def test_numbers_that_cannot_be_and_options_without_effect_are_refused(words, message):
+    check_options(parse(*NEEDED))
+    with pytest.raises(TrainingError, match=message):
+        check_options(parse(*NEEDED, *words))
 
 
 def test_options_written_to_a_file_are_read_back_and_overridden(tmp_path):

@@ -1,6 +1,7 @@
 """The options of the training scripts: in groups, from the command line, from a file and from recipes."""
 
 import dataclasses
+import math
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
@@ -256,11 +257,54 @@ def as_yaml(arguments: Any) -> str:
     return yaml.safe_dump(values, sort_keys=False)
 
 
-def check_alternatives(arguments: Any) -> None:
-    """Refuse two ways of saying the same.
+# What numbers may be: the lowest and the highest value.
+RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(
+        ("steps", "batch_size", "gradient_accumulation_steps", "evaluations", "eval_batch_size", "log_every",
+         "checkpoint_every", "early_stopping", "lora_rank", "lora_alpha", "stream_images", "stream_buffer",
+         "resize_to"),
+        (1, math.inf),
+    ),
+    **dict.fromkeys(
+        ("epochs", "learning_rate", "weight_decay", "layer_decay", "warmup_steps", "max_grad_norm", "checkpoints_kept",
+         "num_workers", "mixup", "cutmix", "augmentation_layers", "distillation_temperature"),
+        (0, math.inf),
+    ),
+    **dict.fromkeys(
+        ("warmup_fraction", "label_smoothing", "crop_scale", "horizontal_flip", "random_erasing",
+         "distillation_weight", "momentum"),
+        (0, 1),
+    ),
+    "magnitude": (0, 30),
+}  # fmt: skip
+# Options that mean something beside another one only.
+COMPANIONS = {
+    "teacher": ("distillation", "distillation_weight", "distillation_temperature"),
+    "lora_rank": ("lora_alpha", "lora_targets"),
+    "streaming": ("stream_images", "stream_buffer"),
+}
+
+
+def check_options(arguments: Any) -> None:
+    """Refuse numbers that cannot be, two ways of saying the same, and options that would do nothing.
 
     Raises:
-        TrainingError: Both are given.
+        TrainingError: There are some.
     """
+    for name, (low, high) in RANGES.items():
+        value = getattr(arguments, name, None)  # not every script has every option
+        if value is not None and not low <= value <= high:
+            expected = f"{low} to {high}" if high < math.inf else f"{low} or more"
+            raise TrainingError(f"{name} is {value}: expected {expected}.")
+    for name in ("epochs", "crop_scale", "distillation_temperature"):
+        if getattr(arguments, name, None) == 0:
+            raise TrainingError(f"{name} is 0: expected more.")
     if arguments.steps is not None and arguments.epochs is not None:
         raise TrainingError(f"Both steps ({arguments.steps}) and epochs ({arguments.epochs:g}) are given: give one.")
+    defaults = {each.name: each.default for each in dataclasses.fields(arguments)}
+    for name, companions in ((name, each) for name, each in COMPANIONS.items() if name in defaults):
+        useless = [each for each in companions if getattr(arguments, each) not in (defaults[each], [])]
+        if not getattr(arguments, name) and useless:
+            raise TrainingError(
+                f"Without {name} nothing comes of {', '.join(useless)}: leave that out, or give --{name}."
+            )

@@ -202,5 +202,8 @@ def average_of(model: nn.Module, decay: float, accelerator: Accelerator) -> Aver
     if not 0 <= decay < 1:
         raise TrainingError(f"ema_decay is {decay}: expected at least 0 and less than 1, such as 0.999.")
     if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-        raise TrainingError("No moving average is kept of sharded weights: leave out --ema_decay, or do not shard.")
+        raise TrainingError(
+            "No moving average is kept of weights that Accelerate divides: leave out --ema_decay, or let --shard "
+            "divide them, without FSDP or DeepSpeed in the config file."
+        )
     return AveragedModel(model, device=accelerator.device, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=False)

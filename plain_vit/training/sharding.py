@@ -28,7 +28,7 @@ from plain_vit.errors import TrainingError
 FOLDER = "sharded"  # in a checkpoint
 
 
-def shard(model: nn.Module, accelerator: Accelerator) -> nn.Module:
+def shard(model: nn.Module, accelerator: Accelerator) -> None:
     """Divide a model among all processes: each block gathers its weights when it is its turn.
 
     Args:
@@ -45,14 +45,15 @@ def shard(model: nn.Module, accelerator: Accelerator) -> nn.Module:
     if not found:
         raise TrainingError(f"{type(model).__name__} does not say what its blocks are: leave out --shard.")
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    low = accelerator.mixed_precision == "bf16"
-    policy = MixedPrecisionPolicy(**({"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if low else {}))
+    policy = MixedPrecisionPolicy()
+    if accelerator.mixed_precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model.to(accelerator.device)
     for block in found:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     # What stands outside of the blocks is divided again after each forward pass too: an evaluation has no backward
     # pass, and checkpoints and averages are made of parts.
-    return fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
 
 
 def held_here(model: nn.Module) -> tuple[int, int]:
