@@ -233,6 +233,9 @@ def from_checkpoint(
 ) -> Converted:
     """Open a checkpoint of any known source as our model; nothing is guessed and nothing left out in silence.
 
+    Weights of a safetensors file are mapped, as transformers does it, and copied where they are changed; those of other
+    files are read.
+
     Args:
         source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt` or `.npz` file, a folder, or a Hub id. Our own folders
             open too, strictly.
