@@ -22,8 +22,8 @@ from tests.transformers_models import CASES, TOLERANCE, pixels_for, stage_differ
 
 pytestmark = pytest.mark.slow
 
-# transformers' root mean square is rounded to 8 bits before the gain, torch's after it; SigLIP's pooling head sums in
-# another order: as far apart as a few such roundings.
+# transformers' root mean square is rounded to 8 bits before the gain, torch's after it; SigLIP's pooling head, and the
+# convolution that decodes masked patches (here a dense layer), sum in another order: as far apart as a few roundings.
 BFLOAT16_REORDERED = 4e-2
 
 # How a class is told to take another size than its own; None where it takes none (MAE counts its patches, masked-image
@@ -48,7 +48,8 @@ def test_a_class_opens_with_equal_numbers_and_goes_back(case: str) -> None:
     rounded_model = from_module(halves)
     rounded_model.set_attn_implementation("sdpa")
     rounded = stage_differences(halves, rounded_model, pixels_for(halves).to(torch.bfloat16))
-    assert max(rounded.values()) <= (BFLOAT16_REORDERED if tolerance(case) else 0.0), rounded
+    reordered = BFLOAT16_REORDERED if tolerance(case) or "MaskedImage" in case else 0.0
+    assert max(rounded.values()) <= reordered, rounded
 
     resized = resized_difference(case)
     assert resized is None or resized <= TOLERANCE
