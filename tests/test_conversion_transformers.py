@@ -356,6 +356,13 @@ def test_a_config_that_plain_vit_cannot_follow_is_refused(
     assert "nothing" not in str(caught.value)
 
 
+def test_computed_positions_are_refused_by_their_setting(tmp_path: Path) -> None:
+    settings = {**_square(), "is_native": True}
+    transformers.Aimv2VisionModel(transformers.Aimv2VisionConfig(**settings)).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="is_native=True"):
+        from_checkpoint(tmp_path)
+
+
 def test_hints_that_config_json_answers_are_refused(folder: Callable[[str], Path]) -> None:
     with pytest.raises(CheckpointError, match="leave out num_attention_heads"):
         from_checkpoint(folder("ViTModel"), num_attention_heads=5)

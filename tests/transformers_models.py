@@ -48,7 +48,7 @@ CASES: dict[str, Callable[[], Any]] = {
         hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-5,
     ),
     "ViTForImageClassification, partial patches": _of(
-        "ViTForImageClassification", "ViTConfig", **{**OBLONG, "image_size": (29, 59)}, **LABELS
+        "ViTForImageClassification", "ViTConfig", **{**OBLONG, "image_size": (24, 59)}, **LABELS
     ),
     "ViTForMaskedImageModeling": _of("ViTForMaskedImageModeling", "ViTConfig", **SQUARE, encoder_stride=14),
     "DeiTModel": _of("DeiTModel", "DeiTConfig", **OBLONG),
@@ -68,7 +68,7 @@ CASES: dict[str, Callable[[], Any]] = {
         "Dinov2ForImageClassification", "Dinov2Config", **RATIO, **LABELS, mlp_ratio=3, use_mask_token=False
     ),
     "Dinov2ForImageClassification, SwiGLU": _of(
-        "Dinov2ForImageClassification", "Dinov2Config", **RATIO, **LABELS, use_swiglu_ffn=True
+        "Dinov2ForImageClassification", "Dinov2Config", **RATIO, **LABELS, use_swiglu_ffn=True, mlp_ratio=3
     ),
     "Dinov2Backbone": _of("Dinov2Backbone", "Dinov2Config", **RATIO, out_indices=[1, 3]),
     "Dinov2WithRegistersModel": _of("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", **RATIO),
