@@ -154,8 +154,9 @@ def processor_from_transformers(
     """
     with tempfile.TemporaryDirectory() as folder:
         for name, content in (("preprocessor_config.json", preprocessor_config), ("config.json", model_config)):
-            if content is not None:
-                Path(folder, name).write_text(json.dumps(dict(content)), encoding="utf-8")
+            if content is not None:  # without the names of code, which is never asked for
+                known = {key: value for key, value in content.items() if key != "auto_map"}
+                Path(folder, name).write_text(json.dumps(known), encoding="utf-8")
         try:
             return AutoImageProcessor.from_pretrained(folder, backend=backend, trust_remote_code=False)
         except (OSError, ValueError) as error:
@@ -163,7 +164,7 @@ def processor_from_transformers(
             raise CheckpointError(
                 f"preprocessor_config.json names the image processor {named}, config.json the model type "
                 f"{(model_config or {}).get('model_type')}: expected one of transformers or plain-vit; give the image "
-                "processor yourself"
+                f"processor yourself ({str(error).strip().partition(chr(10))[0]})"
             ) from error
 
 
