@@ -329,7 +329,7 @@ def _labels(config: PreTrainedConfig, num_labels: int) -> dict[str, Any]:
         return {}
     if config.num_labels != num_labels:
         raise CheckpointError(
-            f"config.json has {config.num_labels} labels, the classifier {num_labels}: correct the former"
+            f"the configuration has {config.num_labels} labels, the classifier {num_labels}: correct the former"
         )
     names = dict(config.id2label or {})  # the other way round is counted anew: files in the wild have texts as numbers
     return {
