@@ -33,7 +33,7 @@ from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import PlainViTError, TrainingError
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling, PlainViTModel
-from plain_vit.training.arguments import as_yaml, check_alternatives, option, parse_arguments
+from plain_vit.training.arguments import as_yaml, check_options, option, parse_arguments
 from plain_vit.training.data import load_images
 from plain_vit.training.images import ShuffledStream, randomness, training_transform
 from plain_vit.training.masking import CORRUPTIONS, CorruptedImages, Corruption, MaskedPrediction
@@ -109,7 +109,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
         What `results.json` gets: the loss, and where colours are predicted the accuracy, on the images watched.
     """
     start = time.perf_counter()
-    check_alternatives(arguments)
+    check_options(arguments)
     trackers = tracker_names(arguments.report_to)
     accumulation = arguments.gradient_accumulation_steps
     accelerator = start_accelerator(
@@ -160,6 +160,8 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     total_steps = arguments.steps or math.ceil(passes * len(train) / arguments.batch_size)
     epochs = total_steps * arguments.batch_size / len(train)
     warmup = round(0.1 * total_steps) if arguments.warmup_steps is None else arguments.warmup_steps
+    if warmup > total_steps:
+        raise TrainingError(f"The warm-up takes {warmup} steps, the run {total_steps}: give --warmup_steps.")
     evaluations = arguments.evaluations or max(1, round(epochs))
     evaluation_steps = frozenset(math.ceil(total_steps * (count + 1) / evaluations) for count in range(evaluations))
     every = arguments.checkpoint_every

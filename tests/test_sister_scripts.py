@@ -223,7 +223,7 @@ def test_patches_are_exchanged_whole():
 def test_loss_without_exchanged_patches_is_that_of_the_model(target):
     config = tiny_config(use_mask_token=True, reconstruction_target=target)
     model = randomize_(PlainViTForMaskedImageModeling(config)).eval()
-    pixels, masked = torch.randn(5, 3, 24, 56), torch.rand(5, 3, 4) < 0.5
+    pixels, masked = torch.randn(97, 3, 24, 56), torch.rand(97, 3, 4) < 0.5
     masked[:, 0, 0] = True
     loss, right = MaskedPrediction(model)(pixels, pixels, masked, masked)
     assert loss == model(pixels, bool_masked_pos=masked).loss
@@ -231,6 +231,11 @@ def test_loss_without_exchanged_patches_is_that_of_the_model(target):
     weights = masked.flatten(1).sum(dim=1) / masked.sum()
     torch.testing.assert_close((losses * weights).sum(), loss)
     assert rights.sum() == right
+    if target == "mean_color":
+        output = model(pixels, bool_masked_pos=masked)
+        found = output.color_logits.argmax(dim=-1) == model.decoder.colors(pixels).flatten(1)
+        assert right == found[masked.flatten(1)].sum()
+        assert right < found.sum()  # some patches that do not count are right too
 
 
 def test_patches_that_are_seen_are_predicted_too_but_others_do_not_count():
@@ -407,7 +412,6 @@ def test_image_that_cannot_be_read_is_named_by_every_script(evaluation, pretrain
             **options, output_dir=str(tmp_path / "run"), epochs=1.0, batch_size=2, validation_fraction=0.1
         ))  # fmt: skip
     finetuning = open_script("finetune_image_classification")
-    with pytest.raises(
-        DataError, match="cannot be read: .*test/4/14.png"
-    ):  # the first of its class, which the first snapshot looks at
+    # It is the first of its class, and looked at before the training.
+    with pytest.raises(DataError, match="cannot be read: .*test/4/14.png"):
         finetuning.finetune(finetuning.FinetuneArguments(**options, output_dir=str(tmp_path / "tuned"), steps=1))
