@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from plain_vit.errors import PlainViTError, TrainingError
+from plain_vit.hub import check_repository
 from plain_vit.model_card import ModelFacts
 from plain_vit.training.arguments import (
     AugmentationOptions,
@@ -67,7 +68,7 @@ from plain_vit.training.models import Teacher, as_saved, head_of, load_classifie
 from plain_vit.training.optimization import average_of, freeze, learning_rate_factor, make_optimizer, train_mode
 from plain_vit.training.processes import StopRequest, start_accelerator
 from plain_vit.training.progress import Progress
-from plain_vit.training.publishing import check_repository, publish, training_facts
+from plain_vit.training.publishing import publish, training_facts
 from plain_vit.training.report import environment, write_report
 from plain_vit.training.run import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
 from plain_vit.training.sharding import ShardedState, held_here, is_sharded, shard, whole_state

@@ -130,11 +130,13 @@ def convert(options: argparse.Namespace) -> None:
     """Write a Hugging Face folder, after the source's own package has confirmed the numbers."""
     from .conversion import convert_checkpoint
     from .conversion.writing import staged_folder
-    from .hub import push_folder
+    from .hub import check_repository, push_folder
     from .model_card import facts_of_conversion, write_card
 
     if options.out is None and options.push is None:
         options.refuse("say where to write: OUT, or --push REPO")
+    if options.push is not None:
+        check_repository(options.push)
     sources = [options.source] if Path(options.source).exists() else []
     with ExitStack() as temporary:
         out = options.out

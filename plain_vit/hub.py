@@ -125,12 +125,7 @@ def push_folder(
         HubError: There is no token, permission or network, or the repository was changed at the same time.
     """
     path = Path(folder).expanduser()
-    try:
-        huggingface_hub.utils.validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise HubError(f"{repo_id!r} cannot be the name of a repository: {error}") from None
-    if "/" not in repo_id:
-        raise HubError(f"{repo_id!r} names no owner: expected user/name.")
+    check_repository(repo_id, token, needs_token=not dry_run)
     if not path.is_dir():
         raise CheckpointError(f"{path} is no folder: give the folder of a saved model.")
     checkpoint = read_checkpoint(path)
@@ -153,8 +148,6 @@ def push_folder(
 
     api = HfApi(token=token, library_name="plain-vit")
     with _clear_errors(repo_id):
-        if token is None and huggingface_hub.get_token() is None:
-            raise HubError("There is no token: run `hf auth login`, or set HF_TOKEN to one that may write.")
         attempt = 1
         while True:
             try:
@@ -165,6 +158,27 @@ def push_folder(
                     raise
                 time.sleep(min(MAX_WAIT, _asked_to_wait(error) or 2.0**attempt))
                 attempt += 1
+
+
+def check_repository(repo_id: str, token: str | None = None, *, needs_token: bool = True) -> None:
+    """See, before any work and without the network, that something could be pushed.
+
+    Args:
+        repo_id: "user/name".
+        token: Of the user who pushes; that of `hf auth login` or `HF_TOKEN` if not given.
+        needs_token: Whether there has to be one.
+
+    Raises:
+        HubError: The id is none, or there is no token.
+    """
+    try:
+        huggingface_hub.utils.validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise HubError(f"{repo_id!r} cannot be the name of a repository: {error}") from None
+    if "/" not in repo_id:
+        raise HubError(f"{repo_id!r} names no owner: expected user/name.")
+    if needs_token and token is None and huggingface_hub.get_token() is None:
+        raise HubError("There is no token: run `hf auth login`, or set HF_TOKEN to one that may write.")
 
 
 def _send(

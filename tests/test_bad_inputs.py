@@ -102,6 +102,7 @@ def test_the_other_commands_refuse_it_too_and_leave_everything_as_it_was(
     title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_write")
     (tmp_path / "input").mkdir()
     bad = BAD_FILES[title]
     source = bad.make(tmp_path / "input")

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import vit_pytorch
 from transformers import ViTConfig, ViTModel
 
-from plain_vit.conversion import writing
+from plain_vit.cli import main
+from plain_vit.conversion import from_checkpoint, writing
 from plain_vit.conversion.containers import LazyTensor, LazyTensors
 from plain_vit.conversion.reading import read_checkpoint
 from plain_vit.conversion.writing import recover, save_state_dict, staged_file, staged_folder
@@ -528,3 +530,68 @@ def test_computed_tensors_are_computed_once(tmp_path: Path) -> None:
         LazyTensors({"a": LazyTensor((3, 5), torch.float32, compute)}), tmp_path / "a.safetensors", progress=False
     )
     assert calls == [1]
+
+
+# ---- the commands themselves ----
+
+
+HEADS = ["--num-attention-heads", "3"]
+
+
+def save_source(folder: Path, version: int) -> Path:
+    """Save a checkpoint of vit-pytorch whose tensors differ from those of every other version."""
+    torch.manual_seed(version)
+    model = vit_pytorch.ViT(
+        image_size=24, patch_size=8, num_classes=5, dim=20, depth=9, heads=3, dim_head=10, mlp_dim=24
+    )
+    torch.save(model.state_dict(), folder / f"source {version}.pt")
+    return folder / f"source {version}.pt"
+
+
+def rewrite_for_ever(command: str, sources: list[Path], target: Path, rounds: Any) -> None:
+    more = ["--to", "vit_pytorch"] if command == "export" else ["--no-verify"]
+    while True:
+        for source in sources:
+            assert main([command, str(source), str(target), "--force", *more, *HEADS]) == 0
+            rounds.value += 1
+
+
+def survive_kills_of_a_command(command: str, tmp_path: Path, kills: int) -> None:
+    sources = [save_source(tmp_path, version) for version in (1, 2)]
+    target = tmp_path / ("model.pt" if command == "export" else "model")
+    rounds = processes.Value("i", 0)
+    hints = {"num_attention_heads": 3} if command == "export" else {}
+    expected = [from_checkpoint(source, num_attention_heads=3).model.state_dict() for source in sources]
+    rng, left = random.Random(7), 0
+    staged = target.with_name(f".plain-vit-new.{target.name}")
+    for kill in range(kills):
+        before = rounds.value
+        child = processes.Process(target=rewrite_for_ever, args=(command, sources, target, rounds), daemon=True)
+        child.start()
+        while rounds.value == before and child.is_alive():
+            time.sleep(0.001)
+        if kill % 2:  # a moment of the whole command, or one of the writing, which is short
+            time.sleep(rng.uniform(0, 0.4))
+        else:
+            while not staged.exists():
+                time.sleep(0.0001)
+            time.sleep(rng.uniform(0, 0.01))
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        found = from_checkpoint(target, **hints).model.state_dict()
+        assert any(all(torch.equal(found[name], of[name]) for name in found) for of in expected)
+        left += recover(target)
+        assert set(beside(target)) <= {"source 1.pt", "source 2.pt", f".plain-vit-lock.{target.name}"}
+    assert left, "no kill fell into the writing"
+
+
+@pytest.mark.parametrize("command", ["convert", "export"])
+def test_killed_at_ten_random_moments_of_a_command_its_output_is_whole(command: str, tmp_path: Path) -> None:
+    survive_kills_of_a_command(command, tmp_path, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["convert", "export"])
+def test_killed_at_a_hundred_random_moments_of_a_command_its_output_is_whole(command: str, tmp_path: Path) -> None:
+    survive_kills_of_a_command(command, tmp_path, 100)

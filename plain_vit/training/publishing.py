@@ -4,9 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import huggingface_hub
 from huggingface_hub import EvalResult
-from huggingface_hub.errors import HFValidationError
 
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.errors import HubError
@@ -17,22 +15,6 @@ from plain_vit.training.data import EMBEDDED
 
 NOT_SENT = ("tensorboard/*", "wandb/*", "report/snapshots/*")
 PICTURES = {"Training curves": "report/curves.png", "Confusion matrix": "report/confusion_matrix.png"}
-
-
-def check_repository(repo_id: str) -> None:
-    """See before a run that its model could be pushed.
-
-    Raises:
-        HubError: The id is none, or there is no token.
-    """
-    try:
-        huggingface_hub.utils.validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise HubError(f"{repo_id!r} cannot be the name of a repository: {error}") from None
-    if "/" not in repo_id:
-        raise HubError(f"{repo_id!r} names no owner: expected user/name.")
-    if huggingface_hub.get_token() is None:
-        raise HubError("There is no token to push with: `hf auth login`, or set HF_TOKEN.")
 
 
 def training_facts(
