@@ -204,6 +204,10 @@ WRITING = {
     "`kill -9` at a random moment": (
         "the old folder or the new one",
         "test_writing.py::test_killed_at_ten_random_moments_the_target_is_whole"),
+    "`kill -9` at a random moment of `convert` or `export`": (
+        "the old output or the new one",
+        "test_writing.py::test_killed_at_ten_random_moments_of_a_command_its_output_is_whole",
+    ),
     "the leftovers of a crash": (
         "recognised and cleared", "test_writing.py::test_every_state_that_a_crash_can_leave_is_recovered"),
     "Ctrl-C": ("nothing is left beside it",
@@ -267,6 +271,10 @@ def page() -> str:
         "The files are sound; tensors, settings or what was told do not fit.",
         "",
         *rows(models),
+        "",
+        "Beside the lists, files and settings are mutated at random (`tests/test_hostile_files.py`,",
+        "`tests/test_fuzzed_models.py`; a thousand of each kind in the slow suite): they open with the numbers they hold,",
+        "or get one of these errors.",
         "",
         "## While writing",
         "",
