@@ -140,7 +140,7 @@ class JoinedAttention(PlainViTAttention):
 
 
 def join_projections(model: Any) -> None:
-    """Join the projections of every attention of dense layers; the last block, which may need one query alone, stays."""
+    """Join the projections of every attention of dense layers but the last block's, which may need one query alone."""
     layers = getattr(model, "vit", model).layers
     for parent in [module for layer in layers[:-1] for module in layer.modules()]:
         attention = getattr(parent, "attention", None)

@@ -1,0 +1,107 @@
+"""The same Vision Transformer in every package, with the same weights, and the bare matrix products that it needs.
+
+Shapes: `B` batch, `L` tokens, `N` patches, `D` hidden size, `d` head width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import vit_pytorch
+from timm.models.vision_transformer import VisionTransformer
+
+from plain_vit.configuration_plain_vit import PRESETS
+from plain_vit.conversion import from_module, to_module
+
+PATCHES = {"tiny": 16, "small": 16, "base": 16, "large": 16, "huge": 14}
+PEERS = ("timm", "transformers", "torchvision", "vit_pytorch")
+TOLERANCE = 1e-5  # of the largest logit, in float32
+
+
+def build(package: str, size: str) -> Any:
+    """Return a ViT for 224 pixels and 1000 classes, after its logits were found equal to ours.
+
+    timm, transformers, torchvision and ours have one set of weights. vit-pytorch's ViT has no biases in query, key and
+    value, and two norms more; its own weights are converted to ours to be checked.
+
+    Args:
+        package: "plain_vit" or one of `PEERS`.
+        size: One of `PATCHES`.
+
+    Raises:
+        RuntimeError: The logits differ.
+    """
+    torch.manual_seed(0)
+    width, depth, heads, inner = PRESETS[size].values()
+    if package == "vit_pytorch":
+        module: Any = vit_pytorch.ViT(
+            image_size=224, patch_size=PATCHES[size], num_classes=1000, dim=width, depth=depth, heads=heads,
+            mlp_dim=inner, dim_head=width // heads,
+        )  # fmt: skip
+        ours = from_module(module)
+    else:
+        module = VisionTransformer(
+            patch_size=PATCHES[size], embed_dim=width, depth=depth, num_heads=heads, mlp_ratio=inner / width
+        )
+        ours = from_module(module)
+        if package == "plain_vit":
+            module, ours = ours, module
+        elif package != "timm":
+            module = to_module(ours, package)
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        theirs, expected = logits_of(module.eval()(images)), logits_of(ours.eval()(images))
+    difference = ((theirs - expected).abs().max() / expected.abs().max()).item()
+    if not difference <= TOLERANCE:
+        raise RuntimeError(f"{package} differs by {difference:.1e} from what it is compared with: expected {TOLERANCE}")
+    return module
+
+
+def logits_of(outputs: Any) -> torch.Tensor:
+    """Return the logits, which some packages wrap."""
+    return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+
+
+def products(size: str, batch: int, dtype: torch.dtype, device: str, backward: bool) -> Callable[[], None]:
+    """Return what does only the matrix products of a forward pass, or of a training step, in their shapes."""
+    shapes = matrix_shapes(size, batch)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=dtype)
+
+    # Weights lie with their inputs along the rows, as in a dense layer.
+    operands = [(random(b, m, k), random(b, n, k).mT, random(b, m, n), count) for count, b, m, k, n in shapes]
+
+    @torch.no_grad()
+    def multiply() -> None:
+        for left, right, gradient, count in operands:
+            for _ in range(count):
+                torch.bmm(left, right) if left.shape[0] > 1 else torch.mm(left[0], right[0])
+                if backward and left.shape[0] > 1:
+                    torch.bmm(gradient, right.mT), torch.bmm(left.mT, gradient)
+                elif backward:
+                    torch.mm(gradient[0], right[0].T), torch.mm(left[0].T, gradient[0])
+
+    return multiply
+
+
+def matrix_shapes(size: str, batch: int) -> list[tuple[int, int, int, int, int]]:
+    """Return (how often, batch, rows, inner, columns) of every matrix product of a forward pass."""
+    width, depth, heads, inner = PRESETS[size].values()
+    patches = (224 // PATCHES[size]) ** 2
+    tokens, head = patches + 1, width // heads
+    return [
+        (1, 1, batch * patches, 3 * PATCHES[size] ** 2, width),
+        (depth, 1, batch * tokens, width, 3 * width),
+        (depth, batch * heads, tokens, head, tokens),
+        (depth, batch * heads, tokens, tokens, head),
+        (depth, 1, batch * tokens, width, width),
+        (depth, 1, batch * tokens, width, inner),
+        (depth, 1, batch * tokens, inner, width),
+        (1, 1, batch, width, 1000),
+    ]
+
+
+def operations(size: str, batch: int) -> int:
+    """Return the floating-point operations of a forward pass; a training step has three times as many."""
+    return sum(2 * count * b * m * k * n for count, b, m, k, n in matrix_shapes(size, batch))
