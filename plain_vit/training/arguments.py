@@ -282,6 +282,8 @@ COMPANIONS = {
     "teacher": ("distillation", "distillation_weight", "distillation_temperature"),
     "lora_rank": ("lora_alpha", "lora_targets"),
     "streaming": ("stream_images", "stream_buffer"),
+    "report": ("picture_every",),
+    "push_to_hub": ("hub_private",),
 }
 
 
