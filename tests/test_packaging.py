@@ -44,7 +44,8 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
             names.add(node.module.partition(".")[0])
     installed = packages_distributions()
-    here = {"plain_vit", "tests", "examples", "benchmarks", *(script.stem for script in (ROOT / "examples").glob("*.py"))}
+    scripts = (script.stem for script in (ROOT / "examples").glob("*.py"))
+    here = {"plain_vit", "tests", "examples", "benchmarks", *scripts}
     return {canonicalize_name(installed.get(name, [name])[0]) for name in names - sys.stdlib_module_names - here}
 
 
