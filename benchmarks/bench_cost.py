@@ -80,7 +80,7 @@ def main() -> None:
     measured = {}
     for name, cases in series.items():
         if name in ("all kept", "checkpointed"):
-            os.environ["MALLOC_MMAP_THRESHOLD_"] = "1048576"  # freed at once, so that each turn has a peak of its own
+            os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed at once, so that each turn has a peak of its own
         measured[name] = list(zip([x for x, _ in cases], compare([case for _, case in cases], turns), strict=True))
     linear, quadratic = fit([(x, result.seconds) for x, result in measured["tokens"]])
     share = [f"{x}: {quadratic * x / (linear + quadratic * x):.0%}" for x, _ in measured["tokens"]]

@@ -74,7 +74,7 @@ def main() -> None:
     )
     chosen = options.parse_args()
     if chosen.memory:
-        os.environ["MALLOC_MMAP_THRESHOLD_"] = "1048576"  # or the processes, which inherit it, keep what they had once
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # or the processes, which inherit it, keep what they had once
     on_cpu = chosen.device == "cpu"
     sizes = chosen.sizes or (["tiny:32"] if chosen.quick else ["tiny:32", "small:16"] if on_cpu else ["base:64"])
     dtypes = chosen.dtypes or (["bfloat16"] if chosen.quick or not on_cpu else ["float32", "bfloat16"])
