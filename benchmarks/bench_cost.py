@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy
 import torch
+from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from benchmarks.harness import MEGABYTE, Case, Result, compare, parser, report
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
@@ -18,8 +20,8 @@ DEPTHS = (3, 6, 12, 24)
 TRAINED = (4, 8, 16, 32)
 
 NOTES = """A ViT-Ti/16 (192 wide, 3 heads, 12 blocks but where the depth varies), float32, on a CPU. Tokens: one image
-whose side grows; the quadratic part is fitted as a * tokens + b * tokens^2. Batch and depth: 224 pixels, of 8 images
-where the depth varies. Memory: the peak that a training step adds, without and with gradient checkpointing."""
+whose side grows; the quadratic part is fitted as c * tokens^2 beside a + b * tokens. Batch and depth: 224 pixels, of 8
+images where the depth varies. Memory: the peak that a training step adds, without and with gradient checkpointing."""
 
 
 def model(side: int = 224, depth: int = 12) -> Any:
@@ -82,9 +84,11 @@ def main() -> None:
         if name in ("all kept", "checkpointed"):
             os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed at once, so that each turn has a peak of its own
         measured[name] = list(zip([x for x, _ in cases], compare([case for _, case in cases], turns), strict=True))
-    linear, quadratic = fit([(x, result.seconds) for x, result in measured["tokens"]])
-    share = [f"{x}: {quadratic * x / (linear + quadratic * x):.0%}" for x, _ in measured["tokens"]]
-    draw(measured, linear, quadratic)
+    curve = fit([(x, result.seconds) for x, result in measured["tokens"]])
+    share = [
+        f"{x}: {curve[2] * x * x / (curve[0] + curve[1] * x + curve[2] * x * x):.0%}" for x, _ in measured["tokens"]
+    ]
+    draw(measured, curve)
     notes = (
         f"{NOTES}\n\nThe quadratic part's share of the time, by tokens: {', '.join(share)}.\n\nDrawn: {PICTURE.name}"
     )
@@ -96,37 +100,37 @@ def _shape(side: int, batch: int, depth: int) -> dict[str, int]:
     return {"side": side, "batch": batch, "depth": depth}
 
 
-def fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Return a and b of the curve seconds = a x + b x^2 whose relative errors are least; neither is negative."""
-    x, seconds = (torch.tensor(values, dtype=torch.float64) for values in zip(*points, strict=True))
-    columns = torch.stack((x, x**2), dim=1) / seconds[:, None]
-    linear, quadratic = torch.linalg.lstsq(columns, torch.ones(len(x), 1, dtype=torch.float64)).solution.flatten()
-    return max(linear.item(), 0.0), max(quadratic.item(), 0.0)
+def fit(points: Sequence[tuple[int, float]]) -> tuple[float, float, float]:
+    """Return a, b, c of the curve seconds = a + b x + c x^2 whose relative errors are least; none is negative."""
+    x, seconds = (numpy.array(values, dtype=float) for values in zip(*points, strict=True))
+    columns = numpy.stack((x**0, x, x**2), axis=1) / seconds[:, None]
+    constant, linear, quadratic = nnls(columns, numpy.ones(len(x)))[0]
+    return constant, linear, quadratic
 
 
-def draw(measured: dict[str, list[tuple[int, Result]]], linear: float, quadratic: float) -> None:
+def draw(measured: dict[str, list[tuple[int, Result]]], curve: tuple[float, float, float]) -> None:
     """Draw the four panels to docs/pictures."""
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, 4, figsize=(12, 3), layout="constrained")
     for panel, name in zip(panels, ("tokens", "images", "blocks"), strict=False):
-        x = [value for value, _ in measured[name]]
-        panel.plot(x, [1000 * result.seconds for _, result in measured[name]], "o-", label="measured")
-        panel.set(xlabel=name, ylabel="forward, ms", xlim=(0, None), ylim=(0, None))
-    x = [value for value, _ in measured["tokens"]]
-    curve = [value * x[-1] / 50 for value in range(51)]
-    panels[0].plot(curve, [1000 * linear * value for value in curve], "--", label="its linear part")
-    panels[0].fill_between(
-        curve, [1000 * linear * value for value in curve],
-        [1000 * (linear * value + quadratic * value**2) for value in curve], alpha=0.3, label="its quadratic part",
-    )  # fmt: skip
+        points = [(value, 1000 * result.seconds) for value, result in measured[name]]
+        panel.plot(*zip(*points, strict=True), "o-", label="measured")
+        panel.set(xlabel=name, ylabel="forward, ms")
+    constant, linear, quadratic = curve
+    x = numpy.linspace(0, max(value for value, _ in measured["tokens"]))
+    below = 1000 * (constant + linear * x)
+    panels[0].plot(x, below, "--", label="without the quadratic part")
+    panels[0].fill_between(x, below, below + 1000 * quadratic * x**2, alpha=0.3, label="quadratic part")
     panels[0].legend(fontsize=8)
     for name in ("all kept", "checkpointed"):
-        points = [(value, result.peak / MEGABYTE) for value, result in measured[name] if result.peak is not None]
-        panels[3].plot(*zip(*points, strict=True), "o-", label=name)
-    panels[3].set(xlabel="images", ylabel="training step, MB", xlim=(0, None), ylim=(0, None))
+        memory = [(value, result.peak / MEGABYTE) for value, result in measured[name] if result.peak is not None]
+        panels[3].plot(*zip(*memory, strict=True), "o-", label=name)
+    panels[3].set(xlabel="images", ylabel="training step, MB")
     panels[3].legend(fontsize=8)
+    for panel in panels:
+        panel.set(xlim=(0, None), ylim=(0, None))
     figure.savefig(PICTURE, dpi=80)
 
 
