@@ -39,7 +39,7 @@ from plain_vit.analysis.plots import (
     plot_training_curves,
 )
 from plain_vit.training.data import load_classification_data, load_splits
-from plain_vit.training.glyphs import render_glyphs
+from plain_vit.training.glyphs import CHARACTERS, render_glyphs
 from plain_vit.training.run import read_log
 
 HERE = Path(os.path.relpath(Path(__file__).parent))
@@ -92,7 +92,9 @@ def main() -> None:
 def convert() -> float:
     """Inspect and convert the checkpoint; return its largest logit difference on real images against vit-pytorch."""
     run("plain-vit", "inspect", CHECKPOINT, "--num-attention-heads", HEADS)
-    run("plain-vit", "convert", CHECKPOINT, CONVERTED, "--num-attention-heads", HEADS)
+    names = OUT / "characters.json"
+    names.write_text(json.dumps(list(CHARACTERS)), encoding="utf-8")
+    run("plain-vit", "convert", CHECKPOINT, CONVERTED, "--num-attention-heads", HEADS, "--labels", names)
 
     theirs = ViT(**NOTES["constructor"]).eval()
     theirs.load_state_dict(torch.load(CHECKPOINT, weights_only=True))
@@ -130,7 +132,9 @@ def fine_tune() -> dict[tuple[str, str], list[float]]:
     workers = ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
     with workers, tqdm(total=len(cases) - 1, unit="run") as progress:
         futures = {
-            workers.submit(finetune_quietly, {**options[case], "from_scratch": case[1] == "scratch"}): case
+            workers.submit(
+                finetune_quietly, {**options[case], "from_scratch": case[1] == "scratch", "report": False}
+            ): case
             for case in cases[1:]
         }
         for future in as_completed(futures):
