@@ -20,11 +20,13 @@ ARGUMENTS = {
     "finetune_image_classification": "FinetuneArguments",
     "evaluate_image_classification": "EvaluateArguments",
     "pretrain_masked_patches": "PretrainArguments",
+    "linear_probe": "ProbeArguments",
 }
 SHORTENED = {
     "finetune_image_classification": ["--steps", "2", "--evaluations", "1"],
     "evaluate_image_classification": [],
     "pretrain_masked_patches": ["--steps", "2", "--evaluations", "1"],
+    "linear_probe": [],
 }
 
 

@@ -1,0 +1,85 @@
+"""A training checkpoint is complete or absent, at whatever moment the process is killed."""
+
+import os
+import random
+import signal
+import time
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from plain_vit.training.processes import start_accelerator
+from plain_vit.training.run import RunFolder
+
+processes = get_context("fork")  # what is imported need not be imported again
+
+
+def prepared(folder: Path, *, resume: bool) -> tuple[RunFolder, nn.Module, torch.optim.Optimizer]:
+    """Return a run, and a model and optimizer whose every number will be the step."""
+    accelerator = start_accelerator(num_processes=1, gradient_accumulation_steps=1, mixed_precision="no")
+    model = nn.Sequential(*(nn.Linear(31, 31) for _ in range(20)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = RunFolder(folder, accelerator, {"seed": 1}, resume=resume)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    return run, model, optimizer
+
+
+def set_all(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Make every weight, and every moment of the optimizer, the step."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(step)
+            for state in optimizer.state[parameter].values():
+                state.fill_(step)
+
+
+def save_for_ever(folder: Path, resume: bool, saved: Any) -> None:
+    run, model, optimizer = prepared(folder, resume=resume)
+    step = (run.begin() or {"step": 0})["step"]
+    model(torch.ones(1, 31)).sum().backward()
+    optimizer.step()  # makes the moments
+    while True:
+        step += 1
+        set_all(model, optimizer, step)
+        run.save({"step": step}, keep=2)
+        saved.value = step
+
+
+def survive_kills(folder: Path, kills: int) -> None:
+    rng, saved, left = random.Random(7), processes.Value("i", 0), 0
+    for kill in range(kills):
+        before = saved.value
+        child = processes.Process(target=save_for_ever, args=(folder, kill > 0, saved), daemon=True)
+        child.start()
+        while saved.value == before and child.is_alive():
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.1))
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        left += any(path.name.startswith(".plain-vit-new") for path in (folder / "checkpoints").iterdir())
+
+        run, model, optimizer = prepared(folder, resume=True)
+        progress = run.begin()
+        assert progress is not None
+        assert progress["step"] in (saved.value, saved.value + 1)
+        assert all((parameter == progress["step"]).all() for parameter in model.parameters())
+        moments = [state for of in optimizer.state.values() for state in of.values()]
+        assert len(moments) == 3 * 40
+        assert all((moment == progress["step"]).all() for moment in moments)
+        saved.value = progress["step"]
+    assert left > kills // 5, "too few kills fell into the writing to say anything"
+
+
+def test_killed_at_ten_random_moments_the_newest_checkpoint_is_whole(tmp_path: Path) -> None:
+    survive_kills(tmp_path / "run", 10)
+
+
+@pytest.mark.slow
+def test_killed_at_a_hundred_random_moments_the_newest_checkpoint_is_whole(tmp_path: Path) -> None:
+    survive_kills(tmp_path / "run", 100)
