@@ -37,6 +37,7 @@ EXTRAS = {
         "timm>=1.0.31",
         "vit-pytorch>=1.26.11",
         "einops>=0.8.1",
+        "scipy>=1.15",
         "peft>=0.18",
         "grad-cam>=1.5.7",
         "onnxruntime>=1.23",

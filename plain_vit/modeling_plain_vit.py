@@ -633,8 +633,9 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
         """
         outputs = ("output_hidden_states", "output_attentions")
         seen = any(kwargs.get(name) or getattr(self.config, name) for name in outputs)
-        last = (self.vit, self.vit.layernorm, *self.vit.layers[-1].modules())
-        if self.is_exact or seen or self.config.pooling != "cls" or any(is_watched(module) for module in last):
+        if self.is_exact or seen or self.config.pooling != "cls":
+            return None
+        if any(is_watched(module) for module in (self.vit, self.vit.layernorm, *self.vit.layers[-1:].modules())):
             return None
         return 1 + self.config.use_distillation_token
 

@@ -302,7 +302,10 @@ def test_interrupted_from_the_keyboard_nothing_is_left_beside_the_target(tmp_pat
     for moment in (0.0, 0.01, 0.05):
         finished = interrupted_at(moment, target, signal.SIGINT)
         assert version_of(target) in (finished, finished + 1)
-        assert beside(target) == []
+        # An interrupt that falls into the taking of the lock leaves its file, which nobody holds.
+        assert set(beside(target)) <= {f".plain-vit-lock.{target.name}"}
+    write_version(target, 9)
+    assert beside(target) == []
 
 
 @pytest.mark.parametrize(
@@ -507,14 +510,14 @@ def kilobytes(field: str) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads its own size from /proc")
 @pytest.mark.parametrize("save, suffix", [(safetensors.torch.save_file, ".safetensors"), (torch.save, ".pt")])
-def test_a_checkpoint_is_copied_holding_one_tensor_at_a_time(save: Callable, suffix: str, tmp_path: Path) -> None:
+def test_a_checkpoint_is_copied_holding_two_tensors_at_a_time(save: Callable, suffix: str, tmp_path: Path) -> None:
     large = {f"layers.{index}": torch.full((5, 2**20), 1.0) for index in range(12)}
     save(large, tmp_path / f"large{suffix}")
     save(some_tensors(), tmp_path / f"small{suffix}")
     small, source = tmp_path / f"small{suffix}", tmp_path / f"large{suffix}"
     grown = in_a_process(growth_of_a_copy, small, source, tmp_path / "copy")
     one = 5 * 2**20 * 4
-    assert 0.9 * one < grown < 1.5 * one
+    assert 0.9 * one < grown < 3 * one  # of twelve: one is read while another is written
     read = read_checkpoint(tmp_path / "copy").tensors
     assert all(torch.equal(read[name], tensor) for name, tensor in large.items())
 

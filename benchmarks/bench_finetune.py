@@ -1,0 +1,160 @@
+"""Fine-tuning beside the loop of transformers' own example: same model, data, budget, seeds and hardware.
+
+    python -m benchmarks.bench_finetune --write        # --quick: the digits alone
+
+A turn is a whole run from the opened data to the evaluated model, with an evaluation after every epoch.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision.transforms import InterpolationMode, v2
+from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments
+
+import plain_vit  # noqa: F401  (registers the Auto classes)
+from benchmarks.harness import Case, Result, compare, parser, report
+from plain_vit.conversion import from_checkpoint
+from plain_vit.training.data import load_classification_data
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+# The budget of `make demo`, and one pass over the 34,000 glyphs from scratch.
+BUDGETS: dict[str, dict[str, Any]] = {
+    "digits": {"epochs": 5, "batch_size": 32, "from_scratch": False},
+    "glyphs": {"epochs": 1, "batch_size": 64, "from_scratch": True},
+}
+IMAGES = {"digits": 1437, "glyphs": 34000}
+
+NOTES = """Ours is `examples/finetune_image_classification.py` as `make demo` calls it. The other is the loop of
+transformers' own image-classification example: its `Trainer`, torchvision's transforms on one image after the other,
+the same AdamW (learning rate 1e-3, weight decay 0.05), cosine schedule with a tenth of warm-up, label smoothing 0.1,
+clipping at 1, float32, no augmentation. Both train the shipped glyph checkpoint's model, on digits from its weights, on
+glyphs from scratch. A turn is a whole run of another seed: opening data and model, training, an evaluation after every
+epoch."""
+
+
+def ours(model: str, dataset: str, record: str) -> Callable[[], object]:
+    """Return what runs our script once more, with the next seed."""
+    sys.path.insert(0, str(EXAMPLES))
+    from finetune_image_classification import FinetuneArguments, finetune
+
+    def run(seed: int, folder: str) -> float:
+        arguments = FinetuneArguments(
+            model=model, dataset=dataset, output_dir=folder, seed=seed, checkpoints_kept=0, report=False,
+            **BUDGETS[dataset],
+        )  # fmt: skip
+        return finetune(arguments).accuracy
+
+    return recorded(run, record)
+
+
+def example(model: str, dataset: str, record: str) -> Callable[[], object]:
+    """Return what runs the loop of transformers' example once more, with the next seed."""
+    budget = BUDGETS[dataset]
+
+    def run(seed: int, folder: str) -> float:
+        torch.manual_seed(seed)
+        data = load_classification_data(dataset, seed=seed)
+        processor = AutoImageProcessor.from_pretrained(model, backend="pil")
+        opening: dict[str, Any] = {"num_labels": len(data.label_names), "ignore_mismatched_sizes": True}
+        network: Any = AutoModelForImageClassification.from_pretrained(model, **opening)
+        if budget["from_scratch"]:
+            network = type(network)(network.config)
+        size = (processor.size["height"], processor.size["width"])
+        transform = v2.Compose(
+            [
+                v2.Resize(size, interpolation=InterpolationMode.BILINEAR),
+                v2.PILToTensor(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(processor.image_mean, processor.image_std),
+            ]
+        )
+
+        def pixels(batch: dict[str, Any]) -> dict[str, Any]:
+            return {
+                "pixel_values": [transform(image.convert("RGB")) for image in batch["image"]],
+                "labels": batch["label"],
+            }
+
+        assert data.test is not None
+        train, test = (split.with_transform(pixels) for split in (data.train, data.test))
+        steps = budget["epochs"] * len(data.train) // budget["batch_size"]
+        arguments = TrainingArguments(
+            folder, num_train_epochs=budget["epochs"], per_device_train_batch_size=budget["batch_size"],
+            per_device_eval_batch_size=256, learning_rate=1e-3, weight_decay=0.05, lr_scheduler_type="cosine",
+            warmup_steps=steps // 10, label_smoothing_factor=0.1, max_grad_norm=1.0, eval_strategy="epoch",
+            save_strategy="no", logging_steps=10, report_to="none", disable_tqdm=True, use_cpu=True, seed=seed,
+            remove_unused_columns=False,
+        )  # fmt: skip
+        trainer = Trainer(
+            network, arguments, train_dataset=train, eval_dataset=test,
+            compute_metrics=lambda found: {"accuracy": np.mean(np.argmax(found.predictions, -1) == found.label_ids)},
+        )  # fmt: skip
+        trainer.train()
+        return float(trainer.state.log_history[-2]["eval_accuracy"])
+
+    return recorded(run, record)
+
+
+def recorded(run: Callable[[int, str], float], record: str) -> Callable[[], object]:
+    """Return what does a run with the next seed, quietly, and writes its accuracy down."""
+    accuracies: list[float] = []
+
+    def turn() -> None:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            open(os.devnull, "w") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
+            accuracies.append(run(len(accuracies), f"{folder}/run"))
+        Path(record).write_text(json.dumps(accuracies), encoding="utf-8")
+
+    return turn
+
+
+def accuracy_table(rows: Sequence[tuple[Result, str, list[float]]]) -> str:
+    """Return a Markdown table of accuracies and images per second."""
+    lines = ["| case | accuracy: mean (lowest to highest) | images/s, whole run |", "|---|---|---:|"]
+    for result, dataset, accuracies in rows:
+        spread = f"{statistics.mean(accuracies):.2%} ({min(accuracies):.2%} to {max(accuracies):.2%})"
+        rate = BUDGETS[dataset]["epochs"] * IMAGES[dataset] / result.seconds
+        lines.append(f"| {result.name} | {spread} | {rate:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.set_defaults(turns=3)
+    options.add_argument("--quick", action="store_true", help="the digits alone")
+    chosen = options.parse_args()
+    results, rows = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        model = f"{folder}/model"
+        opened = from_checkpoint(EXAMPLES / "checkpoints" / "glyphs_vit.pt", num_attention_heads=4)
+        opened.model.save_pretrained(model)
+        assert opened.image_processor is not None
+        opened.image_processor.save_pretrained(model)
+        for dataset in ["digits"] if chosen.quick else list(BUDGETS):
+            cases = [
+                Case(f"{dataset}: {name}", prepare, {"model": model, "dataset": dataset, "record": f"{folder}/{name}"})
+                for name, prepare in (("transformers' example", example), ("plain-vit", ours))
+            ]
+            for result in compare(cases, chosen.turns):
+                seeds = json.loads(Path(folder, result.name.partition(": ")[2]).read_text(encoding="utf-8"))
+                rows.append((result, dataset, seeds[1:]))  # the first only warmed up
+                results.append(result)
+    notes = f"{NOTES}\n\n{accuracy_table(rows)}"
+    report("finetune", "Fine-tuning", notes, results, chosen.write)
+
+
+if __name__ == "__main__":
+    main()
