@@ -30,7 +30,9 @@ def compiled(model: Any, backend: str) -> Any:
 
 
 def sizes_for(name: str) -> list[tuple[int, int, int]]:
-    """Return the sizes that the variation takes: a truncated table does not grow."""
+    """Return the sizes that the variation takes: a truncated table does not grow, a hybrid's patches are 8 x 28."""
+    if name == "resnet":
+        return [(batch, height, 2 * width) for batch, height, width in SIZES]
     return [size for size in SIZES if name != "truncate" or size[1] * size[2] <= 24 * 56]
 
 
@@ -121,10 +123,11 @@ def test_other_heads_compile(model_class: Any) -> None:
 )  # fmt: skip
 def test_an_exported_program_serves_every_batch_and_size(name: str, tmp_path: Path) -> None:
     model = build(**VARIATIONS[name])
-    program = torch.export.export(model, (pixels(*SIZES[0]),), dynamic_shapes=(DYNAMIC,))
+    sizes = sizes_for(name)
+    program = torch.export.export(model, (pixels(*sizes[0]),), dynamic_shapes=(DYNAMIC,))
     torch.export.save(program, tmp_path / "model.pt2")
     loaded = torch.export.load(tmp_path / "model.pt2").module()
-    for size in SIZES:
+    for size in sizes:
         assert difference(loaded(pixels(*size)).logits, model(pixels(*size)).logits) < REORDERED
 
 
