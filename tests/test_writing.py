@@ -299,13 +299,11 @@ def test_killed_at_a_hundred_random_moments_of_two_renames_the_target_comes_back
 def test_interrupted_from_the_keyboard_nothing_is_left_beside_the_target(tmp_path: Path) -> None:
     target = tmp_path / "model"
     write_version(target, 1)
-    for moment in (0.0, 0.01, 0.05):
-        finished = interrupted_at(moment, target, signal.SIGINT)
+    rng = random.Random(7)
+    for _ in range(10):
+        finished = interrupted_at(rng.uniform(0, 0.05), target, signal.SIGINT)
         assert version_of(target) in (finished, finished + 1)
-        # An interrupt that falls into the taking of the lock leaves its file, which nobody holds.
-        assert set(beside(target)) <= {f".plain-vit-lock.{target.name}"}
-    write_version(target, 9)
-    assert beside(target) == []
+        assert beside(target) == []
 
 
 @pytest.mark.parametrize(

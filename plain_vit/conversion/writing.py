@@ -9,10 +9,13 @@ import errno
 import json
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 import filelock
@@ -160,15 +163,18 @@ def _only_writer(place: Path) -> Iterator[None]:
     began = False
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
         try:
-            _clear(place)
+            with _without_interrupts():
+                lock.acquire()
+                _clear(place)
             began = True
             yield
         finally:
-            _clear(place)
-            _beside(place, LOCK).unlink(missing_ok=True)  # while it is held: a waiting writer notices and tries again
-            lock.release()
+            with _without_interrupts():
+                if lock.is_locked:
+                    _clear(place)
+                    _beside(place, LOCK).unlink(missing_ok=True)  # still held: a waiting writer notices, tries again
+                    lock.release()
     except filelock.Timeout:
         raise OutputError(
             f"{place} is being written by another process: wait for it, or give another output."
@@ -188,6 +194,23 @@ def _only_writer(place: Path) -> Iterator[None]:
         for parent in absent:
             with suppress(OSError):  # it stays when something lies in it
                 parent.rmdir()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Hold back an interrupt from the keyboard until the block's end, so that nobody's impatience leaves remains."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # interrupts go elsewhere
+        return
+    came: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda _number, frame: came.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(signal.SIGINT, came[0])
 
 
 def _clear(place: Path) -> None:
