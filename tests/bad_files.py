@@ -420,6 +420,14 @@ def _encrypted(folder: Path) -> Path:
     return _written(path, bytes(data))
 
 
+@bad_file("archive of a later version of the zip format", CheckpointError, "zip file version 9.0")
+def _later_version(folder: Path) -> Path:
+    path = _zip(folder / "weights.npz", {"a.npy": _npy(np.ones(3))})
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 6] = 90
+    return _written(path, bytes(data))
+
+
 @bad_file("npz packed with a rare method", CheckpointError, "not an array as numpy.savez writes")
 def _rare(folder: Path) -> Path:
     return _zip(folder / "weights.npz", {"a.npy": _npy(np.ones(3))}, zipfile.ZIP_LZMA)

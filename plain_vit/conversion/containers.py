@@ -384,9 +384,11 @@ def zip_members(path: Path) -> dict[str, zipfile.ZipInfo]:
             _check_zip_directory(path, file, size)
             with zipfile.ZipFile(file) as archive:
                 infos = archive.infolist()
-    except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, OSError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except CheckpointError:
+        raise
+    except NotImplementedError as error:  # by zipfile, for a member that names a later version of the zip format
+        raise CheckpointError(f"{path} is an archive that cannot be unpacked here ({error}): write it again.") from None
+    except (zipfile.BadZipFile, struct.error, ValueError, OSError) as error:
         raise CheckpointError(f"{path} is a damaged archive ({error}): download or copy it again.") from None
 
     members: dict[str, zipfile.ZipInfo] = {}
