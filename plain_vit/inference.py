@@ -9,7 +9,15 @@ from torch import nn
 
 from .errors import PreparedModelError
 from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer
-from .modeling_plain_vit import PlainViTAttention, PlainViTLayer, PlainViTMLP, PlainViTPreTrainedModel, attend
+from .modeling_plain_vit import (
+    DEFAULT_ATTENTION,
+    FAST_ATTENTION,
+    PlainViTAttention,
+    PlainViTLayer,
+    PlainViTMLP,
+    PlainViTPreTrainedModel,
+    attend,
+)
 
 Model = TypeVar("Model", bound=PlainViTPreTrainedModel)
 
@@ -51,6 +59,8 @@ def prepare_for_inference(
     join_projections(prepared)
     if prepared.device.type == "cpu" and prepared.dtype in PACKED_DTYPES and not compile:
         pack(prepared, batch_size * (config.num_prefix_tokens + math.prod(config.grid_size)))
+    if config._attn_implementation == DEFAULT_ATTENTION:
+        prepared.set_attn_implementation(FAST_ATTENTION)
     prepared.__class__ = type(type(model).__name__, (Prepared, type(model)), {})
     if compile:
         prepared.compile(options={"freezing": True} if prepared.device.type == "cpu" else None)

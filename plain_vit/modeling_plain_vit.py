@@ -209,10 +209,11 @@ def eager_attention_forward(
     return torch.matmul(weights, value).transpose(1, 2), weights  # B L heads d
 
 
+SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
 LONGEST_PRODUCTS = 1024  # tokens; the weights of all heads of a longer image take much memory and save little time
 
 
-def fastest_attention_forward(
+def fast_attention_forward(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -225,15 +226,20 @@ def fastest_attention_forward(
     """Attend by what was measured fastest: plain matrix products for bf16 on a CPU, torch's fused kernel elsewhere."""
     on_cpu = query.device.type == "cpu" and query.dtype == torch.bfloat16 and not torch.compiler.is_exporting()
     if attention_mask is not None or not on_cpu or key.shape[2] > LONGEST_PRODUCTS:
-        fused = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        return fused(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+        return SDPA(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
     weights = torch.matmul(query * scaling, key.transpose(2, 3)).softmax(dim=-1)  # B heads L L
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2), None  # B L heads d
 
 
-FASTEST = "plain_vit"  # its name among the attention implementations; the one used where none is asked for
-AttentionInterface.register(FASTEST, fastest_attention_forward)
+def default_attention_forward(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attend by torch's fused kernel, as most sources do, to the last bit; in training by what is fastest."""
+    return fast_attention_forward(module, *args, **kwargs) if module.training else SDPA(module, *args, **kwargs)
+
+
+DEFAULT_ATTENTION, FAST_ATTENTION = "plain_vit", "plain_vit_fast"
+AttentionInterface.register(DEFAULT_ATTENTION, default_attention_forward)
+AttentionInterface.register(FAST_ATTENTION, fast_attention_forward)
 
 
 class PlainViTAttention(nn.Module):
@@ -423,8 +429,8 @@ class PlainViTPreTrainedModel(PreTrainedModel):
     _input_embed_layer = "patch_embeddings"
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Return the attention implementation that was asked for, or the fastest where none was."""
-        return super().get_correct_attn_implementation(requested_attention or FASTEST, is_init_check)
+        """Return the attention implementation that was asked for, or our own where none was."""
+        return super().get_correct_attn_implementation(requested_attention or DEFAULT_ATTENTION, is_init_check)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -622,8 +628,8 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the logits are to be a source's to the last bit: in evaluation, but for half precision."""
-        return not self.training and self.dtype not in (torch.bfloat16, torch.float16)
+        """Whether the logits are to be a source's to the last bit: in evaluation."""
+        return not self.training
 
     def tokens_read(self, **kwargs: Any) -> int | None:
         """Return how many of the first tokens the logits need of the last block; None for all.

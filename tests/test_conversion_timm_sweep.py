@@ -39,9 +39,7 @@ def test_an_entrypoint_opens_with_equal_numbers_and_goes_back(name: str) -> None
     assert max(features.values()) <= tolerance(name), features
 
     halves = tiny_timm(name).to(torch.bfloat16)
-    ours = from_module(halves)
-    ours.set_attn_implementation("sdpa")  # timm's; where none is asked for, ours takes the fastest
-    rounded = stage_differences(halves, ours, pixels_for(halves).to(torch.bfloat16))
+    rounded = stage_differences(halves, from_module(halves), pixels_for(halves).to(torch.bfloat16))
     assert max(rounded.values()) <= (BFLOAT16_REORDERED if tolerance(name) else 0.0), rounded
 
     resized = resized_difference(name)

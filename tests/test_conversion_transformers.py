@@ -105,7 +105,6 @@ def test_the_classes_are_all_in_the_cases() -> None:
 def test_halves_are_the_sources_too(case: str) -> None:
     module = tiny_transformers(case, attention="sdpa").to(torch.bfloat16)
     model = from_module(module)
-    model.set_attn_implementation("sdpa")
     assert model.dtype == torch.bfloat16
     found = stage_differences(module, model, pixels_for(module).to(torch.bfloat16))
     assert max(found.values()) == 0.0, found

@@ -45,9 +45,7 @@ def test_a_class_opens_with_equal_numbers_and_goes_back(case: str) -> None:
     assert max(found.values()) <= tolerance(case), found
 
     halves = tiny_transformers(case, attention="sdpa").to(torch.bfloat16)
-    rounded_model = from_module(halves)
-    rounded_model.set_attn_implementation("sdpa")
-    rounded = stage_differences(halves, rounded_model, pixels_for(halves).to(torch.bfloat16))
+    rounded = stage_differences(halves, from_module(halves), pixels_for(halves).to(torch.bfloat16))
     reordered = BFLOAT16_REORDERED if tolerance(case) or "MaskedImage" in case else 0.0
     assert max(rounded.values()) <= reordered, rounded
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from plain_vit import PlainViTForImageClassification
-from plain_vit.modeling_plain_vit import FASTEST, LONGEST_PRODUCTS
+from plain_vit.modeling_plain_vit import DEFAULT_ATTENTION, FAST_ATTENTION, LONGEST_PRODUCTS
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
@@ -39,14 +39,22 @@ def tokens_of_last_mlp(model: Any, images: torch.Tensor, **options: Any) -> int:
 # The attention that is used where none is asked for
 
 
-def test_the_fastest_attention_is_used_where_none_is_asked_for() -> None:
-    assert build().config._attn_implementation == FASTEST
+def test_it_is_the_default_and_another_may_be_asked_for() -> None:
+    assert build().config._attn_implementation == DEFAULT_ATTENTION
     assert build(attn_implementation="sdpa").config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
-def test_in_float32_it_is_sdpa_to_the_last_bit(name: str) -> None:
-    assert torch.equal(build(name)(pixels()).logits, build(name, attn_implementation="sdpa")(pixels()).logits)
+def test_in_evaluation_it_is_sdpa_to_the_last_bit(name: str, dtype: torch.dtype) -> None:
+    ours, fused = build(name).to(dtype), build(name, attn_implementation="sdpa").to(dtype)
+    assert torch.equal(ours(pixels()).logits, fused(pixels()).logits)
+
+
+@pytest.mark.parametrize("name", sorted(VARIATIONS))
+def test_the_fast_attention_is_sdpa_to_the_last_bit_in_float32(name: str) -> None:
+    fast = build(name, attn_implementation=FAST_ATTENTION)
+    assert torch.equal(fast(pixels()).logits, build(name, attn_implementation="sdpa")(pixels()).logits)
 
 
 @pytest.mark.parametrize("name", ["plain", "differential", "rms_per_head", "wide_heads"])
@@ -54,18 +62,27 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_products_written_down(name:
     expected = build(name)(pixels()).logits
     found = {
         attention: difference(build(name, attn_implementation=attention).bfloat16()(pixels()).logits.float(), expected)
-        for attention in (FASTEST, "eager")
+        for attention in (FAST_ATTENTION, "eager")
     }
     assert max(found.values()) < 0.03, found  # 8 bits of mantissa, over three blocks
+
+
+def test_training_in_bfloat16_attends_by_the_fast_one() -> None:
+    default, fast, fused = (
+        build(attn_implementation=attention).bfloat16().train() for attention in (None, FAST_ATTENTION, "sdpa")
+    )
+    logits = default(pixels()).logits
+    assert torch.equal(logits, fast(pixels()).logits)
+    assert not torch.equal(logits, fused(pixels()).logits)
 
 
 def test_long_images_leave_the_products() -> None:
     side = 8 * 33  # 33 x 32 patches and the class token
     assert LONGEST_PRODUCTS < 33 * 32 + 1
     images = pixels(1, side, 14 * 32).bfloat16()
-    fastest, fused = build().bfloat16(), build(attn_implementation="sdpa").bfloat16()
-    assert torch.equal(fastest(images).logits, fused(images).logits)
-    assert not torch.equal(fastest(images[..., :56]).logits, fused(images[..., :56]).logits)
+    fast, fused = (build(attn_implementation=attention).bfloat16() for attention in (FAST_ATTENTION, "sdpa"))
+    assert torch.equal(fast(images).logits, fused(images).logits)
+    assert not torch.equal(fast(images[..., :56]).logits, fused(images[..., :56]).logits)
 
 
 # The last block computes what the head reads
@@ -95,10 +112,11 @@ def test_training_computes_only_what_the_head_reads_with_the_same_logits_and_gra
     assert tokens_of_last_mlp(model, pixels(), output_hidden_states=True) == patches + model.config.num_prefix_tokens
 
 
-def test_evaluation_in_float32_computes_every_token() -> None:
-    model = build()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_evaluation_computes_every_token_whose_bits_are_a_source_s(dtype: torch.dtype) -> None:
+    model = build().to(dtype)
     assert tokens_of_last_mlp(model, pixels()) == 13
-    assert tokens_of_last_mlp(model.bfloat16(), pixels()) == 1
+    assert tokens_of_last_mlp(model.train(), pixels()) == 1
 
 
 @pytest.mark.parametrize("name", ["mean", "cls_mean", "map", "prr", "no_pooling"])

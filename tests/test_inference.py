@@ -12,6 +12,7 @@ from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViT
 from plain_vit.errors import PreparedModelError
 from plain_vit.inference import JoinedAttention, PackedLinear, prepare_for_inference
 from plain_vit.layers_plain_vit import LayerScale
+from plain_vit.modeling_plain_vit import FAST_ATTENTION
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
@@ -74,6 +75,11 @@ def test_every_dense_layer_is_packed_and_every_gain_folded(name: str) -> None:
     assert LayerScale not in kinds
     assert kinds.count(JoinedAttention) == 2 * prepared.config.num_branches
     assert PackedLinear in kinds
+
+
+@pytest.mark.parametrize("asked, taken", [(None, FAST_ATTENTION), ("sdpa", "sdpa"), ("eager", "eager")])
+def test_the_fast_attention_is_taken_where_none_was_asked_for(asked: str | None, taken: str) -> None:
+    assert prepare_for_inference(build(attn_implementation=asked)).config._attn_implementation == taken
 
 
 def test_a_gain_without_a_dense_layer_before_it_stays() -> None:
