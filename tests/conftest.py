@@ -79,3 +79,20 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["HubEndpoin
     endpoint.redirect(monkeypatch, tmp_path / "cache")
     yield endpoint
     endpoint.close()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a saved plain ViT of 4 x 3 patches for three classes, which no test writes into."""
+    from tests.training_runs import save_plain_vit
+
+    return save_plain_vit(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Sum in the same order every time, and as processes with OMP_NUM_THREADS=1 do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

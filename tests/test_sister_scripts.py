@@ -1,23 +1,14 @@
 """The scripts beside fine-tuning: evaluating a classifier, and pre-training on hidden patches."""
 
-import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import PIL.Image
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image
-from safetensors.torch import load_file
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
-from transformers import ResNetConfig, ResNetForImageClassification
 
 from plain_vit import (
     PlainViTForImageClassification,
@@ -31,70 +22,37 @@ from plain_vit.training.masking import CORRUPTIONS, Corruption, MaskedPrediction
 from plain_vit.training.run import read_log
 from tests.conftest import randomize_
 from tests.tiny import tiny_config
+from tests.training_runs import (
+    EXAMPLES,
+    PYTHON,
+    TORCHRUN,
+    assert_same_bits,
+    launch,
+    launch_and_kill,
+    open_script,
+    save_plain_vit,
+    save_resnet,
+    weights_of,
+)
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+evaluation = open_script("evaluate_image_classification")
+pretraining = open_script("pretrain_masked_patches")
+finetuning = open_script("finetune_image_classification")
 DIGITS = [str(digit) for digit in range(10)]
-
-
-def open_script(name: str) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module
-    specification.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def evaluation() -> ModuleType:
-    return open_script("evaluate_image_classification")
-
-
-@pytest.fixture(scope="module")
-def pretraining() -> ModuleType:
-    return open_script("pretrain_masked_patches")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Sum in the same order as the subprocesses do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a plain ViT that tells digits and two more classes apart, in an order of its own."""
-    folder = tmp_path_factory.mktemp("classifier")
     names = ["blank", *DIGITS[::-1], "other"]
-    config = tiny_config(image_size=(32, 24), patch_size=8, num_labels=12, id2label=dict(enumerate(names)))
-    randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
-    PlainViTImageProcessor(size={"height": 32, "width": 24}).save_pretrained(folder)
-    return folder
-
-
-def start(script: str, launcher: list[str], **options: object) -> subprocess.Popen[str]:
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
-    return subprocess.Popen(
-        [*launcher, str(EXAMPLES / f"{script}.py"), *words], env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-
-
-def launch(script: str, launcher: list[str], **options: object) -> str:
-    process = start(script, launcher, **options)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
-    return output
+    return save_plain_vit(tmp_path_factory.mktemp("classifier"), num_labels=12, id2label=dict(enumerate(names)))
 
 
 # Evaluating
 
 
-def test_evaluation_gives_the_numbers_of_scikit_learn(evaluation, classifier, tmp_path, capsys):
+def test_evaluation_gives_the_numbers_of_scikit_learn(classifier, tmp_path, capsys):
     results = evaluation.evaluate(evaluation.EvaluateArguments(
         model=str(classifier), dataset="digits", batch_size=77, output=str(tmp_path / "results.json")
     ))  # fmt: skip
@@ -130,7 +88,7 @@ def test_evaluation_gives_the_numbers_of_scikit_learn(evaluation, classifier, tm
         ))  # fmt: skip
 
 
-def test_two_processes_evaluate_every_image_once(evaluation, classifier, tmp_path):
+def test_two_processes_evaluate_every_image_once(classifier, tmp_path):
     # 360 images are no multiple of 26: the last batches are padded.
     one = evaluation.evaluate(evaluation.EvaluateArguments(model=str(classifier), dataset="digits", batch_size=26))
     launch(
@@ -145,26 +103,20 @@ def test_two_processes_evaluate_every_image_once(evaluation, classifier, tmp_pat
     assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)  # batches of another size sum in another order
 
 
-def test_any_image_classifier_is_evaluated_and_its_classes_must_match(evaluation, tmp_path):
-    from transformers import ConvNextImageProcessor
-
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 2], layer_type="basic", num_labels=10)
-    randomize_(ResNetForImageClassification(config)).save_pretrained(tmp_path)
-    ConvNextImageProcessor(size={"shortest_edge": 33}, crop_pct=1.0).save_pretrained(tmp_path)
-    options = {"model": str(tmp_path), "dataset": "digits"}
+def test_any_image_classifier_is_evaluated_and_its_classes_must_match(tmp_path):
+    options = {"model": str(save_resnet(tmp_path, num_labels=10)), "dataset": "digits"}
     with pytest.raises(DataError, match="does not know 10 of the 10 classes of the data.*--labels_by number"):
         evaluation.evaluate(evaluation.EvaluateArguments(**options))
     results = evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
     assert [row["name"] for row in results["classes"]] == [f"LABEL_{digit}" for digit in range(10)]
     with pytest.raises(DataError, match="no split 'validation', only train, test"):
         evaluation.evaluate(evaluation.EvaluateArguments(**options, split="validation"))
-    config.num_labels = 3
-    ResNetForImageClassification(config).save_pretrained(tmp_path)
+    save_resnet(tmp_path, num_labels=3)
     with pytest.raises(DataError, match="The data has 10 classes, the model 3"):
         evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
 
 
-def test_checkpoint_of_another_library_is_evaluated_head_and_all(evaluation, tmp_path):
+def test_checkpoint_of_another_library_is_evaluated_head_and_all(tmp_path):
     pixels, labels = render_glyphs(340, seed=1)  # the seed of the held-out glyphs
     features = Features({"image": Image(), "label": ClassLabel(names=list(CHARACTERS))})
     images = [PIL.Image.fromarray(glyph) for glyph in pixels]
@@ -273,21 +225,11 @@ def test_impossible_corruption_is_refused(fields, message):
 SHORT = {"dataset": "digits", "steps": 6, "batch_size": 12, "evaluations": 2, "log_every": 1, "learning_rate": 1e-3}
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a plain ViT of 4 x 3 patches without dropout."""
-    folder = tmp_path_factory.mktemp("small")
-    config = tiny_config(image_size=(32, 24), patch_size=8, num_labels=3)
-    randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
-    PlainViTImageProcessor(size={"height": 32, "width": 24}).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("target", ["mean_color", "pixels"])
-def test_loss_of_hidden_patches_goes_down(target, pretraining, small, tmp_path):
+def test_loss_of_hidden_patches_goes_down(target, model_folder, tmp_path):
     options = {**SHORT, "steps": 60, "evaluations": 3, "target": target}
     pretraining.pretrain(pretraining.PretrainArguments(
-        model=str(small), from_scratch=True, output_dir=str(tmp_path / "run"), **options
+        model=str(model_folder), from_scratch=True, output_dir=str(tmp_path / "run"), **options
     ))  # fmt: skip
     losses = [line["validation_loss"] for line in read_log(tmp_path / "run") if "validation_loss" in line]
     assert len(losses) == 3
@@ -296,20 +238,20 @@ def test_loss_of_hidden_patches_goes_down(target, pretraining, small, tmp_path):
     assert losses[2] < 0.8 * first
 
 
-def test_pretrained_folder_is_fine_tuned(pretraining, small, tmp_path):
+def test_pretrained_folder_is_fine_tuned(model_folder, tmp_path):
     pretrained = tmp_path / "pretrained"
-    pretraining.pretrain(pretraining.PretrainArguments(model=str(small), output_dir=str(pretrained), **SHORT))
-    weights = load_file(pretrained / "model.safetensors")
+    pretraining.pretrain(pretraining.PretrainArguments(model=str(model_folder), output_dir=str(pretrained), **SHORT))
+    weights = weights_of(pretrained)
     assert not torch.equal(
-        weights["vit.layers.0.mlp.fc1.weight"], load_file(small / "model.safetensors")["vit.layers.0.mlp.fc1.weight"]
+        weights["vit.layers.0.mlp.fc1.weight"],
+        weights_of(model_folder)["vit.layers.0.mlp.fc1.weight"],
     )
-    finetuning = open_script("finetune_image_classification")
     result = finetuning.finetune(finetuning.FinetuneArguments(
         model=str(pretrained), output_dir=str(tmp_path / "run"), dataset="digits", shots_per_class=2, steps=2,
         batch_size=10, learning_rate=0.0, weight_decay=0.0, report=False,
     ))  # fmt: skip
     assert result.count == 360
-    tuned = load_file(tmp_path / "run" / "model.safetensors")
+    tuned = weights_of(tmp_path / "run")
     assert "vit.embeddings.mask_token" not in tuned  # processes would wait for its gradient
     shared = {name for name in tuned if name in weights}
     assert {name for name in tuned if name not in weights} == {"classifier.weight", "classifier.bias"}
@@ -319,57 +261,48 @@ def test_pretrained_folder_is_fine_tuned(pretraining, small, tmp_path):
     }  # fmt: skip
 
 
-def test_pretraining_goes_on_from_a_pretrained_folder(pretraining, small, tmp_path):
+def test_pretraining_goes_on_from_a_pretrained_folder(model_folder, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    pretraining.pretrain(pretraining.PretrainArguments(model=str(small), output_dir=str(first), **SHORT))
+    pretraining.pretrain(pretraining.PretrainArguments(model=str(model_folder), output_dir=str(first), **SHORT))
     options = {**SHORT, "steps": 1, "evaluations": 1, "learning_rate": 0.0}
     pretraining.pretrain(pretraining.PretrainArguments(model=str(first), output_dir=str(second), **options))
-    before, after = (load_file(folder / "model.safetensors") for folder in (first, second))
+    before, after = (weights_of(folder) for folder in (first, second))
     body = [name for name in before if name.startswith("vit.")]
     assert "vit.embeddings.mask_token" in body
     assert all(torch.equal(before[name], after[name]) for name in body)
 
 
-def test_two_processes_learn_what_one_learns(pretraining, small, tmp_path):
+def test_two_processes_learn_what_one_learns(model_folder, tmp_path):
     # Halves of a batch are averaged in another order than a whole one. SGD, because the first steps of Adam move
     # weights by the sign of their gradient, whatever its size.
     options = {**SHORT, "optimizer": "sgd", "learning_rate": 0.05, "gradient_accumulation_steps": 2}
-    pretraining.pretrain(pretraining.PretrainArguments(model=str(small), output_dir=str(tmp_path / "one"), **options))
+    pretraining.pretrain(
+        pretraining.PretrainArguments(model=str(model_folder), output_dir=str(tmp_path / "one"), **options)
+    )
     launch(
-        "pretrain_masked_patches", TORCHRUN, model=small, output_dir=tmp_path / "two", num_processes=2, **options
+        "pretrain_masked_patches", TORCHRUN, model=model_folder, output_dir=tmp_path / "two", num_processes=2, **options
     )  # fmt: skip
     for line, line_of_two in zip(read_log(tmp_path / "one"), read_log(tmp_path / "two"), strict=True):
         assert line_of_two == pytest.approx(line, rel=1e-5)
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    one, two = (weights_of(tmp_path / name) for name in ("one", "two"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_killed_pretraining_goes_on_to_the_same_bits(small, tmp_path):
-    options = {**SHORT, "model": small, "steps": 40, "evaluations": 4, "checkpoint_every": 4, "crop_scale": 0.7,
+def test_killed_pretraining_goes_on_to_the_same_bits(model_folder, tmp_path):
+    options = {**SHORT, "model": model_folder, "steps": 40, "evaluations": 4, "checkpoint_every": 4, "crop_scale": 0.7,
                "horizontal_flip": 0.5, "gradient_accumulation_steps": 2, "log_every": 3}  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    launch("pretrain_masked_patches", [sys.executable], output_dir=whole, **options)
-    process = start("pretrain_masked_patches", [sys.executable], output_dir=killed, **options)
-    while not any(int(checkpoint.name[5:]) >= 9 for checkpoint in killed.glob("checkpoints/step_*")):
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not (killed / "config.json").exists(), "it ended before it was killed"
-    launch("pretrain_masked_patches", [sys.executable], output_dir=killed, resume=True, **options)
-    assert read_log(whole) == read_log(killed)
-    weights, weights_again = (load_file(folder / "model.safetensors") for folder in (whole, killed))
-    assert all(torch.equal(tensor, weights_again[name]) for name, tensor in weights.items())
+    launch("pretrain_masked_patches", PYTHON, output_dir=whole, **options)
+    launch_and_kill("pretrain_masked_patches", PYTHON, after_step=9, output_dir=killed, **options)
+    launch("pretrain_masked_patches", PYTHON, output_dir=killed, resume=True, **options)
+    assert_same_bits(whole, killed)
 
 
-def test_pretraining_refuses_bad_input_before_anything_is_written(pretraining, small, tmp_path):
-    good = {"model": str(small), "output_dir": str(tmp_path / "run"), **SHORT}
-    map_pooling = tmp_path / "map"
-    config = tiny_config(image_size=(32, 24), patch_size=8, pooling="map", use_class_token=False)
-    randomize_(PlainViTForImageClassification(config)).save_pretrained(map_pooling)
-    PlainViTImageProcessor(size={"height": 32, "width": 24}).save_pretrained(map_pooling)
+def test_pretraining_refuses_bad_input_before_anything_is_written(model_folder, tmp_path):
+    good = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT}
+    map_pooling = save_plain_vit(tmp_path / "map", pooling="map", use_class_token=False)
     for changed, error, message in (
         ({"dataset": "./nowhere"}, DataError, "no file or folder"),
         ({"split": "training"}, DataError, "no split 'training'"),
@@ -387,19 +320,19 @@ def test_pretraining_refuses_bad_input_before_anything_is_written(pretraining, s
         assert not (tmp_path / "run").exists(), changed
 
 
-def test_images_without_labels_are_enough(pretraining, small, tmp_path):
+def test_images_without_labels_are_enough(model_folder, tmp_path):
     images = load_splits("digits")["train"]["image"][:30]
     (tmp_path / "images").mkdir()
     for number, image in enumerate(images):
         image.save(tmp_path / "images" / f"{number}.png")
     options = {**SHORT, "dataset": str(tmp_path / "images"), "validation_fraction": 0.1, "steps": 1, "evaluations": 1}
     results = pretraining.pretrain(
-        pretraining.PretrainArguments(model=str(small), output_dir=str(tmp_path / "run"), **options)
+        pretraining.PretrainArguments(model=str(model_folder), output_dir=str(tmp_path / "run"), **options)
     )
     assert results["validation_loss"] > 0
 
 
-def test_image_that_cannot_be_read_is_named_by_every_script(evaluation, pretraining, classifier, tmp_path):
+def test_image_that_cannot_be_read_is_named_by_every_script(classifier, tmp_path):
     for split in ("train", "test"):
         for number, image in enumerate(load_splits("digits")[split]["image"][:20]):
             (tmp_path / "images" / split / str(number % 10)).mkdir(parents=True, exist_ok=True)
@@ -412,7 +345,6 @@ def test_image_that_cannot_be_read_is_named_by_every_script(evaluation, pretrain
         pretraining.pretrain(pretraining.PretrainArguments(
             **options, output_dir=str(tmp_path / "run"), epochs=1.0, batch_size=2, validation_fraction=0.1
         ))  # fmt: skip
-    finetuning = open_script("finetune_image_classification")
     # It is the first of its class, and looked at before the training.
     with pytest.raises(DataError, match="cannot be read: .*test/4/14.png"):
         finetuning.finetune(finetuning.FinetuneArguments(**options, output_dir=str(tmp_path / "tuned"), steps=1))

@@ -12,7 +12,7 @@ from transformers import HfArgumentParser
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.benchmarks import BENCHMARKS
 from tests.test_documentation import BLOCK, ROOT, run_command, save_digits, workplace  # noqa: F401
-from tests.test_sister_scripts import open_script
+from tests.training_runs import open_script
 
 BLOCKS = BLOCK.findall((ROOT / "docs" / "training.md").read_text(encoding="utf-8"))
 COMMANDS = [line for kind, code in BLOCKS if kind == "bash" for line in code.splitlines()]

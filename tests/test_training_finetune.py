@@ -1,90 +1,52 @@
 """The fine-tuning script, run as its users run it: in one process or two, killed and resumed, opened afterwards."""
 
-import importlib.util
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 import yaml
 from accelerate import Accelerator
 from accelerate.commands.config.config_args import load_config_from_file
-from safetensors.torch import load_file
-from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, pipeline
+from transformers import ViTForImageClassification, ViTImageProcessor, pipeline
 
 from plain_vit.errors import DataError, OutputError, OutputExistsError, TrainingError
 from plain_vit.training import run as run_module
 from plain_vit.training.data import load_splits
 from plain_vit.training.optimization import average_of
 from plain_vit.training.run import read_log
-from tests.conftest import randomize_
+from tests.training_runs import (
+    EXAMPLES,
+    PYTHON,
+    TORCHRUN,
+    assert_same_bits,
+    launch,
+    launch_and_kill,
+    open_script,
+    save_resnet,
+    save_stock_vit,
+    start,
+    wait_for_step,
+    weights_of,
+)
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "finetune_image_classification.py"
-PYTHON = [sys.executable]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
-TWO_BY_CONFIG = [*ACCELERATE, "--config_file", str(SCRIPT.parent / "accelerate" / "cpu_2_processes.yaml")]
+pytestmark = pytest.mark.usefixtures("one_thread")
+SCRIPT = "finetune_image_classification"
+script = open_script(SCRIPT)
+ACCELERATE = [*PYTHON, "-m", "accelerate.commands.launch"]
+TWO_BY_CONFIG = [*ACCELERATE, "--config_file", str(EXAMPLES / "accelerate" / "cpu_2_processes.yaml")]
 # 70 images in batches of 12: epochs end within batches. 7 steps, evaluated twice.
 SHORT = {"dataset": "digits", "shots_per_class": 7, "steps": 7, "batch_size": 12, "evaluations": 2, "log_every": 1}
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """Return the script as a module."""
-    specification = importlib.util.spec_from_file_location("finetune_image_classification", SCRIPT)
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Sum in the same order as the subprocesses do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stock_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a stock ViT with dropout, for three classes."""
-    folder = tmp_path_factory.mktemp("model")
-    config = ViTConfig(
-        hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=28, image_size=24, patch_size=8,
-        num_labels=3, hidden_dropout_prob=0.1,
-    )  # fmt: skip
-    randomize_(ViTForImageClassification(config)).save_pretrained(folder)
-    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
-    return folder
-
-
-def start(launcher: list[str], **options: object) -> subprocess.Popen[str]:
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
-    return subprocess.Popen(
-        [*launcher, str(SCRIPT), *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def launch(launcher: list[str], **options: object) -> str:
-    process = start(launcher, **options)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
-    return output
-
-
-def numbers_of(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    return load_file(folder / "model.safetensors"), read_log(folder)
+    return save_stock_vit(tmp_path_factory.mktemp("stock"), hidden_dropout_prob=0.1)
 
 
 # Exact resume
@@ -112,43 +74,20 @@ CASES = {
     [pytest.param(*case, marks=[] if name == "1 process" else pytest.mark.slow) for name, case in CASES.items()],
     ids=CASES,
 )
-def test_killed_run_goes_on_to_the_same_bits(launcher, changes, model_folder, tmp_path):
+def test_killed_run_goes_on_to_the_same_bits(launcher, changes, stock_folder, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    options = {"model": model_folder, **HARD, **changes}
+    options = {"model": stock_folder, **HARD, **changes}
     if "streaming" in changes:
         del options["shots_per_class"], options["class_balance"]
-    launch(launcher, output_dir=whole, **options)
-
-    process = start(launcher, output_dir=killed, **options)
-    wait_for_step(process, killed, 9)
-    for child in children_of(process.pid):
-        os.kill(child, signal.SIGKILL)
-    process.kill()
-    process.communicate()
-    assert not (killed / "config.json").exists(), "it ended before it was killed"
-    launch(launcher, output_dir=killed, resume=True, **options)
-
-    (weights, log), (weights_again, log_again) = numbers_of(whole), numbers_of(killed)
-    assert log == log_again
-    assert all(torch.equal(tensor, weights_again[name]) for name, tensor in weights.items())
+    launch(SCRIPT, launcher, output_dir=whole, **options)
+    launch_and_kill(SCRIPT, launcher, after_step=9, output_dir=killed, **options)
+    launch(SCRIPT, launcher, output_dir=killed, resume=True, **options)
+    assert_same_bits(whole, killed)
 
 
-def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> None:
-    """Wait until a checkpoint of that step or a later one stands."""
-    while not any(int(checkpoint.name[5:]) >= step for checkpoint in folder.glob("checkpoints/step_*")):
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the processes below this one, the lowest first."""
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    return [descendant for child in map(int, listed.stdout.split()) for descendant in (*children_of(child), child)]
-
-
-def test_termination_saves_and_says_how_to_go_on(model_folder, tmp_path):
-    options = {"model": model_folder, "output_dir": tmp_path / "run", **SHORT, "steps": 400, "checkpoint_every": 2}
-    process = start(PYTHON, **options)
+def test_termination_saves_and_says_how_to_go_on(stock_folder, tmp_path):
+    options = {"model": stock_folder, "output_dir": tmp_path / "run", **SHORT, "steps": 400, "checkpoint_every": 2}
+    process = start(SCRIPT, PYTHON, **options)
     wait_for_step(process, tmp_path / "run", 2)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=300)
@@ -168,19 +107,19 @@ def test_termination_saves_and_says_how_to_go_on(model_folder, tmp_path):
         pytest.param(TORCHRUN, {"shard": True, "ema_decay": 0.5}, id="sharded", marks=pytest.mark.slow),
     ],
 )
-def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(
-    launcher, changes, model_folder, tmp_path, script
-):
+def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(launcher, changes, stock_folder, tmp_path):
     # 360 images are no multiple of 26: the last batches are padded. SGD, because the first step of Adam moves all
     # weights by the same amount, and then rounding decides between classes that are equally likely.
     options = {**SHORT, "eval_batch_size": 26, "optimizer": "sgd", "learning_rate": 0.1}
     no_dropout = tmp_path / "model"
-    stock = ViTForImageClassification.from_pretrained(model_folder, hidden_dropout_prob=0.0)
+    stock = ViTForImageClassification.from_pretrained(stock_folder, hidden_dropout_prob=0.0)
     stock.save_pretrained(no_dropout)
-    ViTImageProcessor.from_pretrained(model_folder).save_pretrained(no_dropout)
+    ViTImageProcessor.from_pretrained(stock_folder).save_pretrained(no_dropout)
     alone = {"model": str(no_dropout), "output_dir": str(tmp_path / "one"), **options}
     one = script.finetune(script.FinetuneArguments(**alone, ema_decay=changes.get("ema_decay")))
-    output = launch(launcher, model=no_dropout, output_dir=tmp_path / "two", num_processes=2, **options, **changes)
+    output = launch(
+        SCRIPT, launcher, model=no_dropout, output_dir=tmp_path / "two", num_processes=2, **options, **changes
+    )
     if "shard" in changes:
         own, whole = re.search(r"each process holds ([\d,]+) of ([\d,]+) parameters", output).groups()
         assert int(own.replace(",", "")) == pytest.approx(int(whole.replace(",", "")) / 2, rel=0.1)
@@ -193,14 +132,14 @@ def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(
     results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
     assert results[0]["images_evaluated"] == results[1]["images_evaluated"] == 360
     assert results[0]["test_accuracy"] == results[1]["test_accuracy"] == one.accuracy
-    saved = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    saved = [weights_of(tmp_path / name) for name in ("one", "two")]
     assert saved[0].keys() == saved[1].keys()
     for name, tensor in saved[0].items():
         torch.testing.assert_close(saved[1][name], tensor, rtol=0, atol=1e-5 * tensor.abs().max().item())
 
 
-def test_impossible_sharding_is_refused(model_folder, tmp_path, script, monkeypatch):
-    good = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT, "shard": True}
+def test_impossible_sharding_is_refused(stock_folder, tmp_path, monkeypatch):
+    good = {"model": str(stock_folder), "output_dir": str(tmp_path / "run"), **SHORT, "shard": True}
     with pytest.raises(TrainingError, match="One process has nobody to share with"):
         script.finetune(script.FinetuneArguments(**good))
     with pytest.raises(TrainingError, match="--shard is not combined with compile, lora_rank"):
@@ -211,9 +150,9 @@ def test_impossible_sharding_is_refused(model_folder, tmp_path, script, monkeypa
     assert not (tmp_path / "run").exists()
 
 
-def test_another_number_of_processes_than_asked_for_is_refused(model_folder, tmp_path, script):
+def test_another_number_of_processes_than_asked_for_is_refused(stock_folder, tmp_path):
     arguments = script.FinetuneArguments(
-        model=str(model_folder), output_dir=str(tmp_path / "run"), num_processes=2, **SHORT
+        model=str(stock_folder), output_dir=str(tmp_path / "run"), num_processes=2, **SHORT
     )
     with pytest.raises(TrainingError, match="1 processes are running, 2 were asked for"):
         script.finetune(arguments)
@@ -223,9 +162,9 @@ def test_another_number_of_processes_than_asked_for_is_refused(model_folder, tmp
 # What comes out
 
 
-def test_result_of_accelerate_launch_opens_with_its_labels(model_folder, tmp_path):
+def test_result_of_accelerate_launch_opens_with_its_labels(stock_folder, tmp_path):
     run = tmp_path / "run"
-    launch([*ACCELERATE, "--num_processes", "1"], model=model_folder, output_dir=run, **SHORT)
+    launch(SCRIPT, [*ACCELERATE, "--num_processes", "1"], model=stock_folder, output_dir=run, **SHORT)
     classifier = pipeline("image-classification", model=str(run))
     images = load_splits("digits")["test"]["image"][:5]
     answers = classifier(images, top_k=10)
@@ -233,52 +172,47 @@ def test_result_of_accelerate_launch_opens_with_its_labels(model_folder, tmp_pat
     assert classifier.model.config.label2id == {str(digit): digit for digit in range(10)}
 
 
-def test_arguments_are_written_back_and_repeat_the_run(model_folder, tmp_path, script):
+def test_arguments_are_written_back_and_repeat_the_run(stock_folder, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    script.finetune(script.FinetuneArguments(model=str(model_folder), output_dir=str(first), **SHORT))
+    script.finetune(script.FinetuneArguments(model=str(stock_folder), output_dir=str(first), **SHORT))
     again = script.parse_arguments(
         script.FinetuneArguments, [str(first / "arguments.yaml"), "--output_dir", str(second)], description=None
     )
     script.finetune(again)
     assert yaml.safe_load((second / "arguments.yaml").read_text())["output_dir"] == str(second)
-    (weights, log), (weights_again, log_again) = numbers_of(first), numbers_of(second)
-    assert log == log_again
-    assert all(torch.equal(tensor, weights_again[name]) for name, tensor in weights.items())
+    assert_same_bits(first, second)
 
 
-def test_validation_split_chooses_the_weights_that_are_saved(tmp_path, script):
+def test_validation_split_chooses_the_weights_that_are_saved(tmp_path):
     # A learning rate at which the first step is the last one that helps.
     arguments = script.FinetuneArguments(
-        model=str(SCRIPT.parent / "checkpoints" / "glyphs_vit.pt"), num_attention_heads=4, validation_fraction=0.2,
+        model=str(EXAMPLES / "checkpoints" / "glyphs_vit.pt"), num_attention_heads=4, validation_fraction=0.2,
         output_dir=str(tmp_path / "run"), **{**SHORT, "steps": 6, "evaluations": 6}, checkpoints_kept=6,
         learning_rate=0.03, warmup_fraction=0.0, schedule="constant",
     )  # fmt: skip
     script.finetune(arguments)
-    saved, log = numbers_of(tmp_path / "run")
-    accuracies = {line["step"]: line["validation_accuracy"] for line in log if "validation_accuracy" in line}
+    saved = weights_of(tmp_path / "run")
+    lines = [line for line in read_log(tmp_path / "run") if "validation_accuracy" in line]
+    accuracies = {line["step"]: line["validation_accuracy"] for line in lines}
     assert accuracies.keys() == {1, 2, 3, 4, 5, 6}
     best = max(accuracies, key=lambda step: accuracies[step])
     assert best < 6
-    chosen = load_file(tmp_path / "run" / "checkpoints" / f"step_{best:08d}" / "model.safetensors")
+    chosen = weights_of(tmp_path / "run" / "checkpoints" / f"step_{best:08d}")
     assert saved.keys() == chosen.keys()
     assert all(torch.equal(tensor, chosen[name]) for name, tensor in saved.items())
 
 
-def test_any_image_classifier_can_be_fine_tuned(tmp_path, script):
-    from transformers import ConvNextImageProcessor, ResNetConfig, ResNetForImageClassification
-
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 2], layer_type="basic", num_labels=3)
-    randomize_(ResNetForImageClassification(config)).save_pretrained(tmp_path / "resnet")
-    ConvNextImageProcessor(size={"shortest_edge": 33}, crop_pct=1.0).save_pretrained(tmp_path / "resnet")
-    script.finetune(script.FinetuneArguments(model=str(tmp_path / "resnet"), output_dir=str(tmp_path / "run"), **SHORT))
+def test_any_image_classifier_can_be_fine_tuned(tmp_path):
+    model = save_resnet(tmp_path / "resnet")
+    script.finetune(script.FinetuneArguments(model=str(model), output_dir=str(tmp_path / "run"), **SHORT))
     assert pipeline("image-classification", model=str(tmp_path / "run")).model.config.num_labels == 10
 
 
 # Bad input
 
 
-def test_bad_input_is_refused_before_anything_is_written(model_folder, tmp_path, script):
-    good = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT}
+def test_bad_input_is_refused_before_anything_is_written(stock_folder, tmp_path):
+    good = {"model": str(stock_folder), "output_dir": str(tmp_path / "run"), **SHORT}
     for changed, error, message in (
         ({"dataset": "./nowhere"}, DataError, "no file or folder"),
         ({"image_column": "picture"}, DataError, "no column 'picture'"),
@@ -292,16 +226,16 @@ def test_bad_input_is_refused_before_anything_is_written(model_folder, tmp_path,
         ({"warmup_steps": 8}, TrainingError, "The warm-up takes 8 steps, the run 7"),
         ({"freeze": ["5"]}, TrainingError, "5 blocks cannot be frozen"),
         ({"optimizer": "sdg"}, TrainingError, "no optimizer 'sdg'"),
-        ({"teacher": str(model_folder)}, TrainingError, "does not know the classes"),
+        ({"teacher": str(stock_folder)}, TrainingError, "does not know the classes"),
     ):
         with pytest.raises(error, match=message):
             script.finetune(script.FinetuneArguments(**{**good, **changed}))
         assert not (tmp_path / "run").exists(), changed
 
 
-def test_folder_that_is_not_empty_or_of_another_run_is_refused(model_folder, tmp_path, script):
+def test_folder_that_is_not_empty_or_of_another_run_is_refused(stock_folder, tmp_path):
     run = tmp_path / "run"
-    good = {"model": str(model_folder), "output_dir": str(run), **SHORT, "steps": 2}
+    good = {"model": str(stock_folder), "output_dir": str(run), **SHORT, "steps": 2}
     script.finetune(script.FinetuneArguments(**good))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(OutputExistsError, match="is not empty"):
@@ -311,9 +245,9 @@ def test_folder_that_is_not_empty_or_of_another_run_is_refused(model_folder, tmp
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def test_resume_with_other_data_is_refused(model_folder, tmp_path, script):
+def test_resume_with_other_data_is_refused(stock_folder, tmp_path):
     digits = load_splits("digits")["test"]
-    good = {**SHORT, "model": str(model_folder), "output_dir": str(tmp_path / "run"), "dataset": str(tmp_path / "set"),
+    good = {**SHORT, "model": str(stock_folder), "output_dir": str(tmp_path / "run"), "dataset": str(tmp_path / "set"),
             "shots_per_class": None, "validation_fraction": 0.2, "report": False}  # fmt: skip
     digits.save_to_disk(str(tmp_path / "set"))
     script.finetune(script.FinetuneArguments(**good))
@@ -323,7 +257,7 @@ def test_resume_with_other_data_is_refused(model_folder, tmp_path, script):
         script.finetune(script.FinetuneArguments(**good, resume=True))
 
 
-@pytest.mark.parametrize("file", sorted((SCRIPT.parent / "accelerate").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted((EXAMPLES / "accelerate").glob("*.yaml")), ids=lambda file: file.stem)
 def test_config_files_of_accelerate_are_read_by_it_and_say_whether_they_were_run(file):
     config = load_config_from_file(str(file))
     assert config.num_processes >= 2
@@ -332,24 +266,17 @@ def test_config_files_of_accelerate_are_read_by_it_and_say_whether_they_were_run
     assert f"--config_file examples/accelerate/{file.name}" in head
 
 
-def test_script_ends_with_one_line_and_the_exit_code_of_the_error(model_folder, tmp_path, script, capsys, monkeypatch):
-    words = [
-        "--model",
-        str(model_folder),
-        "--dataset",
-        str(tmp_path / "nothing"),
-        "--output_dir",
-        str(tmp_path / "run"),
-    ]
-    monkeypatch.setattr(sys, "argv", ["finetune", *words])
+def test_script_ends_with_one_line_and_the_exit_code_of_the_error(stock_folder, tmp_path, capsys, monkeypatch):
+    words = ["--model", stock_folder, "--dataset", tmp_path / "nothing", "--output_dir", tmp_path / "run"]
+    monkeypatch.setattr(sys, "argv", ["finetune", *map(str, words)])
     with pytest.raises(SystemExit) as stopped:
         script.main()
     assert stopped.value.code == DataError.exit_code
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_full_disk_is_noticed_before_the_run_and_before_each_checkpoint(model_folder, tmp_path, script, monkeypatch):
-    good = {"model": str(model_folder), **SHORT, "checkpoint_every": 2, "report": False}
+def test_full_disk_is_noticed_before_the_run_and_before_each_checkpoint(stock_folder, tmp_path, monkeypatch):
+    good = {"model": str(stock_folder), **SHORT, "checkpoint_every": 2, "report": False}
     free = iter([10**9, 10**9, 10**3])  # before the run, before the first checkpoint, before the second
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(run_module.shutil, "disk_usage", lambda place: usage._replace(free=next(free)))

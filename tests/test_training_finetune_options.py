@@ -1,74 +1,37 @@
 """What the options of the fine-tuning script do to a run, seen in what it writes."""
 
-import importlib.util
 import itertools
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from datasets import Dataset, Image
-from safetensors.torch import load_file
-from transformers import AutoModelForImageClassification, ViTConfig, ViTForImageClassification, ViTImageProcessor
+from transformers import AutoModelForImageClassification
 
-from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit import PlainViTForImageClassification
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.training.data import load_splits
 from plain_vit.training.models import load_classifier
 from plain_vit.training.run import read_log
-from tests.conftest import randomize_
+from tests.training_runs import assert_same_bits, open_script, save_stock_vit, weights_of
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "finetune_image_classification.py"
+pytestmark = pytest.mark.usefixtures("one_thread")
+script = open_script("finetune_image_classification")
 SHORT = {
     "dataset": "digits", "shots_per_class": 7, "steps": 5, "batch_size": 12, "evaluations": 2, "log_every": 1,
     "report": False, "checkpoints_kept": 0,
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """Return the script as a module."""
-    specification = importlib.util.spec_from_file_location("finetune_image_classification", SCRIPT)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Sum in the same order every time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a plain ViT for three classes."""
-    folder = tmp_path_factory.mktemp("model")
-    config = PlainViTConfig(
-        hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=28, image_size=24, patch_size=8,
-        num_labels=3,
-    )  # fmt: skip
-    randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
-    PlainViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
-def run(script: ModuleType, model_folder: str, tmp_path: Path) -> Any:
+def run(model_folder: Path, tmp_path: Path) -> Any:
     """Return what does a short run and gives its folder."""
 
     def start(name: str, **options: Any) -> Path:
-        values = {"model": model_folder, **SHORT, "output_dir": str(tmp_path / name), **options}
+        values = {"model": str(model_folder), **SHORT, "output_dir": str(tmp_path / name), **options}
         script.finetune(script.FinetuneArguments(**values))
         return tmp_path / name
 
@@ -85,10 +48,6 @@ def fresh_accelerator():
 
 def losses(folder: Path) -> list[float]:
     return [line["train_loss"] for line in read_log(folder) if "train_loss" in line]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
 
 
 def test_each_option_of_the_loss_changes_it(run, model_folder):
@@ -109,8 +68,8 @@ def test_each_option_of_the_loss_changes_it(run, model_folder):
 
 
 def test_frozen_backbone_is_saved_as_it_was_opened(run, model_folder):
-    tuned = weights(run("probe", freeze=["backbone"], learning_rate=0.1))
-    source = load_file(Path(model_folder) / "model.safetensors")
+    tuned = weights_of(run("probe", freeze=["backbone"], learning_rate=0.1))
+    source = weights_of(model_folder)
     changed = {name for name, tensor in tuned.items() if not torch.equal(tensor, source.get(name, torch.zeros(1)))}
     assert changed == {"classifier.weight", "classifier.bias"}
     assert tuned["classifier.weight"].any()
@@ -120,12 +79,12 @@ def test_low_rank_run_saves_a_plain_model_that_gives_the_accuracy_it_reports(run
     folder = run("lora", lora_rank=2, learning_rate=0.05, validation_fraction=0.2, ema_decay=0.5)
     model = AutoModelForImageClassification.from_pretrained(folder)
     assert type(model) is PlainViTForImageClassification
-    tuned, source = weights(folder), load_file(Path(model_folder) / "model.safetensors")
+    tuned, source = weights_of(folder), weights_of(model_folder)
     changed = {name for name, tensor in tuned.items() if not torch.equal(tensor, source.get(name, torch.zeros(1)))}
     assert {name.rpartition(".")[0].rpartition(".")[2] for name in changed} == {"q_proj", "v_proj", "classifier"}
 
 
-def test_low_rank_run_goes_on_to_the_same_bits(run, script, monkeypatch):
+def test_low_rank_run_goes_on_to_the_same_bits(run, monkeypatch):
     options = {"lora_rank": 2, "checkpoints_kept": 9, "checkpoint_every": 2}
     whole = run("whole", **options)
     monkeypatch.setattr(script, "save_classifier", stop)
@@ -133,8 +92,7 @@ def test_low_rank_run_goes_on_to_the_same_bits(run, script, monkeypatch):
         run("half", **options)
     monkeypatch.undo()
     half = run("half", resume=True, **options)
-    assert read_log(half) == read_log(whole)
-    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(half).items())
+    assert_same_bits(half, whole)
 
 
 def stop(*arguments: object) -> None:
@@ -144,7 +102,7 @@ def stop(*arguments: object) -> None:
 def test_other_size_is_trained_at_and_saved(run):
     model = AutoModelForImageClassification.from_pretrained(run("large", image_size=[32, 40]))
     assert model.config.image_size == (32, 40)
-    assert model.vit.embeddings.position_embeddings.weight.shape == (1 + 4 * 5, 20)
+    assert model.vit.embeddings.position_embeddings.weight.shape == (1 + 4 * 5, 40)
 
 
 def test_checkpointed_run_gives_the_losses_of_a_plain_one(run):
@@ -163,14 +121,14 @@ def test_compiled_run_gives_the_losses_of_a_plain_one(run):
 @pytest.mark.usefixtures("fresh_accelerator")
 def test_half_precision_saves_whole_weights(run):
     folder = run("half", mixed_precision="bf16", learning_rate=0.01)
-    assert {tensor.dtype for tensor in weights(folder).values()} == {torch.float32}
+    assert {tensor.dtype for tensor in weights_of(folder).values()} == {torch.float32}
     AcceleratorState._reset_state(reset_partial_state=True)
     full = losses(run("full", learning_rate=0.01))
     assert losses(folder) != full
     assert losses(folder) == pytest.approx(full, rel=0.05)
 
 
-def test_run_that_is_short_of_memory_makes_smaller_micro_batches_of_the_same_steps(run, script, monkeypatch):
+def test_run_that_is_short_of_memory_makes_smaller_micro_batches_of_the_same_steps(run, monkeypatch):
     seen = []
 
     def limited(*arguments: Any, **keywords: Any) -> Any:
@@ -230,9 +188,7 @@ def parquet(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_run_with_unreadable_images_goes_on_to_the_same_bits(
-    streaming, num_workers, run, script, parquet, monkeypatch, capsys
-):
+def test_run_with_unreadable_images_goes_on_to_the_same_bits(streaming, num_workers, run, parquet, monkeypatch, capsys):
     options = {
         "dataset": parquet, "shots_per_class": None, "corrupted": "skip", "steps": 12, "checkpoints_kept": 9,
         "checkpoint_every": 5, "gradient_accumulation_steps": 2, "num_workers": num_workers, "mixup": 0.4,
@@ -246,18 +202,17 @@ def test_run_with_unreadable_images_goes_on_to_the_same_bits(
     assert results["images_evaluated"] == 29
     assert results["unreadable_images_left_out"] == 1
     assert results["unreadable_images_replaced"] in ((2, 3) if not streaming else range(1, 5))
-    monkeypatch.setattr(script, "evaluate_classifier", evaluate_but_stop_at(script, 2))
+    monkeypatch.setattr(script, "evaluate_classifier", evaluate_but_stop_at(2))
     with pytest.raises(KeyboardInterrupt):
         run("half", **options)
     monkeypatch.undo()
     half = run("half", resume=True, **options)
-    assert read_log(half) == read_log(whole)
-    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(half).items())
+    assert_same_bits(half, whole)
     again = json.loads((half / "results.json").read_text())
     assert again["unreadable_images_replaced"] == results["unreadable_images_replaced"]
 
 
-def evaluate_but_stop_at(script: ModuleType, number: int) -> Any:
+def evaluate_but_stop_at(number: int) -> Any:
     """Return the script's evaluation, which is interrupted when it is called for that time."""
     original, calls = script.evaluate_classifier, itertools.count(1)
 
@@ -285,8 +240,8 @@ def test_stream_that_is_read_by_other_processes_or_balanced_is_refused(run, parq
         run("second", class_balance="loss", **options)
 
 
-def test_recipe_runs_to_the_end(run, script, model_folder, tmp_path):
-    words = ["--model", model_folder, "--dataset", "digits", "--shots_per_class", "2", "--output_dir",
+def test_recipe_runs_to_the_end(run, model_folder, tmp_path):
+    words = ["--model", str(model_folder), "--dataset", "digits", "--shots_per_class", "2", "--output_dir",
              str(tmp_path / "r"), "--recipe", "mae-finetune", "augreg-strong1", "--steps", "2", "--batch_size", "8",
              "--image_size", "24", "--no_report"]  # fmt: skip
     script.finetune(script.parse_arguments(script.FinetuneArguments, words, description=None))
@@ -294,9 +249,6 @@ def test_recipe_runs_to_the_end(run, script, model_folder, tmp_path):
 
 
 def test_stock_vit_without_the_field_that_is_asked_for_is_refused(run, tmp_path):
-    config = ViTConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=24)
-    ViTForImageClassification(config).save_pretrained(tmp_path / "stock")
-    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path / "stock")
     with pytest.raises(TrainingError, match="ViTConfig has no field drop_path_rate"):
-        run("refused", model=str(tmp_path / "stock"), drop_path_rate=0.1)
+        run("refused", model=str(save_stock_vit(tmp_path / "stock")), drop_path_rate=0.1)
     assert not (tmp_path / "refused").exists()

@@ -1,11 +1,8 @@
 """The shipped vit-pytorch checkpoint: what it is, what it can do, and that its script makes it again."""
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -13,19 +10,11 @@ from vit_pytorch import ViT
 
 from plain_vit.training import data
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
+from tests.training_runs import EXAMPLES, open_script
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+script = open_script("train_vit_pytorch_on_glyphs")
 CHECKPOINT = EXAMPLES / "checkpoints" / "glyphs_vit.pt"
 NOTES = json.loads(CHECKPOINT.with_suffix(".json").read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    path = EXAMPLES / "train_vit_pytorch_on_glyphs.py"
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +32,7 @@ def test_shipped_checkpoint_is_small_and_a_bare_state_dict():
     ViT(**NOTES["constructor"]).load_state_dict(state, strict=True)
 
 
-def test_shipped_checkpoint_has_its_recorded_accuracy(script):
+def test_shipped_checkpoint_has_its_recorded_accuracy():
     model = ViT(**NOTES["constructor"])
     model.load_state_dict(torch.load(CHECKPOINT, weights_only=True))
     images, labels = render_glyphs(NOTES["test_images"], seed=1)
@@ -52,7 +41,7 @@ def test_shipped_checkpoint_has_its_recorded_accuracy(script):
     assert script.accuracy(model, pixels, torch.from_numpy(labels)) == pytest.approx(NOTES["accuracy"], abs=0.001)
 
 
-def test_training_depends_on_the_seed_alone(script, monkeypatch):
+def test_training_depends_on_the_seed_alone(monkeypatch):
     monkeypatch.setattr(data, "GLYPHS_PER_CLASS", {"train": 8, "test": 2})
     models = []
     for number, seed in enumerate((0, 0, 1)):

@@ -5,6 +5,7 @@ import dataclasses
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -24,18 +25,9 @@ from transformers import (
     get_scheduler,
 )
 
-from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit import PlainViTImageProcessor
 from plain_vit.errors import TrainingError
-from plain_vit.training.arguments import (
-    AugmentationOptions,
-    DataOptions,
-    ModelOptions,
-    OptimizationOptions,
-    RunOptions,
-    as_yaml,
-    check_options,
-    parse_arguments,
-)
+from plain_vit.training.arguments import as_yaml, check_options, parse_arguments
 from plain_vit.training.images import ShuffledStream, input_size, training_transform
 from plain_vit.training.losses import balancing_weights, classification_loss, distillation_loss
 from plain_vit.training.memory import fitting_accumulation, training_trial
@@ -43,28 +35,14 @@ from plain_vit.training.models import as_saved, head_of, load_classifier, load_t
 from plain_vit.training.optimization import OPTIMIZERS, freeze, learning_rate_factor, make_optimizer, train_mode
 from plain_vit.training.recipes import RECIPES, describe_recipes
 from tests.conftest import randomize_
+from tests.training_runs import RESNET, SMALL, open_script, small_vit
 
-SMALL = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20}
-RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [2, 2], "layer_type": "basic"}
-
-
-@dataclasses.dataclass(kw_only=True)
-class AllOptions(RunOptions, AugmentationOptions, OptimizationOptions, DataOptions, ModelOptions):
-    """Every option there is."""
-
-
+AllOptions = open_script("finetune_image_classification").FinetuneArguments
 NEEDED = ["--model", "m", "--dataset", "d", "--output_dir", "o"]
 
 
-def parse(*words: object) -> AllOptions:
+def parse(*words: object) -> Any:
     return parse_arguments(AllOptions, [str(word) for word in words], description=None)
-
-
-def small_vit(**changes: object) -> PlainViTForImageClassification:
-    config = PlainViTConfig(**{**SMALL, "image_size": (24, 16), "patch_size": 8, "num_labels": 5, **changes})
-    model = PlainViTForImageClassification(config)
-    randomize_(model)
-    return model
 
 
 def save(model: nn.Module, folder: Path, **size: int) -> str:

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.modeling_outputs import ImageClassifierOutput
 from vit_pytorch import ViT
 
-from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit import PlainViTImageProcessor
 from plain_vit.conversion import from_module
 from plain_vit.errors import TrainingError
 from plain_vit.training.images import (
@@ -46,16 +46,7 @@ from plain_vit.training.optimization import (
     make_optimizer,
 )
 from tests.conftest import randomize_
-
-SMALL = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20}
-RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [2, 2], "layer_type": "basic"}
-
-
-def small_vit(**changes: object) -> PlainViTForImageClassification:
-    config = PlainViTConfig(**{**SMALL, "image_size": (24, 16), "patch_size": 8, "num_labels": 5, **changes})
-    model = PlainViTForImageClassification(config)
-    randomize_(model)
-    return model
+from tests.training_runs import RESNET, SMALL, small_vit
 
 
 @pytest.fixture

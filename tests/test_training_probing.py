@@ -1,12 +1,7 @@
 """Linear probes and few-shot ridge regression: against scikit-learn, and as the script does them."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,7 +21,7 @@ from transformers import (
     ResNetForImageClassification,
 )
 
-from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
 from plain_vit.training.probing import (
     BIAS,
@@ -40,33 +35,9 @@ from plain_vit.training.probing import (
     train_probes,
 )
 from tests.conftest import randomize_
+from tests.training_runs import TORCHRUN, launch, open_script, weights_of
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "linear_probe.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """Return the script as a module."""
-    specification = importlib.util.spec_from_file_location("linear_probe", SCRIPT)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a plain ViT for three classes."""
-    folder = tmp_path_factory.mktemp("model")
-    config = PlainViTConfig(
-        hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=28, image_size=24, patch_size=8,
-        num_labels=3,
-    )  # fmt: skip
-    randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
-    PlainViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
-    return folder
+script = open_script("linear_probe")
 
 
 def clusters(images: int, width: int, classes: int, seed: int = 0) -> Features:
@@ -173,16 +144,16 @@ def test_model_of_two_heads_is_refused():
 # The script
 
 
-def arguments_of(script: ModuleType, model: Path, out: Path, *words: object) -> Any:
+def arguments_of(model: Path, out: Path, *words: object) -> Any:
     needed = ["--model", model, "--dataset", "digits", "--output_dir", out, "--epochs", 3]
     return script.parse_arguments(script.ProbeArguments, [str(word) for word in (*needed, *words)], description=None)
 
 
 def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are_used_again(
-    script, model_folder, tmp_path, monkeypatch
+    model_folder, tmp_path, monkeypatch
 ):
     out = tmp_path / "out"
-    results = script.probe(arguments_of(script, model_folder, out, "--shots", 2, 3))
+    results = script.probe(arguments_of(model_folder, out, "--shots", 2, 3))
     rates = results["linear"]["validation_accuracies"]
     assert len(rates) == 13
     assert rates[str(results["linear"]["learning_rate"])] == max(rates.values())
@@ -190,7 +161,7 @@ def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are
     assert [len(results["few_shot"][shots]) for shots in ("2", "3")] == [3, 3]
     model = AutoModelForImageClassification.from_pretrained(out)
     assert model.config.num_labels == 10
-    source = load_file(model_folder / "model.safetensors")
+    source = weights_of(model_folder)
     assert all(
         torch.equal(tensor, source[name]) for name, tensor in model.state_dict().items() if "classif" not in name
     )
@@ -199,30 +170,29 @@ def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are
     assert (answers == stored["test.labels"]).double().mean().item() == results["linear"]["test_accuracy"]
 
     monkeypatch.setattr(script, "extract_features", None)
-    again = script.probe(arguments_of(script, model_folder, out, "--recipe", "few-shot", "--shots", 2))
+    again = script.probe(arguments_of(model_folder, out, "--recipe", "few-shot", "--shots", 2))
     assert again["few_shot"]["2"] == results["few_shot"]["2"]
     assert "linear" not in again
 
 
-def test_features_of_something_else_are_not_taken(script, model_folder, tmp_path):
+def test_features_of_something_else_are_not_taken(model_folder, tmp_path):
     out = tmp_path / "out"
-    script.probe(arguments_of(script, model_folder, out, "--mode", "few_shot", "--shots", 1))
+    script.probe(arguments_of(model_folder, out, "--mode", "few_shot", "--shots", 1))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(OutputExistsError, match=r"differ in image_size \(was None, is \[16\]\)"):
-        script.probe(arguments_of(script, model_folder, out, "--image_size", 16))
+        script.probe(arguments_of(model_folder, out, "--image_size", 16))
     with pytest.raises(OutputExistsError, match="holds something else than a probe"):
-        script.probe(arguments_of(script, model_folder, model_folder))
+        script.probe(arguments_of(model_folder, model_folder))
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_features_of_one(script, model_folder, tmp_path):
-    script.probe(arguments_of(script, model_folder, tmp_path / "one", "--mode", "few_shot", "--shots", 1))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(SCRIPT),
-               "--model", str(model_folder), "--dataset", "digits", "--output_dir", str(tmp_path / "two"), "--mode",
-               "few_shot", "--shots", "1", "--num_processes", "2"]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
-    subprocess.run(command, check=True, env=environment, timeout=300)
+def test_two_processes_give_the_features_of_one(model_folder, tmp_path):
+    script.probe(arguments_of(model_folder, tmp_path / "one", "--mode", "few_shot", "--shots", 1))
+    launch(
+        "linear_probe", TORCHRUN, model=model_folder, dataset="digits", output_dir=tmp_path / "two", mode="few_shot",
+        shots=1, num_processes=2,
+    )  # fmt: skip
     one, two = (load_file(tmp_path / name / "features.safetensors") for name in ("one", "two"))
     assert all(torch.equal(one[name], two[name]) for name in one if name.endswith("labels"))
     for name in one:

@@ -3,12 +3,11 @@
 import base64
 import importlib.util
 import re
-import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -21,12 +20,7 @@ from sklearn.metrics import recall_score, top_k_accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from transformers import (
     AutoModelForImageClassification,
-    ConvNextImageProcessor,
-    ResNetConfig,
-    ResNetForImageClassification,
-    ViTConfig,
     ViTForImageClassification,
-    ViTImageProcessor,
 )
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
@@ -43,37 +37,16 @@ from plain_vit.training.publishing import training_facts
 from plain_vit.training.run import read_log
 from plain_vit.training.snapshots import look
 from plain_vit.training.trackers import TRACKERS, tracker_names
-from tests.conftest import randomize_
-from tests.tiny import tiny_config
+from tests.training_runs import open_script, save_resnet, save_stock_vit
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "finetune_image_classification.py"
+script = open_script("finetune_image_classification")
 SHORT = {"dataset": "digits", "shots_per_class": 7, "steps": 7, "batch_size": 12, "evaluations": 2, "log_every": 1}
 PICTURES = {"curves", "confusion_matrix", "confused_pairs", "mistakes"}
 STORY = {"attention", "positions_0", "positions_1"}
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """Return the script as a module."""
-    specification = importlib.util.spec_from_file_location("finetune_image_classification", SCRIPT)
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a plain ViT of 4 x 3 patches, for three classes."""
-    folder = tmp_path_factory.mktemp("model")
-    config = tiny_config(image_size=(32, 24), patch_size=8, num_labels=3)
-    randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
-    PlainViTImageProcessor(size={"height": 32, "width": 24}).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def finished(script: ModuleType, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run with everything that there is to see."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     script.finetune(script.FinetuneArguments(
@@ -290,7 +263,7 @@ def test_snapshots_are_those_of_the_model_at_their_steps(finished):
         assert not np.array_equal(first["attention"], last["attention"])
 
 
-def test_looking_leaves_the_training_as_it_is(finished, script, model_folder, tmp_path):
+def test_looking_leaves_the_training_as_it_is(finished, model_folder, tmp_path):
     options = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT}
     script.finetune(script.FinetuneArguments(**options, report=False))
     assert not (tmp_path / "run" / "report").exists()
@@ -298,25 +271,18 @@ def test_looking_leaves_the_training_as_it_is(finished, script, model_folder, tm
     assert read_log(tmp_path / "run") == read_log(finished)
 
 
-def test_model_without_attention_gets_a_report_that_says_so(script, tmp_path):
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 2], layer_type="basic", num_labels=3)
-    randomize_(ResNetForImageClassification(config)).save_pretrained(tmp_path / "resnet")
-    ConvNextImageProcessor(size={"shortest_edge": 33}, crop_pct=1.0).save_pretrained(tmp_path / "resnet")
+def test_model_without_attention_gets_a_report_that_says_so(tmp_path):
     run = tmp_path / "run"
     script.finetune(script.FinetuneArguments(
-        model=str(tmp_path / "resnet"), output_dir=str(run), picture_every=1.0, **SHORT
+        model=str(save_resnet(tmp_path / "resnet")), output_dir=str(run), picture_every=1.0, **SHORT
     ))  # fmt: skip
     assert {file.stem for file in (run / "report").glob("*.png")} == PICTURES
     text = (run / "report" / "index.html").read_text()
     assert text.count("In a ResNetForImageClassification there is no ViT to look into.") == 2
 
 
-def test_vit_of_transformers_shows_what_the_same_plain_vit_shows():
-    config = ViTConfig(
-        hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=28, image_size=24, patch_size=8,
-        num_labels=3,
-    )  # fmt: skip
-    stock = randomize_(ViTForImageClassification(config)).eval()
+def test_vit_of_transformers_shows_what_the_same_plain_vit_shows(tmp_path):
+    stock = ViTForImageClassification.from_pretrained(save_stock_vit(tmp_path)).eval()
     stock.set_attn_implementation("eager")
     pixels = torch.randn(5, 3, 24, 24)
     seen = look(stock, pixels)
@@ -325,15 +291,9 @@ def test_vit_of_transformers_shows_what_the_same_plain_vit_shows():
     assert seen["positions"].shape == (3, 3, 3, 3)
 
 
-def test_vit_image_processor_of_transformers_is_drawn_too(script, tmp_path):
-    config = ViTConfig(
-        hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=28, image_size=24, patch_size=8,
-        num_labels=3,
-    )  # fmt: skip
-    randomize_(ViTForImageClassification(config)).save_pretrained(tmp_path / "vit")
-    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path / "vit")
+def test_vit_image_processor_of_transformers_is_drawn_too(tmp_path):
     run = tmp_path / "run"
-    options = {"model": str(tmp_path / "vit"), "picture_every": 0.5, **SHORT}
+    options = {"model": str(save_stock_vit(tmp_path / "vit")), "picture_every": 0.5, **SHORT}
     script.finetune(script.FinetuneArguments(output_dir=str(run), **options))
     assert {file.stem for file in (run / "report").glob("*.png")} == PICTURES | STORY
     assert len(list((run / "report" / "snapshots").iterdir())) == 4  # at 0, 0.5, 1.0 and 1.2 epochs
@@ -357,7 +317,7 @@ def awkward(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_class_names_are_shown_as_they_are(awkward, script, model_folder, tmp_path):
+def test_class_names_are_shown_as_they_are(awkward, model_folder, tmp_path):
     options = {**SHORT, "dataset": str(awkward), "shots_per_class": None, "steps": 2, "evaluations": 1}
     run = tmp_path / "run"
     script.finetune(script.FinetuneArguments(model=str(model_folder), output_dir=str(run), **options))
@@ -399,7 +359,7 @@ def test_page_names_base_model_and_data_of_the_hub():
     assert scratch.origin == "Trained from scratch on digits (train 10, test 5)."
 
 
-def test_push_sends_model_page_and_report_and_opens_from_the_hub(script, model_folder, tmp_path, hub):
+def test_push_sends_model_page_and_report_and_opens_from_the_hub(model_folder, tmp_path, hub):
     run = tmp_path / "run"
     options = {"model": str(model_folder), "output_dir": str(run), "report_to": "tensorboard", **SHORT}
     script.finetune(script.FinetuneArguments(
@@ -425,7 +385,7 @@ def test_push_sends_model_page_and_report_and_opens_from_the_hub(script, model_f
     assert "alice/tiny-digits" in card.text
 
 
-def test_push_that_fails_leaves_the_model_and_says_how_to_push_it(script, model_folder, tmp_path, hub):
+def test_push_that_fails_leaves_the_model_and_says_how_to_push_it(model_folder, tmp_path, hub):
     run = tmp_path / "run"
     options = {"model": str(model_folder), "output_dir": str(run), **SHORT}
     with pytest.raises(HubError, match=f"may not write there.*push it with `plain-vit push {run} jane/digits`"):
@@ -433,7 +393,7 @@ def test_push_that_fails_leaves_the_model_and_says_how_to_push_it(script, model_
     AutoModelForImageClassification.from_pretrained(run)
 
 
-def test_push_that_cannot_work_is_refused_before_the_training(script, model_folder, tmp_path, hub, monkeypatch):
+def test_push_that_cannot_work_is_refused_before_the_training(model_folder, tmp_path, hub, monkeypatch):
     good = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT}
     for useless in ({"hub_private": True}, {"report": False, "picture_every": 1.0}):
         with pytest.raises(TrainingError, match="nothing comes of"):
@@ -450,7 +410,7 @@ def test_push_that_cannot_work_is_refused_before_the_training(script, model_fold
 # The dry run
 
 
-def test_dry_run_says_what_the_run_then_does_and_writes_nothing(script, model_folder, tmp_path, capsys):
+def test_dry_run_says_what_the_run_then_does_and_writes_nothing(model_folder, tmp_path, capsys):
     run = tmp_path / "run"
     options = {
         "model": str(model_folder), "output_dir": str(run), **SHORT, "shots_per_class": None,

@@ -1,0 +1,140 @@
+"""What the tests of training share: the example scripts as modules and as processes, and small models for them."""
+
+import functools
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    ConvNextImageProcessor,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+)
+
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.training.run import read_log
+from tests.conftest import randomize_
+from tests.tiny import tiny_config
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PYTHON = [sys.executable]
+TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+SMALL = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20}
+RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [2, 2], "layer_type": "basic"}
+
+
+@functools.cache
+def open_script(name: str) -> Any:
+    """Return one of the examples as a module."""
+    specification: Any = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # dataclasses and transformers look it up
+    specification.loader.exec_module(module)
+    return module
+
+
+# Processes
+
+
+def start(script: str, launcher: list[str], **options: object) -> subprocess.Popen[str]:
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
+    return subprocess.Popen(
+        [*launcher, str(EXAMPLES / f"{script}.py"), *words], env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def launch(script: str, launcher: list[str], **options: object) -> str:
+    """Run a script to its end and return what it printed."""
+    process = start(script, launcher, **options)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+def launch_and_kill(script: str, launcher: list[str], *, after_step: int, output_dir: Path, **options: object) -> None:
+    """Run a script until a checkpoint of that step stands, and kill all its processes."""
+    process = start(script, launcher, output_dir=output_dir, **options)
+    wait_for_step(process, output_dir, after_step)
+    for child in children_of(process.pid):
+        os.kill(child, signal.SIGKILL)
+    process.kill()
+    process.communicate()
+    assert not (output_dir / "config.json").exists(), "it ended before it was killed"
+
+
+def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> None:
+    """Wait until a checkpoint of that step or a later one stands."""
+    while not any(int(checkpoint.name[5:]) >= step for checkpoint in folder.glob("checkpoints/step_*")):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes below this one, the lowest first."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [descendant for child in map(int, listed.stdout.split()) for descendant in (*children_of(child), child)]
+
+
+# Results
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_bits(one: Path, other: Path) -> None:
+    """Hold the logs and the weights of two runs against each other."""
+    assert read_log(one) == read_log(other)
+    weights, weights_again = weights_of(one), weights_of(other)
+    assert weights.keys() == weights_again.keys()
+    assert all(torch.equal(tensor, weights_again[name]) for name, tensor in weights.items())
+
+
+# Models
+
+
+def small_vit(**changes: object) -> PlainViTForImageClassification:
+    config = PlainViTConfig(**{**SMALL, "image_size": (24, 16), "patch_size": 8, "num_labels": 5, **changes})
+    model = PlainViTForImageClassification(config)
+    randomize_(model)
+    return model
+
+
+def save_plain_vit(folder: Path, **changes: Any) -> Path:
+    """Save a plain ViT of 4 x 3 patches for three classes."""
+    config = tiny_config(**{"image_size": (32, 24), "patch_size": 8, "num_labels": 3, **changes})
+    randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
+    PlainViTImageProcessor(size={"height": 32, "width": 24}).save_pretrained(folder)
+    return folder
+
+
+def save_stock_vit(folder: Path, **changes: Any) -> Path:
+    """Save a ViT of transformers for three classes."""
+    config = ViTConfig(
+        hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=28, image_size=24, patch_size=8,
+        num_labels=3, **changes,
+    )  # fmt: skip
+    randomize_(ViTForImageClassification(config)).save_pretrained(folder)
+    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
+    return folder
+
+
+def save_resnet(folder: Path, num_labels: int = 3) -> Path:
+    config = ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 12], depths=[1, 2], layer_type="basic", num_labels=num_labels
+    )
+    randomize_(ResNetForImageClassification(config)).save_pretrained(folder)
+    ConvNextImageProcessor(size={"shortest_edge": 33}, crop_pct=1.0).save_pretrained(folder)
+    return folder
