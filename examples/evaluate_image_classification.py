@@ -10,18 +10,17 @@ counts once, however many processes share the work.
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from transformers import HfArgumentParser, PreTrainedModel
+from transformers import PreTrainedModel
 
-from plain_vit.errors import DataError, OutputExistsError, PlainViTError
-from plain_vit.training.arguments import option
+from plain_vit.errors import DataError, OutputExistsError
+from plain_vit.training.arguments import ForwardOptions, option, run_script
 from plain_vit.training.data import load_labelled_split
 from plain_vit.training.images import ProcessedImages, ReadableImages
 from plain_vit.training.metrics import Evaluation, evaluate_classifier
@@ -36,28 +35,16 @@ SHOWN = 30  # classes and pairs that are printed; the file has all
 
 
 @dataclass(kw_only=True)
-class EvaluateArguments:
+class EvaluateArguments(ForwardOptions):
     """What an evaluation can be told."""
 
-    model: str = option(help="transformers folder or Hub id, or another library's checkpoint, with its classifier")
-    num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
-    trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
+    _argument_group_name: ClassVar[str] = "evaluation"
 
-    dataset: str = option(help="as in fine-tuning: digits, a folder, cifar10, a Hub name, ...")
     split: str | None = option(None, help="test if not given, or else the validation split, or else the only one")
-    dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
-    image_column: str | None = option(None, help="found by its type if not given")
-    label_column: str | None = option(None, help="found by its type if not given")
-    label_names: str | None = option(None, help="text file with one class per line, for labels that are plain numbers")
     labels_by: Literal["name", "number"] = option(
         "name", help="which class of the model a class of the data is: that of its name, or that of its number"
     )
-
     output: str | None = option(None, help="JSON file to write; it must not be there")
-    batch_size: int = option(256, help="images per batch, over all processes")
-    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of the forward pass")
-    num_workers: int = option(0, help="processes that prepare images, per process")
-    num_processes: int | None = option(None, help="refuse to run with another number of processes")
 
 
 def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
@@ -206,13 +193,7 @@ def as_text(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = HfArgumentParser(EvaluateArguments, description=__doc__)  # type: ignore[arg-type]
-    (arguments,) = parser.parse_args_into_dataclasses()
-    try:
-        evaluate(arguments)
-    except PlainViTError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_script(evaluate, EvaluateArguments, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from plain_vit.errors import PlainViTError, TrainingError
+from plain_vit.errors import TrainingError
 from plain_vit.hub import check_repository
 from plain_vit.model_card import ModelFacts
 from plain_vit.training.arguments import (
@@ -45,7 +45,7 @@ from plain_vit.training.arguments import (
     RunOptions,
     as_yaml,
     check_options,
-    parse_arguments,
+    run_script,
 )
 from plain_vit.training.data import ImageClassificationData, load_classification_data
 from plain_vit.training.dry_run import describe_needs, measure_needs, text_tables
@@ -708,11 +708,7 @@ def save_classifier(folder: Path, model: nn.Module, image_processor: Any, accele
 
 
 def main() -> None:
-    try:
-        finetune(parse_arguments(FinetuneArguments, sys.argv[1:], description=__doc__))
-    except PlainViTError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_script(finetune, FinetuneArguments, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ learning rates and shots are tried in seconds (name the same OUT again).
 
 import hashlib
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -26,8 +25,8 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from plain_vit.conversion.writing import staged_file, staged_folder
-from plain_vit.errors import OutputExistsError, PlainViTError, TrainingError
-from plain_vit.training.arguments import option, parse_arguments
+from plain_vit.errors import OutputExistsError, TrainingError
+from plain_vit.training.arguments import ForwardOptions, option, run_script
 from plain_vit.training.data import ImageClassificationData, load_classification_data
 from plain_vit.training.images import ProcessedImages, ReadableImages, UnreadableImages
 from plain_vit.training.models import load_classifier
@@ -46,29 +45,17 @@ FEATURES, SOURCE = "features.safetensors", "features.json"
 
 
 @dataclass(kw_only=True)
-class SourceOptions:
+class SourceOptions(ForwardOptions):
     """Whose features of what."""
 
     _argument_group_name: ClassVar[str] = "features"
 
-    model: str = option(help="transformers folder or Hub id, or another library's checkpoint")
-    num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
-    trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
     image_size: list[int] | None = option(None, help="in pixels, where it is not the model's own")
-    dataset: str = option(help="as for examples/finetune_image_classification.py")
-    dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
-    image_column: str | None = option(None, help="found by its type if not given")
-    label_column: str | None = option(None, help="found by its type if not given")
-    label_names: str | None = option(None, help="text file with one class per line, for labels that are plain numbers")
     train_split: str | None = option(None, help="split to learn from; train if not given")
     validation_split: str | None = option(None, help="split to choose the learning rate by; found by its name")
     test_split: str | None = option(None, help="held-out split; 'test' if not given and there is one")
     validation_fraction: float = option(0.1, help="part of the training split to carve out where there is none")
     output_dir: str = option(help="new or empty folder, or one with the features of the same model and data")
-    batch_size: int = option(256, help="images per forward pass, over all processes")
-    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of the forward pass")
-    num_workers: int = option(0, help="processes that prepare images, per process")
-    num_processes: int | None = option(None, help="refuse to run with another number of processes")
     seed: int = option(0, help="decides the carved split and the order of the images")
 
 
@@ -276,11 +263,7 @@ def save_model(model: Any, image_processor: Any, folder: Path) -> None:
 
 
 def main() -> None:
-    try:
-        probe(parse_arguments(ProbeArguments, sys.argv[1:], description=__doc__))
-    except PlainViTError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_script(probe, ProbeArguments, description=__doc__)
 
 
 if __name__ == "__main__":

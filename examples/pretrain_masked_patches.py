@@ -30,10 +30,10 @@ from tqdm import tqdm
 
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.conversion import from_checkpoint
-from plain_vit.errors import PlainViTError, TrainingError
+from plain_vit.errors import TrainingError
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling, PlainViTModel
-from plain_vit.training.arguments import as_yaml, check_options, option, parse_arguments
+from plain_vit.training.arguments import as_yaml, check_options, option, run_script
 from plain_vit.training.data import load_images
 from plain_vit.training.images import ShuffledStream, randomness, training_transform
 from plain_vit.training.masking import CORRUPTIONS, CorruptedImages, Corruption, MaskedPrediction
@@ -350,11 +350,7 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
 
 
 def main() -> None:
-    try:
-        pretrain(parse_arguments(PretrainArguments, sys.argv[1:], description=__doc__))
-    except PlainViTError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_script(pretrain, PretrainArguments, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from transformers import ViTForImageClassification, ViTImageProcessor, pipeline
 
 from plain_vit.errors import DataError, OutputError, OutputExistsError, TrainingError
 from plain_vit.training import run as run_module
+from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data import load_splits
 from plain_vit.training.optimization import average_of
 from plain_vit.training.run import read_log
@@ -175,7 +176,7 @@ def test_result_of_accelerate_launch_opens_with_its_labels(stock_folder, tmp_pat
 def test_arguments_are_written_back_and_repeat_the_run(stock_folder, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     script.finetune(script.FinetuneArguments(model=str(stock_folder), output_dir=str(first), **SHORT))
-    again = script.parse_arguments(
+    again = parse_arguments(
         script.FinetuneArguments, [str(first / "arguments.yaml"), "--output_dir", str(second)], description=None
     )
     script.finetune(again)

@@ -13,6 +13,7 @@ from transformers import AutoModelForImageClassification
 
 from plain_vit import PlainViTForImageClassification
 from plain_vit.errors import DataError, TrainingError
+from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data import load_splits
 from plain_vit.training.models import load_classifier
 from plain_vit.training.run import read_log
@@ -244,7 +245,7 @@ def test_recipe_runs_to_the_end(run, model_folder, tmp_path):
     words = ["--model", str(model_folder), "--dataset", "digits", "--shots_per_class", "2", "--output_dir",
              str(tmp_path / "r"), "--recipe", "mae-finetune", "augreg-strong1", "--steps", "2", "--batch_size", "8",
              "--image_size", "24", "--no_report"]  # fmt: skip
-    script.finetune(script.parse_arguments(script.FinetuneArguments, words, description=None))
+    script.finetune(parse_arguments(script.FinetuneArguments, words, description=None))
     assert read_log(tmp_path / "r")[-1]["step"] == 2
 
 

@@ -23,6 +23,7 @@ from transformers import (
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
+from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.probing import (
     BIAS,
     EPSILON,
@@ -146,7 +147,7 @@ def test_model_of_two_heads_is_refused():
 
 def arguments_of(model: Path, out: Path, *words: object) -> Any:
     needed = ["--model", model, "--dataset", "digits", "--output_dir", out, "--epochs", 3]
-    return script.parse_arguments(script.ProbeArguments, [str(word) for word in (*needed, *words)], description=None)
+    return parse_arguments(script.ProbeArguments, [str(word) for word in (*needed, *words)], description=None)
 
 
 def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are_used_again(

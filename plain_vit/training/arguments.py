@@ -4,7 +4,7 @@ import dataclasses
 import math
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import yaml
 from transformers import HfArgumentParser
 
-from plain_vit.errors import TrainingError
+from plain_vit.errors import PlainViTError, TrainingError
 from plain_vit.training.recipes import describe_recipes, recipe_options
 
 Options = TypeVar("Options")
@@ -25,8 +25,47 @@ def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
     return field(default=default, metadata={"help": help})
 
 
+# What several scripts ask for, in groups of their own.
+
+
 @dataclass(kw_only=True)
-class ModelOptions:
+class CheckpointOptions:
+    """Which model is opened."""
+
+    model: str = option(help="transformers folder or Hub id, or another library's checkpoint")
+    num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
+    trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
+
+
+@dataclass(kw_only=True)
+class LabelledImagesOptions:
+    """Which images are opened."""
+
+    dataset: str = option(
+        help="digits, glyphs; a folder of images, of parquet or .tar files, or of save_to_disk; cifar10, cifar100, "
+        "imagenet-1k, pets, flowers, food101, mnist, fashion-mnist, beans; or a Hub name"
+    )
+    dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
+    image_column: str | None = option(None, help="found by its type if not given")
+    label_column: str | None = option(None, help="found by its type if not given")
+    label_names: str | None = option(None, help="text file with one class per line, for labels that are plain numbers")
+
+
+@dataclass(kw_only=True)
+class ForwardOptions(LabelledImagesOptions, CheckpointOptions):
+    """Which images go through which model, that is not trained."""
+
+    batch_size: int = option(256, help="images per forward pass, over all processes")
+    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of the forward pass")
+    num_workers: int = option(0, help="processes that prepare images, per process")
+    num_processes: int | None = option(None, help="refuse to run with another number of processes")
+
+
+# The groups of fine-tuning.
+
+
+@dataclass(kw_only=True)
+class ModelOptions(CheckpointOptions):
     """What is trained."""
 
     _argument_group_name: ClassVar[str] = "model"
@@ -35,8 +74,6 @@ class ModelOptions:
         help="transformers folder or Hub id, another library's checkpoint, or a preset to train from scratch"
     )
     from_scratch: bool = option(False, help="keep the architecture only and draw new weights")
-    num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
-    trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
     freeze: list[str] = option(
         [],
         help="train the rest only: backbone (all but the head), a number of blocks from below, or names (a.*.weight)",
@@ -54,18 +91,11 @@ class ModelOptions:
 
 
 @dataclass(kw_only=True)
-class DataOptions:
+class DataOptions(LabelledImagesOptions):
     """What it learns from."""
 
     _argument_group_name: ClassVar[str] = "data"
 
-    dataset: str = option(
-        help="digits, glyphs; a folder of images, of parquet or .tar files, or of save_to_disk; cifar10, cifar100, "
-        "imagenet-1k, pets, flowers, food101, mnist, fashion-mnist, beans; or a Hub name"
-    )
-    dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
-    image_column: str | None = option(None, help="found by its type if not given")
-    label_column: str | None = option(None, help="found by its type if not given")
     train_split: str | None = option(None, help="split to learn from, or several joined by +; train if not given")
     validation_split: str | None = option(
         None, help="split to choose the best epoch by; found by its name if not given"
@@ -73,7 +103,6 @@ class DataOptions:
     test_split: str | None = option(None, help="held-out split; 'test' if not given and there is one")
     validation_fraction: float = option(0.0, help="part of the training split to carve out as validation split")
     shots_per_class: int | None = option(None, help="learn from this many images per class")
-    label_names: str | None = option(None, help="text file with one class per line, for labels that are plain numbers")
     corrupted: Literal["stop", "skip"] = option(
         "stop", help="an image that cannot be read ends the run, or is left out, named and counted"
     )
@@ -184,6 +213,15 @@ class Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
     """Show defaults, and the description as it is written."""
 
 
+def run_script(run: Callable[[Options], object], kind: type[Options], *, description: str | None) -> None:
+    """Run a script as its command line says; an error that the project foresees is one line and an exit code."""
+    try:
+        run(parse_arguments(kind, sys.argv[1:], description=description))
+    except PlainViTError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
 def parse_arguments(kind: type[Options], command_line: Sequence[str], *, description: str | None) -> Options:
     """Read options: recipes first, a YAML file over them, the command line over both.
 
@@ -207,19 +245,12 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
         replaced = {other for group in ALTERNATIVES if group & layer.keys() for other in group - layer.keys()}
         merged = {name: given for name, given in merged.items() if name not in replaced} | layer
     groups: list[Any] = [group for group in reversed(kind.__mro__) if "_argument_group_name" in vars(group)]
-    parser = HfArgumentParser(
-        groups,
-        description=description,
-        formatter_class=Help,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--list_recipes", action="store_true", help="say what each recipe is, and leave")
-    if "list_recipes" in merged:
-        print(describe_recipes())
-        sys.exit()
+    parser = HfArgumentParser(groups, description=description, formatter_class=Help, allow_abbrev=False)
+    if "recipe" in known:
+        recipes = describe_recipes()  # argparse says a version and leaves
+        parser.add_argument("--list_recipes", action="version", version=recipes, help="say what each recipe is")
     stray = merged.pop("", [])
     given = parser.parse_args([*stray, *(word for name, values in merged.items() for word in (f"--{name}", *values))])
-    del given.list_recipes
     return kind(**vars(given))
 
 
