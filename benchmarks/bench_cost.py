@@ -45,7 +45,7 @@ def train(batch: int, checkpointing: bool) -> Callable[[], object]:
     """Return a forward and a backward pass."""
     module, images = model().train(), torch.randn(batch, 3, 224, 224)
     if checkpointing:
-        module.gradient_checkpointing_enable({"use_reentrant": False})
+        module.activation_checkpointing_enable({"use_reentrant": False})
     labels = torch.zeros(batch, dtype=torch.int64)
 
     def step() -> None:

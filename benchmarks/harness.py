@@ -1,32 +1,47 @@
 """Side by side: every case in a process of its own, all of them taking turns, so that what the machine does meanwhile
 (another program, a slow disk, a throttled core) hits them alike.
 
-A case is prepared once, warmed up, and timed in interleaved turns. Reported are medians with their spread, the ratio to
-the first case, a limit of the machine beside each figure, and the peak of memory. On a GPU each turn is synchronised.
+A case is prepared once, warmed up, and timed in interleaved turns; one turn more, which is not timed, tells its memory.
+Reported are medians with their spread, the ratio to the first case, a limit of the machine beside each figure, and the
+peak of memory. On a GPU each turn is synchronised.
 """
 
 import argparse
+import ctypes
 import datetime
 import gc
 import importlib.metadata
 import json
+import math
 import multiprocessing
 import os
 import platform
+import re
 import statistics
+import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("torch", "transformers", "safetensors", "timm", "vit-pytorch", "torchvision")
 MEGABYTE = 10**6
+LONG_ENOUGH = 0.1  # seconds: what is shorter is repeated within a turn
+LOAD_BEFORE = os.getloadavg()[0]  # of the last minute, before this process adds its own
+
+# glibc's mallopt: allocations of so many bytes and more are mapped, and thus given back when they are freed.
+M_MMAP_THRESHOLD, MAPPED_FROM = -3, 65536
+
+# A forked process runs the benchmark's module, imported already, once more, to find its functions under their names.
+warnings.filterwarnings("ignore", "'benchmarks", RuntimeWarning, "runpy")
 
 
 @dataclass(frozen=True)
@@ -39,26 +54,26 @@ class Case:
             a turn does. What that returns is still alive when memory is looked at, and dropped before the next turn.
         arguments: For `prepare`.
         limit: Seconds below which the machine cannot do it, by what the benchmark says; None for none.
+        images: How many a turn goes through, where that is what it does.
     """
 
     name: str
     prepare: Callable[..., Callable[[], object]]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     limit: float | None = None
+    images: int | None = None
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What one turn took; memory in bytes beyond what the process had before it.
+class Memory:
+    """What a turn needs, in bytes beyond what the process had before it; None where the system does not tell.
 
     Args:
-        seconds: Of wall-clock time.
-        peak: Resident memory at its highest, files that are mapped included; None where the system does not tell.
-        own: Resident memory that is no file's, at the end.
-        device: Memory of the GPU at its highest; None without one.
+        peak: Resident memory at its highest, files that are mapped included.
+        own: Resident memory that is no file's, at the end, with what the turn made.
+        device: Memory of the GPU at its highest, with what was there before; None without one.
     """
 
-    seconds: float
     peak: int | None
     own: int | None
     device: int | None
@@ -74,9 +89,11 @@ class Result:
         fastest: Of the turns, which is what is left where the machine does other work as well.
         slowest: Of the turns.
         ratio: Of the medians, to the first case.
+        interval: Within which that ratio lies in 95 of 100 draws of as many turns out of those timed.
         ratio_of_fastest: Likewise of the fastest turns.
         limit: As the case says.
-        peak: The largest of any turn, as `own` and `device`.
+        images: As the case says.
+        peak: Of the turn for the memory, as `own` and `device`.
     """
 
     name: str
@@ -84,8 +101,10 @@ class Result:
     fastest: float
     slowest: float
     ratio: float
+    interval: tuple[float, float]
     ratio_of_fastest: float
     limit: float | None
+    images: int | None
     peak: int | None
     own: int | None
     device: int | None
@@ -99,18 +118,21 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return result
 
 
-def compare(cases: Sequence[Case], turns: int) -> list[Result]:
+def compare(cases: Sequence[Case], turns: int, at_once: bool = False) -> list[Result]:
     """Time cases in interleaved turns.
 
     Args:
         cases: The first is what the others are compared with.
         turns: Of each case, after one that warms up and does not count.
+        at_once: Prepare all cases at once: for those that compile, where cores and memory suffice.
 
     Raises:
         RuntimeError: A case failed; its trace is in the message.
     """
-    context = multiprocessing.get_context("spawn")
-    taken: dict[str, list[Turn]] = {case.name: [] for case in cases}
+    # A forked process has all imports for nothing, but no way to a GPU that its parent has looked at.
+    context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
+    context.set_forkserver_preload([getattr(sys.modules["__main__"].__spec__, "name", __name__)])
+    timed: dict[str, list[float]] = {case.name: [] for case in cases}
     workers = []
     try:
         for case in cases:
@@ -119,31 +141,54 @@ def compare(cases: Sequence[Case], turns: int) -> list[Result]:
             worker.start()
             there.close()
             workers.append((case, worker, here))
-            _ask(case, here)  # prepared, before the next one is
+        for case, _, here in workers:
+            here.send("prepare")
+            if not at_once:
+                _ask(case, here)
+        for case, _, here in workers if at_once else ():
+            _ask(case, here)
         for turn in range(turns + 1):
             for case, _, here in workers:
-                here.send(True)
-                measured = _ask(case, here)
+                here.send("time")
+                seconds = _ask(case, here)
                 if turn:
-                    taken[case.name].append(measured)
+                    timed[case.name].append(seconds)
+        memory = {}
+        for case, _, here in workers:
+            here.send("weigh")
+            memory[case.name] = _ask(case, here)
     finally:
         for _, worker, here in workers:
             here.close()
             worker.join(timeout=10)
             worker.terminate()
-    first = [turn.seconds for turn in taken[cases[0].name]]
-    return [_result(case, taken[case.name], statistics.median(first), min(first)) for case in cases]
+    return [_result(case, timed[case.name], timed[cases[0].name], memory[case.name]) for case in cases]
 
 
-def _result(case: Case, turns: Sequence[Turn], median_of_first: float, fastest_of_first: float) -> Result:
-    def largest(name: str) -> int | None:
-        return max((value for turn in turns if (value := getattr(turn, name)) is not None), default=None)
-
-    seconds = [turn.seconds for turn in turns]
+def _result(case: Case, seconds: list[float], first: list[float], memory: Memory) -> Result:
     median, fastest = statistics.median(seconds), min(seconds)
-    ratios = (median / median_of_first, fastest / fastest_of_first)
-    memory = (largest("peak"), largest("own"), largest("device"))
-    return Result(case.name, median, fastest, max(seconds), *ratios, case.limit, *memory)
+    return Result(
+        name=case.name,
+        seconds=median,
+        fastest=fastest,
+        slowest=max(seconds),
+        ratio=median / statistics.median(first),
+        interval=ratio_interval(seconds, first),
+        ratio_of_fastest=fastest / min(first),
+        limit=case.limit,
+        images=case.images,
+        peak=memory.peak,
+        own=memory.own,
+        device=memory.device,
+    )
+
+
+def ratio_interval(seconds: Sequence[float], first: Sequence[float]) -> tuple[float, float]:
+    """Return where the ratio of the medians lies in 95 of 100 draws of turns, with replacement, for both the same."""
+    drawn = np.random.default_rng(0).integers(len(seconds), size=(2000, len(seconds)))
+    ratios = np.median(np.array(seconds)[drawn], axis=1) / np.median(np.array(first)[drawn], axis=1)
+    low, high = np.quantile(ratios, (0.025, 0.975))
+    return float(low), float(high)
 
 
 def _ask(case: Case, connection: Connection) -> Any:
@@ -157,33 +202,60 @@ def _ask(case: Case, connection: Connection) -> Any:
 
 
 def _serve(connection: Connection, prepare: Callable[..., Callable[[], object]], arguments: dict[str, Any]) -> None:
-    """Prepare a case, then take a turn whenever told to, until the other end closes."""
+    """Prepare a case and take its turns, each when told to, until the other end closes."""
+    repeats = 1
     try:
+        connection.recv()
         take_turn = prepare(**arguments)
         connection.send(None)
-        while connection.recv():
-            connection.send(_timed(take_turn))
+        while True:
+            if connection.recv() == "weigh":
+                connection.send(_weigh(take_turn))
+            else:
+                seconds = _time(take_turn, repeats)
+                repeats = max(repeats, math.ceil(LONG_ENOUGH / seconds))
+                connection.send(seconds)
     except EOFError:
         pass
     except BaseException:
         connection.send(traceback.format_exc())
 
 
-def _timed(take_turn: Callable[[], object]) -> Turn:
+def _time(take_turn: Callable[[], object], repeats: int) -> float:
     gc.collect()
-    before = _memory()
-    _forget_peaks()
+    if torch.cuda.is_initialized():
+        take_turn()  # its clock went down, and its memory was given back, while the others had their turns
     _synchronize()
     start = time.perf_counter()
+    for _ in range(repeats):
+        take_turn()
+    _synchronize()
+    seconds = (time.perf_counter() - start) / repeats
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return seconds
+
+
+def _weigh(take_turn: Callable[[], object]) -> Memory:
+    """Take a turn in which the C library gives back at once what is freed: what it keeps would hide the peak."""
+    gc.collect()
+    library = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
+    if library:
+        library.mallopt(M_MMAP_THRESHOLD, MAPPED_FROM)
+        library.malloc_trim(0)
+    before = _memory()
+    _forget_peaks()
     made = take_turn()
     _synchronize()
-    seconds = time.perf_counter() - start
+    peak = _memory()
+    if library:
+        library.malloc_trim(0)
     after = _memory()
     del made
     device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
-    if before is None or after is None:
-        return Turn(seconds, None, None, device)
-    return Turn(seconds, after["VmHWM"] - before["VmRSS"], after["RssAnon"] - before["RssAnon"], device)
+    if before is None or peak is None or after is None:
+        return Memory(None, None, device)
+    return Memory(peak["VmHWM"] - before["VmRSS"], after["RssAnon"] - before["RssAnon"], device)
 
 
 def _memory() -> dict[str, int] | None:
@@ -217,32 +289,34 @@ def memory_bandwidth(nbytes: int = 2**28) -> float:
     return nbytes / min(_seconds(lambda: target.copy_(source)) for _ in range(10))
 
 
-def matmul_rate(device: str = "cpu", dtype: torch.dtype = torch.float32, size: int = 2048) -> float:
-    """Return the floating-point operations per second of a large product of matrices, the best of ten times."""
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    return 2 * size**3 / min(_seconds(lambda: a @ b) for _ in range(10))
-
-
 def _seconds(work: Callable[[], object]) -> float:
-    _synchronize()
     start = time.perf_counter()
     work()
-    _synchronize()
     return time.perf_counter() - start
 
 
 # Reporting
 
 
-def report(name: str, title: str, notes: str, results: Sequence[Result], write: bool) -> None:
+def name_of_run(name: str, options: argparse.ArgumentParser, chosen: argparse.Namespace) -> str:
+    """Return a benchmark's name with the options that were given, so that no page takes another's place."""
+    given: list[str] = []
+    for option, value in vars(chosen).items():
+        if option not in ("turns", "write") and value != options.get_default(option):
+            given += [option] if value is True else value if isinstance(value, list) else [str(value)]
+    return re.sub("[^a-z0-9]+", "-", "-".join([name, *given]).lower())
+
+
+def report(name: str, title: str, notes: str, results: Sequence[Result], write: bool, last: bool = True) -> None:
     """Print a table for people and a line of JSON for programs; write the same to a dated file where asked for.
 
     Args:
-        name: Of the benchmark, for the name of the file.
+        name: Of the run, for the name of the file.
         title: Of the page.
         notes: What is measured and how to read it, in Markdown.
         results: Of `compare`.
         write: Whether to write `results/DATE-NAME.md`.
+        last: Whether these are all results; while they are not, the page is written and nothing printed.
     """
     environment = machine()
     line = json.dumps({"benchmark": name, "environment": environment, "results": [asdict(one) for one in results]})
@@ -256,26 +330,27 @@ def report(name: str, title: str, notes: str, results: Sequence[Result], write: 
             f"\n```json\n{line}\n```\n",
         ]
     )
-    print(page)
+    path = RESULTS / f"{environment['date']}-{name}.md"
     if write:
-        path = RESULTS / f"{environment['date']}-{name}.md"
         path.write_text(page, encoding="utf-8")
-        print(f"written: {path}")
+    if last:
+        print(page, f"written: {path}" if write else "", sep="")
 
 
 def table(results: Sequence[Result]) -> str:
     """Return a Markdown table with a line for each case."""
     gpu = any(result.device is not None for result in results)
-    columns = ["case", "median", "ratio", "fastest", "ratio", "slowest", "limit", "peak memory", "of it its own"]
-    columns += ["GPU memory"] * gpu
+    columns = ["case", "median", "fastest", "slowest", "ratio (95%)", "of the fastest", "limit", "peak memory"]
+    columns += ["of it its own", *["GPU memory"] * gpu]
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)]]
     for one in results:
-        cells = [one.name, _time(one.seconds), f"{one.ratio:.2f}", _time(one.fastest), f"{one.ratio_of_fastest:.2f}"]
         lines.append(
             [
-                *cells,
-                _time(one.slowest),
-                _time(one.limit),
+                one.name,
+                *(_duration(seconds) for seconds in (one.seconds, one.fastest, one.slowest)),
+                f"{one.ratio:.2f} ({one.interval[0]:.2f} to {one.interval[1]:.2f})",
+                f"{one.ratio_of_fastest:.2f}",
+                _duration(one.limit),
                 _size(one.peak),
                 _size(one.own),
                 *([_size(one.device)] if gpu else []),
@@ -284,14 +359,14 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def _time(seconds: float | None) -> str:
+def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
-    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.2f} ms"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
 
 
 def _size(nbytes: int | None) -> str:
-    return "-" if nbytes is None else f"{nbytes / MEGABYTE:.0f} MB"
+    return "-" if nbytes is None else f"{round(nbytes / MEGABYTE)} MB"
 
 
 def machine() -> dict[str, str]:
@@ -301,10 +376,11 @@ def machine() -> dict[str, str]:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return {
         "date": datetime.date.today().isoformat(),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
         "processor": f"{model or platform.processor() or platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB",
         "GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "threads": str(torch.get_num_threads()),
-        "load of the last minute": f"{os.getloadavg()[0]:.1f}",
+        "load in the minute before": f"{LOAD_BEFORE:.1f}",
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "versions": ", ".join(f"{package} {importlib.metadata.version(package)}" for package in PACKAGES),
     }

@@ -4,18 +4,45 @@ Shapes: `B` batch, `L` tokens, `N` patches, `D` hidden size, `d` head width.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import vit_pytorch
 from timm.models.vision_transformer import VisionTransformer
 
+from benchmarks.harness import Case
 from plain_vit.configuration_plain_vit import PRESETS
 from plain_vit.conversion import from_module, to_module
 
 PATCHES = {"tiny": 16, "small": 16, "base": 16, "large": 16, "huge": 14}
 PEERS = ("timm", "transformers", "torchvision", "vit_pytorch")
+LARGE = {"cpu": 2048, "cuda": 8192}  # the side of a matrix whose product shows the machine's rate
 TOLERANCE = 1e-5  # of the largest logit, in float32
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all packages are given: one of `PATCHES`, how many images at once, in which dtype, where."""
+
+    size: str
+    batch: int
+    dtype: torch.dtype
+    device: str
+
+    def case(self, name: str, prepare: Callable[..., Callable[[], object]], **arguments: object) -> Case:
+        """Return a case of this setting."""
+        label = f"{self.size} b{self.batch} {name_of(self.dtype)}"
+        return Case(f"{label}: {name}", prepare, {"setting": self, **arguments}, images=self.batch)
+
+    def images(self) -> torch.Tensor:
+        """Return random images, B 3 224 224, in float32."""
+        return torch.randn(self.batch, 3, 224, 224, device=self.device)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return "float32" of torch.float32."""
+    return str(dtype).removeprefix("torch.")
 
 
 def build(package: str, size: str) -> Any:
@@ -32,6 +59,7 @@ def build(package: str, size: str) -> Any:
         RuntimeError: The logits differ.
     """
     torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = False  # as it is for products of matrices: float32 means float32
     width, depth, heads, inner = PRESETS[size].values()
     if package == "vit_pytorch":
         module: Any = vit_pytorch.ViT(
@@ -51,10 +79,21 @@ def build(package: str, size: str) -> Any:
     images = torch.randn(2, 3, 224, 224)
     with torch.no_grad():
         theirs, expected = logits_of(module.eval()(images)), logits_of(ours.eval()(images))
-    difference = ((theirs - expected).abs().max() / expected.abs().max()).item()
-    if not difference <= TOLERANCE:
-        raise RuntimeError(f"{package} differs by {difference:.1e} from what it is compared with: expected {TOLERANCE}")
+    require_equal(theirs, expected, TOLERANCE, package)
     return module
+
+
+def require_equal(logits: torch.Tensor, expected: torch.Tensor, tolerance: float, name: str) -> None:
+    """Refuse logits that differ from what is expected by more than a share of the largest.
+
+    Raises:
+        RuntimeError: They do.
+    """
+    difference = ((logits.float() - expected).abs().max() / expected.abs().max()).item()
+    if not difference <= tolerance:
+        raise RuntimeError(
+            f"the logits of {name} differ by {difference:.1e} of the largest: at most {tolerance} expected"
+        )
 
 
 def logits_of(outputs: Any) -> torch.Tensor:
@@ -62,27 +101,36 @@ def logits_of(outputs: Any) -> torch.Tensor:
     return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
 
 
-def products(size: str, batch: int, dtype: torch.dtype, device: str, backward: bool) -> Callable[[], None]:
+def products(setting: Setting, training: bool) -> Callable[[], None]:
     """Return what does only the matrix products of a forward pass, or of a training step, in their shapes."""
-    shapes = matrix_shapes(size, batch)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device=device, dtype=dtype)
+        return torch.randn(*shape, device=setting.device, dtype=setting.dtype)
 
     # Weights lie with their inputs along the rows, as in a dense layer.
-    operands = [(random(b, m, k), random(b, n, k).mT, random(b, m, n), count) for count, b, m, k, n in shapes]
+    operands = [
+        (random(b, m, k), random(b, n, k).mT, random(b, m, n), count)
+        for count, b, m, k, n in matrix_shapes(setting.size, setting.batch)
+    ]
 
     @torch.no_grad()
     def multiply() -> None:
         for left, right, gradient, count in operands:
             for _ in range(count):
                 torch.bmm(left, right) if left.shape[0] > 1 else torch.mm(left[0], right[0])
-                if backward and left.shape[0] > 1:
+                if training and left.shape[0] > 1:
                     torch.bmm(gradient, right.mT), torch.bmm(left.mT, gradient)
-                elif backward:
+                elif training:
                     torch.mm(gradient[0], right[0].T), torch.mm(left[0].T, gradient[0])
 
     return multiply
+
+
+def large_product(setting: Setting) -> Callable[[], torch.Tensor]:
+    """Return one product of two large square matrices."""
+    side = LARGE[setting.device]
+    left, right = (torch.randn(side, side, device=setting.device, dtype=setting.dtype) for _ in range(2))
+    return lambda: left @ right
 
 
 def matrix_shapes(size: str, batch: int) -> list[tuple[int, int, int, int, int]]:
@@ -102,6 +150,7 @@ def matrix_shapes(size: str, batch: int) -> list[tuple[int, int, int, int, int]]
     ]
 
 
-def operations(size: str, batch: int) -> int:
+def operations(setting: Setting, training: bool) -> int:
     """Return the floating-point operations of a forward pass; a training step has three times as many."""
-    return sum(2 * count * b * m * k * n for count, b, m, k, n in matrix_shapes(size, batch))
+    forward = sum(2 * count * b * m * k * n for count, b, m, k, n in matrix_shapes(setting.size, setting.batch))
+    return 3 * forward if training else forward

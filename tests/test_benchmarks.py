@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from benchmarks import harness
-from benchmarks.harness import Case, Result, compare, matmul_rate, memory_bandwidth, report, table
+from benchmarks.harness import (
+    Case,
+    Result,
+    compare,
+    memory_bandwidth,
+    name_of_run,
+    parser,
+    ratio_interval,
+    report,
+    table,
+)
 
 
 def sleeping(seconds: float) -> Callable[[], None]:
@@ -56,26 +66,46 @@ def test_a_report_is_a_table_and_a_line_of_json(
 ) -> None:
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     results = [
-        Result("copy", 1.5, 1.25, 2, 1, 1, 0.0625, 4 * 10**6, None, None),
-        Result("convert", 0.03, 0.02, 0.04, 0.02, 0.016, None, None, 7 * 10**6, None),
+        Result("copy", 1.5, 1.25, 2, 1, (1, 1), 1, 0.0625, None, 4 * 10**6, None, None),
+        Result("convert", 0.03, 0.02, 0.04, 0.02, (0.01, 0.03), 0.016, None, 5, None, 7 * 10**6, None),
     ]
     report("convert", "Converting", "How it is.", results, write=True)
     (path,) = tmp_path.iterdir()
     assert path.name.endswith("-convert.md")
     page = path.read_text()
     assert page in capsys.readouterr().out
-    assert "| copy | 1.50 s | 1.00 | 1.25 s | 1.00 | 2.00 s | 62.50 ms | 4 MB | - |" in page
-    assert "| convert | 30.00 ms | 0.02 | 20.00 ms | 0.02 | 40.00 ms | - | - | 7 MB |" in page
+    assert "| copy | 1.50 s | 1.25 s | 2.00 s | 1.00 (1.00 to 1.00) | 1.00 | 62.5 ms | 4 MB | - |" in page
+    assert "| convert | 30.0 ms | 20.0 ms | 40.0 ms | 0.02 (0.01 to 0.03) | 0.02 | - | - | 7 MB |" in page
     line = json.loads(page.split("```json\n")[1].split("\n```")[0])
     assert [one["name"] for one in line["results"]] == ["copy", "convert"]
     assert f"torch {torch.__version__.partition('+')[0]}" in line["environment"]["versions"]
 
 
 def test_memory_of_the_gpu_has_a_column_where_there_is_one() -> None:
-    assert "GPU memory" not in table([Result("a", 1, 1, 1, 1, 1, None, None, None, None)])
-    assert "| 5 MB |" in table([Result("a", 1, 1, 1, 1, 1, None, None, None, 5 * 10**6)])
+    assert "GPU memory" not in table([Result("a", 1, 1, 1, 1, (1, 1), 1, None, None, None, None, None)])
+    assert "| 5 MB |" in table([Result("a", 1, 1, 1, 1, (1, 1), 1, None, None, None, None, 5 * 10**6)])
 
 
-def test_the_limits_of_the_machine_are_what_machines_have() -> None:
+def test_the_limit_of_the_machine_is_what_machines_have() -> None:
     assert 1e8 < memory_bandwidth(2**24) < 1e12
-    assert 1e8 < matmul_rate(size=256) < 1e15
+
+
+def test_the_interval_of_a_ratio_is_that_of_turns_taken_together() -> None:
+    first = [1.0, 2.0, 3.0, 5.0, 8.0]
+    assert ratio_interval([3 * seconds for seconds in first], first) == pytest.approx((3, 3))
+    low, high = ratio_interval([4.0, 2.0, 9.0, 3.0, 8.0], first)
+    assert 3 / 8 <= low < 4 / 3 < high <= 8
+
+
+def test_a_run_is_named_by_the_options_that_it_was_given() -> None:
+    options = parser(None)
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--sizes", nargs="+")
+    options.add_argument("--compile", action="store_true")
+
+    def name(line: str) -> str:
+        return name_of_run("forward", options, options.parse_args(line.split()))
+
+    assert name("") == name("--turns 3 --write") == "forward"
+    assert name("--compile") == "forward-compile"
+    assert name("--sizes tiny:32 base:8 --device cuda") == "forward-cuda-tiny-32-base-8"

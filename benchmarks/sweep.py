@@ -1,0 +1,77 @@
+"""What the forward pass and the training step share: every package at one size, batch and dtype after the other."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from benchmarks import harness
+from benchmarks.harness import Case, Result, compare, report
+from benchmarks.models import LARGE, Setting, large_product, operations, products
+
+# Sizes with their batches, and dtypes, for a CPU and for a GPU; `--quick` measures the small model alone.
+FORWARD = {"cpu": ["base:8", "tiny:32"], "cuda": ["base:128", "large:64", "huge:32"]}
+TRAINING = {"cpu": ["tiny:32", "small:16"], "cuda": ["base:128", "large:64", "huge:16"]}
+QUICK = {"cpu": ["tiny:32"], "cuda": ["base:128"]}
+DTYPES = {"cpu": ["float32", "bfloat16"], "cuda": ["bfloat16"]}
+
+
+# What no package can be faster than, and what tells the machine's matrix rate.
+BARE, LARGE_PRODUCT = "bare products", "one large product"
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options that both have."""
+    result = harness.parser(description)
+    result.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    result.add_argument("--sizes", nargs="+", help="with batches, as in base:8 tiny:32")
+    result.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
+    result.add_argument("--compile", action="store_true", help="the compiled models too, which takes minutes")
+    result.add_argument("--quick", action="store_true", help="one size, in three turns")
+    return result
+
+
+def sweep(
+    name: str,
+    title: str,
+    notes: str,
+    cases: Callable[[Setting], list[Case]],
+    sizes: dict[str, list[str]],
+    training: bool,
+    chosen: argparse.Namespace,
+) -> None:
+    """Time the cases of every setting that was asked for, and the bare products beside them, and report.
+
+    Args:
+        name: Of the run.
+        title: Of the page.
+        notes: Of the page.
+        cases: Makes the cases of a setting, ours first.
+        sizes: `FORWARD` or `TRAINING`, for where none are given.
+        training: Whether a turn is a training step.
+        chosen: What `parser` made of the command line.
+    """
+    device = chosen.device
+    turns = min(chosen.turns, 3) if chosen.quick else chosen.turns
+    dtypes = [getattr(torch, one) for one in chosen.dtypes or DTYPES[device]]
+    pairs = [one.partition(":") for one in chosen.sizes or (QUICK if chosen.quick else sizes)[device]]
+    settings = [Setting(size, int(batch), dtype, device) for dtype in dtypes for size, _, batch in pairs]
+    results: list[Result] = []
+    lines = ["| case | images/s | share of the limit | TFLOP/s | of the matrix rate |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: |")
+    for setting in settings:
+        bare = setting.case(BARE, products, training=training)
+        large = replace(setting.case(LARGE_PRODUCT, large_product), images=None)
+        *measured, of_large = compare([*cases(setting), bare, large], turns, at_once=device == "cuda")
+        limit = measured[-1].seconds
+        matrix_rate = 2 * LARGE[device] ** 3 / of_large.seconds
+        for one in measured:
+            rate = operations(setting, training) / one.seconds
+            shares = f"{limit / one.seconds:.2f} | {rate / 1e12:.3f} | {rate / matrix_rate:.2f}"
+            lines.append(f"| {one.name} | {setting.batch / one.seconds:.1f} | {shares} |")
+        lines.append(f"| {of_large.name} | - | - | {matrix_rate / 1e12:.3f} | 1.00 |")
+        results += [*(replace(one, limit=limit) for one in measured), of_large]
+        page = "\n".join([notes, "", *lines])
+        # Written after each setting: what was measured stays, should a later one fail or the time run out.
+        report(name, title, page, results, chosen.write, last=setting == settings[-1])
