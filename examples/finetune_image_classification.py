@@ -308,7 +308,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
                     group["lr"] = group["peak_lr"] * factor
 
             with accelerator.accumulate(model):
-                pixels, targets = mix(batch["pixel_values"], batch["labels"])
+                pixels, targets = mix(transform.normalize(batch["pixel_values"]), batch["labels"])
                 logits = model(pixel_values=pixels).logits.float()
                 loss = classification_loss(
                     logits,

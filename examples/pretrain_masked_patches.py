@@ -152,9 +152,8 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     )
     train_images = CorruptedImages(train, varied, patch_size, corruption, arguments.seed)
     # The same masks at every evaluation, of an epoch that no training reaches.
-    watched_images = CorruptedImages(
-        watched, training_transform(image_processor), patch_size, corruption, arguments.seed, epoch=2**31
-    )
+    plain = training_transform(image_processor, scaled=False)
+    watched_images = CorruptedImages(watched, plain, patch_size, corruption, arguments.seed, epoch=2**31)
     predicted = int(watched_images[0]["predicted"].sum())  # patches of each image
     passes = 10.0 if arguments.epochs is None else arguments.epochs
     total_steps = arguments.steps or math.ceil(passes * len(train) / arguments.batch_size)

@@ -28,10 +28,12 @@ from vit_pytorch import ViT
 from plain_vit import PlainViTImageProcessor
 from plain_vit.conversion import from_module
 from plain_vit.errors import TrainingError
+from plain_vit.training.data import decode_image
 from plain_vit.training.images import (
     AugmentedImages,
     ProcessedImages,
     ShuffledStream,
+    TrainingTransform,
     batch_mixing,
     input_size,
     randomness,
@@ -80,7 +82,9 @@ def test_stream_goes_on_where_it_was_left():
 
 
 def test_augmentation_depends_on_seed_epoch_and_row_alone(images):
-    transform = v2.Compose([v2.PILToTensor(), v2.RandomCrop(5), v2.RandomHorizontalFlip()])
+    transform = TrainingTransform(
+        decode_image, v2.Compose([v2.PILToTensor(), v2.RandomCrop(5), v2.RandomHorizontalFlip()]), v2.Identity()
+    )
     seen = AugmentedImages(images, transform, seed=1)
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -95,7 +99,7 @@ def test_augmentation_depends_on_seed_epoch_and_row_alone(images):
 
 
 def test_augmentation_is_the_same_in_workers(images):
-    transform = v2.Compose([v2.PILToTensor(), v2.RandomCrop(5)])
+    transform = TrainingTransform(decode_image, v2.Compose([v2.PILToTensor(), v2.RandomCrop(5)]), v2.Identity())
     batches = [
         [
             batch["pixel_values"]

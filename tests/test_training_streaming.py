@@ -21,16 +21,19 @@ from torchvision.transforms import v2
 from plain_vit import PlainViTImageProcessor
 from plain_vit.errors import DataError
 from plain_vit.training.benchmarks import BENCHMARKS
-from plain_vit.training.data import load_classification_data
+from plain_vit.training.data import decode_image, load_classification_data
 from plain_vit.training.images import (
     AugmentedImages,
     ProcessedImages,
     ReadableImages,
     ShuffledStream,
+    TrainingTransform,
     UnreadableImages,
 )
 from plain_vit.training.streaming import StreamedImages, streamed_batches
 from tests.hub_endpoint import HubEndpoint
+
+AS_THEY_ARE = TrainingTransform(decode_image, v2.PILToTensor(), v2.Identity())
 
 
 def png(number: int) -> bytes:
@@ -72,7 +75,7 @@ def stream_of(folder: Path, **options: object) -> datasets.IterableDataset:
 
 def images_of(stream: datasets.IterableDataset, **changes: object) -> StreamedImages:
     options = {"classes": 3, "batch_size": 3, "batches_before": 0, "buffer": 4, "process": (0, 1), "seed": 5, **changes}
-    return StreamedImages(stream, v2.PILToTensor(), **options)
+    return StreamedImages(stream, AS_THEY_ARE, **options)
 
 
 # Webdataset shards and streams
@@ -181,7 +184,7 @@ def damaged(tmp_path: Path) -> Path:
 
 def test_unreadable_training_image_is_replaced_by_the_next_and_named(damaged):
     data = load_classification_data(str(damaged), skip_unreadable=True)
-    seen = AugmentedImages(data.train, v2.PILToTensor(), seed=1)
+    seen = AugmentedImages(data.train, AS_THEY_ARE, seed=1)
     rows = [seen[0, row] for row in range(10)]
     broken = [row for row in range(10) if rows[row]["broken"]]
     assert len(broken) == 2
@@ -207,7 +210,7 @@ def test_run_ends_at_the_first_unreadable_image_and_names_its_file(damaged, work
     loader = DataLoader(ReadableImages(data.test), batch_size=2, collate_fn=collate, num_workers=workers)
     with pytest.raises(DataError, match=r"cannot be read: .*test/b/3\.png \(.*--corrupted skip"):
         list(UnreadableImages(stop=True, say=print).watch(loader))
-    train = AugmentedImages(data.train, v2.PILToTensor(), seed=1)
+    train = AugmentedImages(data.train, AS_THEY_ARE, seed=1)
     sampler = ShuffledStream(10, length=10, seed=0)
     with pytest.raises(DataError, match=r"train/./[45]\.png"):
         list(UnreadableImages(stop=True, say=print).watch(DataLoader(train, sampler=sampler, num_workers=workers)))
@@ -215,7 +218,7 @@ def test_run_ends_at_the_first_unreadable_image_and_names_its_file(damaged, work
 
 def test_skipped_images_are_counted_and_each_is_named_once(damaged):
     said: list[str] = []
-    train = AugmentedImages(load_classification_data(str(damaged)).train, v2.PILToTensor(), seed=1)
+    train = AugmentedImages(load_classification_data(str(damaged)).train, AS_THEY_ARE, seed=1)
     watched = UnreadableImages(stop=False, say=said.append, count=7)
     batches = list(watched.watch(DataLoader(train, batch_size=5, sampler=ShuffledStream(10, length=30, seed=0))))
     assert len(batches) == 6

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.ExifTags
 import PIL.Image
+import PIL.ImageOps
 from datasets import (
     ClassLabel,
     Dataset,
@@ -422,7 +424,7 @@ def _stream_size(stream: IterableDataset, told: int | None) -> int:
 def _readable(split: Dataset) -> tuple[Dataset, list[str]]:
     """Return the rows whose images can be read, and what is wrong with the others."""
     files = as_files(split)
-    broken = {row: problem for row in range(len(split)) if (problem := read_row(files, row)["broken"])}
+    broken = {row: problem for row in range(len(split)) if (problem := read_rows(files, [row])[0]["broken"])}
     kept = [row for row in range(len(split)) if row not in broken]
     return split.select(kept) if broken else split, list(broken.values())
 
@@ -437,7 +439,7 @@ def as_files(split: Dataset) -> Dataset:
 
 
 def open_image(stored: dict[str, Any] | None) -> PIL.Image.Image:
-    """Return an RGB image as `datasets` decodes it.
+    """Return an image of which no more was read than what it is: its pixels are not decoded yet.
 
     Args:
         stored: its `bytes`, or the `path` of its file.
@@ -448,21 +450,68 @@ def open_image(stored: dict[str, Any] | None) -> PIL.Image.Image:
     if stored is None:
         raise ValueError("there is none")
     content = stored["bytes"] if stored["bytes"] is not None else Path(stored["path"]).read_bytes()
-    return RGB.decode_example({"bytes": content, "path": stored["path"]})
+    return PIL.Image.open(BytesIO(content))
 
 
-def read_row(files: Dataset, row: int) -> dict[str, Any]:
-    """Return a row with its image, and `broken`: empty, or which image cannot be read and why.
+def decode_image(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Return an opened image upright and in RGB, as `datasets` decodes it.
+
+    Raises:
+        One of `UNREADABLE`.
+    """
+    return in_rgb(upright(image))
+
+
+def orientation(image: PIL.Image.Image) -> int:
+    """Return how an opened image is to be turned: 1 to 8 as in EXIF, from 5 on with its sides exchanged."""
+    return image.getexif().get(PIL.ExifTags.Base.Orientation, 1)
+
+
+def upright(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Decode an opened image and turn it as it says."""
+    image.load()
+    return image if orientation(image) == 1 else PIL.ImageOps.exif_transpose(image)
+
+
+def in_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Return an image in RGB, itself where it is."""
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def try_image(
+    stored: dict[str, Any] | None, place: str, decode: Callable[[PIL.Image.Image], Any] = decode_image
+) -> tuple[Any, str]:
+    """Return what `decode` makes of an image, and "" or which image cannot be read and why.
+
+    Args:
+        stored: see `open_image`.
+        place: of an image that is no file.
+        decode: given the opened image.
+    """
+    try:
+        return decode(open_image(stored)), ""
+    except UNREADABLE as error:
+        return None, name_broken(stored, place, error)
+
+
+def read_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """Return rows with their images, and `broken`: empty, or which image cannot be read and why.
 
     Args:
         files: from `as_files`.
-        row: its number.
+        rows: their numbers.
     """
-    stored = files[row]
-    try:
-        return {**stored, "image": open_image(stored["image"]), "broken": ""}
-    except UNREADABLE as error:
-        return {**stored, "image": BLANK, "broken": name_broken(stored["image"], f"row {row}", error)}
+    examples = stored_rows(files, rows)
+    for row, example in zip(rows, examples, strict=True):
+        image, example["broken"] = try_image(example["image"], f"row {row}")
+        example["image"] = BLANK if image is None else image
+    return examples
+
+
+def stored_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """Return rows as they are stored, read at once."""
+    columns = files[list(rows)]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def name_broken(stored: dict[str, Any] | None, place: str, error: Exception) -> str:
@@ -471,7 +520,6 @@ def name_broken(stored: dict[str, Any] | None, place: str, error: Exception) -> 
     return f"{(stored or {}).get('path') or place} ({reason})"
 
 
-RGB = Image(mode="RGB")
 BLANK = PIL.Image.new("RGB", (1, 1))
 
 

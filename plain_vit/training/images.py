@@ -6,8 +6,11 @@ whichever process or worker it is made, and a run that goes on in the middle of 
 Legend: `B` batch, `C` channels, `H W` pixels.
 """
 
+import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from torch.utils.data import Sampler
 from torchvision.transforms import InterpolationMode, v2
 
 from plain_vit.errors import DataError, TrainingError
-from plain_vit.training.data import as_files, read_row
+from plain_vit.training.data import as_files, in_rgb, orientation, read_rows, stored_rows, try_image, upright
 
 
 class ShuffledStream(Sampler[tuple[int, int]]):
@@ -65,36 +68,45 @@ class ShuffledStream(Sampler[tuple[int, int]]):
 class AugmentedImages(torch.utils.data.Dataset):
     """The training images as `ShuffledStream` asks for them: by epoch and row, which decide the augmentation.
 
-    In place of an image that cannot be read comes the next one that can; `broken` says which it was.
+    In place of an image that cannot be read comes the next one that can; `broken` says which it was. Pixels are levels
+    of 0 to 255, for the batch to be normalised as a whole.
 
     Args:
-        split: rows with an `image` (an RGB image) and a `label`.
-        transform: image to pixels (C, H, W).
+        split: rows with an `image` and a `label`.
+        transform: from a stored image to levels (C, H, W).
         seed: decides the augmentation, with the epoch and the row.
     """
 
-    def __init__(self, split: Dataset, transform: v2.Transform, seed: int) -> None:
+    def __init__(self, split: Dataset, transform: "TrainingTransform", seed: int) -> None:
         self.files, self.transform, self.seed = as_files(split), transform, seed
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, place: tuple[int, int]) -> dict[str, Any]:
-        epoch, row = place
-        example = read_row(self.files, row)
-        broken = example["broken"]
+        return self.__getitems__([place])[0]
+
+    def __getitems__(self, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        examples = stored_rows(self.files, [row for _, row in places])
+        return [self._augmented(example, *place) for example, place in zip(examples, places, strict=True)]
+
+    def _augmented(self, example: dict[str, Any], epoch: int, row: int) -> dict[str, Any]:
+        key = (self.seed, epoch, row)
+        levels, broken = self.transform.read(example["image"], f"row {row}", key)
         others = iter(range(row + 1, row + len(self)))
-        while example["broken"] and (other := next(others, None)) is not None:
-            example = read_row(self.files, other % len(self))
-        with cpu_randomness(self.seed, epoch, row):
-            return {"pixel_values": self.transform(example["image"]), "labels": example["label"], "broken": broken}
+        while levels is None and (other := next(others, None)) is not None:
+            [example] = stored_rows(self.files, [other % len(self)])
+            levels, _ = self.transform.read(example["image"], f"row {other}", key)
+        if levels is None:
+            raise DataError(f"None of the {len(self)} training images can be read, the first one is {broken}.")
+        return {"pixel_values": levels, "labels": example["label"], "broken": broken}
 
 
 class ReadableImages(torch.utils.data.Dataset):
     """The rows of a split, with `broken` where an image cannot be read.
 
     Args:
-        split: rows with an `image` (an RGB image) and a `label`.
+        split: rows with an `image` and a `label`.
     """
 
     def __init__(self, split: Dataset) -> None:
@@ -104,7 +116,10 @@ class ReadableImages(torch.utils.data.Dataset):
         return len(self.files)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return read_row(self.files, row)
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        return read_rows(self.files, rows)
 
 
 class UnreadableImages:
@@ -143,7 +158,7 @@ class UnreadableImages:
 
 def randomness(*key: int) -> int:
     """Return a seed of 64 bits that depends on every part of the key, so that neighbours are unrelated."""
-    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    return int.from_bytes(hashlib.blake2b(str(key).encode(), digest_size=8).digest())
 
 
 @contextmanager
@@ -201,6 +216,88 @@ def pixel_levels(image_processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return mean / level, std / level
 
 
+FINER = 2  # times as many pixels along each side as the result has: how far a file may be decoded at less than its size
+
+
+class CroppedImage:
+    """Decode an image and resize a part of it, random or all of it.
+
+    A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size where that leaves the part at least twice as many pixels along
+    each side as the result has. The edges of the part then lie on whole pixels of the smaller image: at most a quarter
+    of a pixel of the result from where they were drawn.
+
+    Args:
+        size: (height, width) of the result, in pixels.
+        interpolation: how it is resized, always with antialiasing.
+        crop: draws the part; None takes all of the image.
+        scaled: decode at less than the full size where that is enough.
+    """
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        interpolation: InterpolationMode,
+        *,
+        crop: v2.RandomResizedCrop | None = None,
+        scaled: bool = True,
+    ) -> None:
+        self.size, self.interpolation, self.crop, self.scaled = size, interpolation, crop, scaled
+
+    def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
+        """Return levels (C, H, W) of an opened image, which is decoded here if it was not before."""
+        width, height = image.size if orientation(image) < 5 else reversed(image.size)
+        part = {"top": 0, "left": 0, "height": height, "width": width}
+        if self.crop is not None:
+            part = self.crop.make_params([torch.empty(height, width, device="meta")])
+        scale = 1.0
+        if self.scaled:
+            excess = min(part["height"] / self.size[0], part["width"] / self.size[1]) / FINER
+            whole, enough = image.width, (math.ceil(image.width / excess), math.ceil(image.height / excess))
+            drafted = image.draft(None, enough)  # None of what is no JPEG file, or decoded already
+            scale = drafted[1][2] / whole if drafted else 1.0
+        left, right = (round(edge * scale) for edge in (part["left"], part["left"] + part["width"]))
+        top, bottom = (round(edge * scale) for edge in (part["top"], part["top"] + part["height"]))
+        levels = torch.from_numpy(np.array(in_rgb(upright(image).crop((left, top, right, bottom)))))
+        return v2.functional.resize(levels.permute(2, 0, 1), self.size, self.interpolation)
+
+
+@dataclass(frozen=True)
+class TrainingTransform:
+    """What training images go through: each one its crop and its augmentation, the whole batch its normalisation.
+
+    Args:
+        crop: an opened image, not decoded yet, to what `augment` takes.
+        augment: to levels (C, H, W) of 0 to 255.
+        normalize: levels [..., C, H, W] to pixels.
+    """
+
+    crop: Callable[[PIL.Image.Image], Any]
+    augment: Callable[[Any], torch.Tensor]
+    normalize: Callable[[torch.Tensor], torch.Tensor]
+
+    def read(self, stored: dict[str, Any] | None, place: str, key: tuple[int, ...]) -> tuple[torch.Tensor | None, str]:
+        """Return the levels of a stored image; or None, and which image cannot be read and why.
+
+        Args:
+            stored: see `open_image`.
+            place: of an image that is no file.
+            key: decides everything random.
+        """
+        with cpu_randomness(*key):
+            image, broken = try_image(stored, place, self.crop)
+            return (None if broken else self.augment(image)), broken
+
+    def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
+        """Return the pixels (C, H, W) of an image that stays as it is, so that it can be asked for again."""
+        image.load()
+        return self.normalize(self.augment(self.crop(image)))
+
+
+def unchanged(levels: torch.Tensor) -> torch.Tensor:
+    """Return what it is given."""
+    return levels
+
+
 def training_transform(
     image_processor: Any,
     *,
@@ -211,7 +308,8 @@ def training_transform(
     magnitude: int = 9,
     augmentation_layers: int = 2,
     random_erasing: float = 0.0,
-) -> v2.Transform:
+    scaled: bool = True,
+) -> TrainingTransform:
     """Build what a training image goes through, in the size, scale and normalisation of the image processor.
 
     Args:
@@ -224,46 +322,51 @@ def training_transform(
             `none`.
         magnitude: of `randaugment`, 0 to 30.
         augmentation_layers: of `randaugment`: how many operations on one image.
-        random_erasing: probability, 0 to 1.
-
-    Returns:
-        A transform of one RGB image to (C, H, W).
+        random_erasing: probability, 0 to 1; erased is to the mean colour, in whole levels.
+        scaled: decode JPEG files at less than their size where that is enough.
 
     Raises:
-        TrainingError: Two ways of cropping are asked for, or the crop is larger than what it is cut out of.
+        TrainingError: Two ways of cropping are asked for, the crop is larger than what it is cut out of, or the
+            processor resizes as torchvision cannot.
     """
     size = input_size(image_processor)
     resample = PIL.Image.Resampling(image_processor.resample)
     interpolation = InterpolationMode[resample.name]
-    steps: list[v2.Transform] = []
+    if interpolation in (InterpolationMode.BOX, InterpolationMode.HAMMING):
+        raise TrainingError(f"The image processor resizes by {resample.name}: expected bilinear, bicubic or lanczos.")
     if resize_to is not None and crop_scale < 1:
         raise TrainingError(f"Both resize_to ({resize_to}) and crop_scale ({crop_scale}) ask for a crop: give one.")
     if resize_to is not None and resize_to < max(size):
         raise TrainingError(f"resize_to is {resize_to}: expected at least the {max(size)} pixels that are cut out.")
+    resized = size if resize_to is None else (resize_to, resize_to)
+    drawn = v2.RandomResizedCrop(size, scale=(crop_scale, 1)) if crop_scale < 1 else None
+    steps: list[v2.Transform] = []
     if resize_to is not None:
-        steps += [v2.Resize((resize_to, resize_to), interpolation=interpolation), v2.RandomCrop(size)]
-    elif crop_scale < 1:
-        steps.append(v2.RandomResizedCrop(size, scale=(crop_scale, 1), interpolation=interpolation))
-    else:
-        steps.append(v2.Resize(size, interpolation=interpolation))
+        steps.append(v2.RandomCrop(size))
     if horizontal_flip:
         steps.append(v2.RandomHorizontalFlip(horizontal_flip))
     if augmentation == "affine":
         bilinear = InterpolationMode.BILINEAR
-        steps.append(v2.RandomAffine(10, translate=(0.1, 0.1), scale=(0.9, 1.1), shear=10, interpolation=bilinear))
+        varied = [v2.RandomAffine(10, translate=(0.1, 0.1), scale=(0.9, 1.1), shear=10, interpolation=bilinear)]
     elif augmentation == "randaugment":
-        steps.append(v2.RandAugment(num_ops=augmentation_layers, magnitude=magnitude))
+        varied = [v2.RandAugment(num_ops=augmentation_layers, magnitude=magnitude)]
     elif augmentation == "trivialaugment":
-        steps.append(v2.TrivialAugmentWide())
+        varied = [v2.TrivialAugmentWide()]
     elif augmentation == "threeaugment":
         three = [v2.Grayscale(3), v2.RandomSolarize(128, p=1.0), v2.GaussianBlur(5, sigma=(0.1, 2.0))]
-        steps += [v2.RandomChoice(three), v2.ColorJitter(0.3, 0.3, 0.3)]
-    steps += [v2.PILToTensor(), v2.ToDtype(torch.float32)]  # levels 0 to 255
+        varied = [v2.RandomChoice(three), v2.ColorJitter(0.3, 0.3, 0.3)]
+    else:
+        varied = []
+    if varied:
+        steps += [v2.ToPILImage(), *varied, v2.PILToTensor()]  # whose operations are the faster ones
     mean, std = (levels.tolist() for levels in pixel_levels(image_processor))
-    steps.append(v2.Normalize(mean, std))
     if random_erasing:
-        steps.append(v2.RandomErasing(random_erasing))
-    return v2.Compose(steps)
+        steps.append(v2.RandomErasing(random_erasing, value=[round(level) for level in mean]))
+    return TrainingTransform(
+        crop=CroppedImage(resized, interpolation, crop=drawn, scaled=scaled),
+        augment=v2.Compose(steps) if steps else unchanged,
+        normalize=v2.Compose([v2.ToDtype(torch.float32), v2.Normalize(mean, std, inplace=True)]),
+    )
 
 
 def batch_mixing(

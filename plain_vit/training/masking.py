@@ -5,7 +5,6 @@ Everything random is a function of the seed, the epoch and the row of the image,
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,8 @@ from torch import nn
 
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling
-from plain_vit.training.data import as_files, read_row
-from plain_vit.training.images import cpu_randomness, randomness
+from plain_vit.training.data import as_files
+from plain_vit.training.images import TrainingTransform, randomness
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class CorruptedImages(torch.utils.data.Dataset):
 
     Args:
         split: Rows with an `image` (an RGB image).
-        transform: Image to pixels (C, H, W), of a size that the patches fill.
+        transform: From a stored image to pixels (C, H, W), of a size that the patches fill.
         patch_size: (height, width) of a patch, in pixels.
         corruption: What is hidden.
         seed: Decides augmentation and masks, with the epoch and the row.
@@ -125,7 +124,7 @@ class CorruptedImages(torch.utils.data.Dataset):
     def __init__(
         self,
         split: Dataset,
-        transform: Callable[[Any], torch.Tensor],
+        transform: TrainingTransform,
         patch_size: tuple[int, int],
         corruption: Corruption,
         seed: int,
@@ -140,11 +139,10 @@ class CorruptedImages(torch.utils.data.Dataset):
 
     def __getitem__(self, place: Any) -> dict[str, torch.Tensor]:
         epoch, row = place if self.epoch is None else (self.epoch, place)
-        example = read_row(self.files, row)
-        if example["broken"]:
-            raise DataError(f"An image cannot be read: {example['broken']}. Mend it, or leave it out.")
-        with cpu_randomness(self.seed, epoch, row):
-            pixels = self.transform(example["image"])
+        levels, broken = self.transform.read(self.files[row]["image"], f"row {row}", (self.seed, epoch, row))
+        if levels is None:
+            raise DataError(f"An image cannot be read: {broken}. Mend it, or leave it out.")
+        pixels = self.transform.normalize(levels)
         (height, width), (rows, columns) = pixels.shape[-2:], self.patch_size
         generator = torch.Generator().manual_seed(randomness(self.seed, epoch, row, 1))
         grid_size = (height // rows, width // columns)

@@ -23,6 +23,9 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     )
 }  # fmt: skip
 
+# Those that torch does in one pass over a parameter, on CPUs and GPUs alike.
+FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+
 # Weight decay shrinks what multiplies the signal. Biases, norms, tokens and position tables stay as they are.
 MULTIPLYING_LAYERS = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.modules.conv._ConvNd)
 
@@ -98,6 +101,8 @@ def build_optimizer(
         options["betas"] = (momentum, 0.999)
     elif "momentum" in taken:
         options["momentum"] = momentum
+    if kind in FUSED:
+        options["fused"] = True
     return kind(parameter_groups, **options)
 
 

@@ -22,7 +22,7 @@ from plain_vit.analysis.plots import plot_attention_heads, plot_position_similar
 from plain_vit.conversion import from_module
 from plain_vit.conversion.writing import staged_file
 from plain_vit.errors import AnalysisError, DataError, PlainViTError
-from plain_vit.training.data import as_files, read_row
+from plain_vit.training.data import as_files, read_rows
 
 IMAGES = 6  # of different classes
 COLUMNS = 8  # snapshots side by side; of more an even choice is drawn
@@ -90,7 +90,7 @@ class Snapshots:
         Raises:
             DataError: One of them cannot be read.
         """
-        rows = [read_row(self.files, row) for row in self.rows]
+        rows = read_rows(self.files, self.rows)
         for broken in (row["broken"] for row in rows if row["broken"]):
             raise DataError(f"An image cannot be read: {broken}. Mend it, or train with --corrupted skip.")
         images = [row["image"] for row in rows]

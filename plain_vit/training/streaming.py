@@ -10,10 +10,9 @@ What is not known of a stream is what comes next, so the promises are smaller th
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import PIL.Image
 import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
@@ -21,8 +20,7 @@ from datasets import IterableDataset
 from torch.utils.data import DataLoader, get_worker_info
 
 from plain_vit.errors import DataError
-from plain_vit.training.data import UNREADABLE, name_broken, open_image
-from plain_vit.training.images import cpu_randomness
+from plain_vit.training.images import TrainingTransform
 
 TRIED = 1000  # rows in which a readable image is looked for
 
@@ -35,7 +33,7 @@ class StreamedImages(torch.utils.data.IterableDataset):
 
     Args:
         stream: rows with an `image`, as a file, and a `label`.
-        transform: image to pixels (C, H, W).
+        transform: from a stored image to levels (C, H, W), which is what comes out.
         classes: how many there are.
         batch_size: images of one batch of this process.
         batches_before: how many batches this process had before, in the run that goes on.
@@ -47,7 +45,7 @@ class StreamedImages(torch.utils.data.IterableDataset):
     def __init__(
         self,
         stream: IterableDataset,
-        transform: Callable[[Any], torch.Tensor],
+        transform: TrainingTransform,
         *,
         classes: int,
         batch_size: int,
@@ -75,19 +73,19 @@ class StreamedImages(torch.utils.data.IterableDataset):
             row = ahead.popleft() if ahead else next(rows)
             if place < batches * self.batch_size:
                 continue
-            image, broken = self._open(row, part, place)
+            key = (self.seed, part, place)
+            levels, broken = self.transform.read(row["image"], f"image {place} of part {part}", key)
             label = row["label"]
             for other in itertools.count():
-                if image is not None:
+                if levels is not None:
                     break
                 if other == TRIED:
                     raise DataError(f"{TRIED} images in a row cannot be read, the first one is {broken}.")
                 if other == len(ahead):
                     ahead.append(next(rows))
-                image, _ = self._open(ahead[other], part, place)
+                levels, _ = self.transform.read(ahead[other]["image"], "", key)
                 label = ahead[other]["label"]
-            with cpu_randomness(self.seed, part, place):
-                yield {"pixel_values": self.transform(image), "labels": label, "broken": broken}
+            yield {"pixel_values": levels, "labels": label, "broken": broken}
 
     def _rows(self, shards: IterableDataset) -> Iterator[dict[str, Any]]:
         """Return the rows of some shards, undecoded, in one order after the other."""
@@ -104,14 +102,6 @@ class StreamedImages(torch.utils.data.IterableDataset):
                 yield {"image": rows["image"][0], "label": label}
             if empty:
                 raise DataError("A part of the stream holds no images: use fewer workers, or fill its shards.")
-
-    def _open(self, row: dict[str, Any], part: int, place: int) -> tuple[PIL.Image.Image | None, str]:
-        """Return an image, or None and what is wrong with it."""
-        stored = row["image"]
-        try:
-            return open_image(stored), ""
-        except UNREADABLE as error:
-            return None, name_broken(stored, f"image {place} of part {part}", error)
 
 
 def streamed_batches(
