@@ -10,8 +10,11 @@ from torch import nn
 
 from ..configuration_plain_vit import PlainViTConfig
 from .engine import Row
+from .preprocessing import default_processor
+from .writing import save_state_dict
 
 Size = int | tuple[int, int]
+StateDict = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,7 @@ class Format(Protocol):
             AmbiguousCheckpointError: for what even the module does not say.
         """
 
-    def describe_checkpoint(
-        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
-    ) -> Description:
+    def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration off a checkpoint.
 
         Args:
@@ -122,12 +123,16 @@ class Format(Protocol):
     ) -> tuple[Any, Sequence[str]]:
         """Return the image processor that prepares pixels as the source did, and what had to be assumed for it.
 
+        This is for a source that says nothing of its pixels.
+
         Args:
             config: Our configuration.
             settings: As for `describe_checkpoint`.
             preprocessor: The source's `preprocessor_config.json`, empty where there was none.
             hints: What the caller said.
         """
+        mean, std = hints.image_mean, hints.image_std
+        return default_processor(config.image_size, config.num_channels, mean=mean, std=std)
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the conversion table; without a layout that of `build_module`."""
@@ -139,9 +144,7 @@ class Format(Protocol):
             ExportError: lists every part that the format cannot express.
         """
 
-    def for_module(
-        self, tensors: Mapping[str, torch.Tensor], config: PlainViTConfig, layout: str | None
-    ) -> Mapping[str, torch.Tensor]:
+    def for_module(self, tensors: StateDict, config: PlainViTConfig, layout: str | None) -> StateDict:
         """Return a checkpoint's tensors under the names of `build_module`'s module: here the names are the same.
 
         Args:
@@ -152,12 +155,7 @@ class Format(Protocol):
         return tensors
 
     def write(
-        self,
-        config: PlainViTConfig,
-        tensors: Mapping[str, torch.Tensor],
-        path: Path,
-        image_processor: Any | None,
-        layout: str | None,
+        self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:
         """Write a checkpoint as the format's own package writes it.
 
@@ -168,3 +166,11 @@ class Format(Protocol):
             image_processor: The processor to write beside the model, where the format has a place for one.
             layout: Which of the format's layouts; None for today's.
         """
+
+
+def write_state_dict(state: StateDict, path: Path) -> None:
+    """Write a state dict into a single file, as safetensors or with `torch.save`, whichever its name says."""
+    if path.suffix == ".safetensors":
+        save_state_dict(state, path, progress=False)
+    else:
+        torch.save(state, path)

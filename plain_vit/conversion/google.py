@@ -16,8 +16,8 @@ from torch import nn
 from ..configuration_plain_vit import PlainViTConfig, stem_stride
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from .engine import DROP_FIRST_AXIS, UNSTACK, Row, Transform, each, revert, then
-from .format import Description, Format, Hints, Inference
-from .preprocessing import default_processor, processor_from_google, processor_from_timm
+from .format import Description, Format, Hints, Inference, StateDict
+from .preprocessing import processor_from_google, processor_from_timm
 from .structure import lost_fields
 
 # What stands before the names: nothing, a flax.optim state, big_vision's parameters, those of one of its two towers.
@@ -223,9 +223,7 @@ class GoogleFormat(Format):
         """Refuse: there is no torch module of this format."""
         raise ExportError("Google's models are JAX programs: open their .npz file with from_checkpoint")
 
-    def describe_checkpoint(
-        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
-    ) -> Description:
+    def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration off the names and shapes.
 
         Raises:
@@ -287,8 +285,7 @@ class GoogleFormat(Format):
     ) -> tuple[Any, Sequence[str]]:
         """Return a processor with the pixels of Google's evaluation, as far as the file tells whose it is."""
         if hints.image_mean is not None or hints.image_std is not None or config.num_channels != 3:
-            mean, std = hints.image_mean, hints.image_std
-            return default_processor(config.image_size, config.num_channels, mean=mean, std=std)
+            return super().image_processor(config, settings, preprocessor, hints)
         antialias = "TensorFlow resizes without antialiasing: pixels of images that shrink are near its own, not equal"
         if config.position_embedding_type == "sincos_2d":
             cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "interpolation": "bilinear", "crop_pct": 224 / 256}
@@ -309,12 +306,7 @@ class GoogleFormat(Format):
         )
 
     def write(
-        self,
-        config: PlainViTConfig,
-        tensors: Mapping[str, torch.Tensor],
-        path: Path,
-        image_processor: Any | None,
-        layout: str | None,
+        self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:
         """Write an `.npz` without a prefix, bfloat16 as two-byte voids; the format has no place for a processor.
 

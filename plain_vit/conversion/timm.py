@@ -17,8 +17,8 @@ from torch import nn
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Transform, revert
-from .format import Description, Format, Hints, Inference
-from .preprocessing import default_processor, processor_from_timm, processor_to_timm
+from .format import Description, Format, Hints, Inference, StateDict
+from .preprocessing import processor_from_timm, processor_to_timm
 from .timm_arguments import DEFAULTS, POOLINGS, SILENT_ARGUMENTS, architecture_for, architecture_of, config_of, word_of
 from .timm_modules import arguments_of, build, unknown_parts
 from .timm_shapes import arguments_from, facts, image_size_of
@@ -296,9 +296,7 @@ class TimmFormat(Format):
             )
         return Description(config)
 
-    def describe_checkpoint(
-        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
-    ) -> Description:
+    def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration off a state dict and, where it lay in timm's folder, its `config.json`.
 
         Raises:
@@ -361,8 +359,7 @@ class TimmFormat(Format):
             cfg = {} if found is None else found.to_dict()
             assumed = [f"pixels are prepared as timm does for {hints.architecture} (tag {cfg.get('tag')})"]
         if not cfg:
-            mean, std = hints.image_mean, hints.image_std
-            return default_processor(config.image_size, config.num_channels, mean=mean, std=std)
+            return super().image_processor(config, settings, preprocessor, hints)
         said = {"mean": hints.image_mean, "std": hints.image_std}
         cfg |= {name: value for name, value in said.items() if value is not None}
         return processor_from_timm(cfg, num_channels=config.num_channels, image_size=config.image_size), assumed
@@ -385,12 +382,7 @@ class TimmFormat(Format):
         return build(config)
 
     def write(
-        self,
-        config: PlainViTConfig,
-        tensors: Mapping[str, torch.Tensor],
-        path: Path,
-        image_processor: Any | None,
-        layout: str | None,
+        self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:
         """Write `config.json` and `model.safetensors` as timm's `save_for_hf` does; timm itself is not needed.
 

@@ -13,10 +13,9 @@ from torch import nn
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
-from .format import Description, Format, Hints, Inference
-from .preprocessing import TORCHVISION_FILES, default_processor, processor_from_torchvision
+from .format import Description, Format, Hints, Inference, StateDict, write_state_dict
+from .preprocessing import TORCHVISION_FILES, processor_from_torchvision
 from .structure import class_path, differences, lost_fields
-from .writing import save_state_dict
 
 CLASS = "torchvision.models.vision_transformer.VisionTransformer"
 EPS = 1e-6  # partial(nn.LayerNorm, eps=1e-6) in every builder
@@ -110,9 +109,7 @@ class TorchvisionFormat(Format):
         config.classifier_dropout_prob = dropout
         return Description(config, head)
 
-    def describe_checkpoint(
-        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
-    ) -> Description:
+    def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration off a state dict.
 
         Raises:
@@ -168,8 +165,7 @@ class TorchvisionFormat(Format):
         """Return what torchvision publishes with a file that the caller names, else what must be assumed."""
         if hints.architecture in TORCHVISION_FILES:
             return processor_from_torchvision(hints.architecture), ()
-        mean, std = hints.image_mean, hints.image_std
-        processor, assumed = default_processor(config.image_size, config.num_channels, mean=mean, std=std)
+        processor, assumed = super().image_processor(config, settings, preprocessor, hints)
         files = ", ".join(TORCHVISION_FILES)
         return processor, (*assumed, f"for torchvision's own preprocessing name its file, architecture= one of {files}")
 
@@ -177,7 +173,7 @@ class TorchvisionFormat(Format):
         """Return the table of tensors."""
         words = (layout or "").split()
         mlp_names = OLD_MLP_NAMES if "linear" in words else MLP_NAMES
-        head = next((word for word in words if word.startswith("heads")), HEAD)
+        head = _place_of_head(layout)
         kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
         return [
             *ROWS,
@@ -211,7 +207,7 @@ class TorchvisionFormat(Format):
             representation_size=config.representation_size,
             norm_layer=functools.partial(nn.LayerNorm, eps=config.layer_norm_eps),
         )
-        place = next((word for word in (layout or "").split() if word.startswith("heads")), HEAD)
+        place = _place_of_head(layout)
         if not config.num_labels:
             module.heads = nn.Identity()
         elif place == "heads":
@@ -223,20 +219,11 @@ class TorchvisionFormat(Format):
         return module
 
     def write(
-        self,
-        config: PlainViTConfig,
-        tensors: Mapping[str, torch.Tensor],
-        path: Path,
-        image_processor: Any | None,
-        layout: str | None,
+        self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:
         """Write the state dict, with `torch.save` or as safetensors; the format has no place for a processor."""
         _check_expressible(config)
-        state = revert(self.rows(config, layout), tensors, config)
-        if path.suffix == ".safetensors":
-            save_state_dict(state, path, progress=False)
-        else:
-            torch.save(state, path)
+        write_state_dict(revert(self.rows(config, layout), tensors, config), path)
 
 
 def _fields(patch_size: int, width: int, depth: int, heads: int, mlp_width: int, **others: Any) -> dict[str, Any]:
@@ -250,6 +237,10 @@ def _fields(patch_size: int, width: int, depth: int, heads: int, mlp_width: int,
         "position_resampling": "bicubic_align_corners",
         **others,
     }
+
+
+def _place_of_head(layout: str | None) -> str:
+    return next((word for word in (layout or "").split() if word.startswith("heads")), HEAD)
 
 
 def _read_heads(heads: nn.Module) -> tuple[str | None, float, dict[str, Any]]:

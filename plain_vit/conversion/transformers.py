@@ -21,8 +21,8 @@ from ..configuration_plain_vit import PlainViTConfig
 from ..errors import CheckpointError, ExportError, UnknownFormatError
 from ..image_processing_plain_vit import SourcePreprocessing
 from .engine import Row, ignored_names, revert
-from .format import Description, Format, Hints, Inference
-from .preprocessing import default_processor, processor_from_transformers, stock_processor
+from .format import Description, Format, Hints, Inference, StateDict
+from .preprocessing import processor_from_transformers, stock_processor
 from .structure import MASKED, class_path, differences, lost_fields
 from .transformers_families import (
     AIMV2,
@@ -106,9 +106,7 @@ class TransformersFormat(Format):
             )
         return Description(config, name, inferences, ignored, prefix)
 
-    def describe_checkpoint(
-        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
-    ) -> Description:
+    def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration off the `config.json` beside the tensors.
 
         Raises:
@@ -137,8 +135,7 @@ class TransformersFormat(Format):
         """Return transformers' own processor as `preprocessor_config.json` describes it, else what must be assumed."""
         if preprocessor:
             return processor_from_transformers(preprocessor, settings), ()
-        mean, std = hints.image_mean, hints.image_std
-        return default_processor(config.image_size, config.num_channels, mean=mean, std=std)
+        return super().image_processor(config, settings, preprocessor, hints)
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors."""
@@ -159,9 +156,7 @@ class TransformersFormat(Format):
         stock, options = _recipe(config, name)
         return getattr(transformers, name)(stock, **options)
 
-    def for_module(
-        self, tensors: Mapping[str, torch.Tensor], config: PlainViTConfig, layout: str | None
-    ) -> Mapping[str, torch.Tensor]:
+    def for_module(self, tensors: StateDict, config: PlainViTConfig, layout: str | None) -> StateDict:
         """Return tensors under the names of the module: those of a file as transformers' own loader names them."""
         name, *words = (layout or _class_for(config)).split()
         architecture = _architecture(name)
@@ -179,12 +174,7 @@ class TransformersFormat(Format):
         return tensors
 
     def write(
-        self,
-        config: PlainViTConfig,
-        tensors: Mapping[str, torch.Tensor],
-        path: Path,
-        image_processor: Any | None,
-        layout: str | None,
+        self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:
         """Write the folder that transformers itself writes, which its `from_pretrained` opens anywhere.
 
@@ -251,7 +241,7 @@ def _class_of(settings: Mapping[str, Any], tensors: Collection[str], hints: Hint
 
 
 def _describe(
-    name: str, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    name: str, settings: Mapping[str, Any], tensors: StateDict
 ) -> tuple[PlainViTConfig, list[Inference], list[tuple[str, str]]]:
     """Return our config, what is worth a word in the report, and which tensors are left out.
 
@@ -296,7 +286,7 @@ def _describe(
 
 
 def _read_head(
-    architecture: Architecture, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
+    architecture: Architecture, tensors: StateDict, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the fields that the tensors behind the encoder show, and what is wrong with them."""
     fields: dict[str, Any] = {"num_labels": 0}

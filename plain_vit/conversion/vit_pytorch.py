@@ -36,8 +36,7 @@ from .engine import (
     revert,
     then,
 )
-from .format import Description, Format, Hints, Inference, Size
-from .preprocessing import default_processor
+from .format import Description, Format, Hints, Inference, Size, StateDict, write_state_dict
 from .structure import NEUTRAL_FIELDS, class_path, differences
 from .vit_pytorch_layouts import (
     CLASS_TOKEN,
@@ -64,7 +63,6 @@ from .vit_pytorch_layouts import (
     Q,
     V,
 )
-from .writing import save_state_dict
 
 RELEASE = "1.26.11"  # the newest release that this file was held against
 
@@ -495,9 +493,7 @@ class VitPytorchFormat(Format):
             raise ExportError("this model has other parts than the class of vit-pytorch that it is of:", changed)
         return replace(description, config=config, inferences=())
 
-    def describe_checkpoint(
-        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], hints: Hints
-    ) -> Description:
+    def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration off the names and shapes of a state dict; the package writes no settings."""
         if hints.architecture is not None:
             raise MappingError("vit-pytorch has no architectures by name: leave architecture out, and give sizes")
@@ -520,13 +516,6 @@ class VitPytorchFormat(Format):
             ignored.append(("cls_token", "it has no rows: the mean of the patches is pooled"))
         return Description(config, layout.title, reader.inferences, ignored, prefix)
 
-    def image_processor(
-        self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
-    ) -> tuple[Any, Sequence[str]]:
-        """Return a processor of stated assumptions: the package has no preprocessing."""
-        mean, std = hints.image_mean, hints.image_std
-        return default_processor(config.image_size, config.num_channels, mean=mean, std=std)
-
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the conversion table of a layout, by its title, or of the one in a release that holds this model."""
         target = next((known for known in LAYOUTS if known.title == layout), None)
@@ -548,12 +537,7 @@ class VitPytorchFormat(Format):
         return _build(target, config)
 
     def write(
-        self,
-        config: PlainViTConfig,
-        tensors: Mapping[str, torch.Tensor],
-        path: Path,
-        image_processor: Any | None,
-        layout: str | None,
+        self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:
         """Write the state dict, with `torch.save` or as safetensors; the format has no place for a processor."""
         target = choose_layout(config, layout or RELEASE)
@@ -561,10 +545,7 @@ class VitPytorchFormat(Format):
         if CLASS_TOKEN in target.names and not config.use_class_token and CLASS_TOKEN not in target.optional:
             like = next(iter(state.values()))
             state["cls_token"] = like.new_empty((1,) * (target.token_axes - 2) + (0, config.hidden_size))
-        if path.suffix == ".safetensors":
-            save_state_dict(state, path, progress=False)
-        else:
-            torch.save(state, path)
+        write_state_dict(state, path)
 
 
 def _file(kind: type) -> str | None:
