@@ -1,7 +1,7 @@
 """What more work costs: forward time against tokens, batch and depth; memory of a training step against the batch."""
 
-import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import numpy
 import torch
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-from benchmarks.harness import MEGABYTE, Case, Result, compare, parser, report
+from benchmarks.harness import MEGABYTE, Case, Result, compare, name_of_run, parser, report
+from benchmarks.models import LARGE, Setting, large_product, matrix_shapes, operations
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "cost.png"
@@ -21,7 +22,11 @@ TRAINED = (4, 8, 16, 32)
 
 NOTES = """A ViT-Ti/16 (192 wide, 3 heads, 12 blocks but where the depth varies), float32, on a CPU. Tokens: one image
 whose side grows; the quadratic part is fitted as c * tokens^2 beside a + b * tokens. Batch and depth: 224 pixels, of 8
-images where the depth varies. Memory: the peak that a training step adds, without and with gradient checkpointing."""
+images where the depth varies. Memory: the peak that a step of training adds, without and with gradient checkpointing.
+The limit is what the matrix products need at the rate of one large product, which took turns with the first ones.
+Ratios are to the first of their kind."""
+
+RATE = Setting("tiny", 1, torch.float32, "cpu")
 
 
 def model(side: int = 224, depth: int = 12) -> Any:
@@ -62,42 +67,54 @@ def tokens(side: int) -> int:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--quick", action="store_true", help="three turns of the smaller settings")
+    options.add_argument("--quick", action="store_true", help="three turns of the smaller settings; no picture")
     chosen = options.parse_args()
     turns = min(3, chosen.turns) if chosen.quick else chosen.turns
     sides, batches, depths, trained = (
         values[:3] if chosen.quick else values for values in (SIDES, BATCHES, DEPTHS, TRAINED)
     )
-    series = {
-        "tokens": [(tokens(side), Case(f"{tokens(side)} tokens", forward, _shape(side, 1, 12))) for side in sides],
-        "images": [(batch, Case(f"{batch} images", forward, _shape(224, batch, 12))) for batch in batches],
-        "blocks": [(depth, Case(f"{depth} blocks", forward, _shape(224, 8, depth))) for depth in depths],
+    forwards = {
+        "tokens": [(tokens(side), {"side": side, "batch": 1, "depth": 12}) for side in sides],
+        "images": [(batch, {"side": 224, "batch": batch, "depth": 12}) for batch in batches],
+        "blocks": [(depth, {"side": 224, "batch": 8, "depth": depth}) for depth in depths],
     }
-    for checkpointing in (False, True):
-        name = "checkpointed" if checkpointing else "all kept"
-        series[name] = [
-            (batch, Case(f"training {batch} images, {name}", train, {"batch": batch, "checkpointing": checkpointing}))
+    cases = {
+        name: [(x, Case(f"{x} {name}", forward, shape), operations(_shapes(**shape), False)) for x, shape in settings]
+        for name, settings in forwards.items()
+    }
+    for name in ("all kept", "checkpointed"):
+        cases[name] = [
+            (
+                batch,
+                Case(f"training {batch} images, {name}", train, {"batch": batch, "checkpointing": name != "all kept"}),
+                operations(_shapes(224, batch, 12), True),
+            )
             for batch in trained
         ]
-    measured = {}
-    for name, cases in series.items():
-        if name in ("all kept", "checkpointed"):
-            os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed at once, so that each turn has a peak of its own
-        measured[name] = list(zip([x for x, _ in cases], compare([case for _, case in cases], turns), strict=True))
+    large = Case("one large product", large_product, {"setting": RATE})
+    measured: dict[str, list[tuple[int, Result]]] = {}
+    rate = 0.0
+    for name, settings in cases.items():
+        timed = compare([*(case for _, case, _ in settings), *([large] if name == "tokens" else [])], turns)
+        if name == "tokens":
+            rate = 2 * LARGE["cpu"] ** 3 / timed.pop().seconds
+        measured[name] = [
+            (x, replace(one, limit=needed / rate)) for (x, _, needed), one in zip(settings, timed, strict=True)
+        ]
     curve = fit([(x, result.seconds) for x, result in measured["tokens"]])
     share = [
         f"{x}: {curve[2] * x * x / (curve[0] + curve[1] * x + curve[2] * x * x):.0%}" for x, _ in measured["tokens"]
     ]
-    draw(measured, curve)
-    notes = (
-        f"{NOTES}\n\nThe quadratic part's share of the time, by tokens: {', '.join(share)}.\n\nDrawn: {PICTURE.name}"
-    )
+    notes = f"{NOTES}\n\nThe quadratic part's share of the time, by tokens: {', '.join(share)}."
+    if chosen.write and not chosen.quick:
+        draw(measured, curve)
+        notes += f"\n\nDrawn: docs/pictures/{PICTURE.name}"
     results = [result for points in measured.values() for _, result in points]
-    report("cost", "What more work costs", notes, results, chosen.write or chosen.quick)
+    report(name_of_run("cost", options, chosen), "What more work costs", notes, results, chosen.write)
 
 
-def _shape(side: int, batch: int, depth: int) -> dict[str, int]:
-    return {"side": side, "batch": batch, "depth": depth}
+def _shapes(side: int, batch: int, depth: int) -> list[tuple[int, int, int, int, int]]:
+    return matrix_shapes("tiny", batch, side, depth)
 
 
 def fit(points: Sequence[tuple[int, float]]) -> tuple[float, float, float]:
@@ -113,24 +130,26 @@ def draw(measured: dict[str, list[tuple[int, Result]]], curve: tuple[float, floa
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 4, figsize=(12, 3), layout="constrained")
-    for panel, name in zip(panels, ("tokens", "images", "blocks"), strict=False):
+    figure, panels = plt.subplots(1, 4, figsize=(13, 3.2), layout="constrained")
+    titles = {"tokens": "one image, larger", "images": "more images", "blocks": "more blocks, 8 images"}
+    for panel, (name, title) in zip(panels, titles.items(), strict=False):
         points = [(value, 1000 * result.seconds) for value, result in measured[name]]
-        panel.plot(*zip(*points, strict=True), "o-", label="measured")
-        panel.set(xlabel=name, ylabel="forward, ms")
+        panel.plot(*zip(*points, strict=True), "o" if name == "tokens" else "o-", label="measured")
+        panel.set(title=title, xlabel=name, ylabel="forward pass, ms")
     constant, linear, quadratic = curve
     x = numpy.linspace(0, max(value for value, _ in measured["tokens"]))
-    below = 1000 * (constant + linear * x)
-    panels[0].plot(x, below, "--", label="without the quadratic part")
-    panels[0].fill_between(x, below, below + 1000 * quadratic * x**2, alpha=0.3, label="quadratic part")
-    panels[0].legend(fontsize=8)
+    below, parabola = 1000 * (constant + linear * x), 1000 * quadratic * x**2
+    panels[0].plot(x, below, "--", label="fit without its square")
+    panels[0].plot(x, below + parabola, color="C0", linewidth=1, label="fit")
+    panels[0].fill_between(x, below, below + parabola, alpha=0.3)
     for name in ("all kept", "checkpointed"):
         memory = [(value, result.peak / MEGABYTE) for value, result in measured[name] if result.peak is not None]
         panels[3].plot(*zip(*memory, strict=True), "o-", label=name)
-    panels[3].set(xlabel="images", ylabel="training step, MB")
-    panels[3].legend(fontsize=8)
+    panels[3].set(title="memory of training", xlabel="images", ylabel="peak of a step, MB")
     for panel in panels:
         panel.set(xlim=(0, None), ylim=(0, None))
+    for panel in (panels[0], panels[3]):
+        panel.legend(fontsize=8, loc="upper left")
     figure.savefig(PICTURE, dpi=80)
 
 

@@ -1,59 +1,82 @@
-"""How long it takes to open a ViT-L of any source as ours, beside transformers opening its own ViT-L."""
+"""How long it takes to open a ViT-L of any source as ours, beside each package opening its own ViT-L."""
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
+import torchvision
 from torch import nn
 from transformers import ViTForImageClassification
 
 from benchmarks.harness import Case, compare, memory_bandwidth, parser, report
-from benchmarks.large_models import SOURCES, weights, write_all
+from benchmarks.large_models import SOURCES, check, written
 from plain_vit import PlainViTForImageClassification
 from plain_vit.conversion import from_checkpoint
 
 NOTES = """Each turn opens a 1.2 GB file that lies in the system's cache and then sums every weight, because a file that
-is mapped has not been read when it is open. The limit is the time that one thread needs to read that many bytes in
-memory. "Peak memory" counts the pages of a mapped file, which all processes share and the system takes back when it
-needs them; "of it its own" is what only this process has: 0 means no copy, 1217 MB one."""
+is mapped has not been read when it is open. Before that, each opened model was found to give its source's logits. The
+limit is the time that one thread needs to read that many bytes in memory. torchvision's file is opened in the best way
+that torch has: an empty model, `torch.load(mmap=True)`, `load_state_dict(assign=True)`. "Peak memory" counts the pages
+of a mapped file, which all processes share and the system takes back when it needs them; "of it its own" is what only
+this process has: 0 means no copy, 1217 MB one."""
 
 
-def with_transformers(folder: Path, kind: type[Any]) -> Callable[[], nn.Module]:
-    """Open a folder by `from_pretrained`."""
-    return lambda: _read(kind.from_pretrained(folder))
+def opening(source: Path, how: Callable[..., nn.Module], arguments: dict[str, Any]) -> Callable[[], nn.Module]:
+    """Return what opens a source and reads every weight."""
+    check(how(source, **arguments).eval(), source)
+
+    def take_turn() -> nn.Module:
+        model = how(source, **arguments)
+        with torch.no_grad():
+            sum(float(parameter.sum()) for parameter in model.parameters())
+        return model
+
+    return take_turn
 
 
-def with_plain_vit(source: Path, options: dict[str, Any]) -> Callable[[], nn.Module]:
-    """Open a checkpoint by `from_checkpoint`."""
-    return lambda: _read(from_checkpoint(source, **options).model)
+def by_from_checkpoint(source: Path, **options: Any) -> nn.Module:
+    """Open any source as ours."""
+    return from_checkpoint(source, **options).model
 
 
-def _read(model: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        sum(float(parameter.sum()) for parameter in model.parameters())
+def by_from_pretrained(folder: Path, kind: type[Any]) -> nn.Module:
+    """Open a folder with the class that wrote it."""
+    return kind.from_pretrained(folder)
+
+
+def by_timm(folder: Path) -> nn.Module:
+    """Open timm's folder with timm."""
+    return timm.create_model(f"local-dir:{folder}", pretrained=True)
+
+
+def by_torch(file: Path) -> nn.Module:
+    """Open torchvision's file mapped."""
+    with torch.device("meta"):
+        model = torchvision.models.vit_l_16()
+    model.load_state_dict(torch.load(file, mmap=True), assign=True)
     return model
 
 
 def main() -> None:
     options = parser(__doc__).parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        write_all(folder)
-        size = weights(folder / "timm").stat().st_size
+    with written() as (folder, size):
         limit = size / memory_bandwidth()
-        of_transformers = {"folder": folder / "transformers", "kind": ViTForImageClassification}
-        of_ours = {"folder": folder / "plain_vit", "kind": PlainViTForImageClassification}
+
+        def case(name: str, source: str, how: Callable[..., nn.Module], **arguments: Any) -> Case:
+            return Case(name, opening, {"source": folder / source, "how": how, "arguments": arguments}, limit)
+
         cases = [
-            Case("transformers opens its own ViT", with_transformers, of_transformers, limit),
-            Case("from_pretrained opens plain_vit", with_transformers, of_ours, limit),
-            *(
-                Case(
-                    f"from_checkpoint opens {name}", with_plain_vit, {"source": folder / name, "options": hints}, limit
-                )
-                for name, hints in SOURCES.items()
+            case(
+                "transformers opens its own folder", "transformers", by_from_pretrained, kind=ViTForImageClassification
             ),
+            case("timm opens its own folder", "timm", by_timm),
+            case("torch opens torchvision.pth", "torchvision.pth", by_torch),
+            case(
+                "plain_vit opens its own folder", "plain_vit", by_from_pretrained, kind=PlainViTForImageClassification
+            ),
+            *(case(f"plain_vit converts {name}", name, by_from_checkpoint, **hints) for name, hints in SOURCES.items()),
         ]
         results = compare(cases, options.turns)
     report("load", f"Opening a ViT-L of {size / 1e9:.2f} GB", NOTES, results, options.write)

@@ -131,6 +131,7 @@ def compare(cases: Sequence[Case], turns: int, at_once: bool = False) -> list[Re
     """
     # A forked process has all imports for nothing, but no way to a GPU that its parent has looked at.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
+    os.environ["TQDM_DISABLE"] = "1"  # for the processes, whose bars would run through each other
     context.set_forkserver_preload([getattr(sys.modules["__main__"].__spec__, "name", __name__)])
     timed: dict[str, list[float]] = {case.name: [] for case in cases}
     workers = []

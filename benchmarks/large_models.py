@@ -1,5 +1,8 @@
 """Files of a ViT-L/16 (304 million parameters, 1.2 GB in float32) with random weights, as each package writes them."""
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import vit_pytorch
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
+from benchmarks.models import TOLERANCE, logits_of, require_equal
 from plain_vit.conversion import convert_checkpoint
 
 # What the file does not say, as options of `from_checkpoint`.
@@ -21,8 +25,20 @@ SOURCES: dict[str, dict[str, Any]] = {
 }
 
 
+@contextmanager
+def written() -> Iterator[tuple[Path, int]]:
+    """Write all sources to a folder that is removed again; give that and the bytes of the weights of one."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_all(folder)
+        yield folder, weights(folder / "timm").stat().st_size
+
+
 def write_all(folder: Path) -> None:
-    """Write `folder / name` for each name in `SOURCES`, and transformers' own folder `folder / "transformers"`."""
+    """Write `folder / name` for each name in `SOURCES`, and transformers' own folder `folder / "transformers"`.
+
+    What each says to an image goes to `folder / "logits of NAME"`.
+    """
     torch.manual_seed(0)
     with torch.device("meta"):
         of_timm = timm.create_model("vit_large_patch16_224")
@@ -35,13 +51,22 @@ def write_all(folder: Path) -> None:
             "num_labels": 1000,
         }  # fmt: skip
         of_transformers = ViTForImageClassification(ViTConfig(**sizes))
-    timm.models.save_for_hf(_filled(of_timm), str(folder / "timm"), safe_serialization=True)
-    torch.save(_filled(of_vit_pytorch).state_dict(), folder / "vit_pytorch.pt")
-    torch.save(_filled(of_torchvision).state_dict(), folder / "torchvision.pth")
-    of_transformers = _filled(of_transformers)
-    of_transformers.save_pretrained(folder / "transformers")
+    timm.models.save_for_hf(_filled(of_timm, folder / "timm"), str(folder / "timm"), safe_serialization=True)
+    torch.save(_filled(of_vit_pytorch, folder / "vit_pytorch.pt").state_dict(), folder / "vit_pytorch.pt")
+    torch.save(_filled(of_torchvision, folder / "torchvision.pth").state_dict(), folder / "torchvision.pth")
+    _filled(of_transformers, folder / "transformers").save_pretrained(folder / "transformers")
     (folder / "plain_vit").mkdir()
     convert_checkpoint(folder / "timm", folder / "plain_vit", verify=False)
+    _expected(folder / "plain_vit").write_bytes(_expected(folder / "timm").read_bytes())
+
+
+def check(model: nn.Module, source: Path) -> None:
+    """Refuse a model that does not say what its source said when it was written.
+
+    Raises:
+        RuntimeError: It does not.
+    """
+    require_equal(_answer(model), torch.load(_expected(source)), TOLERANCE, source.name)
 
 
 def weights(source: Path) -> Path:
@@ -49,9 +74,20 @@ def weights(source: Path) -> Path:
     return source / "model.safetensors" if source.is_dir() else source
 
 
-def _filled(module: nn.Module) -> Any:
-    module.to_empty(device="cpu")
+def _filled(module: nn.Module, target: Path) -> Any:
+    module.to_empty(device="cpu").eval()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.uniform_(-0.03, 0.03)
+    torch.save(_answer(module), _expected(target))
     return module
+
+
+def _answer(module: nn.Module) -> torch.Tensor:
+    image = torch.linspace(-2, 2, 3 * 224 * 224).sin().view(1, 3, 224, 224)
+    with torch.no_grad():
+        return logits_of(module(image))
+
+
+def _expected(source: Path) -> Path:
+    return source.with_name(f"logits of {source.name}")

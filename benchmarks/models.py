@@ -133,10 +133,20 @@ def large_product(setting: Setting) -> Callable[[], torch.Tensor]:
     return lambda: left @ right
 
 
-def matrix_shapes(size: str, batch: int) -> list[tuple[int, int, int, int, int]]:
-    """Return (how often, batch, rows, inner, columns) of every matrix product of a forward pass."""
+def matrix_shapes(
+    size: str, batch: int, side: int = 224, blocks: int | None = None
+) -> list[tuple[int, int, int, int, int]]:
+    """Return (how often, batch, rows, inner, columns) of every matrix product of a forward pass.
+
+    Args:
+        size: One of `PATCHES`.
+        batch: How many images.
+        side: Of an image, in pixels.
+        blocks: How many, where not as many as that size has.
+    """
     width, depth, heads, inner = PRESETS[size].values()
-    patches = (224 // PATCHES[size]) ** 2
+    depth = blocks or depth
+    patches = (side // PATCHES[size]) ** 2
     tokens, head = patches + 1, width // heads
     return [
         (1, 1, batch * patches, 3 * PATCHES[size] ** 2, width),
@@ -150,7 +160,7 @@ def matrix_shapes(size: str, batch: int) -> list[tuple[int, int, int, int, int]]
     ]
 
 
-def operations(setting: Setting, training: bool) -> int:
-    """Return the floating-point operations of a forward pass; a training step has three times as many."""
-    forward = sum(2 * count * b * m * k * n for count, b, m, k, n in matrix_shapes(setting.size, setting.batch))
+def operations(shapes: list[tuple[int, int, int, int, int]], training: bool) -> int:
+    """Return the floating-point operations of products; a training step has three times those of its forward pass."""
+    forward = sum(2 * count * b * m * k * n for count, b, m, k, n in shapes)
     return 3 * forward if training else forward

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.harness import Case, Result, compare, report
-from benchmarks.models import LARGE, Setting, large_product, operations, products
+from benchmarks.models import LARGE, Setting, large_product, matrix_shapes, operations, products
 
 # Sizes with their batches, and dtypes, for a CPU and for a GPU; `--quick` measures the small model alone.
 FORWARD = {"cpu": ["base:8", "tiny:32"], "cuda": ["base:128", "large:64", "huge:32"]}
@@ -65,9 +65,10 @@ def sweep(
         large = replace(setting.case(LARGE_PRODUCT, large_product), images=None)
         *measured, of_large = compare([*cases(setting), bare, large], turns, at_once=device == "cuda")
         limit = measured[-1].seconds
+        shapes = matrix_shapes(setting.size, setting.batch)
         matrix_rate = 2 * LARGE[device] ** 3 / of_large.seconds
         for one in measured:
-            rate = operations(setting, training) / one.seconds
+            rate = operations(shapes, training) / one.seconds
             shares = f"{limit / one.seconds:.2f} | {rate / 1e12:.3f} | {rate / matrix_rate:.2f}"
             lines.append(f"| {one.name} | {setting.batch / one.seconds:.1f} | {shares} |")
         lines.append(f"| {of_large.name} | - | - | {matrix_rate / 1e12:.3f} | 1.00 |")
