@@ -8,14 +8,16 @@ from benchmarks.harness import Case, name_of_run
 from benchmarks.models import PEERS, Setting, build, logits_of, require_equal
 from benchmarks.sweep import FORWARD, parser, sweep
 from plain_vit import prepare_for_inference
+from plain_vit.modeling_plain_vit import FAST_ATTENTION
 
 NOTES = """One set of weights in every package (vit-pytorch's ViT has two norms more and no biases in query, key and
 value; its own weights are checked against their conversion); the logits were found equal before anything was timed, and
 those of each case, in its mode and dtype, near the eager ones in float32 (1e-5, in bfloat16 0.05, of the largest).
 "Limit" is the time of the bare matrix products of the same forward pass, in the same shapes and dtype, by torch's own
 `mm` and `bmm`, timed in the same turns. Weights that are packed beforehand can beat it. The "matrix rate" is that of
-one large product. "Prepared" is `plain_vit.prepare_for_inference`; "compiled" is torch.compile, on a CPU with the
-weights frozen; "prepared and compiled" is `prepare_for_inference(compile=True)`."""
+one large product. "Fast attention" is `attn_implementation="plain_vit_fast"`; "prepared" is
+`plain_vit.prepare_for_inference`; "compiled" is torch.compile, on a CPU with the weights frozen; "prepared and
+compiled" is `prepare_for_inference(compile=True)`."""
 
 TOLERANCES = {
     torch.float32: 1e-5,
@@ -24,7 +26,7 @@ TOLERANCES = {
 
 
 def forward(setting: Setting, package: str, mode: str) -> Callable[[], object]:
-    """Return one forward pass of a package's model in a mode: "eager", "prepared", "compiled" or both."""
+    """Return one forward pass of a package's model in a mode: "eager", "fast attention", "prepared", "compiled"."""
     model = build(package, setting.size).to(setting.device)
     images = setting.images()
     with torch.inference_mode():
@@ -35,6 +37,8 @@ def forward(setting: Setting, package: str, mode: str) -> Callable[[], object]:
         )
     else:
         model = model.to(setting.dtype)
+    if mode == "fast attention":
+        model.set_attn_implementation(FAST_ATTENTION)
     if mode == "compiled":
         model = torch.compile(model, options={"freezing": True} if setting.device == "cpu" else None)
     images = images.to(setting.dtype)
@@ -50,6 +54,8 @@ def forward(setting: Setting, package: str, mode: str) -> Callable[[], object]:
 def cases(setting: Setting, compiled: bool) -> list[Case]:
     """Return every package, ours first."""
     modes = {"eager": ("plain_vit", *PEERS), "prepared": ("plain_vit",)}
+    if setting.dtype == torch.bfloat16:
+        modes |= {"fast attention": ("plain_vit",)}
     if compiled:
         modes |= {"compiled": ("plain_vit", *PEERS), "prepared and compiled": ("plain_vit",)}
     return [
