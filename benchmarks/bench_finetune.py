@@ -21,7 +21,7 @@ from torchvision.transforms import InterpolationMode, v2
 from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments
 
 import plain_vit  # noqa: F401  (registers the Auto classes)
-from benchmarks.harness import Case, Result, compare, parser, report
+from benchmarks.harness import Case, Result, compare, name_of_run, parser, report
 from plain_vit.conversion import from_checkpoint
 from plain_vit.training.data import load_classification_data
 
@@ -121,13 +121,13 @@ def recorded(run: Callable[[int, str], float], record: str) -> Callable[[], obje
     return turn
 
 
-def accuracy_table(rows: Sequence[tuple[Result, str, list[float]]]) -> str:
+def accuracy_table(rows: Sequence[tuple[Result, list[float]]]) -> str:
     """Return a Markdown table of accuracies and images per second."""
     lines = ["| case | accuracy: mean (lowest to highest) | images/s, whole run |", "|---|---|---:|"]
-    for result, dataset, accuracies in rows:
+    for result, accuracies in rows:
+        assert result.images is not None
         spread = f"{statistics.mean(accuracies):.2%} ({min(accuracies):.2%} to {max(accuracies):.2%})"
-        rate = BUDGETS[dataset]["epochs"] * IMAGES[dataset] / result.seconds
-        lines.append(f"| {result.name} | {spread} | {rate:.0f} |")
+        lines.append(f"| {result.name} | {spread} | {result.images / result.seconds:.0f} |")
     return "\n".join(lines)
 
 
@@ -145,15 +145,20 @@ def main() -> None:
         opened.image_processor.save_pretrained(model)
         for dataset in ["digits"] if chosen.quick else list(BUDGETS):
             cases = [
-                Case(f"{dataset}: {name}", prepare, {"model": model, "dataset": dataset, "record": f"{folder}/{name}"})
+                Case(
+                    f"{dataset}: {name}",
+                    prepare,
+                    {"model": model, "dataset": dataset, "record": f"{folder}/{name}"},
+                    images=BUDGETS[dataset]["epochs"] * IMAGES[dataset],
+                )
                 for name, prepare in (("transformers' example", example), ("plain-vit", ours))
             ]
             for result in compare(cases, chosen.turns):
                 seeds = json.loads(Path(folder, result.name.partition(": ")[2]).read_text(encoding="utf-8"))
-                rows.append((result, dataset, seeds[1:]))  # the first only warmed up
+                rows.append((result, seeds[1:-1]))  # the first warmed up, the last was weighed
                 results.append(result)
     notes = f"{NOTES}\n\n{accuracy_table(rows)}"
-    report("finetune", "Fine-tuning", notes, results, chosen.write)
+    report(name_of_run("finetune", options, chosen), "Fine-tuning", notes, results, chosen.write)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import harness
+from benchmarks import table as speeds
 from benchmarks.harness import (
     Case,
     Result,
@@ -109,3 +110,47 @@ def test_a_run_is_named_by_the_options_that_it_was_given() -> None:
     assert name("") == name("--turns 3 --write") == "forward"
     assert name("--compile") == "forward-compile"
     assert name("--sizes tiny:32 base:8 --device cuda") == "forward-cuda-tiny-32-base-8"
+
+
+def test_the_readme_s_table_is_made_from_the_newest_results() -> None:
+    readme = speeds.README.read_text(encoding="utf-8")
+    assert speeds.with_speeds(readme) == readme, "run python -m benchmarks.table"
+
+
+def test_a_table_of_speeds_sets_each_of_our_cases_beside_the_fastest_other_of_its_setting_and_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speeds, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    assert speeds.speeds() == ""
+
+    def result(name: str, seconds: float, images: int | None = None) -> Result:
+        return Result(name, seconds, seconds, seconds, 1, (1, 1), 1, None, images, None, None, None)
+
+    forward = [
+        result("tiny: plain_vit, eager", 2, 32),
+        result("tiny: timm, eager", 3, 32),
+        result("tiny: vit_pytorch, eager", 2.5, 32),
+        result("tiny: timm, compiled", 1.5, 32),
+        result("tiny: plain_vit, prepared", 1, 32),
+        result("tiny: bare products", 0.5, 32),
+        result("base: plain_vit, eager", 8, 8),
+        result("base: timm, eager", 4, 8),
+    ]
+    load = [result("transformers opens its own folder", 0.3), result("plain_vit converts timm", 0.4)]
+    report("forward", "Forward", "", forward, write=True)
+    report("load", "Opening", "", load, write=True)
+    report("forward-quick", "Forward", "", forward[:2], write=True)
+    today = (tmp_path / f"{harness.machine()['date']}-load.md").read_text()
+    (tmp_path / "2001-02-03-load.md").write_text(today.replace('"seconds": 0.4', '"seconds": 7'))
+    lines = speeds.speeds().splitlines()
+    assert lines[2:7] == [
+        "| forward pass: tiny, eager | 16 images/s | vit_pytorch 12.8 images/s | 1.25 |",
+        "| forward pass: tiny, prepared | 32 images/s | timm 21.3 images/s | 1.50 |",
+        "| forward pass: base, eager | 1 images/s | timm 2 images/s | 0.50 |",
+        "| opening a ViT-L of 1.2 GB: converts timm | 0.4 s | transformers opens its own folder 0.3 s | 0.75 |",
+        "",
+    ]
+    assert len(lines) == 8
+    readme = f"before\n{speeds.START}old\n{speeds.END}after\n"
+    assert speeds.with_speeds(readme) == f"before\n{speeds.START}{speeds.speeds()}{speeds.END}after\n"

@@ -1,0 +1,105 @@
+"""The table of speeds in the README, made from the newest results: `python -m benchmarks.table` writes it there."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import RESULTS
+
+README = Path(__file__).parents[1] / "README.md"
+START, END = "<!-- speed: python -m benchmarks.table -->\n", "<!-- end of speed -->\n"
+
+# The runs that the table shows, by the names of their pages, and what each is called.
+RUNS = {
+    "forward": "forward pass",
+    "forward-compile": "forward pass",
+    "forward-cuda-compile": "forward pass on the GPU",
+    "train-step": "training step",
+    "train-step-checkpointing": "training step, checkpointed",
+    "train-step-cuda-compile": "training step on the GPU",
+    "load": "opening a ViT-L of 1.2 GB",
+    "convert": "converting a ViT-L of 1.2 GB",
+    "data": "training images from JPEG files",
+    "import": "import",
+    "finetune": "fine-tuning",
+}
+OURS = ("plain_vit", "plain-vit")
+# Cases that do a part of the work: what is left to win, not rivals.
+REFERENCES = {"bare products", "one large product", "decoding alone", "torch", "transformers alone"}
+
+
+def newest() -> dict[str, dict[str, Any]]:
+    """Return the JSON of the newest page of each run in `RUNS` that has one."""
+    found = {}
+    for path in sorted(RESULTS.glob("*.md")):
+        run = re.sub(r"^\d{4}-\d\d-\d\d-", "", path.stem)
+        if run in RUNS:
+            line = path.read_text(encoding="utf-8").split("```json\n")[1].split("\n```")[0]
+            found[run] = json.loads(line)
+    return {run: found[run] for run in RUNS if run in found}
+
+
+def speeds() -> str:
+    """Return the table and where it was measured, in Markdown; nothing where there are no results."""
+    pages = newest()
+    if not pages:
+        return ""
+    lines = ["| what | plain-vit | fastest other | times as fast |", "|---|---:|---:|---:|"]
+    machines = []
+    for run, page in pages.items():
+        lines += [f"| {RUNS[run]}{row}" for row in rows(page["results"])]
+        measured = page["environment"]
+        where = measured["processor"] if measured["GPU"] == "none" else f"{measured['GPU']}, {measured['processor']}"
+        machines.append(f"{where}, torch {re.findall('torch ([^,]*)', measured['versions'])[0]}, {measured['date']}")
+    return "\n".join([*lines, "", f"Medians of turns taken by turns ({'; '.join(dict.fromkeys(machines))}).", ""])
+
+
+def rows(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the end of a line for each case of ours, beside the fastest of the others in the same setting and mode.
+
+    A case is called "setting: package, mode", where the setting and the mode may be missing.
+    """
+    cases = [(*named(one["name"]), one) for one in results]
+    lines = []
+    for setting, what, mode, ours in cases:
+        if not what.startswith(OURS):
+            continue
+        others = [
+            (other_mode == mode, other, one)
+            for other_setting, other, other_mode, one in cases
+            if other_setting == setting and other not in REFERENCES and not other.startswith(OURS)
+        ]
+        same_mode = [(other, one) for same, other, one in others if same] or [(other, one) for _, other, one in others]
+        other, fastest = min(same_mode, key=lambda case: case[1]["seconds"])
+        described = ", ".join(filter(None, (setting, re.sub("^plain.vit( |$)", "", what), mode)))
+        lines.append(
+            f"{': ' * bool(described)}{described} | {rate(ours)} | {other} {rate(fastest)} "
+            f"| {fastest['seconds'] / ours['seconds']:.2f} |"
+        )
+    return lines
+
+
+def named(name: str) -> tuple[str, str, str]:
+    """Return the setting, the package and the mode that a case's name says."""
+    setting, _, what = name.rpartition(": ")
+    package, _, mode = what.partition(", ")
+    return setting, package, mode
+
+
+def rate(result: dict[str, Any]) -> str:
+    """Return images per second where images are what a turn goes through, else the time."""
+    if result.get("images") is not None:
+        return f"{result['images'] / result['seconds']:.3g} images/s"
+    return f"{result['seconds']:.3g} s"
+
+
+def with_speeds(readme: str) -> str:
+    """Return a README whose table is of the newest results."""
+    before, rest = readme.split(START)
+    return f"{before}{START}{speeds()}{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    README.write_text(with_speeds(README.read_text(encoding="utf-8")), encoding="utf-8")
