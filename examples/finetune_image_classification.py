@@ -449,6 +449,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
             model_facts(arguments, data, plan, result, accelerator),
             repo_id=arguments.push_to_hub,
             private=arguments.hub_private,
+            say=say,
         )
         if pushed is not None:
             say(str(pushed))

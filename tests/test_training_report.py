@@ -263,15 +263,16 @@ def test_snapshots_are_those_of_the_model_at_their_steps(finished):
         assert not np.array_equal(first["attention"], last["attention"])
 
 
-def test_looking_leaves_the_training_as_it_is(finished, model_folder, tmp_path):
+def test_looking_leaves_the_training_as_it_is(finished, model_folder, tmp_path, capsys):
     options = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT}
     script.finetune(script.FinetuneArguments(**options, report=False))
     assert not (tmp_path / "run" / "report").exists()
     assert not (tmp_path / "run" / "tensorboard").exists()
     assert read_log(tmp_path / "run") == read_log(finished)
+    assert "Warning" not in capsys.readouterr().out
 
 
-def test_model_without_attention_gets_a_report_that_says_so(tmp_path):
+def test_model_without_attention_gets_a_report_that_says_so_and_no_page(tmp_path, capsys):
     run = tmp_path / "run"
     script.finetune(script.FinetuneArguments(
         model=str(save_resnet(tmp_path / "resnet")), output_dir=str(run), picture_every=1.0, **SHORT
@@ -279,6 +280,10 @@ def test_model_without_attention_gets_a_report_that_says_so(tmp_path):
     assert {file.stem for file in (run / "report").glob("*.png")} == PICTURES
     text = (run / "report" / "index.html").read_text()
     assert text.count("In a ResNetForImageClassification there is no ViT to look into.") == 2
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning: ")]
+    assert len(warnings) == 1
+    assert "type 'resnet' gets no page" in warnings[0]
+    assert not (run / "README.md").exists()
 
 
 def test_vit_of_transformers_shows_what_the_same_plain_vit_shows(tmp_path):

@@ -1,7 +1,7 @@
 """What the world gets to see of a run: the page of the model that came out of it, and the model on the Hub."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from huggingface_hub import EvalResult
@@ -79,7 +79,9 @@ def training_facts(
     )  # fmt: skip
 
 
-def publish(run: Path, facts: ModelFacts, *, repo_id: str | None, private: bool) -> Push | None:
+def publish(
+    run: Path, facts: ModelFacts, *, repo_id: str | None, private: bool, say: Callable[[str], object]
+) -> Push | None:
     """Write the page of a run's model, if it is a plain ViT, and push the folder where that was asked for.
 
     Args:
@@ -87,6 +89,7 @@ def publish(run: Path, facts: ModelFacts, *, repo_id: str | None, private: bool)
         facts: From `training_facts`.
         repo_id: "user/name", or None to keep it here.
         private: Let nobody else see the repository.
+        say: Is told where there is no page.
 
     Returns:
         What was pushed.
@@ -94,8 +97,11 @@ def publish(run: Path, facts: ModelFacts, *, repo_id: str | None, private: bool)
     Raises:
         HubError: The push failed; the folder is whole, and can be pushed again.
     """
-    if json.loads((run / "config.json").read_text(encoding="utf-8"))["model_type"] == PlainViTConfig.model_type:
+    model_type = json.loads((run / "config.json").read_text(encoding="utf-8"))["model_type"]
+    if model_type == PlainViTConfig.model_type:
         write_card(run, facts)
+    else:
+        say(f"Warning: a model of type {model_type!r} gets no page, only plain ViTs do: write its README.md yourself.")
     if repo_id is None:
         return None
     try:
