@@ -13,8 +13,8 @@ IMPORTS = {
     "transformers alone": "import transformers",
     "torch": "import torch",
 }
-NOTES = """Each turn starts a Python of its own, whose start counts too; all files are in the system's cache, compiled to
-bytecode. The memory is this process's, not that of the Python it starts."""
+NOTES = """Each turn starts a Python of its own, whose start counts too; all files are in the system's cache, compiled
+to bytecode. The memory is this process's, not that of the Python it starts."""
 
 
 def importing(line: str) -> Callable[[], object]:
