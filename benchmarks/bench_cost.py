@@ -23,7 +23,7 @@ TRAINED = (4, 8, 16, 32)
 NOTES = """A ViT-Ti/16 (192 wide, 3 heads, 12 blocks but where the depth varies), float32, on a CPU. Tokens: one image
 whose side grows; the quadratic part is fitted as c * tokens^2 beside a + b * tokens. Batch and depth: 224 pixels, of 8
 images where the depth varies. Memory: the peak that a step of training adds, without and with gradient checkpointing.
-The limit is what the matrix products need at the rate of one large product, which took turns with the first ones.
+The limit is what the matrix products need at the rate of one large product, which took turns with the others.
 Ratios are to the first of their kind."""
 
 RATE = Setting("tiny", 1, torch.float32, "cpu")
@@ -93,11 +93,9 @@ def main() -> None:
         ]
     large = Case("one large product", large_product, {"setting": RATE})
     measured: dict[str, list[tuple[int, Result]]] = {}
-    rate = 0.0
     for name, settings in cases.items():
-        timed = compare([*(case for _, case, _ in settings), *([large] if name == "tokens" else [])], turns)
-        if name == "tokens":
-            rate = 2 * LARGE["cpu"] ** 3 / timed.pop().seconds
+        *timed, of_large = compare([*(case for _, case, _ in settings), large], turns)
+        rate = 2 * LARGE["cpu"] ** 3 / of_large.seconds
         measured[name] = [
             (x, replace(one, limit=needed / rate)) for (x, _, needed), one in zip(settings, timed, strict=True)
         ]

@@ -91,7 +91,7 @@ def example(model: str, dataset: str, record: str) -> Callable[[], object]:
             folder, num_train_epochs=budget["epochs"], per_device_train_batch_size=budget["batch_size"],
             per_device_eval_batch_size=256, learning_rate=1e-3, weight_decay=0.05, lr_scheduler_type="cosine",
             warmup_steps=steps // 10, label_smoothing_factor=0.1, max_grad_norm=1.0, eval_strategy="epoch",
-            save_strategy="no", logging_steps=10, report_to="none", disable_tqdm=True, use_cpu=True, seed=seed,
+            save_strategy="no", logging_steps=10, report_to="none", disable_tqdm=True, use_cpu=not torch.cuda.is_available(), seed=seed,
             remove_unused_columns=False,
         )  # fmt: skip
         trainer = Trainer(
@@ -155,7 +155,7 @@ def main() -> None:
             ]
             for result in compare(cases, chosen.turns):
                 seeds = json.loads(Path(folder, result.name.partition(": ")[2]).read_text(encoding="utf-8"))
-                rows.append((result, seeds[1:-1]))  # the first warmed up, the last was weighed
+                rows.append((result, seeds[1 : 1 + chosen.turns]))  # the first warmed up, the last was weighed
                 results.append(result)
     notes = f"{NOTES}\n\n{accuracy_table(rows)}"
     report(name_of_run("finetune", options, chosen), "Fine-tuning", notes, results, chosen.write)

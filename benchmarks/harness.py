@@ -1,7 +1,7 @@
 """Side by side: every case in a process of its own, all of them taking turns, so that what the machine does meanwhile
 (another program, a slow disk, a throttled core) hits them alike.
 
-A case is prepared once, warmed up, and timed in interleaved turns; one turn more, which is not timed, tells its memory.
+A case is prepared once, warmed up, and timed in interleaved turns; further turns, which are not timed, tell its memory.
 Reported are medians with their spread, the ratio to the first case, a limit of the machine beside each figure, and the
 peak of memory. On a GPU each turn is synchronised.
 """
@@ -35,6 +35,7 @@ RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("torch", "transformers", "safetensors", "timm", "vit-pytorch", "torchvision")
 MEGABYTE = 10**6
 LONG_ENOUGH = 0.1  # seconds: what is shorter is repeated within a turn
+SHORT = 5.0  # seconds: what is shorter is weighed three times instead of once
 LOAD_BEFORE = os.getloadavg()[0]  # of the last minute, before this process adds its own
 
 # glibc's mallopt: allocations of so many bytes and more are mapped, and thus given back when they are freed.
@@ -93,7 +94,7 @@ class Result:
         ratio_of_fastest: Likewise of the fastest turns.
         limit: As the case says.
         images: As the case says.
-        peak: Of the turn for the memory, as `own` and `device`.
+        peak: Of the median of the turns for the memory, as `own` and `device`.
     """
 
     name: str
@@ -118,13 +119,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return result
 
 
-def compare(cases: Sequence[Case], turns: int, at_once: bool = False) -> list[Result]:
+def compare(cases: Sequence[Case], turns: int, at_once: int = 1) -> list[Result]:
     """Time cases in interleaved turns.
 
     Args:
         cases: The first is what the others are compared with.
         turns: Of each case, after one that warms up and does not count.
-        at_once: Prepare all cases at once: for those that compile, where cores and memory suffice.
+        at_once: How many cases are prepared at a time: more for those that compile, where cores and memory suffice.
 
     Raises:
         RuntimeError: A case failed; its trace is in the message.
@@ -142,12 +143,12 @@ def compare(cases: Sequence[Case], turns: int, at_once: bool = False) -> list[Re
             worker.start()
             there.close()
             workers.append((case, worker, here))
-        for case, _, here in workers:
-            here.send("prepare")
-            if not at_once:
+        for start in range(0, len(workers), at_once):
+            together = workers[start : start + at_once]
+            for _, _, here in together:
+                here.send("prepare")
+            for case, _, here in together:
                 _ask(case, here)
-        for case, _, here in workers if at_once else ():
-            _ask(case, here)
         for turn in range(turns + 1):
             for case, _, here in workers:
                 here.send("time")
@@ -204,14 +205,16 @@ def _ask(case: Case, connection: Connection) -> Any:
 
 def _serve(connection: Connection, prepare: Callable[..., Callable[[], object]], arguments: dict[str, Any]) -> None:
     """Prepare a case and take its turns, each when told to, until the other end closes."""
-    repeats = 1
+    repeats, seconds = 1, 0.0
     try:
         connection.recv()
         take_turn = prepare(**arguments)
+        _leave_the_gpu_to_others()
         connection.send(None)
         while True:
             if connection.recv() == "weigh":
-                connection.send(_weigh(take_turn))
+                weighed = [_weigh(take_turn) for _ in range(3 if seconds < SHORT else 1)]
+                connection.send(sorted(weighed, key=lambda memory: memory.peak or 0)[len(weighed) // 2])
             else:
                 seconds = _time(take_turn, repeats)
                 repeats = max(repeats, math.ceil(LONG_ENOUGH / seconds))
@@ -232,8 +235,7 @@ def _time(take_turn: Callable[[], object], repeats: int) -> float:
         take_turn()
     _synchronize()
     seconds = (time.perf_counter() - start) / repeats
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    _leave_the_gpu_to_others()
     return seconds
 
 
@@ -254,6 +256,7 @@ def _weigh(take_turn: Callable[[], object]) -> Memory:
     after = _memory()
     del made
     device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+    _leave_the_gpu_to_others()
     if before is None or peak is None or after is None:
         return Memory(None, None, device)
     return Memory(peak["VmHWM"] - before["VmRSS"], after["RssAnon"] - before["RssAnon"], device)
@@ -274,6 +277,11 @@ def _forget_peaks() -> None:
         peak.write_text("5")  # VmHWM begins anew
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
+
+
+def _leave_the_gpu_to_others() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _synchronize() -> None:

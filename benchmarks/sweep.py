@@ -16,6 +16,8 @@ TRAINING = {"cpu": ["tiny:32", "small:16"], "cuda": ["base:128", "large:64", "hu
 QUICK = {"cpu": ["tiny:32"], "cuda": ["base:128"]}
 DTYPES = {"cpu": ["float32", "bfloat16"], "cuda": ["bfloat16"]}
 
+# How many cases are compiled at a time on a GPU, without training and with it: more would not find room there together.
+AT_ONCE = {False: 8, True: 3}
 
 # What no package can be faster than, and what tells the machine's matrix rate.
 BARE, LARGE_PRODUCT = "bare products", "one large product"
@@ -63,7 +65,9 @@ def sweep(
     for setting in settings:
         bare = setting.case(BARE, products, training=training)
         large = replace(setting.case(LARGE_PRODUCT, large_product), images=None)
-        *measured, of_large = compare([*cases(setting), bare, large], turns, at_once=device == "cuda")
+        *measured, of_large = compare(
+            [*cases(setting), bare, large], turns, AT_ONCE[training] if device == "cuda" else 1
+        )
         limit = measured[-1].seconds
         shapes = matrix_shapes(setting.size, setting.batch)
         matrix_rate = 2 * LARGE[device] ** 3 / of_large.seconds
