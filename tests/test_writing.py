@@ -515,7 +515,7 @@ def test_a_checkpoint_is_copied_holding_two_tensors_at_a_time(save: Callable, su
     small, source = tmp_path / f"small{suffix}", tmp_path / f"large{suffix}"
     grown = in_a_process(growth_of_a_copy, small, source, tmp_path / "copy")
     one = 5 * 2**20 * 4
-    assert 0.9 * one < grown < 3 * one  # of twelve: one is read while another is written
+    assert 0.9 * one < grown < 2.2 * one  # of twelve: one is read while another is written
     read = read_checkpoint(tmp_path / "copy").tensors
     assert all(torch.equal(read[name], tensor) for name, tensor in large.items())
 

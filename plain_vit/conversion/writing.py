@@ -336,8 +336,9 @@ def save_state_dict(
             if name not in places or tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
                 raise OutputError(f"{path}: {name!r} of {tuple(tensor.shape)} and {tensor.dtype} was not announced.")
             written_before.result()
-            written_before = writer.submit(_write_tensor, tensor, *places.pop(name), bar)
-            del tensor  # the writer lets go of it before the one after the next is made
+            # In a list that is emptied: what was submitted keeps its arguments a little longer than its result.
+            written_before = writer.submit(_write_tensor, [tensor], *places.pop(name), bar)
+            del tensor
         written_before.result()
         if places:
             raise OutputError(f"{path}: {len(places)} tensors never came, {next(iter(places))!r} among them.")
@@ -349,9 +350,9 @@ def save_state_dict(
     return written
 
 
-def _write_tensor(tensor: torch.Tensor, file: IO[bytes], offset: int, bar: tqdm) -> None:
+def _write_tensor(tensor: list[torch.Tensor], file: IO[bytes], offset: int, bar: tqdm) -> None:
     file.seek(offset)
-    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    data = tensor.pop().detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     for start in range(0, len(data), CHUNK_BYTES):
         bar.update(file.write(data[start : start + CHUNK_BYTES]))
 
