@@ -54,6 +54,13 @@ def both_ways(
     return ours.float(), theirs.float()
 
 
+def change_within_half_a_pixel(levels: torch.Tensor) -> torch.Tensor:
+    """Return by how much levels (C, H, W) of a smooth image may change that is moved by half a pixel."""
+    padded = torch.nn.functional.pad(levels, (1, 1, 1, 1), mode="replicate")
+    around = padded.unfold(1, 3, 1).unfold(2, 3, 1).flatten(-2)
+    return 0.5 * (around.amax(-1) - around.amin(-1)) + 2  # 2 for rounding, once in the file and twice while resizing
+
+
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK"])
 @pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
 def test_images_that_are_decoded_whole_have_torchvisions_crops(mode, interpolation):
@@ -67,60 +74,58 @@ def test_images_that_are_decoded_whole_have_torchvisions_crops(mode, interpolati
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_crops_of_files_decoded_at_less_than_their_size_are_moved_by_a_quarter_of_a_pixel_at_most(mode):
+def test_crops_of_files_decoded_at_less_than_their_size_are_moved_by_half_a_pixel_at_most(mode):
     smooth = photograph(1201, 803).filter(PIL.ImageFilter.GaussianBlur(40)).convert(mode)
     file = stored(smooth, "jpeg", quality=95)
     for seed in range(20):
         ours, theirs = both_ways(file, seed, InterpolationMode.BILINEAR, scaled=True)
-        # The levels within a pixel on each side are at least what moving by one pixel changes; 2 for rounding.
-        padded = torch.nn.functional.pad(theirs, (1, 1, 1, 1), mode="replicate")
-        around = padded.unfold(1, 3, 1).unfold(2, 3, 1).flatten(-2)
-        assert ((ours - theirs).abs() <= 0.25 * (around.amax(-1) - around.amin(-1)) + 2).all()
+        assert ((ours - theirs).abs() <= change_within_half_a_pixel(theirs)).all()
 
 
 def test_crops_of_files_decoded_at_less_than_their_size_are_near_to_those_of_whole_ones():
     file = stored(photograph(1201, 803), "jpeg", quality=95)
     pairs = [both_ways(file, seed, InterpolationMode.BILINEAR, scaled=True) for seed in range(20)]
-    # In levels, of a photograph full of edges; measured 1.4 in the mean, 2.5 in the crop with the largest.
-    assert np.mean([(ours - theirs).abs().mean() for ours, theirs in pairs]) < 2
-    assert max((ours - theirs).abs().mean() for ours, theirs in pairs) < 4
+    # In levels, of a photograph full of edges; measured 1.7 in the mean, 3.3 in the crop with the largest.
+    assert np.mean([(ours - theirs).abs().mean() for ours, theirs in pairs]) < 2.5
+    assert max((ours - theirs).abs().mean() for ours, theirs in pairs) < 5
     ours, theirs = both_ways(file, 1, InterpolationMode.BILINEAR, scaled=False)
     assert (ours - theirs).abs().max() <= 1
 
 
-def test_a_file_is_decoded_no_larger_than_twice_its_crop_needs_and_no_smaller():
-    file = stored(photograph(1601, 1207), "jpeg")
+def test_a_file_is_decoded_at_the_smallest_size_that_its_crop_needs():
+    file = stored(photograph(421, 331), "jpeg")
     seen = set()
-    for seed in range(30):
+    for seed in range(60):
         crop = plain_crop()
         torch.manual_seed(seed)
         image = open_image(file)
         part = crop.make_params([image])
         torch.manual_seed(seed)
         CroppedImage(SIZE, InterpolationMode.BILINEAR, crop=crop)(image)
-        divisor = round(1601 / image.width)
+        divisor = round(421 / image.width)
         seen.add(divisor)
         excess = min(part["height"] / SIZE[0], part["width"] / SIZE[1]) / divisor
-        assert excess >= 2
-        assert excess < 4.1 or divisor == 8  # of sizes rounded up, Pillow may take the next larger one
-    assert seen == {2, 4, 8} or seen == {4, 8}
+        assert excess >= 1
+        assert excess < 2.1 or divisor == 8  # Pillow's sizes are whole: where it is close, it takes the larger one
+    assert seen == {2, 4, 8}
     whole = open_image(file)
     CroppedImage(SIZE, InterpolationMode.BILINEAR, scaled=False)(whole)
-    assert whole.size == (1601, 1207)
+    assert whole.size == (421, 331)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_images_are_turned_as_they_say(orientation):
     exif = PIL.Image.Exif()
     exif[ORIENTATION] = orientation
-    file = stored(photograph(601, 403), "jpeg", exif=exif, quality=95)
+    smooth = photograph(1201, 803).filter(PIL.ImageFilter.GaussianBlur(40))
+    file = stored(smooth, "jpeg", exif=exif, quality=95)
     upright = datasets.Image(mode="RGB").decode_example(file)
-    assert upright.size == ((601, 403) if orientation < 5 else (403, 601))
+    assert upright.size == ((1201, 803) if orientation < 5 else (803, 1201))
     assert np.array_equal(np.array(decode_image(open_image(file))), np.array(upright))
     ours, theirs = both_ways(file, 3, InterpolationMode.BILINEAR, scaled=False)
     assert (ours - theirs).abs().max() <= 1
     ours, theirs = both_ways(file, 3, InterpolationMode.BILINEAR, scaled=True)
-    assert (ours - theirs).abs().mean() < 4
+    assert ((ours - theirs).abs() <= change_within_half_a_pixel(theirs)).all()
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])

@@ -216,15 +216,12 @@ def pixel_levels(image_processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return mean / level, std / level
 
 
-FINER = 2  # times as many pixels along each side as the result has: how far a file may be decoded at less than its size
-
-
 class CroppedImage:
     """Decode an image and resize a part of it, random or all of it.
 
-    A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size where that leaves the part at least twice as many pixels along
-    each side as the result has. The edges of the part then lie on whole pixels of the smaller image: at most a quarter
-    of a pixel of the result from where they were drawn.
+    A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size where that leaves the part at least as many pixels along each
+    side as the result has. The edges of the part then lie on whole pixels of the smaller image: at most half a pixel of
+    the result from where they were drawn.
 
     Args:
         size: (height, width) of the result, in pixels.
@@ -245,19 +242,24 @@ class CroppedImage:
 
     def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
         """Return levels (C, H, W) of an opened image, which is decoded here if it was not before."""
-        width, height = image.size if orientation(image) < 5 else reversed(image.size)
+        turned = orientation(image)
+        width, height = image.size if turned < 5 else reversed(image.size)
         part = {"top": 0, "left": 0, "height": height, "width": width}
         if self.crop is not None:
             part = self.crop.make_params([torch.empty(height, width, device="meta")])
         scale = 1.0
         if self.scaled:
-            excess = min(part["height"] / self.size[0], part["width"] / self.size[1]) / FINER
+            excess = min(part["height"] / self.size[0], part["width"] / self.size[1])
             whole, enough = image.width, (math.ceil(image.width / excess), math.ceil(image.height / excess))
             drafted = image.draft(None, enough)  # None of what is no JPEG file, or decoded already
             scale = drafted[1][2] / whole if drafted else 1.0
-        left, right = (round(edge * scale) for edge in (part["left"], part["left"] + part["width"]))
-        top, bottom = (round(edge * scale) for edge in (part["top"], part["top"] + part["height"]))
-        levels = torch.from_numpy(np.array(in_rgb(upright(image).crop((left, top, right, bottom)))))
+        image = upright(image)
+        # The last pixels of a smaller image reach beyond the whole one: where it is mirrored, they are the first.
+        beyond_left = image.width - width * scale if turned in (2, 3, 6, 7) else 0
+        beyond_top = image.height - height * scale if turned in (3, 4, 7, 8) else 0
+        left, right = (round(beyond_left + edge * scale) for edge in (part["left"], part["left"] + part["width"]))
+        top, bottom = (round(beyond_top + edge * scale) for edge in (part["top"], part["top"] + part["height"]))
+        levels = torch.from_numpy(np.array(in_rgb(image.crop((left, top, right, bottom)))))
         return v2.functional.resize(levels.permute(2, 0, 1), self.size, self.interpolation)
 
 

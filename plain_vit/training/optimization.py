@@ -23,8 +23,8 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     )
 }  # fmt: skip
 
-# Those that torch does in one pass over a parameter, on CPUs and GPUs alike.
-FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+# Those that torch does in one pass over a parameter, on CPUs and GPUs, for whole and for sharded ones alike.
+FUSED = (torch.optim.AdamW, torch.optim.Adam)
 
 # Weight decay shrinks what multiplies the signal. Biases, norms, tokens and position tables stay as they are.
 MULTIPLYING_LAYERS = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.modules.conv._ConvNd)
