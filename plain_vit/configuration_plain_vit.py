@@ -259,7 +259,7 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def _check(self) -> None:
         """Refuse what cannot work: what was got, what was expected, what to do."""
-        self.grid_of(*_pair(self.image_size))
+        self.grid_of(*self.image_shape)
         for name in ("hidden_dropout_prob", "embedding_dropout_prob", "attention_probs_dropout_prob",
                      "classifier_dropout_prob", "drop_path_rate", "patch_dropout_prob"):  # fmt: skip
             if not 0 <= (getattr(self, name) or 0) < 1:
@@ -399,7 +399,7 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
     @property
     def grid_size(self) -> tuple[int, int]:
         """Patches (down, across) of an image of the native size."""
-        return self.grid_of(*_pair(self.image_size))
+        return self.grid_of(*self.image_shape)
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Return the patches (down, across) of an image of this size.
@@ -411,7 +411,7 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
         Raises:
             ValueError: when the patch size does not divide it.
         """
-        patch_height, patch_width = _pair(self.patch_size)
+        patch_height, patch_width = self.patch_shape
         partial = (height % patch_height or width % patch_width) and not self.drop_partial_patches
         if height < patch_height or width < patch_width or partial:
             nearest = tuple(max(1, round(s / p)) * p for s, p in ((height, patch_height), (width, patch_width)))
@@ -425,6 +425,11 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def attention_shape(self) -> tuple[int, int]:
         """Heads of an attention, and the width of each."""
         return self.num_attention_heads, cast(int, self.head_dim)  # filled in by now
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        """Pixels (down, across) of an image of the native size."""
+        return _pair(self.image_size)
 
     @property
     def patch_shape(self) -> tuple[int, int]:

@@ -308,10 +308,11 @@ def _what_it_is(config: PlainViTConfig, classifies: bool, tensors: Mapping[str, 
     count = sum(tensor.numel() for tensor in tensors.values())
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
     labels = [label for _, label in sorted((config.id2label or {}).items())]
+    image, patch = (" x ".join(map(str, shape)) for shape in (config.image_shape, config.patch_shape))
     sentences = [
         f"A Vision Transformer of {config.num_hidden_layers} layers of width {config.hidden_size} with "
-        f"{config.num_attention_heads} heads, on images of {_size(config.image_size)} pixels in patches of "
-        f"{_size(config.patch_size)} pixels (height x width). It has {count:,} parameters, stored as "
+        f"{config.num_attention_heads} heads, on images of {image} pixels in patches of "
+        f"{patch} pixels (height x width). It has {count:,} parameters, stored as "
         f"{' and '.join(sorted(dtypes))}."
     ]
     if classifies and not all(label.startswith("LABEL_") for label in labels):
@@ -403,7 +404,7 @@ def _limits(config: PlainViTConfig, classifies: bool, facts: ModelFacts) -> str:
             "known of how far the scores can be trusted."
         )
     if not config.drop_partial_patches:
-        height, width = _pair(config.patch_size)
+        height, width = config.patch_shape
         sentences.append(f"Images have a height that is a multiple of {height} pixels and a width of {width}.")
     return "\n".join(f"- {sentence}" for sentence in sentences)
 
@@ -429,15 +430,6 @@ def _table(rows: Mapping[str, object], what: str) -> str:
 
 def _row(*cells: object) -> str:
     return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in cells) + " |"
-
-
-def _pair(size: int | Sequence[int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
-def _size(size: int | Sequence[int]) -> str:
-    height, width = _pair(size)
-    return f"{height} x {width}"
 
 
 def _extent(size: Mapping[str, int]) -> str:

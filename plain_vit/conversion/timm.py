@@ -392,7 +392,7 @@ class TimmFormat(Format):
             ExportError: names every part of the model or of the image processor that timm cannot express.
         """
         architecture, model_args = architecture_for(config)
-        input_size = (config.num_channels, *image_shape(config))
+        input_size = (config.num_channels, *config.image_shape)
         preprocessing = {} if image_processor is None else processor_to_timm(image_processor)
         if preprocessing and tuple(preprocessing["input_size"]) != input_size:
             raise ExportError(
@@ -434,12 +434,6 @@ def first_convolution(stem_depths: tuple[int, ...] | None) -> str:
     if stem_depths is None:
         return "patch_embed.proj"
     return "patch_embed.backbone.stem.conv" if stem_depths else "patch_embed.backbone.conv"
-
-
-def image_shape(config: PlainViTConfig) -> tuple[int, int]:
-    """Return (height, width) of the native input, in pixels."""
-    size = config.image_size
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 TIMM = TimmFormat()

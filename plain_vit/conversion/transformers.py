@@ -423,7 +423,7 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
     equal: dict[str, Any] = {"position_embedding_on_prefix": config.position_embedding_on_prefix}
     if config.pooling == "cls" or not config.num_prefix_tokens + config.num_register_tokens:
         equal["pool_prefix_tokens"] = config.pool_prefix_tokens
-    whole = all(pixels % step == 0 for pixels, step in zip(_pair(config.image_size), config.patch_shape, strict=True))
+    whole = all(pixels % step == 0 for pixels, step in zip(config.image_shape, config.patch_shape, strict=True))
     if whole:
         equal["drop_partial_patches"] = config.drop_partial_patches
     reads_class_token = (
@@ -461,12 +461,6 @@ def _settings_for(config: PlainViTConfig, architecture: Architecture) -> dict[st
     if architecture.family is DINOV2:
         settings["use_mask_token"] = config.use_mask_token
     return settings
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    """Return (height, width) of a size that may be an int."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
 
 
 TRANSFORMERS = TransformersFormat()
