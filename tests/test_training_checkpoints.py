@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import threading
 import time
 from multiprocessing import get_context
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from plain_vit.training.processes import start_accelerator
 from plain_vit.training.run import RunFolder
 
 processes = get_context("fork")  # what is imported need not be imported again
+tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it
 
 
 def prepared(folder: Path, *, resume: bool) -> tuple[RunFolder, nn.Module, torch.optim.Optimizer]:
@@ -50,7 +53,7 @@ def save_for_ever(folder: Path, resume: bool, saved: Any) -> None:
 
 
 def survive_kills(folder: Path, kills: int) -> None:
-    rng, saved, left = random.Random(7), processes.Value("i", 0), 0
+    rng, saved, left = random.Random(7), processes.Value("i", 0, lock=False), 0
     for kill in range(kills):
         before = saved.value
         child = processes.Process(target=save_for_ever, args=(folder, kill > 0, saved), daemon=True)

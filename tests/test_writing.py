@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 import vit_pytorch
+from tqdm import tqdm
 from transformers import ViTConfig, ViTModel
 
 from plain_vit.cli import main
@@ -25,6 +27,7 @@ from plain_vit.conversion.writing import recover, save_state_dict, staged_file, 
 from plain_vit.errors import OutputError, OutputExistsError
 
 processes = multiprocessing.get_context("fork")  # a child is ready at once, with all imports of this process
+tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it
 
 
 def some_tensors(value: float = 1.0) -> dict[str, torch.Tensor]:
@@ -247,7 +250,7 @@ def write_for_ever(target: Path, started: Any) -> None:
 
 def interrupted_at(moment: float, target: Path, with_signal: signal.Signals) -> int:
     """Stop a process that rewrites the target without end; return the last version it said was finished."""
-    finished = processes.Value("i", version_of(target))
+    finished = processes.Value("i", version_of(target), lock=False)
     child = processes.Process(target=write_for_ever, args=(target, finished), daemon=True)
     child.start()
     begun = finished.value
@@ -560,7 +563,7 @@ def rewrite_for_ever(command: str, sources: list[Path], target: Path, rounds: An
 def survive_kills_of_a_command(command: str, tmp_path: Path, kills: int) -> None:
     sources = [save_source(tmp_path, version) for version in (1, 2)]
     target = tmp_path / ("model.pt" if command == "export" else "model")
-    rounds = processes.Value("i", 0)
+    rounds = processes.Value("i", 0, lock=False)
     hints = {"num_attention_heads": 3} if command == "export" else {}
     expected = [from_checkpoint(source, num_attention_heads=3).model.state_dict() for source in sources]
     rng, left = random.Random(7), 0
