@@ -39,12 +39,12 @@ table: $(INSTALLED) $(PEERS) ## measure every source that opens and write docs/w
 	PLAIN_VIT_SWEEP=sweep.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "" tests/test_conversion_*.py
 	$(BIN)/python docs/tabulate_what_opens.py sweep.jsonl
 
-bench: $(INSTALLED) ## a short set of all benchmarks but whole training runs: under ten minutes, 12 GB of disk
+bench: $(INSTALLED) ## a short set of the benchmarks, without imports and whole training runs: under ten minutes, 12 GB of disk
 	$(BIN)/python -m benchmarks.bench_forward --quick
-	$(BIN)/python -m benchmarks.bench_train_step --quick
+	$(BIN)/python -m benchmarks.bench_train_step --quick --dtypes bfloat16
 	$(BIN)/python -m benchmarks.bench_load --turns 2
 	$(BIN)/python -m benchmarks.bench_convert --turns 2
-	$(BIN)/python -m benchmarks.bench_data --turns 3
+	$(BIN)/python -m benchmarks.bench_data --turns 2
 	$(BIN)/python -m benchmarks.bench_cost --quick
 
 space: $(SPACE)/.installed ## open the demo in the browser: http://127.0.0.1:7860

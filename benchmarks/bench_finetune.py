@@ -91,8 +91,8 @@ def example(model: str, dataset: str, record: str) -> Callable[[], object]:
             folder, num_train_epochs=budget["epochs"], per_device_train_batch_size=budget["batch_size"],
             per_device_eval_batch_size=256, learning_rate=1e-3, weight_decay=0.05, lr_scheduler_type="cosine",
             warmup_steps=steps // 10, label_smoothing_factor=0.1, max_grad_norm=1.0, eval_strategy="epoch",
-            save_strategy="no", logging_steps=10, report_to="none", disable_tqdm=True, use_cpu=not torch.cuda.is_available(), seed=seed,
-            remove_unused_columns=False,
+            save_strategy="no", logging_steps=10, report_to="none", disable_tqdm=True, seed=seed,
+            use_cpu=not torch.cuda.is_available(), remove_unused_columns=False,
         )  # fmt: skip
         trainer = Trainer(
             network, arguments, train_dataset=train, eval_dataset=test,

@@ -35,7 +35,7 @@ RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("torch", "transformers", "safetensors", "timm", "vit-pytorch", "torchvision")
 MEGABYTE = 10**6
 LONG_ENOUGH = 0.1  # seconds: what is shorter is repeated within a turn
-SHORT = 5.0  # seconds: what is shorter is weighed three times instead of once
+SHORT = 1.0  # seconds: what is shorter is weighed three times instead of once
 LOAD_BEFORE = os.getloadavg()[0]  # of the last minute, before this process adds its own
 
 # glibc's mallopt: allocations of so many bytes and more are mapped, and thus given back when they are freed.
