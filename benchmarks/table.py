@@ -62,7 +62,7 @@ def speeds() -> str:
         measured = page["environment"]
         where = measured["processor"] if measured["GPU"] == "none" else f"{measured['GPU']}, {measured['processor']}"
         machines.append(f"{where}, torch {re.findall('torch ([^,]*)', measured['versions'])[0]}, {measured['date']}")
-    return "\n".join([*lines, "", f"Medians of turns taken by turns ({'; '.join(dict.fromkeys(machines))}).", ""])
+    return "\n".join([*lines, "", f"Medians; the packages took turns ({'; '.join(dict.fromkeys(machines))}).", ""])
 
 
 def rows(results: Sequence[dict[str, Any]]) -> list[str]:
