@@ -577,7 +577,7 @@ def survive_kills_of_a_command(command: str, tmp_path: Path, kills: int) -> None
         if kill % 2:  # a moment of the whole command, or one of the writing, which is short
             time.sleep(rng.uniform(0, 0.4))
         else:
-            while not staged.exists():
+            while not staged.exists() and child.is_alive():
                 time.sleep(0.0001)
             time.sleep(rng.uniform(0, 0.01))
         os.kill(child.pid, signal.SIGKILL)
