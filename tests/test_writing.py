@@ -241,6 +241,7 @@ def test_an_error_in_the_block_comes_through_unchanged_and_leaves_what_was_there
 
 
 def write_for_ever(target: Path, started: Any) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
     version = version_of(target)
     while True:
         version += 1
