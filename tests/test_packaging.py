@@ -57,7 +57,7 @@ def imported(path: Path) -> set[str]:
         ("plain_vit/training/*.py", ("train",)),
         ("plain_vit/analysis/*.py", ("analysis",)),
         ("examples/*.py", ("train", "analysis")),
-        ("benchmarks/*.py", ("analysis", "test")),
+        ("benchmarks/*.py", ("train", "analysis", "test")),
         ("tests/*.py", ("train", "analysis", "test")),
     ],
 )
