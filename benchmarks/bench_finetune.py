@@ -169,7 +169,8 @@ def main() -> None:
         write_small(f"{folder}/small")
         if not chosen.quick:
             write_large(f"{folder}/large")
-        for dataset in ["digits"] if chosen.quick else list(BUDGETS):
+        datasets = ["digits"] if chosen.quick else list(BUDGETS)
+        for dataset in datasets:
             size, source = ("large", f"{folder}/large/images") if dataset == LARGE else ("small", dataset)
             cases = [
                 Case(
@@ -189,8 +190,9 @@ def main() -> None:
                 seeds = json.loads(Path(folder, result.name.partition(": ")[2]).read_text(encoding="utf-8"))
                 rows.append((result, seeds[1 : 1 + chosen.turns]))  # the first warmed up, the last was weighed
                 results.append(result)
-    notes = f"{NOTES}\n\n{accuracy_table(rows)}"
-    report(name_of_run("finetune", options, chosen), "Fine-tuning", notes, results, chosen.write)
+            notes, last = f"{NOTES}\n\n{accuracy_table(rows)}", dataset == datasets[-1]
+            # Written after each data set: what was measured stays, should a later one fail or the time run out.
+            report(name_of_run("finetune", options, chosen), "Fine-tuning", notes, results, chosen.write, last)
 
 
 if __name__ == "__main__":

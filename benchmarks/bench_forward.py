@@ -17,7 +17,7 @@ those of each case, in its mode and dtype, near the eager ones in float32 (1e-5,
 `mm` and `bmm`, timed in the same turns. Weights that are packed beforehand can beat it. The "matrix rate" is that of
 one large product. "Fast attention" is `attn_implementation="plain_vit_fast"`; "prepared" is
 `plain_vit.prepare_for_inference`; "compiled" is torch.compile, on a CPU with the weights frozen; "prepared and
-compiled" is `prepare_for_inference(compile=True)`."""
+compiled" is `prepare_for_inference(compile=True)`. Every process keeps what a pass frees for the next one."""
 
 TOLERANCES = {
     torch.float32: 1e-5,

@@ -16,7 +16,9 @@ value; its own weights are checked against their conversion); the logits were fo
 A turn is forward, cross-entropy, backward and a step of one fused AdamW on float32 weights; "bfloat16" is autocast.
 "Limit" is the time of the bare matrix products of that step (three times the forward pass's), in the same shapes and
 dtype, by torch's own `mm` and `bmm`, timed in the same turns; the "matrix rate" is that of one large product. Our last
-block computes only the class token, which neither knows. Memory is what a step adds to weights and optimizer."""
+block computes only the class token, which neither knows. Memory is what a step adds to weights and optimizer.
+Every process keeps what a step frees for the next one, as our training scripts do: otherwise the pages that the system
+fills anew are a tenth to a third of each step."""
 
 
 def step(setting: Setting, package: str, mode: str) -> Callable[[], object]:

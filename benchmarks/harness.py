@@ -31,6 +31,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from plain_vit.training.memory import M_MMAP_MAX, keep_freed_memory
+
 RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("torch", "transformers", "safetensors", "timm", "vit-pytorch", "torchvision")
 MEGABYTE = 10**6
@@ -40,6 +42,7 @@ LOAD_BEFORE = os.getloadavg()[0]  # of the last minute, before this process adds
 
 # glibc's mallopt: allocations of so many bytes and more are mapped, and thus given back when they are freed.
 M_MMAP_THRESHOLD, MAPPED_FROM = -3, 65536
+MAPPED_MOST = 65536  # of them at a time, as it is where nothing was said
 
 # A forked process runs the benchmark's module, imported already, once more, to find its functions under their names.
 warnings.filterwarnings("ignore", "'benchmarks", RuntimeWarning, "runpy")
@@ -119,13 +122,15 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return result
 
 
-def compare(cases: Sequence[Case], turns: int, at_once: int = 1) -> list[Result]:
+def compare(cases: Sequence[Case], turns: int, at_once: int = 1, keep_memory: bool = False) -> list[Result]:
     """Time cases in interleaved turns.
 
     Args:
         cases: The first is what the others are compared with.
         turns: Of each case, after one that warms up and does not count.
         at_once: How many cases are prepared at a time: more for those that compile, where cores and memory suffice.
+        keep_memory: Let every process use again what a turn freed, for what runs over and over in one process: new
+            pages cost as much as a tenth of a step or a third, as the machine pleases.
 
     Raises:
         RuntimeError: A case failed; its trace is in the message.
@@ -139,7 +144,7 @@ def compare(cases: Sequence[Case], turns: int, at_once: int = 1) -> list[Result]
     try:
         for case in cases:
             here, there = context.Pipe()
-            worker = context.Process(target=_serve, args=(there, case.prepare, dict(case.arguments)), daemon=True)
+            worker = context.Process(target=_serve, args=(there, case, keep_memory), daemon=True)
             worker.start()
             there.close()
             workers.append((case, worker, here))
@@ -203,12 +208,14 @@ def _ask(case: Case, connection: Connection) -> Any:
     return answer
 
 
-def _serve(connection: Connection, prepare: Callable[..., Callable[[], object]], arguments: dict[str, Any]) -> None:
+def _serve(connection: Connection, case: Case, keep_memory: bool) -> None:
     """Prepare a case and take its turns, each when told to, until the other end closes."""
     repeats, seconds = 1, 0.0
     try:
         connection.recv()
-        take_turn = prepare(**arguments)
+        if keep_memory:
+            keep_freed_memory()
+        take_turn = case.prepare(**case.arguments)
         _leave_the_gpu_to_others()
         connection.send(None)
         while True:
@@ -244,6 +251,7 @@ def _weigh(take_turn: Callable[[], object]) -> Memory:
     gc.collect()
     library = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
     if library:
+        library.mallopt(M_MMAP_MAX, MAPPED_MOST)
         library.mallopt(M_MMAP_THRESHOLD, MAPPED_FROM)
         library.malloc_trim(0)
     before = _memory()

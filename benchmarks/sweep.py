@@ -66,7 +66,7 @@ def sweep(
         bare = setting.case(BARE, products, training=training)
         large = replace(setting.case(LARGE_PRODUCT, large_product), images=None)
         *measured, of_large = compare(
-            [*cases(setting), bare, large], turns, AT_ONCE[training] if device == "cuda" else 1
+            [*cases(setting), bare, large], turns, AT_ONCE[training] if device == "cuda" else 1, keep_memory=True
         )
         limit = measured[-1].seconds
         shapes = matrix_shapes(setting.size, setting.batch)

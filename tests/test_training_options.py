@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import platform
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -471,6 +473,34 @@ class Limited(nn.Module):
         if len(pixel_values) > self.limit:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return self.model(pixel_values)
+
+
+PAGES_OF_STEPS = """
+import resource, sys, torch
+from plain_vit.training.memory import keep_freed_memory
+
+kept = keep_freed_memory() if sys.argv[1] == "kept" else True
+def step():
+    return sum(torch.ones(2**20 * size).sum() for size in (20, 10, 40, 5))  # 20 to 160 MB each
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
+def test_memory_that_a_step_freed_is_used_again_by_the_next_one():
+    pages = {}
+    for how in ("kept", "given back"):
+        command = [sys.executable, "-c", PAGES_OF_STEPS, how]
+        kept, count = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        assert kept == "True"
+        pages[how] = int(count)
+    assert pages["kept"] < 0.05 * pages["given back"]
+    assert pages["given back"] > 10 * 300 * 2**20 / 2**21  # in pages of 4 kB or of 2 MB
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
-"""How many images fit into the memory at once."""
+"""How many images fit into the memory at once, and what becomes of memory that was freed."""
 
+import ctypes
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,6 +11,24 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import nn
 
 from plain_vit.errors import TrainingError
+
+# Of glibc's mallopt: how much free memory at the end of the heap goes back, how many blocks are mapped each on its own.
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> bool:
+    """Let this process use memory again that it has freed, instead of giving it back to the system.
+
+    A training step on a CPU asks for the same large blocks as the step before it. Given back and asked for again, each
+    of their pages is filled with zeros anew.
+
+    Returns:
+        Whether the C library could be told: glibc can.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    library = ctypes.CDLL(None)
+    return bool(library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and library.mallopt(M_MMAP_MAX, 0))
 
 
 def fitting_accumulation(

@@ -10,12 +10,13 @@ import torch
 from accelerate import Accelerator
 
 from plain_vit.errors import TrainingError
+from plain_vit.training.memory import keep_freed_memory
 
 
 def start_accelerator(
     *, num_processes: int | None, gradient_accumulation_steps: int, mixed_precision: str
 ) -> Accelerator:
-    """Start the one or many processes of a run.
+    """Start the one or many processes of a run; on a CPU they keep the memory that a step frees for the next one.
 
     Args:
         num_processes: how many there must be, or None to take what the launcher made.
@@ -39,6 +40,8 @@ def start_accelerator(
             "machine without GPUs start several with `torchrun --nproc_per_node N` or `accelerate launch --multi_gpu "
             "--num_processes N`: `accelerate launch --cpu --num_processes N` starts one."
         )
+    if accelerator.device.type == "cpu":
+        keep_freed_memory()
     return accelerator
 
 
