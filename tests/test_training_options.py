@@ -95,6 +95,7 @@ def test_epochs_take_the_place_of_the_steps_of_a_recipe_and_the_other_way_round(
         (("--crop_scale", 0), "crop_scale is 0.0: expected more|crop_scale is 0: expected more"),
         (("--distillation", "hard"), "Without teacher nothing comes of distillation"),
         (("--lora_targets", "fc1"), "Without lora_rank nothing comes of lora_targets"),
+        (("--repeated_augmentation", 0), "repeated_augmentation is 0: expected 1 or more"),
         (("--stream_images", 3), "Without streaming nothing comes of stream_images"),
     ],
 )
