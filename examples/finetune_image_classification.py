@@ -10,7 +10,7 @@ arguments, `log.jsonl` with every value that was logged, `results.json`, and the
 on, to the same numbers as if the run had never stopped.
 
 The result does not depend on how many processes share the work: `--batch_size` counts the images of one optimizer step
-over all processes, and everything random is a function of the seed, the epoch and the image.
+over all processes, and everything random is a function of the seed, the epoch, the image and its copy.
 """
 
 import dataclasses
@@ -252,6 +252,8 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
             seed=arguments.seed,
             start=step * arguments.batch_size,
             balanced_by=data.train["label"] if arguments.class_balance == "sampler" else None,
+            repeats=arguments.repeated_augmentation,
+            batch_size=arguments.batch_size,
         )
         augmented = AugmentedImages(data.train, transform, arguments.seed)
         train_loader = accelerator.prepare(DataLoader(augmented, batch_size=micro_batch, sampler=stream, **loading))
@@ -525,6 +527,8 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
         raise TrainingError(f"--shard is not combined with {', '.join(apart) or 'fp16'}: leave one out.")
     if arguments.streaming and arguments.class_balance != "none":
         raise TrainingError("The classes of a stream are not known beforehand: leave out --class_balance.")
+    if arguments.repeated_augmentation > 1:
+        check_copies(arguments)
     if arguments.early_stopping is not None and splits["validation"] is None:
         raise TrainingError("early_stopping needs a validation split to choose by: add --validation_fraction 0.1.")
     present = [name for name, split in splits.items() if split is not None]
@@ -555,6 +559,21 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
         held_out_name=held_out_name,
         held_out=splits[held_out_name],
     )
+
+
+def check_copies(arguments: FinetuneArguments) -> None:
+    """Refuse copies of an image that cannot be made, cannot meet in a batch, or would be the same image again."""
+    copies = arguments.repeated_augmentation
+    if arguments.streaming:
+        raise TrainingError("A stream gives each image once: leave out --streaming, or give --repeated_augmentation 1.")
+    if arguments.batch_size < copies:
+        raise TrainingError(f"batch_size is {arguments.batch_size}: expected at least the {copies} copies of an image.")
+    varied = arguments.crop_scale < 1 or arguments.resize_to is not None or arguments.augmentation != "none"
+    if not (varied or arguments.horizontal_flip or arguments.random_erasing):
+        raise TrainingError(
+            f"Nothing varies the images, so {copies} copies of each would be alike: add --crop_scale 0.08 or another "
+            "augmentation, or leave out --repeated_augmentation."
+        )
 
 
 def deciding_options(arguments: FinetuneArguments, data: ImageClassificationData, processes: int) -> dict[str, Any]:

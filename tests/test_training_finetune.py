@@ -57,6 +57,7 @@ HARD = {
     "evaluations": 3, "log_every": 3, "checkpoint_every": 4, "ema_decay": 0.9, "mixup": 0.4, "cutmix": 0.7,
     "augmentation": "affine", "crop_scale": 0.7, "horizontal_flip": 0.5, "layer_decay": 0.8, "validation_fraction": 0.1,
     "loss": "bce", "class_balance": "sampler", "freeze": "1", "gradient_checkpointing": True, "random_erasing": 0.3,
+    "repeated_augmentation": 3,
 }  # fmt: skip
 
 
@@ -79,7 +80,7 @@ def test_killed_run_goes_on_to_the_same_bits(launcher, changes, stock_folder, tm
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     options = {"model": stock_folder, **HARD, **changes}
     if "streaming" in changes:
-        del options["shots_per_class"], options["class_balance"]
+        del options["shots_per_class"], options["class_balance"], options["repeated_augmentation"]
     launch(SCRIPT, launcher, output_dir=whole, **options)
     launch_and_kill(SCRIPT, launcher, after_step=9, output_dir=killed, **options)
     launch(SCRIPT, launcher, output_dir=killed, resume=True, **options)
@@ -106,6 +107,7 @@ def test_termination_saves_and_says_how_to_go_on(stock_folder, tmp_path):
         pytest.param(TORCHRUN, {}, id="torchrun"),
         pytest.param(TWO_BY_CONFIG, {}, id="accelerate launch", marks=pytest.mark.slow),
         pytest.param(TORCHRUN, {"shard": True, "ema_decay": 0.5}, id="sharded", marks=pytest.mark.slow),
+        pytest.param(TORCHRUN, {"repeated_augmentation": 3, "crop_scale": 0.5}, id="repeated", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(launcher, changes, stock_folder, tmp_path):
@@ -117,7 +119,7 @@ def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(laun
     stock.save_pretrained(no_dropout)
     ViTImageProcessor.from_pretrained(stock_folder).save_pretrained(no_dropout)
     alone = {"model": str(no_dropout), "output_dir": str(tmp_path / "one"), **options}
-    one = script.finetune(script.FinetuneArguments(**alone, ema_decay=changes.get("ema_decay")))
+    one = script.finetune(script.FinetuneArguments(**{**alone, **changes, "shard": False}))
     output = launch(
         SCRIPT, launcher, model=no_dropout, output_dir=tmp_path / "two", num_processes=2, **options, **changes
     )

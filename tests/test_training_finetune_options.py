@@ -241,6 +241,22 @@ def test_stream_that_is_read_by_other_processes_or_balanced_is_refused(run, parq
         run("second", class_balance="loss", **options)
 
 
+def test_copies_that_cannot_be_or_would_be_alike_are_refused(run, parquet, tmp_path):
+    varied = {"crop_scale": 0.5, "repeated_augmentation": 3}
+    with pytest.raises(TrainingError, match="A stream gives each image once: leave out --streaming, or"):
+        run("streamed", dataset=parquet, shots_per_class=None, streaming=True, stream_images=60, **varied)
+    with pytest.raises(TrainingError, match="batch_size is 2: expected at least the 3 copies"):
+        run("small", batch_size=2, **varied)
+    with pytest.raises(TrainingError, match="Nothing varies the images, so 3 copies of each would be alike"):
+        run("alike", repeated_augmentation=3, mixup=0.5)
+    assert not list(tmp_path.glob("s*")) + list(tmp_path.glob("alike"))
+
+
+def test_repeated_augmentation_changes_what_is_seen(run):
+    options = {"crop_scale": 0.5, "learning_rate": 0.01}
+    assert losses(run("once", **options)) != losses(run("thrice", repeated_augmentation=3, **options))
+
+
 def test_recipe_runs_to_the_end(run, model_folder, tmp_path):
     words = ["--model", str(model_folder), "--dataset", "digits", "--shots_per_class", "2", "--output_dir",
              str(tmp_path / "r"), "--recipe", "mae-finetune", "augreg-strong1", "--steps", "2", "--batch_size", "8",

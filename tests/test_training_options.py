@@ -69,6 +69,10 @@ def test_every_recipe_sets_options_that_exist_to_values_they_take(name):
     check_options(arguments)
 
 
+def test_copies_are_repeated_in_the_recipe_that_publishes_it_alone():
+    assert [name for name, recipe in RECIPES.items() if "repeated_augmentation" in recipe.options] == ["deit3-pretrain"]
+
+
 def test_recipe_is_overridden_by_what_is_given_wherever_it_stands():
     arguments = parse("--learning_rate", 0.03, *NEEDED, "--recipe", "vit-cifar10", "--batch-size=64")
     assert (arguments.learning_rate, arguments.batch_size, arguments.momentum) == (0.03, 64, 0.9)
@@ -97,6 +101,7 @@ def test_epochs_take_the_place_of_the_steps_of_a_recipe_and_the_other_way_round(
         (("--crop_scale", 0), "crop_scale is 0.0: expected more|crop_scale is 0: expected more"),
         (("--distillation", "hard"), "Without teacher nothing comes of distillation"),
         (("--lora_targets", "fc1"), "Without lora_rank nothing comes of lora_targets"),
+        (("--repeated_augmentation", 0), "repeated_augmentation is 0: expected 1 or more"),
         (("--stream_images", 3), "Without streaming nothing comes of stream_images"),
     ],
 )

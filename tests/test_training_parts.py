@@ -1,16 +1,20 @@
 """The parts of a training run: order and augmentation, optimizer groups, schedule, heads, evaluation, files."""
 
+import itertools
 import json
 import math
+from collections import Counter, defaultdict
 
 import numpy as np
 import PIL.Image
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import BatchSamplerShard
 from datasets import ClassLabel, Dataset, Features, Image
+from timm.data.distributed_sampler import RepeatAugSampler
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 from torchvision.transforms import v2
 from transformers import (
     DeiTConfig,
@@ -64,6 +68,11 @@ def images() -> Dataset:
 # The order of training
 
 
+def in_batches(stream, size):
+    drawn = list(stream)
+    return [drawn[first : first + size] for first in range(0, len(drawn), size)]
+
+
 def test_stream_visits_every_row_once_per_epoch_in_another_order():
     drawn = list(ShuffledStream(7, length=3 * 7 + 2, seed=5))
     orders = [[row for epoch, row in drawn if epoch == number] for number in range(4)]
@@ -81,7 +90,75 @@ def test_stream_goes_on_where_it_was_left():
     assert list(ShuffledStream(7, length=30, seed=6)) != whole
 
 
-def test_augmentation_depends_on_seed_epoch_and_row_alone(images):
+@pytest.mark.parametrize("balanced_by", [None, [0] * 20 + [1] * 3], ids=["shuffled", "balanced"])
+def test_stream_without_copies_is_that_of_numpy_whatever_the_batch(balanced_by):
+    shares = None if balanced_by is None else [1 / 40] * 20 + [1 / 6] * 3
+    expected = []
+    for epoch in range(3):
+        rng = np.random.default_rng((5, epoch))
+        order = rng.permutation(23) if shares is None else rng.choice(23, size=23, p=shares)
+        expected += [(epoch, row) for row in order.tolist()]
+    for batch_size in (1, 5, 31):
+        stream = ShuffledStream(23, length=60, seed=5, balanced_by=balanced_by, batch_size=batch_size)
+        assert list(stream) == expected[:60]
+
+
+def test_epoch_of_copies_has_as_many_images_and_a_third_of_them_distinct():
+    drawn = list(ShuffledStream(23, length=4 * 23, seed=5, repeats=3, batch_size=7))
+    plain = list(ShuffledStream(23, length=4 * 23, seed=5))
+    for epoch in range(4):
+        places = [place for place in drawn if place[0] == epoch]
+        assert len(places) == len(set(places)) == 23
+        copies = Counter(row for _, row, *_ in places)
+        assert copies.keys() == {row for _, row in plain[23 * epoch : 23 * epoch + 8]}
+        assert sorted(copies.values()) == [2, 3, 3, 3, 3, 3, 3, 3]
+        assert Counter(place[2:] for place in places) == {(): 8, (1,): 8, (2,): 7}
+
+
+def test_copies_are_drawn_in_the_order_of_timm():
+    processes = [RepeatAugSampler(range(512), num_replicas=4, rank=rank, shuffle=False) for rank in range(4)]
+    rows = [row for _, row, *_ in ShuffledStream(512, length=512, seed=5, repeats=3)]
+    renamed = {row: number for number, row in enumerate(dict.fromkeys(rows))}
+    assert [renamed[row] for row in rows] == [row for step in zip(*processes, strict=True) for row in step]
+
+
+def test_copies_share_a_batch_and_no_image_stands_beside_itself():
+    for batch in in_batches(ShuffledStream(60, length=600, seed=5, repeats=3, batch_size=12), 12):
+        rows = [row for _, row, *_ in batch]
+        assert rows == rows[:4] * 3
+        assert len(set(rows)) == 4
+        assert [place[2:] for place in batch] == [()] * 4 + [(1,)] * 4 + [(2,)] * 4
+    # Neither an epoch of 61 nor a batch of 14 is a multiple of 3: an image at the edge has copies in two batches.
+    batches_of = defaultdict(set)
+    for number, batch in enumerate(in_batches(ShuffledStream(61, length=238, seed=5, repeats=3, batch_size=14), 14)):
+        images = [place[:2] for place in batch]
+        assert all(image != neighbour for image, neighbour in itertools.pairwise(images))
+        for image in images:
+            batches_of[image].add(number)
+    assert all(max(numbers) - min(numbers) <= 1 for numbers in batches_of.values())
+
+
+@pytest.mark.parametrize("balanced_by", [None, [0] * 20 + [1] * 3], ids=["shuffled", "balanced"])
+@pytest.mark.parametrize("batch_size", [1, 12, 31])
+def test_stream_of_copies_goes_on_where_it_was_left(batch_size, balanced_by):
+    options = {"length": 93, "seed": 5, "repeats": 3, "batch_size": batch_size, "balanced_by": balanced_by}
+    whole = list(ShuffledStream(23, **options))
+    for start in range(94):
+        assert list(ShuffledStream(23, **options, start=start)) == whole[start:]
+
+
+@pytest.mark.parametrize("processes, accumulation", [(1, 1), (1, 2), (2, 1), (2, 3), (3, 1)])
+def test_processes_share_the_stream_of_copies(processes, accumulation):
+    micro_batch = 36 // processes // accumulation
+    stream = ShuffledStream(60, length=360, seed=5, repeats=3, batch_size=36)
+    sampler = BatchSampler(stream, micro_batch, drop_last=False)
+    shares = [list(BatchSamplerShard(sampler, processes, process)) for process in range(processes)]
+    assert [place for step in zip(*shares, strict=True) for part in step for place in part] == list(stream)
+    if processes == 3:
+        assert all(len({place[:2] for place in part}) == 12 for share in shares for part in share), "one copy each"
+
+
+def test_augmentation_depends_on_seed_epoch_row_and_copy_alone(images):
     transform = TrainingTransform(
         decode_image, v2.Compose([v2.PILToTensor(), v2.RandomCrop(5), v2.RandomHorizontalFlip()]), v2.Identity()
     )
@@ -96,9 +173,21 @@ def test_augmentation_depends_on_seed_epoch_and_row_alone(images):
     assert len(epochs) > 10
     seeds = {AugmentedImages(images, transform, seed)[2, 4]["pixel_values"].numpy().tobytes() for seed in range(20)}
     assert len(seeds) > 10
+    copies = {seen[2, 4, copy]["pixel_values"].numpy().tobytes() for copy in range(1, 20)}
+    assert len(copies) > 10
+    assert all(seen[2, 4, copy]["labels"] == seen[2, 4]["labels"] for copy in range(1, 20))
 
 
-def test_augmentation_is_the_same_in_workers(images):
+def test_first_copy_has_the_pixels_of_the_only_one(images):
+    transform = training_transform(ViTImageProcessor(size={"height": 9, "width": 13}), augmentation="randaugment")
+    for epoch, row in [(0, 0), (2, 4), (3, 10)]:
+        torch.manual_seed(randomness(1, epoch, row))
+        expected = transform.augment(transform.crop(images[row]["image"]))
+        assert torch.equal(AugmentedImages(images, transform, seed=1)[epoch, row]["pixel_values"], expected)
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_augmentation_is_the_same_in_workers(images, repeats):
     transform = TrainingTransform(decode_image, v2.Compose([v2.PILToTensor(), v2.RandomCrop(5)]), v2.Identity())
     batches = [
         [
@@ -106,7 +195,7 @@ def test_augmentation_is_the_same_in_workers(images):
             for batch in DataLoader(
                 AugmentedImages(images, transform, seed=1),
                 batch_size=3,
-                sampler=ShuffledStream(11, length=15, seed=2),
+                sampler=ShuffledStream(11, length=15, seed=2, repeats=repeats, batch_size=3),
                 num_workers=workers,
             )
         ]
@@ -118,6 +207,7 @@ def test_augmentation_is_the_same_in_workers(images):
 def test_neighbouring_keys_give_unrelated_randomness():
     assert len({randomness(seed, epoch) for seed in range(10) for epoch in range(10)}) == 100
     assert randomness(1, 2) != randomness(2, 1)
+    assert randomness(1, 2, 4) == 17396702827223459338
 
 
 # From image to pixels

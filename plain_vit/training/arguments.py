@@ -166,6 +166,9 @@ class AugmentationOptions:
     magnitude: int = option(9, help="of randaugment")
     augmentation_layers: int = option(2, help="of randaugment: operations on one image")
     random_erasing: float = option(0.0, help="probability")
+    repeated_augmentation: int = option(
+        1, help="copies of an image in a batch, each augmented anew; an epoch has so many times fewer distinct images"
+    )
     mixup: float = option(0.0, help="alpha of mixup; 0: off")
     cutmix: float = option(0.0, help="alpha of CutMix; 0: off")
 
@@ -293,7 +296,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         ("steps", "batch_size", "gradient_accumulation_steps", "evaluations", "eval_batch_size", "log_every",
          "checkpoint_every", "early_stopping", "lora_rank", "lora_alpha", "stream_images", "stream_buffer",
-         "resize_to"),
+         "resize_to", "repeated_augmentation"),
         (1, math.inf),
     ),
     **dict.fromkeys(

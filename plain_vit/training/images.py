@@ -1,12 +1,14 @@
 """From a data set to batches: what is drawn when, and how an image becomes pixels.
 
-Everything random here is a function of the seed, the epoch and the row of the image. So a batch is the same in
-whichever process or worker it is made, and a run that goes on in the middle of an epoch sees what it would have seen.
+Everything random here is a function of the seed, the epoch, the row of the image and which of its copies it is. So a
+batch is the same in whichever process or worker it is made, and a run that goes on in the middle of an epoch sees what
+it would have seen.
 
 Legend: `B` batch, `C` channels, `H W` pixels.
 """
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,11 +27,19 @@ from plain_vit.errors import DataError, TrainingError
 from plain_vit.training.data import as_files, in_rgb, orientation, read_rows, stored_rows, try_image, upright
 
 
-class ShuffledStream(Sampler[tuple[int, int]]):
+class ShuffledStream(Sampler[tuple[int, ...]]):
     """Draw the rows of a set in one shuffled order after the other, without end between them.
 
     A batch may hold the end of one epoch and the beginning of the next: no image is left out and none is doubled,
     unless the classes are balanced: then each row is drawn anew, every class as often as the others.
+
+    Repeated augmentation (Berman et al. 2019, Hoffer et al. 2020; order of drawing as in DeiT's `RASampler`) takes the
+    first rows of an epoch's order only, several copies of each, until the epoch has as many images as the set. The
+    copies that fall into a batch are spread over it: first one of each image, then another of each. So processes get
+    different ones, and what mixes neighbours does not blend an image with itself.
+
+    Yields:
+        What decides an image: (epoch, row), and (epoch, row, number) of its further copies, from 1 on.
 
     Args:
         rows: size of the set.
@@ -37,12 +47,23 @@ class ShuffledStream(Sampler[tuple[int, int]]):
         seed: decides the orders.
         start: how many rows were drawn before, in the run that goes on.
         balanced_by: the classes of the rows, to draw each class equally often.
+        repeats: copies of an image, which differ in their augmentation.
+        batch_size: images of one optimizer step, over which copies are spread.
     """
 
     def __init__(
-        self, rows: int, *, length: int, seed: int, start: int = 0, balanced_by: Sequence[int] | None = None
+        self,
+        rows: int,
+        *,
+        length: int,
+        seed: int,
+        start: int = 0,
+        balanced_by: Sequence[int] | None = None,
+        repeats: int = 1,
+        batch_size: int = 1,
     ) -> None:
         self.rows, self.length, self.seed, self.start = rows, length, seed, start
+        self.repeats, self.batch_size = repeats, batch_size
         self.shares: np.ndarray | None = None
         if balanced_by is not None:
             _, classes, counts = np.unique(np.asarray(balanced_by), return_inverse=True, return_counts=True)
@@ -51,13 +72,24 @@ class ShuffledStream(Sampler[tuple[int, int]]):
     def __len__(self) -> int:
         return self.length - self.start
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        done = self.start % self.batch_size  # of the batch in which the run goes on
+        drawn = self._drawn(self.start - done)
+        while batch := list(itertools.islice(drawn, self.batch_size)):
+            spread = [place for copy in range(self.repeats) for place in batch[copy :: self.repeats]]
+            yield from spread[done:]
+            done = 0
+
+    def _drawn(self, first: int) -> Iterator[tuple[int, ...]]:
+        """Draw rows from the first position on, the copies of each side by side."""
         order_of = None
-        for position in range(self.start, self.length):
+        for position in range(first, self.length):
             epoch, place = divmod(position, self.rows)
             if epoch != order_of:
                 order_of, order = epoch, self._order(np.random.default_rng((self.seed, epoch)))
-            yield epoch, int(order[place])
+            number, copy = divmod(place, self.repeats)
+            row = int(order[number])
+            yield (epoch, row, copy) if copy else (epoch, row)
 
     def _order(self, rng: np.random.Generator) -> np.ndarray:
         if self.shares is None:
@@ -66,7 +98,7 @@ class ShuffledStream(Sampler[tuple[int, int]]):
 
 
 class AugmentedImages(torch.utils.data.Dataset):
-    """The training images as `ShuffledStream` asks for them: by epoch and row, which decide the augmentation.
+    """The training images as `ShuffledStream` asks for them: by epoch, row and copy, which decide the augmentation.
 
     In place of an image that cannot be read comes the next one that can; `broken` says which it was. Pixels are levels
     of 0 to 255, for the batch to be normalised as a whole.
@@ -74,7 +106,7 @@ class AugmentedImages(torch.utils.data.Dataset):
     Args:
         split: rows with an `image` and a `label`.
         transform: from a stored image to levels (C, H, W).
-        seed: decides the augmentation, with the epoch and the row.
+        seed: decides the augmentation, with the epoch, the row and the copy.
     """
 
     def __init__(self, split: Dataset, transform: "TrainingTransform", seed: int) -> None:
@@ -83,15 +115,15 @@ class AugmentedImages(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, place: tuple[int, int]) -> dict[str, Any]:
+    def __getitem__(self, place: tuple[int, ...]) -> dict[str, Any]:
         return self.__getitems__([place])[0]
 
-    def __getitems__(self, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        examples = stored_rows(self.files, [row for _, row in places])
-        return [self._augmented(example, *place) for example, place in zip(examples, places, strict=True)]
+    def __getitems__(self, places: Sequence[tuple[int, ...]]) -> list[dict[str, Any]]:
+        examples = stored_rows(self.files, [row for _, row, *_ in places])
+        return [self._augmented(example, place) for example, place in zip(examples, places, strict=True)]
 
-    def _augmented(self, example: dict[str, Any], epoch: int, row: int) -> dict[str, Any]:
-        key = (self.seed, epoch, row)
+    def _augmented(self, example: dict[str, Any], place: tuple[int, ...]) -> dict[str, Any]:
+        key, row = (self.seed, *place), place[1]
         levels, broken = self.transform.read(example["image"], f"row {row}", key)
         others = iter(range(row + 1, row + len(self)))
         while levels is None and (other := next(others, None)) is not None:

@@ -132,13 +132,13 @@ RECIPES: dict[str, Recipe] = {
         "B/16 on ImageNet-1k: 83.57%, mean of four runs (their repository)",
     ),
     "deit3-pretrain": Recipe(
-        "DeiT-III's training on ImageNet-1k (Touvron et al. 2022, Table 1): LAMB (from timm), binary cross-entropy, "
-        "3-Augment. Left out of it: repeated augmentation, and the stochastic depth that grows with the model "
-        "(--drop_path_rate).",
+        "DeiT-III's training from scratch on ImageNet-1k (Touvron et al. 2022, Table 1): LAMB (from timm), binary "
+        "cross-entropy, 3-Augment, three copies of an image (their training on ImageNet-21k and their fine-tuning "
+        "repeat none). Left out of it: the stochastic depth that grows with the model (--drop_path_rate).",
         {"from_scratch": True, "optimizer": "timm:lamb", "learning_rate": 3e-3, "weight_decay": 0.02,
          "batch_size": 2048, "epochs": 400, "schedule": "cosine", "warmup_fraction": 0.0125, "max_grad_norm": 1.0,
          "loss": "bce", "label_smoothing": 0.0, "image_size": [224], "crop_scale": 0.08, "horizontal_flip": 0.5,
-         "augmentation": "threeaugment", "mixup": 0.8, "cutmix": 1.0},
+         "augmentation": "threeaugment", "repeated_augmentation": 3, "mixup": 0.8, "cutmix": 1.0},
     ),
     "linear-probe": Recipe(
         "Only a new head is trained, on a frozen body. examples/linear_probe.py does the same with the features "
