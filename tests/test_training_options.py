@@ -455,7 +455,7 @@ def test_number_of_augmentation_layers_and_three_augment_take_effect():
 def test_balanced_stream_draws_classes_alike_and_goes_on_where_it_was_left():
     labels = [0] * 50 + [1] * 5 + [4] * 2
     drawn = list(ShuffledStream(57, length=57 * 30, seed=1, balanced_by=labels))
-    counts = np.bincount([labels[row] for _, row in drawn], minlength=5)
+    counts = np.bincount([labels[row] for _, row, *_ in drawn], minlength=5)
     assert counts[2] == counts[3] == 0
     assert np.abs(counts[[0, 1, 4]] / len(drawn) - 1 / 3).max() < 0.04
     assert list(ShuffledStream(57, length=57 * 30, seed=1, balanced_by=labels, start=100)) == drawn[100:]

@@ -100,7 +100,9 @@ def test_stream_without_copies_is_that_of_numpy_whatever_the_batch(balanced_by):
         expected += [(epoch, row) for row in order.tolist()]
     for batch_size in (1, 5, 31):
         stream = ShuffledStream(23, length=60, seed=5, balanced_by=balanced_by, batch_size=batch_size)
-        assert list(stream) == expected[:60]
+        assert [place[:2] for place in stream] == expected[:60]
+        assert len(set(stream)) == 60, "a row that is drawn again is augmented otherwise"
+        assert balanced_by is not None or all(len(place) == 2 for place in stream)
 
 
 def test_epoch_of_copies_has_as_many_images_and_a_third_of_them_distinct():

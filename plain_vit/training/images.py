@@ -39,7 +39,7 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
     different ones, and what mixes neighbours does not blend an image with itself.
 
     Yields:
-        What decides an image: (epoch, row), and (epoch, row, number) of its further copies, from 1 on.
+        What decides an image: (epoch, row), and (epoch, row, number) where that row was drawn before in the epoch.
 
     Args:
         rows: size of the set.
@@ -87,14 +87,24 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
             epoch, place = divmod(position, self.rows)
             if epoch != order_of:
                 order_of, order = epoch, self._order(np.random.default_rng((self.seed, epoch)))
+                before = _times_before(order)
             number, copy = divmod(place, self.repeats)
-            row = int(order[number])
+            row, copy = int(order[number]), copy + self.repeats * int(before[number])
             yield (epoch, row, copy) if copy else (epoch, row)
 
     def _order(self, rng: np.random.Generator) -> np.ndarray:
         if self.shares is None:
             return rng.permutation(self.rows)
         return rng.choice(self.rows, size=self.rows, p=self.shares)
+
+
+def _times_before(order: np.ndarray) -> np.ndarray:
+    """Return how often each row of an order stands before the place where it stands."""
+    places = np.argsort(order, kind="stable")
+    _, first, counts = np.unique(order[places], return_index=True, return_counts=True)
+    before = np.empty_like(order)
+    before[places] = np.arange(len(order)) - np.repeat(first, counts)
+    return before
 
 
 class AugmentedImages(torch.utils.data.Dataset):
