@@ -183,6 +183,7 @@ class SwiGLU(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        hidden_states = cast_once(hidden_states)
         hidden_states = self.activation(self.gate(hidden_states)) * self.fc1(hidden_states)
         return self.dropout(self.fc2(self.norm(self.dropout(hidden_states))))
 
@@ -210,6 +211,14 @@ class PackedSwiGLU(nn.Module):
 def first_tokens(hidden_states: torch.Tensor, count: int | None) -> torch.Tensor:
     """Return the first tokens, or all where no count is given."""
     return hidden_states if count is None else hidden_states[:, :count].contiguous()
+
+
+def cast_once(hidden_states: torch.Tensor) -> torch.Tensor:
+    """Cast under autocast what several products read: each would make, and keep for its gradient, a copy of its own."""
+    device = hidden_states.device.type
+    if hidden_states.dtype != torch.float32 or not torch.is_autocast_enabled(device):
+        return hidden_states
+    return hidden_states.to(torch.get_autocast_dtype(device))
 
 
 class PostNormLayer(GradientCheckpointingLayer):

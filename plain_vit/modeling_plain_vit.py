@@ -52,6 +52,7 @@ from .layers_plain_vit import (
     SinCos2DPositionEmbedding,
     StochasticDepth,
     SwiGLU,
+    cast_once,
     differential_lambda_init,
     drawn_as,
     first_tokens,
@@ -265,7 +266,7 @@ class PlainViTAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, read: int | None = None, output_attentions: bool = False, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        heads = (-1, self.head_dim)
+        hidden_states, heads = cast_once(hidden_states), (-1, self.head_dim)
         query = self.q_norm(self.q_proj(first_tokens(hidden_states, read)).unflatten(-1, heads)).transpose(1, 2)
         key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
         value = self.v_proj(hidden_states).unflatten(-1, heads).transpose(1, 2)
@@ -304,7 +305,7 @@ class PlainViTDifferentialAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, read: int | None = None, output_attentions: bool = False, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        halves = (-1, 2, self.half_dim)
+        hidden_states, halves = cast_once(hidden_states), (-1, 2, self.half_dim)
         query = self.q_norm(self.q_proj(first_tokens(hidden_states, read)).unflatten(-1, halves)).transpose(1, 2)
         key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, halves)).transpose(1, 2)  # B heads L 2 d/2
         value = self.v_proj(hidden_states).unflatten(-1, (-1, 2 * self.half_dim)).transpose(1, 2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from plain_vit import PlainViTForImageClassification
+from plain_vit import PlainViTForImageClassification, layers_plain_vit, modeling_plain_vit
 from plain_vit.modeling_plain_vit import DEFAULT_ATTENTION, FAST_ATTENTION, LONGEST_PRODUCTS
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
@@ -83,6 +83,38 @@ def test_long_images_leave_the_products() -> None:
     fast, fused = (build(attn_implementation=attention).bfloat16() for attention in (FAST_ATTENTION, "sdpa"))
     assert torch.equal(fast(images).logits, fused(images).logits)
     assert not torch.equal(fast(images[..., :56]).logits, fused(images[..., :56]).logits)
+
+
+# Under autocast, what several products read is cast once
+
+
+@pytest.mark.parametrize("name", ["plain", "differential", "rms_per_head", "swiglu", "swiglu_packed", "post_norm"])
+def test_one_cast_for_several_products_changes_no_logit_and_keeps_less(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for once in (True, False):
+        if not once:
+            for module in (modeling_plain_vit, layers_plain_vit):
+                monkeypatch.setattr(module, "cast_once", lambda hidden_states: hidden_states)
+        model, kept = build(name).train(), dict[int, int]()
+
+        def keep(tensor: torch.Tensor, kept: dict[int, int] = kept) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = model(pixels()).logits.float()
+            size = sum(kept.values())
+        logits.square().sum().backward()
+        results.append((logits, {key: p.grad for key, p in model.named_parameters() if p.grad is not None}, size))
+    (logits, gradients, size), (expected, expected_gradients, expected_size) = results
+    assert torch.equal(logits, expected)
+    assert size < expected_size
+    largest = max(gradient.abs().max() for gradient in expected_gradients.values())
+    for key, gradient in gradients.items():
+        assert (gradient - expected_gradients[key]).abs().max() < 0.02 * largest, key  # bf16 sums in place of float32
 
 
 # The last block computes what the head reads
