@@ -71,7 +71,7 @@ from plain_vit.training.progress import Progress
 from plain_vit.training.publishing import publish, training_facts
 from plain_vit.training.report import environment, write_report
 from plain_vit.training.run import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
-from plain_vit.training.sharding import ShardedState, held_here, is_sharded, shard, whole_state
+from plain_vit.training.sharding import ShardedState, blocks_to_shard, held_here, is_sharded, shard, whole_state
 from plain_vit.training.snapshots import Snapshots
 from plain_vit.training.streaming import StreamedImages, streamed_batches
 from plain_vit.training.trackers import start_trackers, tracker_names
@@ -175,6 +175,8 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     )
 
     if arguments.dry_run:
+        if arguments.shard:
+            blocks_to_shard(model, accelerator)
         say(text_tables(describe_plan(arguments, data, plan, model, image_processor, optimizer, accelerator)))
         sys.exit()
 
@@ -522,7 +524,7 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
             f"{arguments.gradient_accumulation_steps} micro-batches: use a multiple of {parts}."
         )
     splits = {"validation": data.validation, "test": data.test}
-    apart = [name for name in ("compile", "lora_rank", "auto_micro_batch", "dry_run") if getattr(arguments, name)]
+    apart = [name for name in ("compile", "lora_rank", "auto_micro_batch") if getattr(arguments, name)]
     if arguments.shard and (apart or arguments.mixed_precision == "fp16"):
         raise TrainingError(f"--shard is not combined with {', '.join(apart) or 'fp16'}: leave one out.")
     if arguments.streaming and arguments.class_balance != "none":
@@ -694,7 +696,7 @@ def describe_plan(
         f"at the end {len(plan.held_out):,} {plan.held_out_name} images",
         "checkpoints": f"{len(plan.checkpoint_steps)}" if arguments.checkpoints_kept else "none",
     }
-    sharded = accelerator.distributed_type == DistributedType.FSDP
+    sharded = arguments.shard or accelerator.distributed_type == DistributedType.FSDP
     shape = (3, *input_size(image_processor))
     needs = measure_needs(model, optimizer, accelerator, shape, averaged=arguments.ema_decay is not None)
     tables = describe_needs(

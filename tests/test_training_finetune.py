@@ -141,10 +141,33 @@ def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(laun
         torch.testing.assert_close(saved[1][name], tensor, rtol=0, atol=1e-5 * tensor.abs().max().item())
 
 
+@pytest.mark.slow
+def test_dry_run_of_sharded_weights_divides_what_one_process_would_hold(stock_folder, tmp_path):
+    options = {"model": stock_folder, "output_dir": tmp_path / "run", **SHORT, "ema_decay": 0.5}
+    alone = rows_of(launch(SCRIPT, PYTHON, **options, dry_run=True))
+    shared = rows_of(launch(SCRIPT, TORCHRUN, **options, dry_run=True, shard=True))
+    assert not (tmp_path / "run").exists()
+    assert shared["a step"] == "12 images = 2 processes x 1 micro-batches x 6 images"
+    for name in ("weights", "gradients", "optimizer states", "moving average"):
+        assert shared[name].endswith(f", 1/2 of {alone[name]}")
+    assert "copies of weights and gradients" in shared["how estimated"]
+    assert shared["a checkpoint"] == alone["a checkpoint"]
+    output = launch(SCRIPT, TORCHRUN, **options, shard=True)
+    own, _ = re.search(r"each process holds ([\d,]+) of ([\d,]+) parameters", output).groups()
+    stated = float(shared["weights"].partition(" kB")[0]) * 1000
+    assert stated == pytest.approx(4 * int(own.replace(",", "")), rel=0.1)
+
+
+def rows_of(output: str) -> dict[str, str]:
+    """Return the rows of the tables that a dry run printed."""
+    return dict(re.findall(r"^  (\S.*?)  +(.*)$", output, flags=re.MULTILINE))
+
+
 def test_impossible_sharding_is_refused(stock_folder, tmp_path, monkeypatch):
     good = {"model": str(stock_folder), "output_dir": str(tmp_path / "run"), **SHORT, "shard": True}
-    with pytest.raises(TrainingError, match="One process has nobody to share with"):
-        script.finetune(script.FinetuneArguments(**good))
+    for options in (good, {**good, "dry_run": True}):
+        with pytest.raises(TrainingError, match="One process has nobody to share with"):
+            script.finetune(script.FinetuneArguments(**options))
     with pytest.raises(TrainingError, match="--shard is not combined with compile, lora_rank"):
         script.finetune(script.FinetuneArguments(**good, compile=True, lora_rank=2))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")

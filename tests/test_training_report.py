@@ -466,7 +466,7 @@ def test_needs_are_what_a_model_of_known_layers_takes():
     # Kept for the backward pass: the input, what the second layer reads, and what the relu gives.
     assert needs == Needs(all_weights, trained, trained, all_weights, 4 * (105 + 11 + 13))
     assert needs.memory(19) == 2 * all_weights + 2 * trained + 19 * 4 * 129
-    assert needs.memory(19, shards=2) == (all_weights + 2 * trained) // 2 + all_weights + 19 * 4 * 129
+    assert needs.memory(19, shards=2) == (2 * all_weights + 2 * trained) // 2 + 19 * 4 * 129
     assert needs.checkpoint == 2 * all_weights + trained
     assert needs.disk(checkpoints_kept=3, keeps_best=True) == 4 * needs.checkpoint + 3 * all_weights
     assert needs.disk(checkpoints_kept=0, keeps_best=False) == all_weights

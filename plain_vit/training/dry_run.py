@@ -36,11 +36,10 @@ class Needs:
 
         Args:
             micro_batch: Images of one forward pass.
-            shards: Over how many processes weights, gradients and states are divided.
+            shards: Over how many processes weights, gradients, states and average are divided.
         """
-        return (
-            (self.weights + self.gradients + self.optimizer) // shards + self.average + micro_batch * self.activations
-        )
+        divided = self.weights + self.gradients + self.optimizer + self.average
+        return divided // shards + micro_batch * self.activations
 
     @property
     def checkpoint(self) -> int:
@@ -118,24 +117,24 @@ def describe_needs(
         needs: From `measure_needs`.
         folder: Of the run; it need not be there.
         micro_batch: Images of one forward pass of one process.
-        shards: Over how many processes weights, gradients and states are divided.
+        shards: Over how many processes weights, gradients, states and average are divided.
         checkpoints_kept: How many checkpoints stay; 0 if none is written.
         keeps_best: The best weights so far are kept beside them.
     """
-    part = f", a {shards}th of {{}}" if shards > 1 else ""
 
     def divided(number: int) -> str:
-        return size(number // shards) + part.format(size(number))
+        return size(number) if shards == 1 else f"{size(number // shards)}, 1/{shards} of {size(number)}"
 
+    exchanged = "weights and gradients" if shards > 1 else "gradients"
     memory: dict[str, object] = {
         "weights": divided(needs.weights),
         "gradients": divided(needs.gradients),
         "optimizer states": divided(needs.optimizer),
-        "moving average": size(needs.average) if needs.average else "none",
+        "moving average": divided(needs.average) if needs.average else "none",
         "activations": f"{size(micro_batch * needs.activations)}, {micro_batch} x {size(needs.activations)} per image",
         "in all": f"about {size(needs.memory(micro_batch, shards=shards))}",
         "how estimated": f"counted in one step on {TRIED} images of noise here; without the working memory of "
-        "operations, what the allocator wastes, and copies of gradients that processes exchange",
+        f"operations, what the allocator wastes, and copies of {exchanged} that processes exchange",
     }
     place = folder.absolute()
     while not place.exists():

@@ -36,24 +36,38 @@ def shard(model: nn.Module, accelerator: Accelerator) -> None:
         accelerator: of the run, with several processes.
 
     Raises:
-        TrainingError: There is one process only, or the model does not say what its blocks are.
+        TrainingError: See `blocks_to_shard`.
     """
-    if accelerator.num_processes < 2:
-        raise TrainingError("One process has nobody to share with: start several, or leave out --shard.")
-    blocks = set(getattr(model, "_no_split_modules", None) or ())
-    found = [module for module in model.modules() if type(module).__name__ in blocks]
-    if not found:
-        raise TrainingError(f"{type(model).__name__} does not say what its blocks are: leave out --shard.")
+    blocks = blocks_to_shard(model, accelerator)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     policy = MixedPrecisionPolicy()
     if accelerator.mixed_precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model.to(accelerator.device)
-    for block in found:
+    for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     # What stands outside of the blocks is divided again after each forward pass too: an evaluation has no backward
     # pass, and checkpoints and averages are made of parts.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+
+
+def blocks_to_shard(model: nn.Module, accelerator: Accelerator) -> list[nn.Module]:
+    """Return the blocks of a model that `shard` divides one by one.
+
+    Args:
+        model: not divided yet.
+        accelerator: of the run.
+
+    Raises:
+        TrainingError: There is one process only, or the model does not say what its blocks are.
+    """
+    if accelerator.num_processes < 2:
+        raise TrainingError("One process has nobody to share with: start several, or leave out --shard.")
+    kinds = set(getattr(model, "_no_split_modules", None) or ())
+    blocks = [module for module in model.modules() if type(module).__name__ in kinds]
+    if not blocks:
+        raise TrainingError(f"{type(model).__name__} does not say what its blocks are: leave out --shard.")
+    return blocks
 
 
 def held_here(model: nn.Module) -> tuple[int, int]:
