@@ -64,7 +64,7 @@ from plain_vit.training.losses import balancing_weights, classification_loss, di
 from plain_vit.training.memory import fitting_accumulation, lack_of_memory_explained, training_trial
 from plain_vit.training.metrics import Evaluation, evaluate_classifier
 from plain_vit.training.mistakes import top_accuracy
-from plain_vit.training.models import Teacher, as_saved, head_of, load_classifier, load_teacher, with_lora
+from plain_vit.training.models import Teacher, as_saved, head_of, load_classifier, load_teacher, merged, with_lora
 from plain_vit.training.optimization import average_of, freeze, learning_rate_factor, make_optimizer, train_mode
 from plain_vit.training.processes import StopRequest, start_accelerator
 from plain_vit.training.progress import Progress
@@ -524,7 +524,7 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
             f"{arguments.gradient_accumulation_steps} micro-batches: use a multiple of {parts}."
         )
     splits = {"validation": data.validation, "test": data.test}
-    apart = [name for name in ("compile", "lora_rank", "auto_micro_batch") if getattr(arguments, name)]
+    apart = [name for name in ("compile", "auto_micro_batch") if getattr(arguments, name)]
     if arguments.shard and (apart or arguments.mixed_precision == "fp16"):
         raise TrainingError(f"--shard is not combined with {', '.join(apart) or 'fp16'}: leave one out.")
     if arguments.streaming and arguments.class_balance != "none":
@@ -716,7 +716,10 @@ def save_classifier(folder: Path, model: nn.Module, image_processor: Any, accele
     if is_sharded(bare):
         state = whole_state(bare)  # all processes take part
         if accelerator.is_main_process:
-            bare.save_pretrained(folder, state_dict=state)
+            if hasattr(bare, "merge_and_unload"):
+                merged(bare, state).save_pretrained(folder)
+            else:
+                bare.save_pretrained(folder, state_dict=state)
             image_processor.save_pretrained(folder)
         return
     saved = as_saved(bare)

@@ -67,6 +67,7 @@ CASES = {
     "2 processes": (TORCHRUN, {}),
     "2 processes 2 workers": (TORCHRUN, {"num_workers": 2}),
     "2 processes sharded": (TORCHRUN, {"shard": True}),
+    "2 processes sharded with low-rank additions": (TORCHRUN, {"shard": True, "lora_rank": 2}),
     "2 processes streamed": (TORCHRUN, {"streaming": True, "stream_images": 70, "validation_fraction": 0}),
 }
 
@@ -108,6 +109,9 @@ def test_termination_saves_and_says_how_to_go_on(stock_folder, tmp_path):
         pytest.param(TWO_BY_CONFIG, {}, id="accelerate launch", marks=pytest.mark.slow),
         pytest.param(TORCHRUN, {"shard": True, "ema_decay": 0.5}, id="sharded", marks=pytest.mark.slow),
         pytest.param(TORCHRUN, {"repeated_augmentation": 3, "crop_scale": 0.5}, id="repeated", marks=pytest.mark.slow),
+        pytest.param(
+            TORCHRUN, {"shard": True, "ema_decay": 0.5, "lora_rank": 2}, id="sharded lora", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(launcher, changes, stock_folder, tmp_path):
@@ -135,6 +139,8 @@ def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(laun
     results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
     assert results[0]["images_evaluated"] == results[1]["images_evaluated"] == 360
     assert results[0]["test_accuracy"] == results[1]["test_accuracy"] == one.accuracy
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("one", "two")]
+    assert configs[0] == configs[1]
     saved = [weights_of(tmp_path / name) for name in ("one", "two")]
     assert saved[0].keys() == saved[1].keys()
     for name, tensor in saved[0].items():
@@ -168,8 +174,8 @@ def test_impossible_sharding_is_refused(stock_folder, tmp_path, monkeypatch):
     for options in (good, {**good, "dry_run": True}):
         with pytest.raises(TrainingError, match="One process has nobody to share with"):
             script.finetune(script.FinetuneArguments(**options))
-    with pytest.raises(TrainingError, match="--shard is not combined with compile, lora_rank"):
-        script.finetune(script.FinetuneArguments(**good, compile=True, lora_rank=2))
+    with pytest.raises(TrainingError, match="--shard is not combined with compile, auto_micro_batch"):
+        script.finetune(script.FinetuneArguments(**good, compile=True, auto_micro_batch=True))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(TrainingError, match="On CPUs Accelerate's FSDP is plain DDP"):
         script.finetune(script.FinetuneArguments(**good))

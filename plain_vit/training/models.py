@@ -266,6 +266,22 @@ def as_saved(model: nn.Module) -> PreTrainedModel:
     return cast(Any, copy.deepcopy(model)).merge_and_unload()
 
 
+def merged(model: nn.Module, state: dict[str, torch.Tensor]) -> PreTrainedModel:
+    """Return the classifier that `as_saved` would, of one with low-rank additions that no process holds whole.
+
+    Args:
+        model: from `with_lora`, divided among processes since; only its structure is read.
+        state: its whole weights, which are taken over.
+    """
+    from peft import get_peft_model
+
+    base = cast(Any, model).get_base_model()
+    with torch.device("meta"):
+        whole: Any = get_peft_model(type(base)._from_config(base.config), cast(Any, model).peft_config["default"])
+    whole.load_state_dict(state, assign=True)
+    return whole.merge_and_unload()
+
+
 def open_classifier(
     source: str, *, trust_remote_code: bool = False, num_attention_heads: int | None = None
 ) -> tuple[PreTrainedModel, Any]:
