@@ -187,7 +187,9 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     # The run begins, or goes on where its newest checkpoint stands.
     saved_kind = type(as_saved(model))
     if arguments.compile:
-        model.compile()
+        # Between the blocks sharded weights are gathered, which is not compiled.
+        for part in blocks_to_shard(model, accelerator) if arguments.shard else [model]:
+            part.compile()
     sharded = None
     if arguments.shard:
         shard(model, accelerator)
@@ -524,7 +526,7 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
             f"{arguments.gradient_accumulation_steps} micro-batches: use a multiple of {parts}."
         )
     splits = {"validation": data.validation, "test": data.test}
-    apart = [name for name in ("compile", "auto_micro_batch") if getattr(arguments, name)]
+    apart = [name for name in ("auto_micro_batch",) if getattr(arguments, name)]
     if arguments.shard and (apart or arguments.mixed_precision == "fp16"):
         raise TrainingError(f"--shard is not combined with {', '.join(apart) or 'fp16'}: leave one out.")
     if arguments.streaming and arguments.class_balance != "none":

@@ -112,9 +112,12 @@ def test_termination_saves_and_says_how_to_go_on(stock_folder, tmp_path):
         pytest.param(
             TORCHRUN, {"shard": True, "ema_decay": 0.5, "lora_rank": 2}, id="sharded lora", marks=pytest.mark.slow
         ),
+        pytest.param(TORCHRUN, {"shard": True, "compile": True}, id="sharded compiled", marks=pytest.mark.slow),
     ],
 )
-def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(launcher, changes, stock_folder, tmp_path):
+def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(
+    launcher, changes, stock_folder, tmp_path, monkeypatch
+):
     # 360 images are no multiple of 26: the last batches are padded. SGD, because the first step of Adam moves all
     # weights by the same amount, and then rounding decides between classes that are equally likely.
     options = {**SHORT, "eval_batch_size": 26, "optimizer": "sgd", "learning_rate": 0.1}
@@ -123,13 +126,18 @@ def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(laun
     stock.save_pretrained(no_dropout)
     ViTImageProcessor.from_pretrained(stock_folder).save_pretrained(no_dropout)
     alone = {"model": str(no_dropout), "output_dir": str(tmp_path / "one"), **options}
-    one = script.finetune(script.FinetuneArguments(**{**alone, **changes, "shard": False}))
+    one = script.finetune(script.FinetuneArguments(**{**alone, **changes, "shard": False, "compile": False}))
+    if "compile" in changes:
+        monkeypatch.setenv("TORCH_LOGS", "dynamo,graph_breaks")
     output = launch(
         SCRIPT, launcher, model=no_dropout, output_dir=tmp_path / "two", num_processes=2, **options, **changes
     )
     if "shard" in changes:
         own, whole = re.search(r"each process holds ([\d,]+) of ([\d,]+) parameters", output).groups()
         assert int(own.replace(",", "")) == pytest.approx(int(whole.replace(",", "")) / 2, rel=0.1)
+    if "compile" in changes:
+        assert "done compiler function inductor" in output
+        assert "Graph break" not in output
     assert "in 2 processes" in output
     assert output.count("360 of 360") == 3
     assert one.count == 360
@@ -174,8 +182,8 @@ def test_impossible_sharding_is_refused(stock_folder, tmp_path, monkeypatch):
     for options in (good, {**good, "dry_run": True}):
         with pytest.raises(TrainingError, match="One process has nobody to share with"):
             script.finetune(script.FinetuneArguments(**options))
-    with pytest.raises(TrainingError, match="--shard is not combined with compile, auto_micro_batch"):
-        script.finetune(script.FinetuneArguments(**good, compile=True, auto_micro_batch=True))
+    with pytest.raises(TrainingError, match="--shard is not combined with auto_micro_batch"):
+        script.finetune(script.FinetuneArguments(**good, auto_micro_batch=True))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(TrainingError, match="On CPUs Accelerate's FSDP is plain DDP"):
         script.finetune(script.FinetuneArguments(**good))
