@@ -526,9 +526,14 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
             f"{arguments.gradient_accumulation_steps} micro-batches: use a multiple of {parts}."
         )
     splits = {"validation": data.validation, "test": data.test}
-    apart = [name for name in ("auto_micro_batch",) if getattr(arguments, name)]
-    if arguments.shard and (apart or arguments.mixed_precision == "fp16"):
-        raise TrainingError(f"--shard is not combined with {', '.join(apart) or 'fp16'}: leave one out.")
+    if arguments.shard and arguments.auto_micro_batch:
+        # A process that runs out of memory alone would leave the others waiting for its part of the weights.
+        raise TrainingError(
+            "--shard cannot try what fits into memory: leave out --auto_micro_batch, and give "
+            "--gradient_accumulation_steps, by what --dry_run says."
+        )
+    if arguments.shard and arguments.mixed_precision == "fp16":
+        raise TrainingError("--shard does not scale the losses of fp16: use --mixed_precision bf16.")
     if arguments.streaming and arguments.class_balance != "none":
         raise TrainingError("The classes of a stream are not known beforehand: leave out --class_balance.")
     if arguments.repeated_augmentation > 1:

@@ -17,7 +17,7 @@ from transformers import ViTForImageClassification, ViTImageProcessor, pipeline
 from plain_vit.errors import DataError, OutputError, OutputExistsError, TrainingError
 from plain_vit.training import run as run_module
 from plain_vit.training.arguments import parse_arguments
-from plain_vit.training.data import load_splits
+from plain_vit.training.data import load_classification_data, load_splits
 from plain_vit.training.optimization import average_of
 from plain_vit.training.run import read_log
 from tests.training_runs import (
@@ -182,8 +182,11 @@ def test_impossible_sharding_is_refused(stock_folder, tmp_path, monkeypatch):
     for options in (good, {**good, "dry_run": True}):
         with pytest.raises(TrainingError, match="One process has nobody to share with"):
             script.finetune(script.FinetuneArguments(**options))
-    with pytest.raises(TrainingError, match="--shard is not combined with auto_micro_batch"):
+    with pytest.raises(TrainingError, match="leave out --auto_micro_batch, and give --gradient_accumulation_steps"):
         script.finetune(script.FinetuneArguments(**good, auto_micro_batch=True))
+    half = script.FinetuneArguments(**good, mixed_precision="fp16")
+    with pytest.raises(TrainingError, match="--shard does not scale the losses of fp16: use --mixed_precision bf16"):
+        script.make_plan(half, load_classification_data("digits"), processes=2)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(TrainingError, match="On CPUs Accelerate's FSDP is plain DDP"):
         script.finetune(script.FinetuneArguments(**good))
