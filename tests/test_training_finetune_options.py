@@ -129,6 +129,14 @@ def test_half_precision_saves_whole_weights(run):
     assert losses(folder) == pytest.approx(full, rel=0.05)
 
 
+@pytest.mark.usefixtures("fresh_accelerator")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="computes in fp16")
+def test_fp16_that_would_be_float32_is_refused(run, tmp_path):
+    with pytest.raises(TrainingError, match="On CPUs .* use --mixed_precision bf16"):
+        run("half", mixed_precision="fp16")
+    assert not (tmp_path / "half").exists()
+
+
 def test_run_that_is_short_of_memory_makes_smaller_micro_batches_of_the_same_steps(run, monkeypatch):
     seen = []
 

@@ -24,7 +24,7 @@ def start_accelerator(
         mixed_precision: `no`, `bf16` or `fp16`.
 
     Raises:
-        TrainingError: Another number of processes is running.
+        TrainingError: Another number of processes is running, or they would not do what was asked for.
     """
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     # Without a GPU, and without being told so, Accelerate would take each of several processes for the only one.
@@ -34,6 +34,8 @@ def start_accelerator(
     )
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and accelerator.device.type == "cpu":
         raise TrainingError("On CPUs Accelerate's FSDP is plain DDP: take another config file, and add --shard.")
+    if mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise TrainingError("On CPUs Accelerate's fp16 is float32: use --mixed_precision bf16, or leave it out.")
     if accelerator.num_processes != (num_processes or launched):
         raise TrainingError(
             f"{accelerator.num_processes} processes are running, {num_processes or launched} were asked for. On a "
