@@ -332,7 +332,7 @@ def report(name: str, title: str, notes: str, results: Sequence[Result], write: 
         title: Of the page.
         notes: What is measured and how to read it, in Markdown.
         results: Of `compare`.
-        write: Whether to write `results/DATE-NAME.md`.
+        write: Whether to write `results/DATE-NAME-MACHINE.md`.
         last: Whether these are all results; while they are not, the page is written and nothing printed.
     """
     environment = machine()
@@ -347,11 +347,18 @@ def report(name: str, title: str, notes: str, results: Sequence[Result], write: 
             f"\n```json\n{line}\n```\n",
         ]
     )
-    path = RESULTS / f"{environment['date']}-{name}.md"
+    path = RESULTS / f"{environment['date']}-{name}-{slug(environment)}.md"
     if write:
         path.write_text(page, encoding="utf-8")
     if last:
         print(page, f"written: {path}" if write else "", sep="")
+
+
+def slug(environment: Mapping[str, str]) -> str:
+    """Return a short name of a machine, by its GPU or its processor: "amd-epyc"."""
+    name = environment["processor"].partition(",")[0] if environment["GPU"] == "none" else environment["GPU"]
+    words = re.sub(r"\((R|TM)\)|@.*", " ", name).lower()
+    return "-".join(word for word in re.findall("[a-z0-9]+", words) if word not in ("processor", "cpu"))
 
 
 def table(results: Sequence[Result]) -> str:

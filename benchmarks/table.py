@@ -42,11 +42,9 @@ REFERENCES = {
 def newest() -> dict[str, dict[str, Any]]:
     """Return the JSON of the newest page of each run in `RUNS` that has one."""
     found = {}
-    for path in sorted(RESULTS.glob("*.md")):
-        run = re.sub(r"^\d{4}-\d\d-\d\d-", "", path.stem)
-        if run in RUNS:
-            line = path.read_text(encoding="utf-8").split("```json\n")[1].split("\n```")[0]
-            found[run] = json.loads(line)
+    for path in sorted(RESULTS.glob("*.md")):  # of one day, that of the machine whose name comes last
+        page = json.loads(path.read_text(encoding="utf-8").split("```json\n")[1].split("\n```")[0])
+        found[page["benchmark"]] = page
     return {run: found[run] for run in RUNS if run in found}
 
 

@@ -433,7 +433,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
                 run.path,
                 {
                     "Result": result_facts(plan, results),
-                    "Run": run_facts(arguments, data, plan, accelerator.unwrap_model(model)),
+                    "Run": run_facts(arguments, data, plan, accelerator.unwrap_model(model), saved_kind),
                     "Environment": {"processes": accelerator.num_processes, **environment()},
                 },
                 result,
@@ -598,13 +598,13 @@ def deciding_options(arguments: FinetuneArguments, data: ImageClassificationData
 
 
 def run_facts(
-    arguments: FinetuneArguments, data: ImageClassificationData, plan: Plan, model: nn.Module
+    arguments: FinetuneArguments, data: ImageClassificationData, plan: Plan, model: nn.Module, kind: type
 ) -> dict[str, object]:
-    """Return what a person wants to know of the run."""
+    """Return what a person wants to know of the run; `kind` is the class of what is saved."""
     parameters = list(model.parameters())
     return {
         "started from": arguments.model + (" (architecture only)" if arguments.from_scratch else ""),
-        "model": type(model).__name__,
+        "model": kind.__name__,
         "parameters": f"{sum(p.numel() for p in parameters):,}",
         "of them trained": f"{sum(p.numel() for p in parameters if p.requires_grad):,}",
         "data set": arguments.dataset,
@@ -694,7 +694,7 @@ def describe_plan(
         for mark, step in marks.items()
     }  # fmt: skip
     facts = {
-        **run_facts(arguments, data, plan, model),
+        **run_facts(arguments, data, plan, model, type(as_saved(model))),
         "learning rate at": ", ".join(f"{mark} {rate:.2e}" for mark, rate in rates.items()) + " of the steps",
         "a step": f"{arguments.batch_size} images = {accelerator.num_processes} processes x "
         f"{arguments.gradient_accumulation_steps} micro-batches x {arguments.batch_size // parts} images",

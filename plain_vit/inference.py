@@ -31,10 +31,10 @@ def prepare_for_inference(
 ) -> Model:
     """Return a copy of a model that infers faster and does nothing else; the model itself stays as it is.
 
-    The copy is in evaluation mode and has no gradients. Query, key and value projection are one layer, gains on
-    residual branches are part of the layer before them, and the last block computes only the tokens that a class-token
-    head reads. On a CPU the weights are laid out as oneDNN multiplies them fastest, with the MLP's activation computed
-    inside the product (where the model is compiled, the compiler does both).
+    The copy is in evaluation mode and has no gradients. Query, key and value projection are one layer, which scales the
+    query too, gains on residual branches are part of the layer before them, and the last block computes only the tokens
+    that a class-token head reads. On a CPU the weights are laid out as oneDNN multiplies them fastest, with the MLP's
+    activation computed inside the product (where the model is compiled, the compiler does both).
 
     In float32 every logit is within 1e-5 of the largest from the model's; in bfloat16 it differs as bfloat16 rounds.
 
@@ -125,12 +125,17 @@ def fold_gains(model: nn.Module) -> None:
 
 
 class JoinedAttention(PlainViTAttention):
-    """Self-attention with one layer for query, key and value."""
+    """Self-attention with one layer for query, key and value, and the scale in the weights of the query."""
 
     def __init__(self, attention: PlainViTAttention):
         nn.Module.__init__(self)
         self.__dict__.update({name: value for name, value in vars(attention).items() if not name.startswith("_")})
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        if isinstance(attention.q_norm, nn.Identity):  # (s x W + s b) k = s (x W + b) k
+            attention.q_proj.weight.mul_(self.scaling)
+            if attention.q_proj.bias is not None:
+                attention.q_proj.bias.mul_(self.scaling)
+            self.scaling = 1.0
         weight = torch.cat([projection.weight for projection in projections])
         self.qkv_proj = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         self.qkv_proj.weight = nn.Parameter(weight, requires_grad=False)

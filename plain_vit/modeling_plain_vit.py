@@ -228,7 +228,8 @@ def fast_attention_forward(
     on_cpu = query.device.type == "cpu" and query.dtype == torch.bfloat16 and not torch.compiler.is_exporting()
     if attention_mask is not None or not on_cpu or key.shape[2] > LONGEST_PRODUCTS:
         return SDPA(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
-    weights = torch.matmul(query * scaling, key.transpose(2, 3)).softmax(dim=-1)  # B heads L L
+    query = query if scaling == 1 else query * scaling
+    weights = torch.matmul(query, key.transpose(2, 3)).softmax(dim=-1)  # B heads L L
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2), None  # B L heads d
 

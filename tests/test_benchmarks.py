@@ -1,6 +1,7 @@
 """The harness of the benchmarks: turns in processes of their own, what it reports, and a case that fails."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from benchmarks.harness import (
     parser,
     ratio_interval,
     report,
+    slug,
     table,
 )
 
@@ -72,7 +74,7 @@ def test_a_report_is_a_table_and_a_line_of_json(
     ]
     report("convert", "Converting", "How it is.", results, write=True)
     (path,) = tmp_path.iterdir()
-    assert path.name.endswith("-convert.md")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-convert-[a-z0-9-]*[a-z0-9]\.md", path.name)
     page = path.read_text()
     assert page in capsys.readouterr().out
     assert "| copy | 1.50 s | 1.25 s | 2.00 s | 1.00 (1.00 to 1.00) | 1.00 | 62.5 ms | 4 MB | - |" in page
@@ -80,6 +82,19 @@ def test_a_report_is_a_table_and_a_line_of_json(
     line = json.loads(page.split("```json\n")[1].split("\n```")[0])
     assert [one["name"] for one in line["results"]] == ["copy", "convert"]
     assert f"torch {torch.__version__.partition('+')[0]}" in line["environment"]["versions"]
+
+
+@pytest.mark.parametrize(
+    "processor, gpu, name",
+    [
+        ("AMD EPYC, 2 cores, 24 GiB", "none", "amd-epyc"),
+        ("Intel(R) Xeon(R) Processor, 2 cores, 24 GiB", "none", "intel-xeon"),
+        ("Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz, 12 cores, 16 GiB", "none", "intel-core-i7-9750h"),
+        ("AMD EPYC, 16 cores, 128 GiB", "NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"),
+    ],
+)
+def test_a_page_is_named_by_its_machine(processor: str, gpu: str, name: str) -> None:
+    assert slug({"processor": processor, "GPU": gpu}) == name
 
 
 def test_memory_of_the_gpu_has_a_column_where_there_is_one() -> None:
@@ -141,8 +156,11 @@ def test_a_table_of_speeds_sets_each_of_our_cases_beside_the_fastest_other_of_it
     report("forward", "Forward", "", forward, write=True)
     report("load", "Opening", "", load, write=True)
     report("forward-quick", "Forward", "", forward[:2], write=True)
-    today = (tmp_path / f"{harness.machine()['date']}-load.md").read_text()
-    (tmp_path / "2001-02-03-load.md").write_text(today.replace('"seconds": 0.4', '"seconds": 7'))
+    (newest,) = tmp_path.glob("*-load-*.md")
+    today = newest.read_text()
+    (tmp_path / f"2001-02-03-load-{slug(harness.machine())}.md").write_text(
+        today.replace('"seconds": 0.4', '"seconds": 7')
+    )
     lines = speeds.speeds().splitlines()
     assert lines[2:7] == [
         "| forward pass: tiny, eager | 16 images/s | vit_pytorch 12.8 images/s | 1.25 |",
