@@ -296,6 +296,8 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         done=step * arguments.batch_size,
         shown=accelerator.is_main_process,
     )
+    evaluated: nn.Module | None = None
+    evaluated_at = -1
     with bar, StopRequest() as stop, lack_of_memory_explained():
         if step == 0:
             snapshots.take(0, model)
@@ -368,6 +370,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
                     result = evaluate_classifier(
                         evaluated, unreadable.watch(watched_loader), accelerator, size=len(plan.watched)
                     )
+                evaluated_at = step
                 train_mode(model)
                 name, epoch = plan.watched_name, step / plan.total_steps * plan.epochs
                 run.log(step=step, epoch=epoch, **{f"{name}_loss": result.loss, f"{name}_accuracy": result.accuracy})
@@ -411,7 +414,10 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         final = average.module if average is not None else model
         if arguments.lora_rank is not None:
             final = as_saved(accelerator.unwrap_model(final))
-    result = evaluate_classifier(final, unreadable.watch(held_out_loader), accelerator, size=len(plan.held_out))
+    final.eval()
+    # Without a validation split the last weights may have been evaluated on the held-out split after the last step.
+    if final is not evaluated or evaluated_at != step or plan.watched_name != plan.held_out_name:
+        result = evaluate_classifier(final, unreadable.watch(held_out_loader), accelerator, size=len(plan.held_out))
     results = {
         f"{plan.held_out_name}_accuracy": result.accuracy,
         f"{plan.held_out_name}_loss": result.loss,

@@ -135,6 +135,9 @@ def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(
     if "shard" in changes:
         own, whole = re.search(r"each process holds ([\d,]+) of ([\d,]+) parameters", output).groups()
         assert int(own.replace(",", "")) == pytest.approx(int(whole.replace(",", "")) / 2, rel=0.1)
+        report = (tmp_path / "two" / "report" / "index.html").read_text(encoding="utf-8")
+        assert "ViTForImageClassification" in report
+        assert "FSDPViT" not in report
     if "compile" in changes:
         assert "done compiler function inductor" in output
         assert "Graph break" not in output
