@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from plain_vit.training.memory import M_MMAP_MAX, keep_freed_memory
+from plain_vit.training.memory import M_MMAP_THRESHOLD, keep_freed_memory
 
 RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("torch", "transformers", "safetensors", "timm", "vit-pytorch", "torchvision")
@@ -40,9 +40,7 @@ LONG_ENOUGH = 0.1  # seconds: what is shorter is repeated within a turn
 SHORT = 1.0  # seconds: what is shorter is weighed three times instead of once
 LOAD_BEFORE = os.getloadavg()[0]  # of the last minute, before this process adds its own
 
-# glibc's mallopt: allocations of so many bytes and more are mapped, and thus given back when they are freed.
-M_MMAP_THRESHOLD, MAPPED_FROM = -3, 65536
-MAPPED_MOST = 65536  # of them at a time, as it is where nothing was said
+MAPPED_FROM = 65536  # allocations of so many bytes and more are mapped, and thus given back when they are freed
 
 # A forked process runs the benchmark's module, imported already, once more, to find its functions under their names.
 warnings.filterwarnings("ignore", "'benchmarks", RuntimeWarning, "runpy")
@@ -251,7 +249,6 @@ def _weigh(take_turn: Callable[[], object]) -> Memory:
     gc.collect()
     library = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
     if library:
-        library.mallopt(M_MMAP_MAX, MAPPED_MOST)
         library.mallopt(M_MMAP_THRESHOLD, MAPPED_FROM)
         library.malloc_trim(0)
     before = _memory()

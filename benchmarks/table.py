@@ -98,7 +98,8 @@ def named(name: str) -> tuple[str, str, str]:
 def rate(result: dict[str, Any]) -> str:
     """Return images per second where images are what a turn goes through, else the time."""
     if result.get("images") is not None:
-        return f"{result['images'] / result['seconds']:.3g} images/s"
+        images = result["images"] / result["seconds"]
+        return f"{images:,.0f} images/s" if images >= 1000 else f"{images:.3g} images/s"
     return f"{result['seconds']:.3g} s"
 
 

@@ -12,15 +12,18 @@ from torch import nn
 
 from plain_vit.errors import TrainingError
 
-# Of glibc's mallopt: how much free memory at the end of the heap goes back, how many blocks are mapped each on its own.
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+# Of glibc's mallopt: how much free memory at the end of the heap goes back, and how large a block is mapped on its own,
+# which goes back when it is freed. Older releases take 32 MiB at most.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+MAPPED_FROM = (2**27, 2**25)
 
 
 def keep_freed_memory() -> bool:
     """Let this process use memory again that it has freed, instead of giving it back to the system.
 
     A training step on a CPU asks for the same large blocks as the step before it. Given back and asked for again, each
-    of their pages is filled with zeros anew.
+    of their pages is filled with zeros anew. The few blocks of 128 MiB and more still go back: kept, they were cut up,
+    and memory grew.
 
     Returns:
         Whether the C library could be told: glibc can.
@@ -28,7 +31,9 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     library = ctypes.CDLL(None)
-    return bool(library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and library.mallopt(M_MMAP_MAX, 0))
+    if not any(library.mallopt(M_MMAP_THRESHOLD, size) for size in MAPPED_FROM):
+        return False
+    return bool(library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def fitting_accumulation(
