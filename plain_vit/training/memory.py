@@ -22,8 +22,7 @@ def keep_freed_memory() -> bool:
     """Let this process use memory again that it has freed, instead of giving it back to the system.
 
     A training step on a CPU asks for the same large blocks as the step before it. Given back and asked for again, each
-    of their pages is filled with zeros anew. The few blocks of 128 MiB and more still go back: kept, they were cut up,
-    and memory grew.
+    of their pages is filled with zeros anew. Blocks of 128 MiB and more still go back.
 
     Returns:
         Whether the C library could be told: glibc can.
@@ -31,9 +30,8 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     library = ctypes.CDLL(None)
-    if not any(library.mallopt(M_MMAP_THRESHOLD, size) for size in MAPPED_FROM):
-        return False
-    return bool(library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+    library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    return any(library.mallopt(M_MMAP_THRESHOLD, size) for size in MAPPED_FROM)
 
 
 def fitting_accumulation(
