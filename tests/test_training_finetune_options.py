@@ -9,12 +9,13 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from datasets import Dataset, Image
-from transformers import AutoModelForImageClassification
+from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from plain_vit import PlainViTForImageClassification
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data import load_splits
+from plain_vit.training.metrics import evaluate_classifier
 from plain_vit.training.models import load_classifier
 from plain_vit.training.run import read_log
 from tests.training_runs import assert_same_bits, open_script, save_stock_vit, weights_of
@@ -135,6 +136,27 @@ def test_fp16_that_would_be_float32_is_refused(run, tmp_path):
     with pytest.raises(TrainingError, match="On CPUs .* use --mixed_precision bf16"):
         run("half", mixed_precision="fp16")
     assert not (tmp_path / "half").exists()
+
+
+@pytest.mark.parametrize("validation_fraction, evaluations", [(0.0, 2), (0.2, 3)])
+def test_the_last_weights_are_evaluated_once(run, monkeypatch, validation_fraction, evaluations):
+    sizes = []
+
+    def evaluate(*arguments, size):
+        sizes.append(size)
+        return evaluate_classifier(*arguments, size=size)
+
+    monkeypatch.setattr(script, "evaluate_classifier", evaluate)
+    folder = run("once", evaluations=2, validation_fraction=validation_fraction, dataset="digits")
+    assert len(sizes) == evaluations
+    assert sizes[-1] == 360
+    results = json.loads((folder / "results.json").read_text())
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
+    test = load_splits("digits")["test"]
+    pixels = AutoImageProcessor.from_pretrained(folder)(test["image"][:], return_tensors="pt")
+    with torch.no_grad():
+        right = (model(**pixels).logits.argmax(-1) == torch.tensor(test["label"][:])).float().mean().item()
+    assert results["test_accuracy"] == pytest.approx(right, abs=1e-6)
 
 
 def test_run_that_is_short_of_memory_makes_smaller_micro_batches_of_the_same_steps(run, monkeypatch):
