@@ -141,7 +141,7 @@ def test_attention_maps_are_those_of_the_model_itself(kind: str) -> None:
         for layer, weights in enumerate(by_hand):
             expected = weights[:, :, rows, layout.patches].mean(axis=2).reshape(*weights.shape[:2], 5, 4)
             # Sums in another order, which processors choose: two float32 roundings of a number below one.
-            np.testing.assert_allclose(maps[:, layer], expected, rtol=0, atol=2 * np.finfo(np.float32).eps)
+            np.testing.assert_allclose(maps[:, layer], expected, rtol=0, atol=2 * float(np.finfo(np.float32).eps))
 
 
 def test_tokens_stand_where_the_layout_says() -> None:
