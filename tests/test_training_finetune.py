@@ -25,6 +25,7 @@ from tests.training_runs import (
     PYTHON,
     TORCHRUN,
     assert_same_bits,
+    finish,
     launch,
     launch_and_kill,
     open_script,
@@ -93,10 +94,22 @@ def test_termination_saves_and_says_how_to_go_on(stock_folder, tmp_path):
     process = start(SCRIPT, PYTHON, **options)
     wait_for_step(process, tmp_path / "run", 2)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=300)
+    output = finish(process)
     assert process.returncode == 128 + signal.SIGTERM
     assert "go on with --resume" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_run_that_stands_still_says_where(stock_folder, tmp_path):
+    options = {**SHORT, "steps": 10_000, "checkpoint_every": 2, "num_workers": 2, "output_dir": tmp_path / "run"}
+    process = start(SCRIPT, TORCHRUN, model=stock_folder, **options)
+    wait_for_step(process, tmp_path / "run", 2)
+    with pytest.raises(AssertionError, match="Not done after 0 s") as failure:
+        finish(process, limit=0)
+    # The launcher, two processes that train, and two workers of each that prepare images.
+    assert str(failure.value).count("Fatal Python error: Aborted") == 7
+    assert str(failure.value).count("in finetune\n") == 6  # the workers are forked there
 
 
 # Several processes

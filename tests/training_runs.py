@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PYTHON = [sys.executable]
 TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 SMALL = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20}
+LIMIT = 300.0  # seconds that a script may take
 RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [2, 2], "layer_type": "basic"}
 
 
@@ -48,7 +50,9 @@ def open_script(name: str) -> Any:
 
 def start(script: str, launcher: list[str], **options: object) -> subprocess.Popen[str]:
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent), "PYTHONFAULTHANDLER": "1",
+    }  # fmt: skip
     return subprocess.Popen(
         [*launcher, str(EXAMPLES / f"{script}.py"), *words], env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -58,9 +62,30 @@ def start(script: str, launcher: list[str], **options: object) -> subprocess.Pop
 def launch(script: str, launcher: list[str], **options: object) -> str:
     """Run a script to its end and return what it printed."""
     process = start(script, launcher, **options)
-    output, _ = process.communicate(timeout=300)
+    output = finish(process)
     assert process.returncode == 0, output
     return output
+
+
+def finish(process: subprocess.Popen[str], limit: float = LIMIT) -> str:
+    """Wait for a script and return what it printed.
+
+    Raises:
+        AssertionError: It has not ended after so many seconds. All its processes are ended, and say where they stood.
+    """
+    try:
+        return process.communicate(timeout=limit)[0]
+    except subprocess.TimeoutExpired:
+        everyone = [*children_of(process.pid), process.pid]
+        for each in everyone:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGSTOP)  # or they would see each other end
+        for each in everyone:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGABRT)  # faulthandler prints the stacks of all threads
+                os.kill(each, signal.SIGCONT)
+                time.sleep(0.5)
+        raise AssertionError(f"Not done after {limit:.0f} s:\n{process.communicate()[0]}") from None
 
 
 def launch_and_kill(script: str, launcher: list[str], *, after_step: int, output_dir: Path, **options: object) -> None:
@@ -68,7 +93,8 @@ def launch_and_kill(script: str, launcher: list[str], *, after_step: int, output
     process = start(script, launcher, output_dir=output_dir, **options)
     wait_for_step(process, output_dir, after_step)
     for child in children_of(process.pid):
-        os.kill(child, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # workers come and go with each evaluation
+            os.kill(child, signal.SIGKILL)
     process.kill()
     process.communicate()
     assert not (output_dir / "config.json").exists(), "it ended before it was killed"
@@ -76,8 +102,10 @@ def launch_and_kill(script: str, launcher: list[str], *, after_step: int, output
 
 def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> None:
     """Wait until a checkpoint of that step or a later one stands."""
+    end = time.monotonic() + LIMIT
     while not any(int(checkpoint.name[5:]) >= step for checkpoint in folder.glob("checkpoints/step_*")):
-        assert process.poll() is None, process.communicate()[0]
+        if process.poll() is not None or time.monotonic() > end:
+            raise AssertionError(f"No checkpoint of step {step}:\n{finish(process, limit=1)}")
         time.sleep(0.02)
 
 
