@@ -26,7 +26,7 @@ from plain_vit.training.images import ProcessedImages, ReadableImages
 from plain_vit.training.metrics import Evaluation, evaluate_classifier
 from plain_vit.training.mistakes import confused_pairs, results_by_class, top_accuracy
 from plain_vit.training.models import open_classifier
-from plain_vit.training.processes import start_accelerator
+from plain_vit.training.processes import loading_options, start_accelerator
 from plain_vit.training.progress import Progress
 from plain_vit.training.report import environment
 from plain_vit.training.run import write_file
@@ -87,7 +87,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
             ReadableImages(split),
             batch_size=-(-arguments.batch_size // accelerator.num_processes),
             collate_fn=ProcessedImages(image_processor),
-            num_workers=arguments.num_workers,
+            **loading_options(arguments.num_workers),
         )
     )
     with Progress(total=len(split), done=0, shown=accelerator.is_main_process) as bar:

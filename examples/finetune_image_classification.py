@@ -66,7 +66,7 @@ from plain_vit.training.metrics import Evaluation, evaluate_classifier
 from plain_vit.training.mistakes import top_accuracy
 from plain_vit.training.models import Teacher, as_saved, head_of, load_classifier, load_teacher, merged, with_lora
 from plain_vit.training.optimization import average_of, freeze, learning_rate_factor, make_optimizer, train_mode
-from plain_vit.training.processes import StopRequest, start_accelerator
+from plain_vit.training.processes import StopRequest, loading_options, start_accelerator
 from plain_vit.training.progress import Progress
 from plain_vit.training.publishing import publish, training_facts
 from plain_vit.training.report import environment, write_report
@@ -232,7 +232,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
 
     # Batches: one long stream for the whole training, and the splits to evaluate on.
     micro_batch = arguments.batch_size // accelerator.num_processes // accumulation
-    loading: dict[str, Any] = {"num_workers": arguments.num_workers, "pin_memory": torch.cuda.is_available()}
+    loading = loading_options(arguments.num_workers)
     evaluation = {"batch_size": plan.eval_micro_batch, "collate_fn": ProcessedImages(image_processor), **loading}
     watched_loader, held_out_loader = accelerator.prepare(
         DataLoader(ReadableImages(plan.watched), **evaluation), DataLoader(ReadableImages(plan.held_out), **evaluation)

@@ -38,7 +38,7 @@ from plain_vit.training.probing import (
     head_layer,
     train_probes,
 )
-from plain_vit.training.processes import start_accelerator
+from plain_vit.training.processes import loading_options, start_accelerator
 from plain_vit.training.run import move_into, write_file
 
 FEATURES, SOURCE = "features.safetensors", "features.json"
@@ -118,8 +118,11 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
     features = stored_features(folder, source)
     if features is None:
         prepared = accelerator.prepare_model(model, evaluation_mode=True)
-        loading = {"batch_size": -(-arguments.batch_size // accelerator.num_processes),
-                   "collate_fn": ProcessedImages(image_processor), "num_workers": arguments.num_workers}  # fmt: skip
+        loading = {
+            "batch_size": -(-arguments.batch_size // accelerator.num_processes),
+            "collate_fn": ProcessedImages(image_processor),
+            **loading_options(arguments.num_workers),
+        }
         features = {}
         for split, rows in present.items():
             loader = accelerator.prepare(DataLoader(ReadableImages(rows), **loading))

@@ -38,7 +38,7 @@ from plain_vit.training.data import load_images
 from plain_vit.training.images import ShuffledStream, randomness, training_transform
 from plain_vit.training.masking import CORRUPTIONS, CorruptedImages, Corruption, MaskedPrediction
 from plain_vit.training.optimization import learning_rate_factor, make_optimizer
-from plain_vit.training.processes import StopRequest, start_accelerator
+from plain_vit.training.processes import StopRequest, loading_options, start_accelerator
 from plain_vit.training.progress import Progress
 from plain_vit.training.run import RunFolder, move_into, shared_staging, write_file
 from plain_vit.training.trackers import start_trackers, tracker_names
@@ -194,11 +194,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
         start=step * arguments.batch_size,
     )
     micro_batch = arguments.batch_size // processes // accumulation
-    loading: dict[str, Any] = {
-        "batch_size": micro_batch,
-        "num_workers": arguments.num_workers,
-        "pin_memory": torch.cuda.is_available(),
-    }
+    loading = {"batch_size": micro_batch, **loading_options(arguments.num_workers)}
     train_loader, watched_loader = accelerator.prepare(
         DataLoader(train_images, sampler=stream, **loading), DataLoader(watched_images, **loading)
     )

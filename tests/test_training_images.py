@@ -18,6 +18,7 @@ from transformers import ViTImageProcessor
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.training.data import decode_image, open_image, try_image
 from plain_vit.training.images import AugmentedImages, CroppedImage, ShuffledStream, training_transform
+from plain_vit.training.processes import loading_options
 
 ORIENTATION = PIL.ExifTags.Base.Orientation
 SIZE = (37, 29)  # height, width of a result
@@ -166,7 +167,7 @@ def test_batches_of_jpeg_files_do_not_depend_on_workers_or_on_how_they_are_read(
     one_by_one = torch.stack([images[place]["pixel_values"] for place in places])
     for workers in (0, 2):
         stream = ShuffledStream(5, length=12, seed=2)
-        batches = DataLoader(images, batch_size=3, sampler=stream, num_workers=workers)
+        batches = DataLoader(images, batch_size=3, sampler=stream, **loading_options(workers))
         seen = torch.cat([batch["pixel_values"] for batch in batches])
         assert seen.dtype == torch.uint8
         assert torch.equal(seen, one_by_one)

@@ -51,6 +51,7 @@ from plain_vit.training.optimization import (
     learning_rate_factor,
     make_optimizer,
 )
+from plain_vit.training.processes import loading_options
 from tests.conftest import randomize_
 from tests.training_runs import RESNET, SMALL, small_vit
 
@@ -198,7 +199,7 @@ def test_augmentation_is_the_same_in_workers(images, repeats):
                 AugmentedImages(images, transform, seed=1),
                 batch_size=3,
                 sampler=ShuffledStream(11, length=15, seed=2, repeats=repeats, batch_size=3),
-                num_workers=workers,
+                **loading_options(workers),
             )
         ]
         for workers in (0, 2)

@@ -30,6 +30,7 @@ from plain_vit.training.images import (
     TrainingTransform,
     UnreadableImages,
 )
+from plain_vit.training.processes import loading_options
 from plain_vit.training.streaming import StreamedImages, streamed_batches
 from tests.hub_endpoint import HubEndpoint
 
@@ -127,17 +128,17 @@ def test_every_image_of_a_stream_comes_once_an_epoch_in_another_order(shards):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stream_goes_on_where_it_was_left(shards, workers):
     accelerator, stream = Accelerator(cpu=True), stream_of(shards)
-    whole = colours(streamed_batches(images_of(stream), accelerator, count=17, num_workers=workers))
+    whole = colours(streamed_batches(images_of(stream), accelerator, count=17, **loading_options(workers)))
     for before in (1, 6, 13):
         images = images_of(stream, batches_before=before)
-        rest = colours(streamed_batches(images, accelerator, count=17 - before, num_workers=workers))
+        rest = colours(streamed_batches(images, accelerator, count=17 - before, **loading_options(workers)))
         assert rest == whole[before * 3 :], before
 
 
 def test_processes_and_workers_share_the_images_of_a_stream(shards):
     stream = stream_of(shards)
     parts = [
-        set(colours(itertools.islice(DataLoader(images, batch_size=1, num_workers=2), 40)))
+        set(colours(itertools.islice(DataLoader(images, batch_size=1, **loading_options(2)), 40)))
         for images in (images_of(stream, process=(number, 2), batch_size=1) for number in range(2))
     ]
     assert not parts[0] & parts[1]
@@ -207,13 +208,15 @@ def test_unreadable_images_are_left_out_of_the_evaluation(damaged):
 def test_run_ends_at_the_first_unreadable_image_and_names_its_file(damaged, workers):
     data = load_classification_data(str(damaged))
     collate = ProcessedImages(PlainViTImageProcessor(size={"height": 24, "width": 24}))
-    loader = DataLoader(ReadableImages(data.test), batch_size=2, collate_fn=collate, num_workers=workers)
+    loader = DataLoader(ReadableImages(data.test), batch_size=2, collate_fn=collate, **loading_options(workers))
     with pytest.raises(DataError, match=r"cannot be read: .*test/b/3\.png \(.*--corrupted skip"):
         list(UnreadableImages(stop=True, say=print).watch(loader))
     train = AugmentedImages(data.train, AS_THEY_ARE, seed=1)
     sampler = ShuffledStream(10, length=10, seed=0)
     with pytest.raises(DataError, match=r"train/./[45]\.png"):
-        list(UnreadableImages(stop=True, say=print).watch(DataLoader(train, sampler=sampler, num_workers=workers)))
+        list(
+            UnreadableImages(stop=True, say=print).watch(DataLoader(train, sampler=sampler, **loading_options(workers)))
+        )
 
 
 def test_skipped_images_are_counted_and_each_is_named_once(damaged):

@@ -49,13 +49,14 @@ def open_script(name: str) -> Any:
 
 
 def start(script: str, launcher: list[str], **options: object) -> subprocess.Popen[str]:
+    """Start a script, in a process group of its own, and do not wait for it."""
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent), "PYTHONFAULTHANDLER": "1",
     }  # fmt: skip
     return subprocess.Popen(
         [*launcher, str(EXAMPLES / f"{script}.py"), *words], env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
 
 

@@ -1,9 +1,13 @@
-"""Starting Accelerate so that the processes that run are the processes that were asked for."""
+"""The processes of a run: as many as were asked for, others that prepare images, and a stop when they are told to."""
 
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import threading
-from types import FrameType, TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -47,23 +51,61 @@ def start_accelerator(
     return accelerator
 
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# What the processes that prepare images, and the script that they belong to, import: only once, in their server.
+PREPARED_MODULES = ["plain_vit.training.metrics", "plain_vit.training.models", "plain_vit.training.report"]
+
+
+def loading_options(num_workers: int) -> dict[str, Any]:
+    """Return how a `DataLoader` shall work: with so many processes, and into memory that a GPU can copy from.
+
+    The processes come from a server that has no threads, where the system can have one. A process that is forked from
+    one that trains may stand still for ever, if a thread of gloo, NCCL or CUDA holds a lock at that moment; before
+    Python 3.11.8 the interpreter's own is such a lock (python/cpython#112275). Signals to a group of processes, which
+    `torchrun` and Ctrl-C send, do not reach them: the process that trains needs them until it has saved.
+
+    Args:
+        num_workers: processes that prepare images; 0 leaves it to the process that trains.
+    """
+    options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": torch.cuda.is_available()}
+    if num_workers and "forkserver" in multiprocessing.get_all_start_methods():
+        options |= {"multiprocessing_context": "forkserver", "worker_init_fn": _leave_group}
+        multiprocessing.set_forkserver_preload(PREPARED_MODULES)
+        with _handled(dict.fromkeys(STOP_SIGNALS, signal.SIG_IGN)):  # which the server inherits
+            multiprocessing.forkserver.ensure_running()
+    return options
+
+
+def _leave_group(worker: int) -> None:
+    os.setsid()
+
+
+@contextmanager
+def _handled(handlers: dict[signal.Signals, Any]) -> Iterator[None]:
+    """Inside this context signals are handled like this, where Python allows it: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        handlers = {}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class StopRequest:
     """Inside this context, SIGTERM and SIGINT ask for a stop at the next step instead of ending the process."""
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
     def __init__(self) -> None:
         self.requested = False
-        self.handlers: dict[int, Any] = {}
+        self.handling = _handled(dict.fromkeys(STOP_SIGNALS, self._request))
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            self.handlers = {number: signal.signal(number, self._request) for number in self.SIGNALS}
+        self.handling.__enter__()
         return self
 
-    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+    def __exit__(self, *error: Any) -> None:
+        self.handling.__exit__(*error)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
