@@ -63,6 +63,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         gradient_accumulation_steps=1,
         mixed_precision=arguments.mixed_precision,
     )
+    loading = loading_options(arguments.num_workers)
     split, data_classes = load_labelled_split(
         arguments.dataset,
         arguments.split,
@@ -87,7 +88,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
             ReadableImages(split),
             batch_size=-(-arguments.batch_size // accelerator.num_processes),
             collate_fn=ProcessedImages(image_processor),
-            **loading_options(arguments.num_workers),
+            **loading,
         )
     )
     with Progress(total=len(split), done=0, shown=accelerator.is_main_process) as bar:

@@ -121,6 +121,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         gradient_accumulation_steps=arguments.gradient_accumulation_steps,
         mixed_precision=arguments.mixed_precision,
     )
+    loading = loading_options(arguments.num_workers)
     say = tqdm.write if accelerator.is_main_process else lambda line: None
     set_seed(arguments.seed)
 
@@ -232,7 +233,6 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
 
     # Batches: one long stream for the whole training, and the splits to evaluate on.
     micro_batch = arguments.batch_size // accelerator.num_processes // accumulation
-    loading = loading_options(arguments.num_workers)
     evaluation = {"batch_size": plan.eval_micro_batch, "collate_fn": ProcessedImages(image_processor), **loading}
     watched_loader, held_out_loader = accelerator.prepare(
         DataLoader(ReadableImages(plan.watched), **evaluation), DataLoader(ReadableImages(plan.held_out), **evaluation)

@@ -95,6 +95,7 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         gradient_accumulation_steps=1,
         mixed_precision=arguments.mixed_precision,
     )
+    loading = loading_options(arguments.num_workers)
     say = tqdm.write if accelerator.is_main_process else lambda line: None
     data = open_data(arguments)
     splits = {"train": data.train, "validation": data.validation, "test": data.test}
@@ -118,11 +119,8 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
     features = stored_features(folder, source)
     if features is None:
         prepared = accelerator.prepare_model(model, evaluation_mode=True)
-        loading = {
-            "batch_size": -(-arguments.batch_size // accelerator.num_processes),
-            "collate_fn": ProcessedImages(image_processor),
-            **loading_options(arguments.num_workers),
-        }
+        loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
+        loading["collate_fn"] = ProcessedImages(image_processor)
         features = {}
         for split, rows in present.items():
             loader = accelerator.prepare(DataLoader(ReadableImages(rows), **loading))

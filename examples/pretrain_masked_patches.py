@@ -117,6 +117,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
         gradient_accumulation_steps=accumulation,
         mixed_precision=arguments.mixed_precision,
     )
+    loading = loading_options(arguments.num_workers)
     say = tqdm.write if accelerator.is_main_process else lambda line: None
     set_seed(arguments.seed)
     processes = accelerator.num_processes
@@ -194,7 +195,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
         start=step * arguments.batch_size,
     )
     micro_batch = arguments.batch_size // processes // accumulation
-    loading = {"batch_size": micro_batch, **loading_options(arguments.num_workers)}
+    loading["batch_size"] = micro_batch
     train_loader, watched_loader = accelerator.prepare(
         DataLoader(train_images, sampler=stream, **loading), DataLoader(watched_images, **loading)
     )

@@ -93,7 +93,7 @@ def test_two_processes_evaluate_every_image_once(classifier, tmp_path):
     one = evaluation.evaluate(evaluation.EvaluateArguments(model=str(classifier), dataset="digits", batch_size=26))
     launch(
         "evaluate_image_classification", TORCHRUN, model=classifier, dataset="digits", batch_size=26, num_processes=2,
-        output=tmp_path / "two.json",
+        num_workers=1, output=tmp_path / "two.json",
     )  # fmt: skip
     two = json.loads((tmp_path / "two.json").read_text())
     assert two["processes"] == 2
@@ -292,7 +292,7 @@ def test_two_processes_learn_what_one_learns(model_folder, tmp_path):
 @pytest.mark.slow
 def test_killed_pretraining_goes_on_to_the_same_bits(model_folder, tmp_path):
     options = {**SHORT, "model": model_folder, "steps": 40, "evaluations": 4, "checkpoint_every": 4, "crop_scale": 0.7,
-               "horizontal_flip": 0.5, "gradient_accumulation_steps": 2, "log_every": 3}  # fmt: skip
+               "horizontal_flip": 0.5, "gradient_accumulation_steps": 2, "log_every": 3, "num_workers": 1}  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     launch("pretrain_masked_patches", PYTHON, output_dir=whole, **options)
     launch_and_kill("pretrain_masked_patches", PYTHON, after_step=9, output_dir=killed, **options)
