@@ -59,7 +59,8 @@ PREPARED_MODULES = ["plain_vit.training.metrics", "plain_vit.training.models", "
 def loading_options(num_workers: int) -> dict[str, Any]:
     """Return how a `DataLoader` shall work: with so many processes, and into memory that a GPU can copy from.
 
-    To be called early: what these processes import is imported while the run prepares itself.
+    To be called early: what these processes import is imported while the run prepares itself. They import the script
+    too, which must do its work under `if __name__ == "__main__":`.
 
     The processes come from a server that has no threads, where the system can have one. A process that is forked from
     one that trains may stand still for ever, if a thread of gloo, NCCL or CUDA holds a lock at that moment; before
