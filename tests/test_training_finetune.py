@@ -92,7 +92,7 @@ def test_killed_run_goes_on_to_the_same_bits(launcher, changes, stock_folder, tm
 
 @pytest.mark.parametrize(
     "launcher, workers",
-    [(PYTHON, 0), pytest.param(PYTHON, 2, marks=pytest.mark.slow), pytest.param(TORCHRUN, 2, marks=pytest.mark.slow)],
+    [(PYTHON, 0), (PYTHON, 2), pytest.param(TORCHRUN, 2, marks=pytest.mark.slow)],
     ids=["alone", "with workers", "2 processes with workers"],
 )
 def test_termination_saves_and_says_how_to_go_on(launcher, workers, stock_folder, tmp_path):
