@@ -62,8 +62,8 @@ def loading_options(num_workers: int) -> dict[str, Any]:
     To be called early: what these processes import is imported while the run prepares itself. They import the script
     too, which must do its work under `if __name__ == "__main__":`.
 
-    The processes come from a server that has no threads, where the system can have one. A process that is forked from
-    one that trains may stand still for ever, if a thread of gloo, NCCL or CUDA holds a lock at that moment; before
+    The processes come from a server that only imports, where the system can have one. A process that is forked from one
+    that trains may stand still for ever, if a thread of gloo, NCCL or CUDA holds a lock at that moment; before
     Python 3.11.8 the interpreter's own is such a lock (python/cpython#112275). Signals to a group of processes, which
     `torchrun` and Ctrl-C send, do not reach them: the process that trains needs them until it has saved.
 
