@@ -13,12 +13,11 @@ from typing import Any
 from .errors import CheckpointError, PlainViTError
 
 FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "google")
-POOLINGS = ("cls", "mean")
 # The options that are arguments of `from_checkpoint` too, under the same names.
 HINTS = (
-    "format", "num_attention_heads", "head_dim", "pooling", "image_size", "patch_size", "num_channels",
-    "attention_scale", "layer_norm_eps", "hidden_act", "architecture", "layout", "image_mean", "image_std", "key",
-    "revision",
+    "format", "num_attention_heads", "head_dim", "attention_scale", "layer_norm_eps", "hidden_act", "pooling",
+    "pool_prefix_tokens", "block_type", "position_embedding_type", "position_embedding_on_prefix", "image_size",
+    "patch_size", "num_channels", "architecture", "layout", "key", "image_mean", "image_std", "revision",
 )  # fmt: skip
 
 
@@ -51,16 +50,26 @@ def parser() -> argparse.ArgumentParser:
     hints = argparse.ArgumentParser(add_help=False)
     known = hints.add_argument_group("what you know and the checkpoint may not say")
     known.add_argument("--format", choices=FORMATS)
-    known.add_argument("--num-attention-heads", type=int)
-    known.add_argument("--head-dim", type=int)
-    known.add_argument("--pooling", choices=POOLINGS)
-    known.add_argument("--image-size", type=size, metavar="SIZE", help="in pixels: 224, or 224x192 (height x width)")
-    known.add_argument("--patch-size", type=size, metavar="SIZE", help="in pixels: 16, or 16x8 (height x width)")
-    known.add_argument("--num-channels", type=int)
-    known.add_argument("--attention-scale", type=float, help="factor on the attention scores")
+    flag = argparse.BooleanOptionalAction
+    known.add_argument("--num-attention-heads", type=int, help="heads of each attention")
+    known.add_argument("--head-dim", type=int, help="width of one head")
+    scale = "factor on the attention scores: a number, head_dim**-0.5 or hidden_size**-0.5"
+    known.add_argument("--attention-scale", type=number_or_word, metavar="SCALE", help=scale)
     known.add_argument("--layer-norm-eps", type=float, help="epsilon of every norm")
     known.add_argument("--hidden-act", help="activation of the MLP, such as gelu or quick_gelu")
-    known.add_argument("--architecture", help="timm's name of the model, such as vit_small_patch16_224")
+    known.add_argument("--pooling", help="what the classifier reads, such as cls or mean")
+    known.add_argument("--pool-prefix-tokens", action=flag, help="whether the pooling reads class and register tokens")
+    known.add_argument("--block-type", help="sequential, post_norm, parallel or branches")
+    known.add_argument(
+        "--position-embedding-type", help="learned (a table, and no rotary positions), sincos_2d or none"
+    )
+    prefixed = "whether the tokens before the patches have rows in the table of positions"
+    known.add_argument("--position-embedding-on-prefix", action=flag, help=prefixed)
+    known.add_argument("--image-size", type=size, metavar="SIZE", help="in pixels: 224, or 224x192 (height x width)")
+    known.add_argument("--patch-size", type=size, metavar="SIZE", help="in pixels: 16, or 16x8 (height x width)")
+    known.add_argument("--num-channels", type=int, help="channels of the input")
+    named = "the source's name of the model, such as vit_small_patch16_224 (timm) or vit_b_16 (torchvision)"
+    known.add_argument("--architecture", help=named)
     known.add_argument("--layout", help="which of the format's layouts, such as the release that wrote the checkpoint")
     known.add_argument("--image-mean", type=float, nargs="+", help="mean of each channel, as values in 0..1")
     known.add_argument("--image-std", type=float, nargs="+", help="deviation of each channel, as values in 0..1")
@@ -96,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
     added = command("export", export, "write a checkpoint in another package's own layout", hints)
     added.add_argument("source", help="file, folder or Hub id")
     added.add_argument("out", type=Path, help="new or empty folder")
-    added.add_argument("--to", required=True, choices=FORMATS[:-1])
+    added.add_argument("--to", required=True, choices=FORMATS)
     added.add_argument("--to-layout", help="which of that format's layouts; today's if not given")
     added.add_argument("--no-image-processor", action="store_true", help="write the model alone")
     added.add_argument("--force", action="store_true", help="replace what OUT holds")
@@ -236,6 +245,14 @@ def size(text: str) -> int | tuple[int, int]:
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise ValueError(text)
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def number_or_word(text: str) -> float | str:
+    """Read a number, or leave a word as it is."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ trace and leaves with the `exit_code` of the kind (0 is success, 2 a misspelt co
 below is a fault of plain-vit itself).
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 SHOWN = 40  # faults or candidates printed in one message; the attributes hold them all
@@ -40,14 +41,29 @@ class AmbiguousCheckpointError(PlainViTError, ValueError):
     Args:
         message: What is open and why the file cannot settle it.
         candidates: For each open argument (spelt as `from_checkpoint` takes it) the values that fit.
+        otherwise: A second set of arguments that settles it as well, where none of the candidates is the model.
+        source: The file, for a command line that settles it; None where there is none.
     """
 
     exit_code = 6
 
-    def __init__(self, message: str, candidates: Mapping[str, Sequence[object]] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        candidates: Mapping[str, Sequence[object]] | None = None,
+        otherwise: Mapping[str, Sequence[object]] | None = None,
+        source: str | None = None,
+    ) -> None:
+        self.message = message
         self.candidates = {argument: tuple(values) for argument, values in (candidates or {}).items()}
-        lines = [f"  {argument}= one of {_listed(values)}" for argument, values in self.candidates.items()]
-        super().__init__("\n".join([message, *lines]))
+        self.otherwise = {argument: tuple(values) for argument, values in (otherwise or {}).items()}
+        lines = [message, *_argument_lines(self.candidates)]
+        if self.otherwise:
+            lines += ["or, where none of these is the model, all of:", *_argument_lines(self.otherwise)]
+        commands = [_command(source, one) for one in (self.candidates, self.otherwise) if source is not None and one]
+        if commands:
+            lines += ["On the command line, with the values of the model:", *commands]
+        super().__init__("\n".join(lines))
 
 
 class MappingError(PlainViTError, ValueError):
@@ -147,6 +163,22 @@ def _listed(values: Sequence[object]) -> str:
     """Return the first values, quoted where they are text, and the count of the rest."""
     rest = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
     return ", ".join(repr(value) for value in values[:SHOWN]) + rest
+
+
+def _argument_lines(candidates: Mapping[str, Sequence[object]]) -> list[str]:
+    return [f"  {argument}= one of {_listed(values)}" for argument, values in candidates.items()]
+
+
+def _command(source: str, candidates: Mapping[str, Sequence[object]]) -> str:
+    """Return the command that settles these arguments, with the first value of each."""
+    words = ["plain-vit", "convert", source, "OUT"]
+    for argument, values in candidates.items():
+        option, value = argument.replace("_", "-"), values[0] if values else "VALUE"
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words += [f"--{option}", "x".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return "  " + shlex.join(words)
 
 
 def _bulleted(lines: Sequence[str]) -> list[str]:

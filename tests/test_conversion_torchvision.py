@@ -1,5 +1,6 @@
 """torchvision's Vision Transformer: live, on file under today's and earlier names, and back."""
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from torchvision.models.vision_transformer import ConvStemConfig, VisionTransfor
 
 from plain_vit import PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
+from plain_vit.conversion.format import Hints
 from plain_vit.conversion.torchvision import ARCHITECTURES, TORCHVISION
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError
 from tests.conftest import randomize_
@@ -24,6 +26,7 @@ from tests.tiny import difference, tiny_config
 
 SIZES: dict[str, Any] = {"image_size": 40, "patch_size": 8, "num_layers": 3, "num_heads": 7, "hidden_dim": 56,
                          "mlp_dim": 70, "num_classes": 11}  # fmt: skip
+SAID: dict[str, Any] = {"num_attention_heads": 7, "layer_norm_eps": 1e-6}  # what no tensor of `tiny` shows
 TOLERANCE = 1e-5
 
 
@@ -123,7 +126,7 @@ def test_an_exchanged_head_is_read(exchange: Callable[[Any], None], tmp_path: Pa
     assert model.config.classifier_dropout_prob == (0.25 if exchange is _dropout_before else 0.0)
     assert difference(output(model, pixels()), output(module, pixels())) <= TOLERANCE
     torch.save(module.state_dict(), tmp_path / "tuned.pth")
-    opened = from_checkpoint(tmp_path / "tuned.pth", num_attention_heads=7, verify=True)
+    opened = from_checkpoint(tmp_path / "tuned.pth", **SAID, verify=True)
     assert difference(output(opened.model, pixels()), output(module, pixels())) <= TOLERANCE
     assert opened.report.differences is not None
 
@@ -209,7 +212,7 @@ def test_training_settings_are_read_and_given_back() -> None:
 def test_a_file_opens_and_goes_back(suffix: str, tmp_path: Path) -> None:
     module = tiny(representation_size=30)
     torch.save(module.state_dict(), tmp_path / "theirs.pth")
-    converted = from_checkpoint(tmp_path / "theirs.pth", num_attention_heads=7)
+    converted = from_checkpoint(tmp_path / "theirs.pth", **SAID)
     assert difference(output(converted.model, pixels()), output(module, pixels())) <= TOLERANCE
     target = tmp_path / f"ours{suffix}"
     to_checkpoint(converted.model, target, format="torchvision")
@@ -223,40 +226,97 @@ def test_earlier_names_of_the_mlp_are_read(tmp_path: Path) -> None:
     old = {name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
            for name, tensor in module.state_dict().items()}  # fmt: skip
     torch.save(old, tmp_path / "old.pth")
-    converted = from_checkpoint(tmp_path / "old.pth", num_attention_heads=7, verify=True)
+    converted = from_checkpoint(tmp_path / "old.pth", **SAID, verify=True)
     assert difference(output(converted.model, pixels()), output(module, pixels())) <= TOLERANCE
     assert converted.report.differences is not None
 
 
-def test_a_published_geometry_says_its_heads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_named_architecture_settles_heads_and_epsilon_and_its_shapes_alone_do_not(name: str) -> None:
     with torch.device("meta"):
-        tensors = torchvision.models.vit_h_14().state_dict()
-    from plain_vit.conversion.format import Hints
+        tensors = getattr(torchvision.models, name)().state_dict()
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        TORCHVISION.describe_checkpoint(tensors, {}, Hints())
+    assert caught.value.candidates == {"architecture": (name,)}
+    assert set(caught.value.otherwise) == {"num_attention_heads", "layer_norm_eps"}
+    described = TORCHVISION.describe_checkpoint(tensors, {}, Hints(architecture=name))
+    assert described.config.num_attention_heads == ARCHITECTURES[name][3]
+    assert {"num_attention_heads", "layer_norm_eps", "hidden_act", "attention_scale"} <= {
+        inference.field for inference in described.inferences
+    }
+    other = "vit_l_32" if name == "vit_b_16" else "vit_b_16"
+    with pytest.raises(CheckpointError, match=f"and {other} is of"):
+        TORCHVISION.describe_checkpoint(tensors, {}, Hints(architecture=other))
 
-    described = TORCHVISION.describe_checkpoint(tensors, {}, Hints())
-    assert described.config.num_attention_heads == 16  # not 20 of the usual 64 channels
-    assert any("vit_h_14" in str(inference) for inference in described.inferences)
 
-
-def test_heads_that_no_shape_shows_are_asked_for(tmp_path: Path) -> None:
-    torch.save(tiny().state_dict(), tmp_path / "vit.pth")
+@pytest.mark.parametrize("heads, eps", [(4, 1e-6), (2, 1e-5), (1, 1e-3)])
+def test_heads_and_epsilon_are_asked_for_at_once_and_settled_by_hints_or_by_logits(
+    heads: int, eps: float, tmp_path: Path
+) -> None:
+    module = tiny(hidden_dim=128, num_heads=heads, norm_layer=partial(nn.LayerNorm, eps=eps))
+    torch.save(module.state_dict(), tmp_path / "vit.pth")
     with pytest.raises(AmbiguousCheckpointError) as caught:
         from_checkpoint(tmp_path / "vit.pth")
-    assert 7 in caught.value.candidates["num_attention_heads"]
+    assert caught.value.candidates == {
+        "num_attention_heads": (2, 1, 4, 8, 16, 32, 64, 128),
+        "layer_norm_eps": (1e-6, 1e-5),
+    }
+    assert f"plain-vit convert {tmp_path}/vit.pth OUT --num-attention-heads 2 --layer-norm-eps 1e-06" in str(
+        caught.value
+    )
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        from_checkpoint(tmp_path / "vit.pth", num_attention_heads=heads)
+    assert set(caught.value.candidates) == {"layer_norm_eps"}
+    # Small weights and nearly flat images: there an epsilon shows.
+    images = pixels() * 1e-3
+    hints = {"num_attention_heads": heads, "layer_norm_eps": eps}
+    opened = from_checkpoint(tmp_path / "vit.pth", **hints)
+    assert difference(output(opened.model, images), output(module, images)) <= TOLERANCE
+    if eps != 1e-3:
+        found = from_checkpoint(tmp_path / "vit.pth", reference=(images, output(module, images))).report.config
+        assert (found.num_attention_heads, found.layer_norm_eps) == (heads, eps)
 
 
-def test_the_classes_of_a_published_file_are_named_as_torchvision_names_them(tmp_path: Path) -> None:
-    torch.save(tiny(num_classes=1000).state_dict(), tmp_path / "vit.pth")
-    unnamed = from_checkpoint(tmp_path / "vit.pth", num_attention_heads=7)
-    assert unnamed.model.config.id2label[1] == "LABEL_1"  # a thousand classes are not ImageNet's for their number
-    for weights in ("ViT_B_16_Weights.IMAGENET1K_V1", "ViT_H_14_Weights.IMAGENET1K_SWAG_LINEAR_V1"):
-        published = torchvision.models.get_weight(weights)
-        named = from_checkpoint(tmp_path / "vit.pth", num_attention_heads=7, architecture=Path(published.url).stem)
-        assert list(named.model.config.id2label.values()) == published.meta["categories"]
-        assert "id2label = 'the classes of imagenet-1k'" in str(named.report)
-    torch.save(tiny(num_classes=999).state_dict(), tmp_path / "tuned.pth")
-    tuned = from_checkpoint(tmp_path / "tuned.pth", num_attention_heads=7, architecture="vit_b_16-c867db91")
-    assert tuned.model.config.id2label[1] == "LABEL_1"
+@pytest.mark.parametrize("weights", ["ViT_B_16_Weights.IMAGENET1K_V1", "ViT_H_14_Weights.IMAGENET1K_SWAG_LINEAR_V1"])
+def test_the_classes_and_pixels_of_a_published_file_are_torchvisions(weights: str) -> None:
+    published = torchvision.models.get_weight(weights)
+    name, builder = Path(published.url).stem, weights.split("_Weights")[0].lower()
+    with torch.device("meta"):
+        tensors = getattr(torchvision.models, builder)().state_dict()
+        tuned = getattr(torchvision.models, builder)(num_classes=999).state_dict()
+    described = TORCHVISION.describe_checkpoint(tensors, {}, Hints(architecture=name))
+    assert list(described.config.id2label.values()) == published.meta["categories"]
+    assert any("id2label = 'the classes of imagenet-1k'" in str(inference) for inference in described.inferences)
+    for other, architecture in ((tuned, name), (tensors, builder)):
+        # A thousand classes are not ImageNet's for their number.
+        config = TORCHVISION.describe_checkpoint(other, {}, Hints(architecture=architecture)).config
+        assert config.id2label[1] == "LABEL_1"
+
+
+def test_a_published_file_is_known_by_its_hash_and_another_of_its_name_is_refused(tmp_path: Path) -> None:
+    module = randomize_(torchvision.models.vit_b_32())
+    torch.save(module.state_dict(), tmp_path / "vit.pth")
+    digest = hashlib.sha256((tmp_path / "vit.pth").read_bytes()).hexdigest()[:8]
+    path = (tmp_path / "vit.pth").rename(tmp_path / "vit_b_32-d86f8d99.pth")
+    with pytest.raises(CheckpointError, match=f"begins with d86f8d99; its own begins with {digest}"):
+        from_checkpoint(path)
+    opened = from_checkpoint(path, architecture="vit_b_32")
+    assert difference(output(opened.model, pixels(224)), output(module, pixels(224))) <= TOLERANCE
+    ours = path.rename(tmp_path / f"vit_b_32-{digest}.pth")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TORCHVISION, "published_files", {ours.stem: "vit_b_32-d86f8d99"})
+        report = from_checkpoint(ours).report
+    assert f"inferred: architecture = 'vit_b_32-d86f8d99', from the SHA-256 of the published file {ours.stem}" in str(
+        report
+    )
+    assert report.config.id2label[1] == "goldfish"
+
+
+def test_every_published_file_of_torchvision_is_known() -> None:
+    kinds = [torchvision.models.get_model_weights(name) for name in ARCHITECTURES]
+    names = [Path(weights.url).stem for kind in kinds for weights in kind]
+    assert sorted(TORCHVISION.published_files) == sorted(names)
+    assert len(names) == 10
 
 
 def test_a_missing_and_a_strange_tensor_are_both_named(tmp_path: Path) -> None:
@@ -264,7 +324,7 @@ def test_a_missing_and_a_strange_tensor_are_both_named(tmp_path: Path) -> None:
     del state["encoder.ln.weight"]
     torch.save(state | {"encoder.layers.encoder_layer_1.gamma": torch.ones(56)}, tmp_path / "vit.pth")
     with pytest.raises(MappingError) as caught:
-        from_checkpoint(tmp_path / "vit.pth", num_attention_heads=7)
+        from_checkpoint(tmp_path / "vit.pth", **SAID)
     assert "encoder.ln.weight" in str(caught.value)
     assert "encoder_layer_1.gamma" in str(caught.value)
 
@@ -273,15 +333,15 @@ def test_a_table_of_no_square_grid_is_refused(tmp_path: Path) -> None:
     state = tiny().state_dict() | {"encoder.pos_embedding": torch.ones(1, 25, 56)}
     torch.save(state, tmp_path / "vit.pth")
     with pytest.raises(CheckpointError, match="square"):
-        from_checkpoint(tmp_path / "vit.pth", num_attention_heads=7)
+        from_checkpoint(tmp_path / "vit.pth", **SAID)
 
 
 def test_pixels_of_a_published_file_are_prepared_as_torchvision_does(tmp_path: Path) -> None:
     torch.save(tiny(image_size=224, patch_size=32).state_dict(), tmp_path / "vit.pth")
-    converted = from_checkpoint(tmp_path / "vit.pth", num_attention_heads=7, architecture="vit_b_16-c867db91")
-    prepare: Any = converted.image_processor
+    config = tiny_config(image_size=224, patch_size=32)
+    prepare: Any = TORCHVISION.image_processor(config, {}, {}, Hints(architecture="vit_b_16-c867db91"))[0]
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (301, 277, 3), dtype=np.uint8))
     theirs = ViT_B_16_Weights.IMAGENET1K_V1.transforms()(image)
     ours = prepare(image, return_tensors="pt")["pixel_values"][0]
     assert torch.equal(ours, theirs)
-    assert "architecture=" in str(from_checkpoint(tmp_path / "vit.pth", num_attention_heads=7).report)
+    assert "architecture=" in str(from_checkpoint(tmp_path / "vit.pth", **SAID).report)

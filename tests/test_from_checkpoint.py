@@ -22,6 +22,7 @@ from plain_vit.errors import (
     ExportError,
     MappingError,
     OutputError,
+    PlainViTError,
     UnknownFormatError,
     VerificationError,
 )
@@ -118,7 +119,6 @@ def test_size_of_a_model_without_a_position_table_is_asked_for(tmp_path: Path) -
         ({"patch_size": (11, 7)}, "a patch has 105 numbers"),
         ({"num_channels": 2}, "a patch has 105 numbers"),
         ({"image_size": (28, 28)}, "the position table is for 12 patches"),
-        ({"architecture": "vit_base_patch16_224"}, "vit-pytorch has no architectures by name"),
         ({"layout": "0.19.6"}, "the tensors are those of no plain ViT of vit-pytorch"),
     ],
 )
@@ -126,6 +126,40 @@ def test_hints_that_cannot_be_are_refused(wrong: dict[str, Any], fault: str, tmp
     path = saved(small().state_dict(), tmp_path)
     with pytest.raises(MappingError, match=fault):
         from_checkpoint(path, **{**SAID, **wrong})
+
+
+@pytest.mark.parametrize(
+    "wrong, fault",
+    [
+        ({"architecture": "vit_base_patch16_224"}, "architecture='vit_base_patch16_224' .nothing is read from it here"),
+        ({"position_embedding_type": "sincos_2d"}, "position_embedding_type='sincos_2d' .the source has 'learned'"),
+        ({"block_type": "post_norm"}, "block_type='post_norm' .the source has 'sequential'"),
+        ({"pool_prefix_tokens": True}, "pool_prefix_tokens=True .the source has False"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0: expected a positive int"),
+        ({"num_attention_heads": True}, "num_attention_heads is True: expected a positive int"),
+        ({"num_channels": -4}, "num_channels is -4: expected a positive int"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan: expected a positive number"),
+        ({"attention_scale": "d**-0.5"}, "attention_scale is 'd..-0.5': expected a positive number, or head_dim"),
+        ({"hidden_act": "foo"}, "hidden_act is 'foo': expected one of .*gelu"),
+        ({"pooling": "banana"}, "pooling is 'banana': expected one of cls, mean"),
+        ({"image_size": (15, 28, 3)}, "expected a positive int or .height, width. in pixels"),
+        ({"image_mean": (0.5, float("inf"))}, "image_mean is .*expected one finite number per channel"),
+    ],
+)
+def test_hints_that_the_source_contradicts_or_that_no_model_can_have_are_refused_by_name(
+    wrong: dict[str, Any], fault: str, tmp_path: Path
+) -> None:
+    path = saved(small().state_dict(), tmp_path)
+    with pytest.raises(CheckpointError, match=fault):
+        from_checkpoint(path, **{**SAID, **wrong})
+    if "architecture" not in wrong:
+        with pytest.raises(PlainViTError):
+            from_module(small(), **{"image_size": (15, 28), **wrong})
+
+
+def test_a_hint_that_does_not_exist_is_a_type_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="num_heads"):
+        from_checkpoint(saved(small().state_dict(), tmp_path), num_heads=3)
 
 
 # The reference

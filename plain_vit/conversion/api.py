@@ -1,6 +1,8 @@
 """Any plain ViT in, ours out, and back: live modules and checkpoints of every source, through one engine."""
 
 import copy
+import hashlib
+import itertools
 import math
 import os
 from collections import deque
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
+from tqdm import tqdm
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.initialization import no_init_weights
@@ -31,7 +34,7 @@ from ..errors import (
 )
 from .containers import LazyTensors
 from .engine import Row, convert, ignored_names, revert, stream
-from .format import Description, Format, Hints, Inference, Size
+from .format import EXPECTED, UNSEEN, Description, Format, Hints, Inference, unheeded
 from .google import GOOGLE
 from .parity import StageDifference, compare_models, probe_images
 from .preprocessing import processor_from_transformers
@@ -141,6 +144,7 @@ def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -
     known = Hints(**hints)
     found, source = _find_module(module, format, known.key)
     description = source.describe_module(found, known)
+    _check_hints(known, description, type(found).__name__)
     model, tensors = empty_model(description.config), _without_prefix(found.state_dict(), description.prefix)
     rows = source.rows(description.config, description.layout)
     state = convert(rows, tensors, model.state_dict(), description.config, description.ignored)
@@ -212,24 +216,11 @@ def from_checkpoint(
     source: str | os.PathLike[str],
     *,
     format: str | None = None,
-    num_attention_heads: int | None = None,
-    head_dim: int | None = None,
-    pooling: str | None = None,
-    image_size: Size | None = None,
-    patch_size: Size | None = None,
-    num_channels: int | None = None,
-    attention_scale: float | None = None,
-    layer_norm_eps: float | None = None,
-    hidden_act: str | None = None,
-    architecture: str | None = None,
-    layout: str | None = None,
-    image_mean: Sequence[float] | None = None,
-    image_std: Sequence[float] | None = None,
-    key: str | None = None,
     revision: str | None = None,
     reference: tuple[torch.Tensor, torch.Tensor] | None = None,
     id2label: Mapping[int, str] | Sequence[str] | None = None,
     verify: bool = False,
+    **hints: Any,
 ) -> Converted:
     """Open a checkpoint of any known source as our model; nothing is guessed and nothing left out in silence.
 
@@ -240,52 +231,24 @@ def from_checkpoint(
         source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt` or `.npz` file, a folder, or a Hub id. Our own folders
             open too, strictly.
         format: One of `FORMATS`, where the names of the tensors do not tell.
-        num_attention_heads: Heads of each attention.
-        head_dim: Width of one head.
-        pooling: "cls" or "mean".
-        image_size: Native input size in pixels, an int or (height, width).
-        patch_size: Size of a patch in pixels, likewise.
-        num_channels: Channels of the input.
-        attention_scale: Factor on the attention scores.
-        layer_norm_eps: Epsilon of every norm.
-        hidden_act: Activation of the MLP.
-        architecture: timm's name of the model.
-        layout: Which of the format's layouts, such as the release of vit-pytorch that trained the model ("0.19.6").
-        image_mean: Mean of each channel of the training pixels, as values in 0..1.
-        image_std: Deviation of each channel, likewise.
-        key: Which part of the file is the model, where it holds several.
         revision: Branch, tag or commit of a Hub repository.
         reference: Pixels of shape (B, C, H, W) and the logits (B, num_labels) that the source gives for them, in
             evaluation mode: what the checkpoint does not say is found by trying.
         id2label: Names of the labels.
         verify: Compare with the source's own model, where its package is installed.
+        **hints: Fields of `Hints`, for what the checkpoint does not say: `num_attention_heads`, `layer_norm_eps`,
+            `architecture` and so on.
 
     Returns:
         The model in evaluation mode, its image processor and a report.
 
     Raises:
-        CheckpointError: It cannot be read; `UnknownFormatError`: it is of no known source.
+        CheckpointError: It cannot be read, or a hint contradicts it; `UnknownFormatError`: it is of no known source.
         AmbiguousCheckpointError: It does not say everything; lists what is open, with the candidates.
         MappingError: Tensors are missing, left over or of a wrong shape.
         VerificationError: The source's own model, or the reference, gives other numbers.
     """
-    hints = Hints(
-        num_attention_heads=num_attention_heads,
-        head_dim=head_dim,
-        pooling=pooling,
-        image_size=image_size,
-        patch_size=patch_size,
-        num_channels=num_channels,
-        attention_scale=attention_scale,
-        layer_norm_eps=layer_norm_eps,
-        hidden_act=hidden_act,
-        architecture=architecture,
-        layout=layout,
-        key=key,
-        image_mean=image_mean,
-        image_std=image_std,
-    )
-    recipe, converted = _understand(source, hints, format, revision, reference, id2label)
+    recipe, converted = _understand(source, Hints(**hints), format, revision, reference, id2label)
     theirs = recipe.source_module() if verify else None
     converted = replace(converted, model=recipe.load())
     return converted if theirs is None else _verified(converted, recipe, theirs)
@@ -475,7 +438,7 @@ def _understand(
 ) -> tuple[_Recipe, Converted]:
     """Find out what a checkpoint is; what it becomes is still on the meta device."""
     checkpoint = read_checkpoint(source, key=hints.key, revision=revision)
-    told = {field.name: value for field in fields(hints) if (value := getattr(hints, field.name)) is not None}
+    told = hints.given()
     settings, preprocessor = checkpoint.config or {}, checkpoint.preprocessor_config or {}
     if settings.get("model_type") == PlainViTConfig.model_type:
         said = {**told, "format": format, "reference": reference}
@@ -496,8 +459,18 @@ def _understand(
         origin = _format(format) if format is not None else _recognise(tensors, str(source))
         opening = _Opening(origin, tensors, settings)
         with _clear_errors(source):
-            recipe = opening.recipe(opening.try_reference(hints, reference) if reference else opening.describe(hints))
-            processor, assumed = origin.image_processor(recipe.description.config, settings, preprocessor, hints)
+            published = None if hints.architecture else _published_architecture(Path(source), origin)
+            if published is not None:
+                hints = replace(hints, architecture=str(published.value))
+            description = opening.try_reference(hints, reference) if reference else opening.describe(hints)
+            _check_hints(hints, description, str(source))
+            if published is not None:
+                others = [inference for inference in description.inferences if inference.field != published.field]
+                description = replace(description, inferences=[published, *others])
+            _check_settled(description, hints, origin)
+            recipe = opening.recipe(description)
+            processor, assumed = origin.image_processor(description.config, settings, preprocessor, hints)
+            _check_pixels(hints, processor)
         notes = [*(f"wrapper {name!r} removed" for name in stripped.prefixes), *opening.notes, *assumed]
         counters = stripped.counters
     config = cast(PlainViTConfig, recipe.whole.config)
@@ -523,6 +496,8 @@ def _clear_errors(source: str | os.PathLike[str]) -> Iterator[None]:
     """Say that it is the settings that make no sense, in whatever way building a model of them fails."""
     try:
         yield
+    except AmbiguousCheckpointError as error:
+        raise AmbiguousCheckpointError(error.message, error.candidates, error.otherwise, str(source)) from error
     except PlainViTError:
         raise
     except (
@@ -547,6 +522,52 @@ def _recipe_of_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> _
     return _Recipe(model, rows, checkpoint.tensors, Description(config), None)
 
 
+def _check_hints(hints: Hints, description: Description, source: str) -> None:
+    """Refuse hints that the source contradicts or that nothing was read from."""
+    if faults := unheeded(hints, description):
+        raise CheckpointError(f"the hints contradict {source}: {'; '.join(faults)}. Correct these, or leave them out")
+
+
+def _check_settled(description: Description, hints: Hints, origin: Format) -> None:
+    """Hold a format to its duty: what no tensor shows is said by the caller or by a source that it names."""
+    named = {inference.field for inference in description.inferences} | hints.given().keys()
+    if unsettled := [field for field in UNSEEN if field not in named]:
+        raise RuntimeError(f"the format {origin.name} names no source of {', '.join(unsettled)}: that is a fault in it")
+
+
+def _check_pixels(hints: Hints, processor: Any) -> None:
+    """Refuse a mean or deviation that the image processor does not have."""
+    for name in ("image_mean", "image_std"):
+        said, found = getattr(hints, name), getattr(processor, name, None)
+        if said is not None and (found is None or tuple(said) != tuple(found)):
+            raise CheckpointError(f"{name} is {tuple(said)}, and the source prepares pixels with {found}: leave it out")
+
+
+def _published_architecture(path: Path, origin: Format) -> Inference | None:
+    """Return the architecture of a published file, known by its name, which carries the beginning of its own hash.
+
+    Raises:
+        CheckpointError: The file has the name of a published one, and other bytes.
+    """
+    name = path.name.partition(".")[0]
+    if name not in origin.published_files or not path.is_file():
+        return None
+    expected = name.rpartition("-")[2]
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()[: len(expected)]
+    architecture = origin.published_files[name]
+    if found != expected:
+        raise CheckpointError(
+            f"{path} has the name of a published file, whose SHA-256 begins with {expected}; its own begins with "
+            f"{found}. Download it again, or, if it holds other weights of that model, give architecture={architecture}"
+        )
+    return Inference("architecture", architecture, f"the SHA-256 of the published file {name}")
+
+
+Way = tuple[Hints, Description]
+SHOW_PROGRESS_FROM = 20  # ways to read a checkpoint
+
+
 class _Opening:
     """A checkpoint of another package that is being opened, perhaps in more than one way."""
 
@@ -569,20 +590,26 @@ class _Opening:
     def try_reference(self, hints: Hints, reference: tuple[torch.Tensor, torch.Tensor]) -> Description:
         """Describe it in every way that it can be understood, and return the one that gives these logits."""
         pixel_values, logits = reference
-        tried = []
-        converted: dict[tuple[object, ...], dict[str, torch.Tensor]] = {}
-        for complete, description in self.possible(hints, pixel_values):
-            model = self.recipe(description).load(converted)
-            tried.append((_distance(model, pixel_values, logits), complete, description))
-        nearest = min((attempt[0] for attempt in tried), default=math.inf)
+        tried: list[tuple[float, Hints, Description]] = []
+        faults: list[MappingError] = []
+        nearest = math.inf
+        for ways in self.possible(hints, pixel_values):
+            tried += self.distances(ways, pixel_values, logits, faults)
+            nearest = min((attempt[0] for attempt in tried), default=math.inf)
+            if nearest <= REFERENCE_TOLERANCE:
+                break
+        if faults and not tried:
+            raise faults[0]
         if not nearest <= REFERENCE_TOLERANCE:
             raise VerificationError(
                 f"none of the {len(tried)} ways to read the checkpoint gives the logits of the reference; the nearest "
                 f"is off by {nearest:.1e} of the largest. Take pixels as the model saw them, in evaluation mode."
             )
-        asked = [field.name for field in fields(hints) if len({str(getattr(one[1], field.name)) for one in tried}) > 1]
+        asked = [field.name for field in fields(Hints) if len({str(getattr(one[1], field.name)) for one in tried}) > 1]
         # A second way is as good where rounding explains what sets it apart from the reference or from the first.
         fitting = [attempt for attempt in tried if attempt[0] <= max(TOLERANCE, 10 * nearest)]
+        # Several hints may describe one and the same model.
+        fitting = list({str(attempt[2].config): attempt for attempt in reversed(fitting)}.values())
         if len(fitting) > 1:
             remaining = {name: list({getattr(one[1], name): None for one in fitting}) for name in asked}
             raise AmbiguousCheckpointError(
@@ -599,27 +626,57 @@ class _Opening:
             )
         return replace(description, inferences=[*description.inferences, *inferences])
 
-    def possible(self, hints: Hints, pixel_values: torch.Tensor) -> list[tuple[Hints, Description]]:
-        """Return every way to complete the hints, with what the checkpoint then is."""
+    def possible(self, hints: Hints, pixel_values: torch.Tensor) -> Iterator[list[Way]]:
+        """Yield the ways to complete the hints: first by what is asked for, then by what settles it otherwise."""
         try:
-            return [(hints, self.describe(hints))]
+            yield [(hints, self.describe(hints))]
         except AmbiguousCheckpointError as error:
-            of_reference: dict[str, Sequence[Any]] = {
-                "image_size": [tuple(pixel_values.shape[-2:])],
-                "num_channels": [pixel_values.shape[1]],
-            }
-            name, values = next(iter(error.candidates.items()))
-            if name == "key" or not hasattr(hints, name):
+            if not error.candidates or not error.candidates.keys() <= EXPECTED.keys() - {"key"}:
                 raise
-            ways: list[tuple[Hints, Description]] = []
-            for value in of_reference.get(name, values):
-                try:
-                    settled: dict[str, Any] = {name: value}
-                    ways += self.possible(replace(hints, **settled), pixel_values)
-                except (MappingError, ValueError):
-                    if len(values) == 1:
-                        raise
-            return ways
+            for candidates in filter(None, (error.candidates, error.otherwise)):
+                yield self.completed(hints, candidates, pixel_values)
+
+    def completed(self, hints: Hints, candidates: Mapping[str, Sequence[Any]], pixel_values: torch.Tensor) -> list[Way]:
+        """Return every way to give all of these arguments and those that are then asked for; none that is impossible.
+
+        Raises:
+            PlainViTError: the only one there is cannot be.
+        """
+        of_reference: dict[str, Sequence[Any]] = {
+            "image_size": [tuple(pixel_values.shape[-2:])],
+            "num_channels": [pixel_values.shape[1]],
+        }
+        choices = [of_reference.get(name, values) for name, values in candidates.items()]
+        ways: list[Way] = []
+        for values in itertools.product(*choices):
+            settled: dict[str, Any] = dict(zip(candidates, values, strict=True))
+            complete = replace(hints, **settled)
+            try:
+                ways.append((complete, self.describe(complete)))
+            except AmbiguousCheckpointError as error:
+                further = {name: value for name, value in error.candidates.items() if name not in settled}
+                if not further:
+                    raise
+                ways += self.completed(complete, further, pixel_values)
+            except PlainViTError:
+                if math.prod(map(len, choices)) == 1:
+                    raise
+        return ways
+
+    def distances(
+        self, ways: Sequence[Way], pixel_values: torch.Tensor, logits: torch.Tensor, faults: list[MappingError]
+    ) -> list[tuple[float, Hints, Description]]:
+        """Return how far each way is from the logits; a way in which the weights do not load adds to the faults."""
+        converted: dict[tuple[object, ...], dict[str, torch.Tensor]] = {}
+        distances = []
+        for complete, description in tqdm(ways, desc="trying", unit="way", disable=len(ways) < SHOW_PROGRESS_FROM):
+            try:
+                model = self.recipe(description).load(converted)
+            except MappingError as error:
+                faults.append(error)
+                continue
+            distances.append((_distance(model, pixel_values, logits), complete, description))
+        return distances
 
 
 def _distance(model: PreTrainedModel, pixel_values: torch.Tensor, logits: torch.Tensor) -> float:

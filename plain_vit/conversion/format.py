@@ -1,14 +1,18 @@
 """What the conversion asks of a source format, and what a format answers."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import nn
 
-from ..configuration_plain_vit import PlainViTConfig
+from ..configuration_plain_vit import ACTIVATIONS, PlainViTConfig
+from ..errors import CheckpointError
 from .engine import Row
 from .preprocessing import default_processor
 from .writing import save_state_dict
@@ -17,41 +21,140 @@ Size = int | tuple[int, int]
 StateDict = Mapping[str, torch.Tensor]
 
 
+# Factors on the attention scores that models have had, in words that need no digits.
+SCALES = ("head_dim**-0.5", "hidden_size**-0.5")
+
+
 @dataclass(frozen=True)
 class Hints:
     """What the caller knows and a checkpoint may not say; None where the caller said nothing.
 
+    Every hint that is given ends up in the model or in an error: see `unheeded`.
+
     Args:
         num_attention_heads: Heads of each attention.
         head_dim: Width of one head.
-        pooling: "cls" or "mean".
+        attention_scale: Factor on the attention scores, a number or one of `SCALES`.
+        layer_norm_eps: Epsilon of every norm.
+        hidden_act: Activation of the MLP.
+        pooling: One of the config's, such as "cls" or "mean".
+        pool_prefix_tokens: Whether the pooling reads class and register tokens too, not the patches alone.
+        block_type: One of the config's, such as "sequential" or "post_norm".
+        position_embedding_type: One of the config's: "learned" is a table added to the tokens and nothing else, so no
+            rotation of queries and keys.
+        position_embedding_on_prefix: Whether the tokens before the patches have rows in that table.
         image_size: Native input size in pixels, an int or (height, width).
         patch_size: Size of a patch in pixels, likewise.
         num_channels: Channels of the input.
-        attention_scale: Factor on the attention scores.
-        layer_norm_eps: Epsilon of every norm.
-        hidden_act: Activation of the MLP.
-        architecture: timm's name of the model, such as "vit_base_patch16_224".
+        architecture: The source's name of the model, such as timm's "vit_base_patch16_224" or torchvision's "vit_b_16".
         layout: Which of the format's layouts, such as the release of vit-pytorch that the checkpoint was trained with.
         key: Which of several models in one file or module.
         image_mean: Mean of each channel of the pixels the model was trained on, as values in 0..1.
         image_std: Deviation of each channel, likewise.
+
+    Raises:
+        CheckpointError: for a value that no model can have.
     """
 
     num_attention_heads: int | None = None
     head_dim: int | None = None
+    attention_scale: float | str | None = None
+    layer_norm_eps: float | None = None
+    hidden_act: str | None = None
     pooling: str | None = None
+    pool_prefix_tokens: bool | None = None
+    block_type: str | None = None
+    position_embedding_type: str | None = None
+    position_embedding_on_prefix: bool | None = None
     image_size: Size | None = None
     patch_size: Size | None = None
     num_channels: int | None = None
-    attention_scale: float | None = None
-    layer_norm_eps: float | None = None
-    hidden_act: str | None = None
     architecture: str | None = None
     layout: str | None = None
     key: str | None = None
     image_mean: Sequence[float] | None = None
     image_std: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.given().items():
+            expected = EXPECTED[name]
+            if not expected.admits(value):
+                raise CheckpointError(f"{name} is {value!r}: expected {expected.text}")
+
+    def given(self) -> dict[str, Any]:
+        """Return what the caller said, by name."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+
+    def scale(self, hidden_size: int, head_dim: int) -> float | None:
+        """Return the factor on the attention scores as a number."""
+        if not isinstance(self.attention_scale, str):
+            return self.attention_scale
+        return {"head_dim**-0.5": head_dim, "hidden_size**-0.5": hidden_size}[self.attention_scale] ** -0.5
+
+
+class Expectation(NamedTuple):
+    """What a hint may be: in words, and as a test."""
+
+    text: str
+    admits: Callable[[Any], bool]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_size(value: object) -> bool:
+    return _is_count(value) or (isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_count, value)))
+
+
+def _one_of(choices: Collection[str]) -> Expectation:
+    return Expectation(f"one of {', '.join(choices)}", lambda value: value in choices)
+
+
+def _choices(field: str) -> Expectation:
+    """Return what the config takes for a field."""
+    return _one_of(get_args(PlainViTConfig.__annotations__[field]))
+
+
+COUNT = Expectation("a positive int", _is_count)
+SIZE = Expectation("a positive int or (height, width) in pixels", _is_size)
+POSITIVE = Expectation("a positive number", lambda value: _is_number(value) and value > 0)
+TEXT = Expectation("a name", lambda value: isinstance(value, str) and bool(value))
+FLAG = Expectation("True or False", lambda value: isinstance(value, bool))
+NUMBERS = Expectation(
+    "one finite number per channel",
+    lambda value: isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_number, value)),
+)
+EXPECTED = {
+    "num_attention_heads": COUNT,
+    "head_dim": COUNT,
+    "attention_scale": Expectation(
+        f"a positive number, or {' or '.join(SCALES)}",
+        lambda value: value in SCALES if isinstance(value, str) else POSITIVE.admits(value),
+    ),
+    "layer_norm_eps": POSITIVE,
+    "hidden_act": _one_of(ACTIVATIONS),
+    "pooling": _choices("pooling"),
+    "pool_prefix_tokens": FLAG,
+    "block_type": _choices("block_type"),
+    "position_embedding_type": _choices("position_embedding_type"),
+    "position_embedding_on_prefix": FLAG,
+    "image_size": SIZE,
+    "patch_size": SIZE,
+    "num_channels": COUNT,
+    "architecture": TEXT,
+    "layout": TEXT,
+    "key": Expectation("a name", lambda value: isinstance(value, str)),
+    "image_mean": NUMBERS,
+    "image_std": NUMBERS,
+}
+
+# What changes logits and shows in no tensor's name or shape: a description names where each of these is from.
+UNSEEN = ("num_attention_heads", "attention_scale", "layer_norm_eps", "hidden_act")
 
 
 @dataclass(frozen=True)
@@ -73,7 +176,8 @@ class Description:
     Args:
         config: Our configuration; `num_labels` is 0 where the source has no classifier.
         layout: Which of the format's layouts the tensors are in; None where it has one.
-        inferences: What was read off what, for the report.
+        inferences: What was read off what, for the report. For a checkpoint they name every field of `UNSEEN` that the
+            caller did not.
         ignored: Patterns of source names that our model has no use for, each with the reason.
         prefix: What stands before every name of the model among the source's names; names without it are ignored with
             `ignored`.
@@ -86,18 +190,57 @@ class Description:
     prefix: str = ""
 
 
-class Format(Protocol):
+def unheeded(hints: Hints, description: Description) -> list[str]:
+    """Return the hints that a description did not take over, each with what it says instead.
+
+    What the config holds is compared with it; an architecture and a layout have to be among the inferences.
+    """
+    config, inferred = description.config, {inference.field for inference in description.inferences}
+    _, head_dim = config.attention_shape
+    default_scale = (head_dim // 2 if config.attention_type == "differential" else head_dim) ** -0.5
+    said: dict[str, Any] = {
+        **hints.given(),
+        "attention_scale": hints.scale(config.hidden_size, head_dim),
+        **{name: _pair(size) for name in ("image_size", "patch_size") if (size := getattr(hints, name)) is not None},
+    }
+    found: dict[str, Any] = {
+        **{name: getattr(config, name) for name in EXPECTED if hasattr(config, name)},
+        "attention_scale": default_scale if config.attention_scale is None else config.attention_scale,
+        "image_size": config.image_shape,
+        "patch_size": config.patch_shape,
+    }
+    faults = []
+    for name in hints.given():
+        if name in ("architecture", "layout"):
+            if name not in inferred:
+                faults.append(f"{name}={said[name]!r} (nothing is read from it here)")
+        elif name in found and said[name] != found[name]:
+            faults.append(f"{name}={said[name]!r} (the source has {found[name]!r})")
+    return faults
+
+
+def _pair(size: Size) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+class Format(ABC):
     """A source of checkpoints: its names, its configuration, its module."""
 
     name: str
     suffixes: tuple[str, ...]  # of the single file that a checkpoint of the format is; empty where it is a folder
+    # Names of published files, without suffix, which end in the first digits of the file's SHA-256; what each holds.
+    published_files: Mapping[str, str] = MappingProxyType({})
 
+    @abstractmethod
     def matches_names(self, names: Collection[str]) -> bool:
         """Tell whether a state dict with these names is of this format."""
 
+    @abstractmethod
     def matches_module(self, module: nn.Module) -> bool:
         """Tell whether this very module, not one inside it, is of this format; its package is not imported."""
 
+    @abstractmethod
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
         """Read the configuration off a live module.
 
@@ -106,6 +249,7 @@ class Format(Protocol):
             AmbiguousCheckpointError: for what even the module does not say.
         """
 
+    @abstractmethod
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration off a checkpoint.
 
@@ -134,9 +278,11 @@ class Format(Protocol):
         mean, std = hints.image_mean, hints.image_std
         return default_processor(config.image_size, config.num_channels, mean=mean, std=std)
 
+    @abstractmethod
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the conversion table; without a layout that of `build_module`."""
 
+    @abstractmethod
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
         """Build the format's own module with fresh weights.
 
@@ -154,6 +300,7 @@ class Format(Protocol):
         """
         return tensors
 
+    @abstractmethod
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:

@@ -239,16 +239,6 @@ class GoogleFormat(Format):
         found = {**geometry, "pooling": pooling}
         if "MAPHead_0/probe" in shapes and "cls" in shapes:
             raise CheckpointError("cls and MAPHead_0 are both there: no model of Google's pools by both")
-        told = {name: getattr(hints, name, None) for name in found}
-        if isinstance(hints.patch_size, int):
-            told["patch_size"] = (hints.patch_size, hints.patch_size)
-        wrong = [
-            f"{name}={value!r} (the file has {found[name]!r})"
-            for name, value in told.items()
-            if value is not None and value != found[name]
-        ]
-        if wrong:
-            raise CheckpointError(f"the file says otherwise than the caller: {', '.join(wrong)}; leave these out")
         head, dense = shapes.get("head/kernel"), shapes.get("pre_logits/kernel")
         config = PlainViTConfig(
             **{
@@ -260,13 +250,15 @@ class GoogleFormat(Format):
                 "num_labels": 0 if head is None else head[-1],
                 "hidden_act": hints.hidden_act or HIDDEN_ACT,
                 "layer_norm_eps": hints.layer_norm_eps or EPS,
-                "attention_scale": hints.attention_scale,
+                "attention_scale": hints.scale(found["hidden_size"], found["head_dim"]),
             }
         )
         inferences += [
             Inference("num_attention_heads", config.num_attention_heads, "the axes of query/kernel"),
             Inference("pooling", pooling, POOLED_BY[pooling]),
         ]
+        if hints.attention_scale is None:
+            inferences.append(Inference("attention_scale", "head_dim**-0.5", "flax, which has no other in this code"))
         if hints.layer_norm_eps is None:
             inferences.append(Inference("layer_norm_eps", EPS, "flax, which has no other in this code"))
         if hints.hidden_act is None:

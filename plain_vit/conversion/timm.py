@@ -17,7 +17,7 @@ from torch import nn
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Transform, revert
-from .format import Description, Format, Hints, Inference, StateDict
+from .format import UNSEEN, Description, Format, Hints, Inference, StateDict
 from .preprocessing import processor_from_timm, processor_to_timm
 from .timm_arguments import DEFAULTS, POOLINGS, SILENT_ARGUMENTS, architecture_for, architecture_of, config_of, word_of
 from .timm_modules import arguments_of, build, unknown_parts
@@ -308,7 +308,9 @@ class TimmFormat(Format):
         if settings.get("architecture") or hints.architecture:
             named = hints.architecture or settings["architecture"]
             arguments = {**architecture_of(named), **_model_args(settings)}
-            inferences.append(Inference("architecture", named, "the caller" if hints.architecture else "config.json"))
+            source = "the caller" if hints.architecture else "config.json"
+            inferences.append(Inference("architecture", named, source))
+            inferences += [Inference(field, "that of the architecture", source) for field in UNSEEN]
             stated = cfg.get("input_size", (3, 224, 224))[1:] if cfg else None
             stated = arguments.get("img_size") if stated is None or "img_size" in _model_args(settings) else stated
         else:

@@ -8,7 +8,7 @@ import torch
 
 from ..configuration_plain_vit import stem_stride
 from ..errors import AmbiguousCheckpointError
-from .format import Hints, Inference, Size
+from .format import UNSEEN, Hints, Inference, Size
 from .timm_architectures import ARCHITECTURES
 from .timm_arguments import ACTIVATIONS, DEFAULTS, POOLINGS, pair, ratio_of, word_of
 
@@ -159,7 +159,7 @@ def arguments_from(
             Inference(name, value, source)
             for name, value in zip(OPEN[:4], values[:4], strict=True)
             if name not in said and name != known.get(name)
-        ]
+        ] + [Inference(field, "that of these", source) for field in UNSEEN]
     return _from_facts(known, said, rows, hints)
 
 
@@ -205,4 +205,4 @@ def _from_facts(
         "init_values": 1e-5 if known["layer_scale"] else None,
         "final_norm": known["norm"] or known["fc_norm"],
         "embed_norm_layer": known["norm_layer"] if known["embed_norm"] else None,
-    }, inferences
+    }, inferences + [Inference(field, "that of timm", "timm") for field in UNSEEN]

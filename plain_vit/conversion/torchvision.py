@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,9 @@ ARCHITECTURES = {
     "vit_l_32": (32, 1024, 24, 16, 4096),
     "vit_h_14": (14, 1280, 32, 16, 5120),
 }  # fmt: skip
+
+# What the names of published files have beyond that of their architecture.
+PUBLISHED_NAME = re.compile(r"(_lc)?(_swag)?-[0-9a-f]{8}$")
 
 # Attributes that change no number: what was given beside the parts that were made from it.
 SILENT_ATTRIBUTES = {"seq_length", "approximate", "inplace", "representation_size", "num_classes"}
@@ -60,6 +64,7 @@ class TorchvisionFormat(Format):
     """
 
     name = "torchvision"
+    published_files: Mapping[str, str] = {name: name for name in TORCHVISION_FILES}
     suffixes: tuple[str, ...] = (".pth", ".pt", ".safetensors")
 
     def matches_names(self, names: Collection[str]) -> bool:
@@ -113,7 +118,7 @@ class TorchvisionFormat(Format):
         """Read the configuration off a state dict.
 
         Raises:
-            AmbiguousCheckpointError: for a head count that the shapes leave open.
+            AmbiguousCheckpointError: for heads and epsilon, which no tensor shows.
             CheckpointError: for a position table of no square grid, which torchvision cannot have made.
         """
         width, channels, patch_size, _ = tensors["conv_proj.weight"].shape
@@ -125,12 +130,9 @@ class TorchvisionFormat(Format):
         side = math.isqrt(rows - 1)
         if side * side != rows - 1:
             raise CheckpointError(f"encoder.pos_embedding has {rows} rows: torchvision has one and a square grid")
-        heads, source = _heads(patch_size, width, depth, mlp_width, hints)
-        inferences = [
-            Inference("num_attention_heads", heads, source),
-            Inference("layer_norm_eps", hints.layer_norm_eps or EPS, "torchvision, which has no other"),
-            Inference("image_size", side * patch_size, f"the {rows} rows of encoder.pos_embedding"),
-        ]
+        shapes = {"patch_size": patch_size, "width": width, "depth": depth, "mlp_width": mlp_width}
+        unseen, inferences = _settle_unseen(shapes, hints)
+        inferences.append(Inference("image_size", side * patch_size, f"the {rows} rows of encoder.pos_embedding"))
         places = [name.removesuffix(".weight") for name in tensors if name.startswith("heads.") and ".weight" in name]
         places = [place for place in places if place != "heads.pre_logits"]
         if len(places) > 1:
@@ -143,11 +145,10 @@ class TorchvisionFormat(Format):
                 patch_size=patch_size,
                 width=width,
                 depth=depth,
-                heads=heads,
+                **unseen,
                 mlp_width=mlp_width,
                 image_size=side * patch_size,
                 num_channels=channels,
-                layer_norm_eps=hints.layer_norm_eps or EPS,
                 representation_size=None if pre_logits is None else pre_logits.shape[0],
                 num_labels=tensors[f"{places[0]}.weight"].shape[0] if places else 0,
             )
@@ -268,19 +269,58 @@ def _read_heads(heads: nn.Module) -> tuple[str | None, float, dict[str, Any]]:
     return layout, dropout, fields
 
 
-def _heads(patch_size: int, width: int, depth: int, mlp_width: int, hints: Hints) -> tuple[int, str]:
-    """Return the number of heads and where it is from; the shapes show only the sum of their widths."""
-    if hints.num_attention_heads or hints.head_dim:
-        return hints.num_attention_heads or width // (hints.head_dim or 1), "the caller"
-    for name, (*sizes, heads, mlp) in ARCHITECTURES.items():
-        if (*sizes, mlp) == (patch_size, width, depth, mlp_width):
-            return heads, f"{name}, which has these shapes"
-    if width % 64 == 0:
-        return width // 64, "64 channels per head, as is usual"
-    raise AmbiguousCheckpointError(
-        "no architecture of torchvision has these shapes, and they do not show the number of heads:",
-        {"num_attention_heads": [count for count in range(1, width + 1) if width % count == 0]},
-    )
+def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, Any], list[Inference]]:
+    """Return the heads and the epsilon, and what says them: a named architecture, or the caller.
+
+    Args:
+        shapes: What the tensors show of an architecture, in the order and the words of `ARCHITECTURES`.
+        hints: What the caller said.
+
+    Raises:
+        AmbiguousCheckpointError: neither is there.
+        CheckpointError: for an architecture that torchvision does not have, or that has other shapes.
+    """
+    fitting = {name: heads for name, (*sizes, heads, mlp) in ARCHITECTURES.items()
+               if [*sizes, mlp] == list(shapes.values())}  # fmt: skip
+    code = [
+        Inference("attention_scale", "head_dim**-0.5", "torchvision's MultiheadAttention, which has no other"),
+        Inference("hidden_act", "gelu", "torchvision's MLPBlock, which has no other"),
+    ]
+    if hints.architecture is not None:
+        name = PUBLISHED_NAME.sub("", hints.architecture)
+        if name not in ARCHITECTURES:
+            known = ", ".join([*ARCHITECTURES, *TORCHVISION_FILES])
+            raise CheckpointError(f"architecture is {hints.architecture!r}: expected one of {known}")
+        if name not in fitting:
+            patch_size, width, depth, _, mlp = ARCHITECTURES[name]
+            expected = {"patch_size": patch_size, "width": width, "depth": depth, "mlp_width": mlp}
+            raise CheckpointError(
+                f"the tensors are of {dict(shapes)}, and {name} is of {expected}: name another, or none"
+            )
+        named = Inference("architecture", hints.architecture, "the caller")
+        settled = [Inference(field, value, name) for field, value in
+                   (("num_attention_heads", fitting[name]), ("layer_norm_eps", EPS))]  # fmt: skip
+        return {"heads": fitting[name], "layer_norm_eps": EPS}, [named, *settled, *code]
+    width, heads, eps = shapes["width"], hints.num_attention_heads, hints.layer_norm_eps
+    if heads is None and hints.head_dim is not None:
+        heads = max(1, width // hints.head_dim)
+    open_: dict[str, Sequence[object]] = {}
+    if heads is None:
+        counts = [count for count in range(1, width + 1) if width % count == 0]
+        usual = next(iter(fitting.values()), max(1, width // 64))
+        open_["num_attention_heads"] = sorted(counts, key=lambda count: abs(math.log(count / usual)))
+    elif width % heads:
+        raise CheckpointError(f"{heads} heads do not share out the width {width}: expected a divisor of it")
+    if eps is None:
+        open_["layer_norm_eps"] = [EPS, 1e-5]
+    if open_:
+        names = [name for name, count in fitting.items() if heads in (None, count) and eps in (None, EPS)]
+        message = "the tensors of torchvision's VisionTransformer do not show its heads and its epsilon; give"
+        if names:
+            raise AmbiguousCheckpointError(message, {"architecture": names}, open_)
+        raise AmbiguousCheckpointError(message, open_)
+    from_width = Inference("num_attention_heads", heads, f"head_dim {hints.head_dim} in a width of {width}")
+    return {"heads": heads, "layer_norm_eps": eps}, [*([] if hints.num_attention_heads else [from_width]), *code]
 
 
 def _name_as_published(config: PlainViTConfig, file: str) -> Inference:

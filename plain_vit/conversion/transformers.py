@@ -21,7 +21,7 @@ from ..configuration_plain_vit import PlainViTConfig
 from ..errors import CheckpointError, ExportError, UnknownFormatError
 from ..image_processing_plain_vit import SourcePreprocessing
 from .engine import Row, ignored_names, revert
-from .format import Description, Format, Hints, Inference, StateDict
+from .format import UNSEEN, Description, Format, Hints, Inference, StateDict
 from .preprocessing import processor_from_transformers, stock_processor
 from .structure import MASKED, class_path, differences, lost_fields
 from .transformers_families import (
@@ -126,7 +126,8 @@ class TransformersFormat(Format):
             raise CheckpointError(str(error)) from error
         name = CONTAINERS[name].holds if name in CONTAINERS else name
         filed = any(".attention.attention.query." in tensor for tensor in tensors)
-        inferences = [Inference("layout", name, source), *inferences]
+        settled = [Inference(field, getattr(config, field), "config.json") for field in UNSEEN]
+        inferences = [Inference("layout", name, source), *settled, *inferences]
         return Description(config, f"{name} {'4.x' if filed else 'bare'}", inferences, ignored, _prefix(tensors) or "")
 
     def image_processor(

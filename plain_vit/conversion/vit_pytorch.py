@@ -300,14 +300,19 @@ class _Reader:
         if fields["position_embedding_type"] == "learned":
             # The package reads the first rows of the table for smaller images, whatever their shape.
             fields["position_resampling"] = "truncate"
-        scale = (
-            layout_scale(layout, hidden_size, head_dim)
-            if self.hints.attention_scale is None
-            else self.hints.attention_scale
-        )
+        scale = self.hints.scale(hidden_size, head_dim)
+        if scale is None:
+            scale = layout_scale(layout, hidden_size, head_dim)
+            self.settle("attention_scale", f"{layout.scale}**-0.5", f"what {layout.title} computes")
         fields["attention_scale"] = None if scale == head_dim**-0.5 else scale
-        for field in ("layer_norm_eps", "hidden_act"):  # of somebody's own copy of the package
-            fields |= {field: getattr(self.hints, field)} if getattr(self.hints, field) is not None else {}
+        config = PlainViTConfig(**fields)
+        for field in ("layer_norm_eps", "hidden_act"):
+            if (said := getattr(self.hints, field)) is not None:  # of somebody's own copy of the package
+                fields[field] = said
+            else:
+                self.settle(field, getattr(config, field), "vit-pytorch, which has no other")
+        if self.hints.layout is not None:
+            self.settle("layout", layout.title, "the caller")
         return PlainViTConfig(**fields), layout
 
     def has(self, ours: str) -> bool:
@@ -343,10 +348,15 @@ class _Reader:
         elif OUT in self.layouts[0].optional and not self.has(OUT):
             exact, source = 1, "the missing output projection"
         elif said == (None, None):
-            self.open["num_attention_heads"] = _by_usual_width(width)
+            counts = _by_usual_width(width)
+            if OUT in self.layouts[0].optional and width == hidden_size:
+                counts.remove(1)  # a single head as wide as the model has no output projection
+            self.open["num_attention_heads"] = counts
             return 1, width
+        elif said[0] is None:
+            exact, source = max(1, width // (said[1] or width)), f"head_dim {said[1]} in a width of {width}"
         else:
-            exact, source = said[0] or max(1, width // (said[1] or width)), ""
+            exact, source = said[0], ""
         count, head_dim = said[0] or exact, said[1] or width // exact
         if count != exact or count * head_dim != width:
             raise MappingError(
@@ -387,7 +397,7 @@ class _Reader:
     def layout(self, pooling: str, has_class_token: bool, hidden_size: int, head_dim: int) -> Layout:
         """Return the newest layout that fits; some have the same names and compute something else."""
         fitting = [layout for layout in self.layouts if pooling in self.poolings(layout, has_class_token)]
-        said = self.hints.attention_scale
+        said = self.hints.scale(hidden_size, head_dim)
         different = {(layout.scale if said is None else "", layout.fault): layout for layout in fitting}
         if len(different) > 1:
             self.open["layout"] = [layout.title for layout in different.values()]
@@ -491,12 +501,11 @@ class VitPytorchFormat(Format):
         config = _with_dropouts(description.config, module, layout.names)
         if changed := _changed_parts(module, config):
             raise ExportError("this model has other parts than the class of vit-pytorch that it is of:", changed)
-        return replace(description, config=config, inferences=())
+        given = [inference for inference in description.inferences if inference.source == "the caller"]
+        return replace(description, config=config, inferences=given)
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration off the names and shapes of a state dict; the package writes no settings."""
-        if hints.architecture is not None:
-            raise MappingError("vit-pytorch has no architectures by name: leave architecture out, and give sizes")
         prefixes = _prefixes(tensors)
         if len(prefixes) > 1:
             raise AmbiguousCheckpointError(
