@@ -2,14 +2,20 @@
 
 import dataclasses
 import difflib
+import os
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Container, Sequence
 from typing import Any, Literal, cast
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
+
+# Of this code, wherever it has travelled to: a saved config says by which version it was written.
+VERSION = "0.1.0"
+VERSION_KEY = "plain_vit_version"
 
 # The sizes of the paper (Dosovitskiy et al. 2021, Table 1), of DeiT (Touvron et al. 2021, Table 1: tiny, small) and of
 # Zhai et al. 2022 (Table 2: giant, gigantic).
@@ -47,6 +53,9 @@ TRANSFORMERS_KEYWORDS = {
     "experts_implementation", "fusion_config", "model_type", "name_or_path", "num_labels", "out_features",
     "out_indices", "output_attentions", "quantization_config", "torch_dtype", "use_cache",
 }  # fmt: skip
+# What transformers passes to `from_dict` beside those, and what shows that an Auto class called it.
+LOADING_KEYWORDS = {"_from_auto", "_from_pipeline", "dtype", "gguf_file", "return_unused_kwargs"}
+AUTO_KEYWORDS = {"_from_auto", "name_or_path"}
 
 
 @strict
@@ -133,7 +142,10 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
         out_indices: The same by number; 0 is the stem.
 
     Raises:
-        ValueError: for a value or a combination that cannot work, and for a field that does not exist.
+        ValueError: for a value or a combination that cannot work, and for a field that does not exist. A dict that says
+            by which version it was saved (`plain_vit_version`, as `to_dict` writes it) may hold keys of others: they
+            are kept, with a warning that names them, unless a newer version wrote them, whose fields may change
+            numbers.
         huggingface_hub.errors.StrictDataclassFieldValidationError: for a value of the wrong type, or that is not among
             the choices of its field.
     """
@@ -217,11 +229,12 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs.pop("model_type", None)
-        fields = sorted(field.name for field in dataclasses.fields(self) if not field.name.startswith("_"))
-        for name in sorted(kwargs.keys() - TRANSFORMERS_KEYWORDS):
-            close = difflib.get_close_matches(name, fields, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"the fields are {', '.join(fields)}"
-            raise ValueError(f"PlainViTConfig has no field {name!r}: {hint}")
+        saved, version = VERSION_KEY in kwargs, kwargs.pop(VERSION_KEY, None)
+        unknown = sorted(kwargs.keys() - TRANSFORMERS_KEYWORDS)
+        if saved:
+            self._check_foreign(unknown, version)
+        elif unknown:
+            raise _no_field(type(self), unknown[0])
         if (kwargs.get("num_labels") or 0) < 0:
             raise ValueError(f"num_labels is {kwargs['num_labels']}: expected the number of classes, or 0 for no head")
         self._normalize()
@@ -232,6 +245,24 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
         auto_map = {**AUTO_MAP, **(kwargs.pop("auto_map", None) or {})}
         super().__post_init__(**kwargs)
         self.auto_map = auto_map
+        if unknown:
+            _warn_of_foreign(unknown, self.to_dict(), version)
+
+    @classmethod
+    def _check_foreign(cls, names: list[str], version: Any) -> None:
+        """Refuse keys of a saved config that are no fields and may not be kept."""
+        newer = _release(version) > _release(VERSION)
+        if names and newer:
+            raise ValueError(
+                f"this config, saved by plain-vit {version}, holds {_listed(names)}, which plain-vit {VERSION} does "
+                "not know and which may change numbers: use that version or a later one"
+            )
+        taken = [name for name in names if name == "self" or name.startswith("__") or hasattr(cls, name)]
+        if taken:
+            raise ValueError(
+                f"this config holds {_listed(taken)}, a name that {cls.__name__} has for something of its own: "
+                "take it out of the dict or of config.json"
+            )
 
     def _normalize(self) -> None:
         """Turn sizes into an int or a tuple, and fill in the width of a head."""
@@ -356,19 +387,42 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build from a saved dict; fields given beside it replace its own and are checked together with the rest.
 
+        Keys of the dict that are no fields are kept, with a warning, as those of a dict that says its version.
+
         Args:
-            config_dict: What `to_dict` returned.
-            **kwargs: Fields, and what transformers passes; what is no field is left to transformers.
+            config_dict: What `to_dict` returned, or what `config.json` holds.
+            **kwargs: Fields, keys of the dict, and what transformers passes. What else is given is refused; it is
+                returned where `return_unused_kwargs` asks for that, and passed over for the Auto classes, which send
+                here what is meant for models and image processors.
+
+        Raises:
+            ValueError: for a keyword that is no field, and as the constructor does.
         """
-        names = (cls.__dataclass_fields__.keys() | {"out_features", "out_indices"}) - {"dtype"}
-        given = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys())}
+        names = (cls.__dataclass_fields__.keys() | config_dict.keys() | {"out_features", "out_indices"}) - {"dtype"}
+        given = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - TRANSFORMERS_KEYWORDS)}
+        given |= {name: kwargs.pop(name) for name in ("out_features", "out_indices") if name in kwargs}
+        unknown = {name: kwargs.pop(name) for name in sorted(kwargs.keys() - TRANSFORMERS_KEYWORDS - LOADING_KEYWORDS)}
+        returned = kwargs.pop("return_unused_kwargs", False)
+        if unknown and not returned and not kwargs.keys() & AUTO_KEYWORDS:
+            raise _no_field(cls, next(iter(unknown)))
         if given.keys() & {"out_features", "out_indices"}:
             config_dict = {k: v for k, v in config_dict.items() if k not in ("out_features", "out_indices")}
-        return super().from_dict({**config_dict, **given}, **kwargs)
+        cls._check_foreign(["self"] if "self" in config_dict else [], config_dict.get(VERSION_KEY))
+        fields = {VERSION_KEY: None, **config_dict, **given}
+        config, unused = super().from_dict(fields, return_unused_kwargs=True, **kwargs)
+        return (config, {**unused, **unknown}) if returned else config
+
+    @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike) -> Any:
+        """Build from a saved file, as `from_dict` does."""
+        return cls.from_dict(cls._dict_from_json_file(json_file))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field; the backbone's stages only where they are not the last one, which follows the depth."""
-        fields = super().to_dict()
+        """Return every field, every key of others, and by which version of plain-vit.
+
+        The backbone's stages are left out where they are the last one, which follows the depth.
+        """
+        fields = super().to_dict() | {VERSION_KEY: VERSION}
         if fields["out_indices"] == [self.num_hidden_layers]:
             del fields["out_features"], fields["out_indices"]
         return fields
@@ -456,6 +510,46 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
 def stem_stride(depths: Sequence[int]) -> int:
     """Return how many times as small a ResNet stem makes an image: its root 4 times, each stage but the first twice."""
     return 4 * 2 ** max(0, len(depths) - 1)
+
+
+def _no_field(kind: type[PlainViTConfig], name: str) -> ValueError:
+    """Return the error for a keyword that is no field, which names the nearest ones."""
+    fields = sorted(field.name for field in dataclasses.fields(kind) if not field.name.startswith("_"))
+    close = difflib.get_close_matches(name, fields, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"the fields are {', '.join(fields)}"
+    return ValueError(f"{kind.__name__} has no field {_listed([name])}: {hint}")
+
+
+def _warn_of_foreign(names: Sequence[str], saved: Container[str], version: str | None) -> None:
+    """Say which keys of a saved config are not ours, and which of them are saved again."""
+    by = f"plain-vit {version}" if version else "an unknown version of plain-vit"
+    kept, left = [name for name in names if name in saved], [name for name in names if name not in saved]
+    for some, fate in ((kept, "kept, but not read"), (left, "left out where it is saved again")):
+        if some:
+            warnings.warn(
+                f"this config, saved by {by}, holds {_listed(some)}, which plain-vit {VERSION} does not know: {fate}",
+                stacklevel=1,
+            )
+
+
+def _listed(names: Sequence[str], most: int = 5, longest: int = 40) -> str:
+    """Return names as one may print them, whoever chose them: quoted, cut, and the first few."""
+    cut = [repr(name if len(name) <= longest else f"{name[:longest]}…") for name in names[:most]]
+    return ", ".join(cut) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _release(version: Any) -> tuple[int, ...]:
+    """Return the numbers of a version without zeros at its end; none for none."""
+    if version is None:
+        return ()
+    pattern = r"([0-9]{1,9}(?:\.[0-9]{1,9}){0,3})(?:[._+-]?[a-z][a-z0-9.+]{0,30})?"
+    match = re.fullmatch(pattern, version) if isinstance(version, str) else None
+    if match is None:
+        raise ValueError(f'{VERSION_KEY} is {str(version)[:40]!r}: expected a version such as "{VERSION}"')
+    numbers = [int(number) for number in match[1].split(".")]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:

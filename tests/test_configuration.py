@@ -1,17 +1,21 @@
 """The configuration: what it refuses, what it keeps, and the sizes of the paper."""
 
+import copy
 import json
+import pickle
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassFieldValidationError
+from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
-from plain_vit import PlainViTConfig, PlainViTForImageClassification
+import plain_vit
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel, configuration_plain_vit
 from plain_vit.configuration_plain_vit import AUTO_MAP, PRESETS
 from plain_vit.layers_plain_vit import INITIALIZATIONS, NORMS, PATCH_PREDICTORS, POOLERS, QK_NORMS, STEM_STYLES
 from plain_vit.modeling_plain_vit import ATTENTIONS, LAYERS, MLPS, PATCH_EMBEDDINGS, POSITION_EMBEDDINGS
-from tests.tiny import VARIATIONS, tiny_config
+from tests.tiny import VARIATIONS, pixels, tiny_config
 
 # What cannot work, and the words of the error that say what to do instead.
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
@@ -260,3 +264,150 @@ def test_the_tensor_parallel_plan_names_layers_that_exist_and_whose_parts_fit(na
 def test_a_config_is_rebuilt_from_its_own_dict() -> None:
     config = tiny_config()
     assert PlainViTConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+
+# Keys of others in a saved config
+
+
+def saved_with(folder: Any, **keys: Any) -> dict[str, Any]:
+    """Save a config, write these keys into its file, and return what the file holds."""
+    tiny_config().save_pretrained(folder)
+    stored = json.loads((folder / "config.json").read_text()) | keys
+    (folder / "config.json").write_text(json.dumps(stored))
+    return stored
+
+
+FOREIGN: dict[str, Any] = {"batch_norm_eps": 1e-3, "tie_word_embeddings": True, "my_note": {"by": ["me", None]}}
+
+
+def test_a_saved_config_says_by_which_version(tmp_path: Any) -> None:
+    assert plain_vit.__version__ == configuration_plain_vit.VERSION
+    assert saved_with(tmp_path)["plain_vit_version"] == plain_vit.__version__
+    assert tiny_config().to_dict()["plain_vit_version"] == plain_vit.__version__
+
+
+@pytest.mark.parametrize("version", [None, "0.0.9", "0.1", plain_vit.__version__, "0.1.0rc1"])
+def test_keys_of_others_are_named_in_a_warning_and_kept_wherever_the_config_goes(
+    version: str | None, tmp_path: Any
+) -> None:
+    stored = saved_with(tmp_path, **FOREIGN, plain_vit_version=version)
+    if version is None:  # as the folders that are older than the key
+        del stored["plain_vit_version"]
+        (tmp_path / "config.json").write_text(json.dumps(stored))
+    opened = [
+        lambda: PlainViTConfig.from_pretrained(tmp_path),
+        lambda: AutoConfig.from_pretrained(tmp_path),
+        lambda: PlainViTConfig.from_dict(stored),
+        lambda: PlainViTConfig.from_json_file(tmp_path / "config.json"),
+        lambda: PlainViTModel(PlainViTConfig.from_pretrained(tmp_path)).config,
+    ]
+    for way in opened:
+        with pytest.warns(UserWarning, match="'batch_norm_eps', 'my_note', 'tie_word_embeddings', which plain-vit"):
+            config = way()
+        for same in (config, copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+            assert {name: getattr(same, name) for name in FOREIGN} == FOREIGN
+            assert {name: same.to_dict()[name] for name in FOREIGN} == FOREIGN
+            same.save_pretrained(tmp_path / "again")
+            again = json.loads((tmp_path / "again" / "config.json").read_text())
+            assert {name: again[name] for name in FOREIGN} == FOREIGN
+            assert again["plain_vit_version"] == plain_vit.__version__
+
+
+def test_a_model_s_folder_with_keys_of_others_opens_with_the_same_numbers(tmp_path: Any) -> None:
+    model = PlainViTModel(tiny_config()).eval()
+    model.config.my_note = 1
+    model.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="'my_note'"):
+        opened = AutoModel.from_pretrained(tmp_path)
+    assert opened.config.my_note == 1
+    assert torch.equal(opened(pixels()).last_hidden_state, model(pixels()).last_hidden_state)
+
+
+def test_the_dict_of_a_saved_config_is_one_also_for_the_constructor(tmp_path: Any) -> None:
+    # Which is how the config of a whole detector makes that of its backbone.
+    config = tiny_config()
+    config.my_note = 1
+    with pytest.warns(UserWarning, match="'my_note'"):
+        again = PlainViTConfig(**config.to_dict())
+    assert again.to_dict() == config.to_dict()
+    fields = {name: value for name, value in config.to_dict().items() if name != "plain_vit_version"}
+    with pytest.raises(ValueError, match="no field 'my_note'"):
+        PlainViTConfig(**fields)
+
+
+@pytest.mark.parametrize("version", ["0.1.1", "0.2.0.dev1", "1", "0.1.0.1"])
+def test_keys_of_a_newer_version_are_refused_and_both_versions_named(version: str, tmp_path: Any) -> None:
+    stored = saved_with(tmp_path, window_size=7, plain_vit_version=version)
+    for way in (
+        lambda: PlainViTConfig.from_pretrained(tmp_path),
+        lambda: PlainViTConfig(**stored),
+        lambda: AutoModel.from_pretrained(tmp_path),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=f"plain-vit {version}, holds 'window_size', which plain-vit {plain_vit.__version__} does not",
+        ):
+            way()
+    del stored["window_size"]
+    assert PlainViTConfig.from_dict(stored).to_dict() == tiny_config().to_dict()
+
+
+@pytest.mark.parametrize("version", [3, "", "new", "0.1.0\x1b[31m", "9" * 100_000, ["0.1.0"], "1.2.3.4.5", "٣.1"])
+def test_a_version_that_is_none_is_refused(version: Any) -> None:
+    with pytest.raises(ValueError, match='expected a version such as "0.1.0"') as caught:
+        PlainViTConfig.from_dict({**tiny_config().to_dict(), "plain_vit_version": version})
+    assert len(str(caught.value)) < 200
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["to_dict", "grid_size", "__class__", "__dict__", "per_layer_config", "self"])
+def test_a_key_that_would_replace_a_part_of_the_class_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}', a name that PlainViTConfig has"):
+        PlainViTConfig.from_dict({**tiny_config().to_dict(), name: {}})
+
+
+def test_what_transformers_itself_leaves_out_is_said_to_be_left_out() -> None:
+    with pytest.warns(UserWarning, match="'temperature', .* left out where it is saved again"):
+        config = PlainViTConfig.from_dict({**tiny_config().to_dict(), "temperature": 0.5})
+    assert "temperature" not in config.to_dict()
+
+
+def test_warnings_are_short_and_printable_whoever_chose_the_keys() -> None:
+    keys = {f"{number}\x1b[31m\u202e\n{'x' * 10_000}": number for number in range(1000)}
+    with pytest.warns(UserWarning, match="and 995 more") as caught:
+        config = PlainViTConfig.from_dict({**tiny_config().to_dict(), **keys})
+    assert len(caught) == 1
+    assert len(str(caught[0].message)) < 700
+    assert str(caught[0].message).isprintable()
+    assert {name: config.to_dict()[name] for name in keys} == keys
+
+
+def test_a_typo_of_whoever_loads_is_refused(tmp_path: Any) -> None:
+    stored = saved_with(tmp_path)
+    for way in (
+        lambda: PlainViTConfig.from_pretrained(tmp_path, hiden_size=8),
+        lambda: PlainViTConfig.from_dict(stored, hiden_size=8),
+    ):
+        with pytest.raises(ValueError, match=r"no field 'hiden_size': did you mean hidden_size"):
+            way()
+    PlainViTModel(tiny_config()).save_pretrained(tmp_path)
+    for model_class in (PlainViTModel, AutoModel, AutoModelForImageClassification):
+        with pytest.raises(TypeError, match="hiden_size"):
+            model_class.from_pretrained(tmp_path, hiden_size=8)
+
+
+def test_what_is_no_field_is_returned_where_it_is_asked_for_and_changes_nothing(tmp_path: Any) -> None:
+    saved_with(tmp_path)
+    given = {"typo": 1, "grid_size": (1, 2), "to_dict": 3}
+    for config_class in (PlainViTConfig, AutoConfig):
+        config, unused = config_class.from_pretrained(tmp_path, **given, pooling="mean", return_unused_kwargs=True)
+        assert {name: unused[name] for name in given} == given
+        assert config.to_diff_dict() == tiny_config(pooling="mean").to_diff_dict()
+    # AutoConfig alone is also sent what is meant for the image processor.
+    assert AutoConfig.from_pretrained(tmp_path, **given).to_diff_dict() == tiny_config().to_diff_dict()
+
+
+def test_a_key_of_others_may_be_given_anew_while_loading(tmp_path: Any) -> None:
+    saved_with(tmp_path, my_note=1)
+    with pytest.warns(UserWarning, match="'my_note'"):
+        assert PlainViTConfig.from_pretrained(tmp_path, my_note=2).my_note == 2
