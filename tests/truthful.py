@@ -1,0 +1,119 @@
+"""Open a bare file by answering every question truthfully: then the numbers are the source's, or it is refused.
+
+What is asked and what the answer is differ from source to source: each has an oracle, a function that knows how the
+model was built. The loop and the comparison are the same for all.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from plain_vit.conversion import Converted, from_checkpoint
+from plain_vit.errors import AmbiguousCheckpointError, PlainViTError
+from tests.tiny import difference
+
+TOLERANCE = 1e-5
+ROUNDS = 5  # of questions; all is asked at once, but what is open may depend on an answer
+
+# Given the name of an argument and its candidates: the truth, or None where it cannot be said.
+Oracle = Callable[[str, Sequence[object]], object | None]
+
+
+@dataclass
+class Outcome:
+    """What became of one file.
+
+    Args:
+        converted: The model; None where the file was refused, or a question has no true answer.
+        answers: What the oracle said.
+        refusal: Why it did not open.
+    """
+
+    converted: Converted | None
+    answers: Mapping[str, object]
+    refusal: str = ""
+
+
+@dataclass
+class Tally:
+    """What became of many files: counts of what opened, and of the reasons why others did not."""
+
+    opened: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    largest: float = 0.0
+
+    def add(self, outcome: Outcome, off: float = 0.0) -> None:
+        """Count a file that opened and is off by so much, or one that did not open."""
+        if outcome.converted is None:
+            self.refused[outcome.refusal.splitlines()[0][:100]] += 1
+        else:
+            self.opened += 1
+            self.largest = max(self.largest, off)
+
+    def __str__(self) -> str:
+        total = self.opened + sum(self.refused.values())
+        lines = [f"{self.opened} of {total} opened, off by {self.largest:.1e} at most; refused:"]
+        return "\n".join([*lines, *(f"  {count} x {reason}" for reason, count in self.refused.most_common())])
+
+
+def open_truthfully(path: Path, oracle: Oracle, **options: Any) -> Outcome:
+    """Open a file; answer what is asked until it opens, is refused or asks what has no true answer.
+
+    Args:
+        path: The file or folder.
+        oracle: Answers each question.
+        **options: Of `from_checkpoint`, said from the start.
+    """
+    answers: dict[str, object] = {}
+    for _ in range(ROUNDS):
+        try:
+            return Outcome(from_checkpoint(path, **options, **answers), answers)
+        except AmbiguousCheckpointError as error:
+            said = _answers(oracle, error.candidates) or _answers(oracle, error.otherwise)
+            asked = [*error.candidates, *error.otherwise]
+            assert asked, f"the error asks for nothing: {error}"
+            if not said:
+                return Outcome(None, answers, f"no true answer among {', '.join(asked)}")
+            assert not said.keys() & answers.keys(), f"asked again for what was said, {answers}: {error}"
+            answers |= said
+        except PlainViTError as error:
+            return Outcome(None, answers, f"{type(error).__name__}: {error}")
+    raise AssertionError(f"{path} still asks after {ROUNDS} rounds, with {answers}")
+
+
+def _answers(oracle: Oracle, candidates: Mapping[str, Sequence[object]]) -> dict[str, object]:
+    """Return a true answer to each question; nothing where one has none."""
+    said = {name: oracle(name, values) for name, values in candidates.items()}
+    return {} if any(value is None for value in said.values()) else dict(said)
+
+
+@torch.no_grad()
+def logits_differ_by(source: nn.Module, ours: nn.Module, shape: Sequence[int], seed: int = 0) -> float:
+    """Return the largest difference of two models' outputs, as a share of the largest value.
+
+    Args:
+        source: The model that the file was written from.
+        ours: What was opened.
+        shape: Of the pixels: channels, height, width.
+        seed: Of the pixels.
+
+    The second image has almost no variance: there a wrong epsilon shows.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    pixel_values = torch.randn(3, *shape, generator=generator)
+    pixel_values[1] *= 1e-3
+    outputs = ours(pixel_values)
+    got = outputs.logits if "logits" in outputs else outputs.pooler_output
+    expected = source.eval()(pixel_values)
+    assert got.shape == expected.shape, f"{tuple(got.shape)} instead of {tuple(expected.shape)}"
+    return max(difference(*pair) for pair in zip(got, expected, strict=True))
+
+
+def truth_among(truth: object, candidates: Sequence[object]) -> object | None:
+    """Return what is true where it is one of the candidates."""
+    return truth if truth in candidates else None
