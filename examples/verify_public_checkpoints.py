@@ -149,7 +149,7 @@ def peer_of_transformers(place: str, converted: Converted) -> Peer:
     else:
         module = getattr(transformers, str(converted.report.layout).split()[0]).from_pretrained(place)
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(place, backend="pil")
+        processor = transformers.AutoImageProcessor.from_pretrained(place)
     except (OSError, ValueError):  # none lies beside the model
         return module, None
     return module, lambda image: processor(image, return_tensors="pt")["pixel_values"][0]

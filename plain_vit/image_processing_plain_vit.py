@@ -1,15 +1,17 @@
 """Exact preprocessing: the pixels that timm, torchvision and their users' loaders hand to a ViT.
 
-Two classes share everything but the library that resizes: `PlainViTImageProcessor` (torchvision, on tensors) and
-`PlainViTImageProcessorPil` (Pillow, which the sources use on image files). Where transformers' own processors differ
-from the sources, these follow the sources: the centre crop rounds half to even, transparency is dropped instead of
-blended, and files keep the orientation in which their pixels are stored.
+Both classes resize images with Pillow, as the sources do: `PlainViTImageProcessor` returns tensors and leaves those on
+an accelerator there, `PlainViTImageProcessorPil` returns arrays. Where transformers' own processors differ from the
+sources, these follow the sources: the centre crop rounds half to even, transparency is dropped instead of blended,
+files keep the orientation in which their pixels are stored, and levels become pixels in the sources' order of
+operations.
 
 Legend: `C` channels, `H W` pixels.
 """
 
 import json
 import os
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,13 @@ import numpy as np
 import torch
 from PIL import Image
 from transformers.image_processing_backends import PilBackend, TorchvisionBackend
-from transformers.image_processing_utils import BaseImageProcessor
+from transformers.image_processing_utils import BaseImageProcessor, BatchFeature
+from transformers.image_transforms import get_size_with_aspect_ratio
 from transformers.image_utils import (
     ChannelDimension,
     PILImageResampling,
     SizeDict,
-    infer_channel_dimension_format,
-    is_valid_image,
+    get_image_size_for_max_height_width,
 )
 
 # Where both classes stand in a saved folder, in the form that `AutoImageProcessor` reads.
@@ -37,8 +39,13 @@ AUTO_MAP = {
     }
 }
 RESIZE_MODES = (None, "cover", "contain")
+RESIZERS = ("pillow", "torch")
+TORCH_FILTERS = {PILImageResampling.NEAREST, PILImageResampling.BILINEAR, PILImageResampling.BICUBIC}
+SCALING = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 PIL_MODES = {1: "L", 3: "RGB"}  # channels -> what the sources' loaders convert an opened image to
 DEEP_MODES = {"I", "I;16", "I;16B", "I;16L", "I;16N", "F"}  # more than 8 bits: Pillow's conversion clips them at 255
+
+NOT_LEVELS = {"1", "P", "PA"} | DEEP_MODES  # what an image of these modes holds is no level of 0..255
 
 # Keys that transformers writes into preprocessor_config.json beside the settings.
 WRITTEN_BY_TRANSFORMERS = {
@@ -52,6 +59,8 @@ class SourcePreprocessing(BaseImageProcessor):
     Args:
         resize_mode: How `size` is meant when it is a (height, width). None stretches the image to it; "cover" keeps the
             aspect ratio and covers it; "contain" keeps the aspect ratio and fits inside.
+        resize_with: What resizes levels of 0..255 that are not on an accelerator: "pillow", as the sources do, or
+            "torch", which is faster on large tensors and not exact.
         pad_color: Level of each channel (0..255) where the crop reaches beyond the image; black if not given.
         **kwargs: The settings of every transformers image processor: `size`, `crop_size`, `do_center_crop`,
             `resample`, `image_mean`, `image_std` and so on. `image_mean` holds one number per channel of the model.
@@ -74,19 +83,22 @@ class SourcePreprocessing(BaseImageProcessor):
     do_rescale = True
     do_normalize = True
     resize_mode: str | None = None
+    resize_with = "pillow"
     pad_color: tuple[int, ...] | None = None
     _auto_class = "AutoImageProcessor"  # the code travels with every saved folder
 
     def __init__(self, **kwargs: Any) -> None:
-        known = {*self.valid_kwargs.__annotations__, "resize_mode", "pad_color"}
+        known = {*self.valid_kwargs.__annotations__, "resize_mode", "resize_with", "pad_color"}
         unknown = sorted(kwargs.keys() - known - WRITTEN_BY_TRANSFORMERS)
         if unknown:
             raise ValueError(f"{type(self).__name__} has no setting {unknown}: the settings are {sorted(known)}")
-        super().__init__(**kwargs)
+        super().__init__(**{"resize_with": self.resize_with, **kwargs})  # it is saved where it was not given, too
         if self.resize_mode not in RESIZE_MODES:
             raise ValueError(f"resize_mode is {self.resize_mode!r}: expected one of {RESIZE_MODES}")
         if self.resize_mode is not None and dict(self.size).keys() != {"height", "width"}:
             raise ValueError(f"resize_mode {self.resize_mode!r} needs a size with height and width, not {self.size}")
+        if self.resize_with not in RESIZERS:
+            raise ValueError(f"resize_with is {self.resize_with!r}: expected one of {RESIZERS}")
         if self.pad_color is not None:
             self.pad_color = tuple(self.pad_color)
             if len(self.pad_color) != len(self.image_mean):
@@ -106,13 +118,19 @@ class SourcePreprocessing(BaseImageProcessor):
         return kwargs
 
     def fetch_images(self, images: Any) -> Any:
-        """Open files and URLs as the sources' loaders do; (H, W) becomes (1, H, W); all other images pass through."""
+        """Open files and URLs as the sources' loaders do; images pass through."""
         if isinstance(images, (list, tuple)):
             return [self.fetch_images(image) for image in images]
         if isinstance(images, (str, os.PathLike)):
             return open_image(images)
-        images = super().fetch_images(images)
-        return images if isinstance(images, Image.Image) or images.ndim != 2 else images[None]
+        return super().fetch_images(images)
+
+    def _prepare_images_structure(self, images: Any, expected_ndims: int = 3) -> list[Any]:
+        """Return the images of nested lists and of batches (B, C, H, W) one after the other."""
+        flat = list(_one_by_one(self.fetch_images(images)))
+        if not flat:
+            raise ValueError("got an empty list: expected at least one image")
+        return flat
 
     def process_image(
         self,
@@ -121,38 +139,74 @@ class SourcePreprocessing(BaseImageProcessor):
         input_data_format: str | ChannelDimension | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Bring one image to the channels of the model, channels first: (C, H, W)."""
+        """Bring one image to the channels of the model: an image of Pillow's, or an array or a tensor of (C, H, W)."""
         channels = len(kwargs["image_mean"])
+        sides = image.size if isinstance(image, Image.Image) else tuple(image.shape)
+        if 0 in sides:
+            raise ValueError(f"got an image of {sides}, which has no pixels")
         if isinstance(image, Image.Image):
-            image = _to_array(image, channels, convert=bool(do_convert_rgb))
-            input_data_format = ChannelDimension.LAST
-        elif is_valid_image(image):
-            dtype = str(image.dtype).removeprefix("torch.")
-            if dtype != "uint8" and (kwargs["do_rescale"] or "float" not in dtype):
-                raise ValueError(
-                    f"got an image of {dtype}: expected uint8 (0..255), or floating point values that are already "
-                    "scaled together with do_rescale=False"
-                )
-            if image.ndim == 3 and input_data_format is None:
-                input_data_format = infer_channel_dimension_format(image, num_channels=(1, channels))
-        image = super().process_image(image, do_convert_rgb=False, input_data_format=input_data_format, **kwargs)
-        if image.shape[0] == 1 and channels == 3 and do_convert_rgb:
-            image = image[[0, 0, 0]]  # what Pillow makes of a grey image
-        if image.shape[0] != channels:
+            return _in_mode(image, channels, convert=bool(do_convert_rgb))
+        dtype = str(image.dtype).removeprefix("torch.")
+        if dtype != "uint8" and (kwargs["do_rescale"] or "float" not in dtype):
+            raise ValueError(
+                f"got an image of {dtype}: expected uint8 (0..255), or floating point values that are already "
+                "scaled together with do_rescale=False"
+            )
+        if dtype != "uint8":
+            image = image.float() if isinstance(image, torch.Tensor) else image.astype(np.float32)
+        convertible = {1, channels} if channels == 3 and do_convert_rgb else {channels}
+        image = _channels_first(image, convertible, input_data_format)
+        if image.shape[0] not in convertible:
             raise ValueError(
                 f"got an image of {image.shape[0]} channels: the model has {channels} (the length of image_mean); "
                 "convert the image first"
             )
-        return image
+        return image if image.shape[0] == channels else image[[0, 0, 0]]  # what Pillow makes of a grey image
 
     def resize(self, image: Any, size: SizeDict, resample: Any = None, **kwargs: Any) -> Any:
-        """Resize (..., H, W); where `resize_mode` keeps the aspect ratio, each side rounds half to even as in timm."""
+        """Resize an image of Pillow's, or an array or a tensor (..., H, W)."""
+        height, width = image.size[::-1] if isinstance(image, Image.Image) else image.shape[-2:]
+        height, width = self._resized_sides(height, width, size)
+        resample = PILImageResampling.BILINEAR if resample is None else resample
+        if isinstance(image, Image.Image):
+            return image.resize((width, height), resample)
+        if self._pillow_resizes(image):
+            return _resize_planes(image, (width, height), resample)
+        image = _as_tensor(image).contiguous()
+        if resample not in TORCH_FILTERS and not (resample == PILImageResampling.LANCZOS and _on_cpu(image)):
+            raise ValueError(
+                f"torch cannot resize with resample={resample} on {image.device.type}: give levels (uint8) on the CPU "
+                'to a processor with resize_with="pillow", or take backend="pil"'
+            )
+        return super().resize(image, SizeDict(height=height, width=width), resample, **kwargs)  # type: ignore[misc]
+
+    def _pillow_resizes(self, image: np.ndarray | torch.Tensor) -> bool:
+        """Whether Pillow resizes this array or tensor, not torch."""
+        raise NotImplementedError
+
+    def _resized_sides(self, height: int, width: int, size: SizeDict) -> tuple[int, int]:
+        """Return (height, width) after the resize, rounded as the sources round."""
         if self.resize_mode is not None:
-            height, width = image.shape[-2:]
             ratios = height / size.height, width / size.width
             ratio = min(ratios) if self.resize_mode == "cover" else max(ratios)
-            size = SizeDict(height=round(height / ratio), width=round(width / ratio))
-        return super().resize(image, size, resample, **kwargs)  # type: ignore[misc]  # the backend's
+            sides = round(height / ratio), round(width / ratio)  # half to even, as in timm
+        elif size.shortest_edge and size.longest_edge:
+            sides = get_size_with_aspect_ratio((height, width), size.shortest_edge, size.longest_edge)
+        elif size.shortest_edge:
+            longer = int(size.shortest_edge * max(height, width) / min(height, width))
+            sides = (size.shortest_edge, longer) if height <= width else (longer, size.shortest_edge)
+        elif size.max_height and size.max_width:
+            sides = get_image_size_for_max_height_width((height, width), size.max_height, size.max_width)
+        elif size.height and size.width:
+            sides = size.height, size.width
+        else:
+            raise ValueError(
+                f"size is {size}: expected height and width, shortest_edge with or without longest_edge, or max_height "
+                "and max_width"
+            )
+        if min(sides) < 1:
+            raise ValueError(f"an image of {height}x{width} pixels has no pixel left at {sides[0]}x{sides[1]}")
+        return sides
 
     def center_crop(self, image: Any, size: SizeDict, **kwargs: Any) -> Any:  # type: ignore[override]
         """Cut (..., H, W) to `size` around its centre, filling with `pad_color` what lies beyond the image.
@@ -169,10 +223,31 @@ class SourcePreprocessing(BaseImageProcessor):
             return image
         shape = (*image.shape[:-2], size.height, size.width)
         canvas = image.new_zeros(shape) if isinstance(image, torch.Tensor) else np.zeros(shape, image.dtype)
+        scale = 1 if image.dtype in (np.uint8, torch.uint8) else 255
         for channel, level in enumerate(self.pad_color or ()):
-            canvas[..., channel, :, :] = level
+            canvas[..., channel, :, :] = level / scale
         canvas[..., top : top + height, left : left + width] = image
         return canvas
+
+    def rescale_and_normalize(
+        self,
+        images: torch.Tensor,  # (..., C, H, W)
+        do_rescale: bool,
+        rescale_factor: float,
+        do_normalize: bool,
+        image_mean: Sequence[float],
+        image_std: Sequence[float],
+    ) -> torch.Tensor:
+        """Turn levels into pixels by the sources' operations, one after the other: fused ones round otherwise."""
+        if not (do_rescale or do_normalize):
+            return images.contiguous()
+        images = images.to(torch.float32, memory_format=torch.contiguous_format)
+        if do_rescale:
+            images = images / images.new_tensor(1 / rescale_factor)  # a tensor: CUDA multiplies by a number's inverse
+        if do_normalize:
+            mean, std = (images.new_tensor(values)[:, None, None] for values in (image_mean, image_std))
+            images = (images - mean) / std
+        return images
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings alone; `to_json_file` adds the names of the classes where the folder needs them."""
@@ -195,21 +270,88 @@ class SourcePreprocessing(BaseImageProcessor):
 
 
 class PlainViTImageProcessor(SourcePreprocessing, TorchvisionBackend):  # type: ignore[misc]
-    """Prepare images with torchvision's tensor operations: batched, on any device."""
+    """Prepare images as tensors: the same pixels as the sources' own transforms, bit for bit.
+
+    Pillow resizes the levels (uint8) of files, images, arrays and tensors on the CPU, in any number of channels. Torch
+    resizes tensors on an accelerator, where they stay; floating point values, as the sources' transforms do; and
+    everything where `resize_with` is "torch".
+    """
+
+    def _pillow_resizes(self, image: np.ndarray | torch.Tensor) -> bool:
+        return self.resize_with == "pillow" and _on_cpu(image) and image.dtype in (np.uint8, torch.uint8)
+
+    def _preprocess(  # type: ignore[override]
+        self,
+        images: list[Any],
+        do_resize: bool,
+        size: SizeDict,
+        resample: Any,
+        device: str | torch.device | None = None,
+        **kwargs: Any,
+    ) -> BatchFeature:
+        """Resize on the CPU what comes from there, image by image; do the rest on `device`."""
+        on_cpu = {_on_cpu(image) for image in images}
+        if len(on_cpu) > 1:
+            raise ValueError("got images on the CPU together with tensors on an accelerator: move them to one device")
+        if do_resize and on_cpu == {True} and self.resize_with == "pillow":
+            images = [self.resize(image, size, resample) for image in images]
+            do_resize = False
+        images = [_as_tensor(image) for image in images]
+        if device is not None:
+            images = [image.to(device) for image in images]
+        return super()._preprocess(images, do_resize=do_resize, size=size, resample=resample, **kwargs)
 
 
 class PlainViTImageProcessorPil(SourcePreprocessing, PilBackend):  # type: ignore[misc]
-    """Prepare images with Pillow: the same pixels as the sources' own loaders, bit for bit."""
+    """Prepare images as arrays: the same pixels as the sources' own transforms, bit for bit.
 
-    def process_image(self, image: Any, *args: Any, **kwargs: Any) -> np.ndarray:
-        """Bring one image to the channels of the model; Pillow resizes one or three of them."""
-        channels = len(kwargs["image_mean"])
-        if channels not in PIL_MODES:
+    Pillow resizes everything, floating point values too: those channel by channel, within 1e-5 of
+    their range from torch.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if self.resize_with != "pillow":
             raise ValueError(
-                f"the model has {channels} channels, and Pillow prepares 1 or 3: use PlainViTImageProcessor "
-                '(backend="torchvision")'
+                f"resize_with is {self.resize_with!r}, which is no setting for the backend of Pillow: "
+                'take backend="torchvision", or give resize_with="pillow"'
+            )
+
+    def process_image(self, image: Any, *args: Any, **kwargs: Any) -> Any:
+        """Bring one image to the channels of the model: an image of Pillow's, or an array of (C, H, W)."""
+        if not _on_cpu(image):
+            raise ValueError(
+                f"got a tensor on {image.device}, and Pillow resizes on the CPU: move it there, or use "
+                'PlainViTImageProcessor (backend="torchvision")'
             )
         return super().process_image(image, *args, **kwargs)
+
+    def _pillow_resizes(self, image: np.ndarray | torch.Tensor) -> bool:
+        return True
+
+    def _preprocess(  # type: ignore[override]
+        self,
+        images: list[Any],
+        do_resize: bool,
+        size: SizeDict,
+        resample: Any,
+        do_center_crop: bool,
+        crop_size: SizeDict,
+        do_pad: bool | None,
+        pad_size: SizeDict | None,
+        return_tensors: Any,
+        **kwargs: Any,
+    ) -> BatchFeature:
+        """Prepare image by image."""
+        scaling = {name: kwargs[name] for name in SCALING}
+        prepared = []
+        for image in images:
+            resized = _as_tensor(self.resize(image, size, resample) if do_resize else image)
+            cropped = self.center_crop(resized, crop_size) if do_center_crop else resized
+            prepared.append(self.rescale_and_normalize(cropped, **scaling).detach().numpy())
+        if do_pad:
+            prepared = self.pad(prepared, pad_size=pad_size)
+        return BatchFeature(data={"pixel_values": prepared}, tensor_type=return_tensors)
 
 
 def open_image(source: str | os.PathLike) -> Image.Image:
@@ -229,22 +371,85 @@ def open_image(source: str | os.PathLike) -> Image.Image:
     return image
 
 
-def _to_array(image: Image.Image, channels: int, convert: bool) -> np.ndarray:
-    """Convert an opened image as `Image.open(...).convert(...)` does in the sources' loaders, to (H, W[, C])."""
+def _one_by_one(images: Any) -> Iterator[Any]:
+    """Yield single images: of Pillow's, or arrays and tensors of two or three dimensions."""
+    if isinstance(images, (list, tuple)) or (not isinstance(images, Image.Image) and images.ndim == 4):
+        for image in images:
+            yield from _one_by_one(image)
+    elif not isinstance(images, Image.Image) and images.ndim not in (2, 3):
+        raise ValueError(
+            f"got an array of {tuple(images.shape)}: expected (height, width), (channels, height, width), "
+            "(height, width, channels) or a batch of the last two"
+        )
+    else:
+        yield images
+
+
+def _on_cpu(image: Any) -> bool:
+    return not isinstance(image, torch.Tensor) or image.device.type == "cpu"
+
+
+def _in_mode(image: Image.Image, channels: int, convert: bool) -> Image.Image:
+    """Convert an opened image as `Image.open(...).convert(...)` does in the sources' loaders."""
     mode = PIL_MODES.get(channels)
     if mode is None or not convert:
-        if image.mode == "P" or image.mode in DEEP_MODES or len(image.getbands()) != channels:
+        if image.mode in NOT_LEVELS or len(image.getbands()) != channels:
             raise ValueError(
                 f"got an image of mode {image.mode}: it is not converted to the {channels} channels of the model"
                 f"{'' if convert else ' with do_convert_rgb=False'}; pass an array of that many channels instead"
             )
-        return np.array(image)
+        return image
     if image.mode in DEEP_MODES:
         raise ValueError(
             f"got an image of mode {image.mode} (more than 8 bits per channel): converting it to {mode} would clip "
             "every level above 255 to white; scale it to 8 bits first"
         )
-    return np.array(image.convert(mode))
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _channels_first(image: Any, channels: set[int], data_format: str | ChannelDimension | None) -> Any:
+    """Return an array or a tensor as (C, H, W), which has one of these numbers of channels.
+
+    Raises:
+        ValueError: if both its first and its last dimension could be the channels, or neither.
+    """
+    if image.ndim == 2:
+        return image[None]
+    first, last = ChannelDimension.FIRST, ChannelDimension.LAST
+    possible = [place for place, side in ((first, 0), (last, 2)) if image.shape[side] in channels]
+    if data_format is not None:
+        possible = [ChannelDimension(data_format)]
+    if len(possible) != 1:
+        raise ValueError(
+            f"got an image of {tuple(image.shape)}, of which {' or '.join(map(str, sorted(channels)))} channels are "
+            f"expected: {'both' if possible else 'neither'} its first and its last dimension may be those"
+            f"{'; give input_data_format' if possible else ''}"
+        )
+    if possible == [first]:
+        return image
+    return image.permute(2, 0, 1) if isinstance(image, torch.Tensor) else image.transpose(2, 0, 1)
+
+
+def _resize_planes(image: Any, size: tuple[int, int], resample: int) -> Any:
+    """Resize an array or a tensor (..., H, W) with Pillow, which makes the same of each channel alone as of all."""
+    if isinstance(image, torch.Tensor):
+        return torch.from_numpy(_resize_planes(image.detach().numpy(), size, resample))
+    if image.shape[:-2] == (3,) and image.dtype == np.uint8 and image.transpose(1, 2, 0).flags.c_contiguous:
+        return np.array(Image.fromarray(image.transpose(1, 2, 0)).resize(size, resample)).transpose(2, 0, 1)  # faster
+    resized = np.empty((*image.shape[:-2], size[1], size[0]), image.dtype)
+    for plane in np.ndindex(image.shape[:-2]):
+        resized[plane] = Image.fromarray(image[plane]).resize(size, resample)
+    return resized
+
+
+def _as_tensor(image: Any) -> torch.Tensor:
+    """Return an image of Pillow's or an array (C, H, W) as a tensor (C, H, W)."""
+    if isinstance(image, torch.Tensor):
+        return image
+    if isinstance(image, Image.Image):
+        levels = np.array(image)
+        return torch.from_numpy(levels[None] if levels.ndim == 2 else levels.transpose(2, 0, 1))
+    return torch.from_numpy(np.require(image, requirements=["C", "W"]))  # torch takes no read-only, no mirrored one
 
 
 def _centre(have: int, want: int) -> tuple[int, slice]:

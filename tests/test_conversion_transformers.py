@@ -23,6 +23,7 @@ from transformers import AutoConfig
 from plain_vit import (
     PlainViTForImageClassification,
     PlainViTForMaskedImageModeling,
+    PlainViTImageProcessor,
     PlainViTImageProcessorPil,
     PlainViTModel,
 )
@@ -402,8 +403,10 @@ def test_the_processor_beside_a_model_prepares_its_own_pixels(
     name: str, folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     source = folder("ViTForImageClassification")
-    stock = getattr(transformers, f"{name}Pil")(image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6])
-    stock.save_pretrained(source)
+    settings: dict[str, Any] = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    getattr(transformers, name)(**settings).save_pretrained(source)
+    stock = transformers.AutoImageProcessor.from_pretrained(source)
+    assert type(stock) is getattr(transformers, name)  # torchvision's backend, with nothing asked for
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (301, 277, 3), dtype=np.uint8))
     expected = stock(image, return_tensors="pt")["pixel_values"]
     prepare: Any = from_checkpoint(source).image_processor
@@ -412,15 +415,16 @@ def test_the_processor_beside_a_model_prepares_its_own_pixels(
     assert main(["convert", str(source), str(tmp_path / "ours")]) == 0
     assert main(["export", str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "transformers"]) == 0
     for place in ("ours", "back"):
-        again = transformers.AutoImageProcessor.from_pretrained(tmp_path / place, backend="pil")
+        again = transformers.AutoImageProcessor.from_pretrained(tmp_path / place)
         assert type(again) is type(stock)
         assert torch.equal(again(image, return_tensors="pt")["pixel_values"], expected)
 
 
-def test_our_own_folders_open_with_the_backend_that_every_source_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved_by", [PlainViTImageProcessor, PlainViTImageProcessorPil])
+def test_our_own_folders_open_with_the_class_that_every_source_has(saved_by: type, tmp_path: Path) -> None:
     PlainViTForImageClassification(tiny_config()).save_pretrained(tmp_path)
-    PlainViTImageProcessorPil(size={"height": 24, "width": 56}).save_pretrained(tmp_path)
-    assert type(from_checkpoint(tmp_path).image_processor) is PlainViTImageProcessorPil
+    saved_by(size={"height": 24, "width": 56}).save_pretrained(tmp_path)
+    assert type(from_checkpoint(tmp_path).image_processor) is PlainViTImageProcessor
 
 
 # The way into transformers

@@ -9,9 +9,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torchvision.transforms import functional
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 import plain_vit
+from plain_vit.conversion import from_checkpoint
 from tests.golden.save_this_version import golden_pixels
 from tests.tiny import difference
 
@@ -38,8 +40,13 @@ def test_a_golden_folder_opens_with_the_same_numbers(version: str) -> None:
         assert difference(model(golden_pixels().view(2, 3, 24, 12)).logits, expected["resized"]) < REORDERED
     assert model.config.id2label == {0: "ant", 1: "bee", 2: "cat"}
     image = Image.fromarray(np.full((31, 17, 3), 255, dtype=np.uint8))
-    prepared = AutoImageProcessor.from_pretrained(GOLDEN / version)(image, return_tensors="pt").pixel_values
-    assert torch.equal(prepared, torch.ones(1, 3, 12, 24))
+    processor = AutoImageProcessor.from_pretrained(GOLDEN / version)
+    assert torch.equal(processor(image, return_tensors="pt").pixel_values, torch.ones(1, 3, 12, 24))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (31, 17, 3), dtype=np.uint8))
+    resized = functional.to_tensor(image.resize((24, 12), Image.Resampling.BILINEAR))
+    expected = functional.normalize(resized, [0.5] * 3, [0.5] * 3)
+    for opened in (processor, from_checkpoint(GOLDEN / version).image_processor):
+        assert torch.equal(opened(image, return_tensors="pt").pixel_values[0], expected)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -1,6 +1,7 @@
 """The processors made from each source's facts prepare that source's own pixels, and go back to it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ import torchvision
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from timm.data.transforms import str_to_pil_interp
-from torchvision.transforms import v2
-from torchvision.transforms.v2.functional import pil_to_tensor
 from transformers import (
+    AutoImageProcessor,
     BitImageProcessorPil,
     CLIPImageProcessor,
     CLIPImageProcessorPil,
+    ViTImageProcessor,
+    ViTImageProcessorPil,
 )
 from transformers.image_processing_utils import BaseImageProcessor
 
@@ -67,10 +69,11 @@ def pixels(processor: BaseImageProcessor, image: Image.Image) -> torch.Tensor:
 PLAIN_SETTINGS = sorted({settings_of(pretrained_cfg(tag)) for tag in tags(*PLAIN_MODULES)})
 
 
+@pytest.mark.parametrize("backend", ["pil", "torchvision"])
 @pytest.mark.parametrize("settings", PLAIN_SETTINGS, ids=lambda settings: "-".join(map(str, settings[:4])))
-def test_pixels_equal_timms_for_every_setting_of_its_plain_vits(settings: tuple) -> None:
+def test_pixels_equal_timms_for_every_setting_of_its_plain_vits(settings: tuple, backend: str) -> None:
     cfg = dict(zip(SETTINGS, settings, strict=True))
-    processor = processor_from_timm(cfg)
+    processor = processor_from_timm(cfg, backend=backend)
     transform = create_transform(**resolve_data_config(pretrained_cfg=cfg), is_training=False)
     for size in IMAGE_SIZES[:2]:
         image = noise(*size)
@@ -79,12 +82,22 @@ def test_pixels_equal_timms_for_every_setting_of_its_plain_vits(settings: tuple)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tag", tags(*PLAIN_MODULES))
-def test_pixels_equal_timms_for_every_tag(tag: str) -> None:
+def test_pixels_equal_timms_for_every_tag(tag: str, tmp_path: Path) -> None:
     cfg = pretrained_cfg(tag)
     transform = create_transform(**resolve_data_config(pretrained_cfg=cfg), is_training=False)
+    made = processor_from_timm(cfg)
+    made.save_pretrained(tmp_path)
+    opened = AutoImageProcessor.from_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    del saved["resize_with"]  # which 0.1.0 did not write at first
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(saved))
+    processors = [made, opened, AutoImageProcessor.from_pretrained(tmp_path), processor_from_timm(cfg, backend="pil")]
+    assert [type(processor) for processor in processors] == [*[PlainViTImageProcessor] * 3, PlainViTImageProcessorPil]
     for size in IMAGE_SIZES:
         image = noise(*size)
-        assert torch.equal(pixels(processor_from_timm(cfg), image), transform(image))
+        expected = transform(image)
+        for processor in processors:
+            assert torch.equal(pixels(processor, image), expected)
 
 
 def test_every_tag_of_timms_vits_opens_and_goes_back_to_the_same_settings() -> None:
@@ -96,11 +109,12 @@ def test_every_tag_of_timms_vits_opens_and_goes_back_to_the_same_settings() -> N
         assert settings_of(back) == settings_of(resolve_data_config(pretrained_cfg=cfg)), tag
 
 
+@pytest.mark.parametrize("backend", ["pil", "torchvision"])
 @pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "nearest", "lanczos", "box", "hamming"])
 @pytest.mark.parametrize("input_size, crop_pct", [((3, 97, 61), 0.9), ((3, 64, 111), 1.0), ((3, 75, 75), 0.8)])
 def test_pixels_equal_timms_for_settings_that_no_tag_has(
-    input_size: tuple, crop_pct: float, interpolation: str, crop_mode: str
+    input_size: tuple, crop_pct: float, interpolation: str, crop_mode: str, backend: str
 ) -> None:
     cfg = {
         "input_size": input_size,
@@ -110,7 +124,7 @@ def test_pixels_equal_timms_for_settings_that_no_tag_has(
         "mean": (0.11, 0.52, 0.93),
         "std": (0.31, 0.22, 0.13),
     }
-    processor = processor_from_timm(cfg)
+    processor = processor_from_timm(cfg, backend=backend)
     transform = create_transform(**resolve_data_config(pretrained_cfg=cfg), is_training=False)
     for size in IMAGE_SIZES:
         image = noise(*size)
@@ -156,21 +170,12 @@ def torchvision_weights() -> list:
 @pytest.mark.parametrize("weights", torchvision_weights(), ids=str)
 def test_pixels_equal_torchvisions_for_all_its_weights(weights: torchvision.models.WeightsEnum) -> None:
     transform = weights.transforms()
-    on_tensors = v2.Compose(
-        [
-            v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias),
-            v2.CenterCrop(transform.crop_size),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(transform.mean, transform.std),
-        ]
-    )
     for size in IMAGE_SIZES[:2]:
         image = noise(*size)
         for source in (transform, weights.url.rpartition("/")[2]):
-            assert torch.equal(pixels(processor_from_torchvision(source), image), transform(image))
-            # Mean and deviation are multiplied by 255 instead of dividing the pixels: a few roundings.
-            ours = pixels(processor_from_torchvision(source, backend="torchvision"), image)
-            torch.testing.assert_close(ours, on_tensors(pil_to_tensor(image)), rtol=0, atol=1e-6)
+            for backend in ("torchvision", "pil"):
+                processor = processor_from_torchvision(source, backend=backend)
+                assert torch.equal(pixels(processor, image), transform(image))
 
 
 def test_a_file_that_torchvision_did_not_publish_is_refused() -> None:
@@ -178,13 +183,13 @@ def test_a_file_that_torchvision_did_not_publish_is_refused() -> None:
         processor_from_torchvision("my_vit.pth")
 
 
-@pytest.mark.parametrize("backend", ["pil", "torchvision"])
+@pytest.mark.parametrize("backend", ["pil", "torchvision", None])
 @pytest.mark.parametrize("named", ["CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPFeatureExtractor"])
-def test_a_stock_processor_stays_what_it_is(named: str, backend: str) -> None:
+def test_a_stock_processor_stays_what_it_is(named: str, backend: str | None) -> None:
     key = "feature_extractor_type" if named.endswith("Extractor") else "image_processor_type"
     settings = {key: named, "size": {"shortest_edge": 67}, "crop_size": {"height": 43, "width": 59}}
     processor = processor_from_transformers(settings, backend=backend)
-    stock = {"pil": CLIPImageProcessorPil, "torchvision": CLIPImageProcessor}[backend]
+    stock = CLIPImageProcessorPil if backend == "pil" else CLIPImageProcessor  # AutoImageProcessor's own choice
     assert type(processor) is stock
     image = noise(331, 257)
     expected = stock(size={"shortest_edge": 67}, crop_size={"height": 43, "width": 59})
@@ -194,7 +199,7 @@ def test_a_stock_processor_stays_what_it_is(named: str, backend: str) -> None:
 def test_the_model_type_names_the_processor_where_an_old_file_does_not() -> None:
     settings = {"do_normalize": True, "do_resize": True, "image_mean": [0.5] * 3, "resample": 2, "size": 37}
     processor = processor_from_transformers(settings, {"model_type": "vit"})
-    assert type(processor).__name__ == "ViTImageProcessorPil"
+    assert type(processor).__name__ == "ViTImageProcessor"
     assert pixels(processor, noise(331, 257)).shape == (3, 37, 37)
 
 
@@ -240,9 +245,17 @@ SQUASHED = sorted({settings for settings in PLAIN_SETTINGS if settings[3] == "sq
 def test_the_stock_processor_prepares_the_same_pixels_wherever_timm_squashes(settings: tuple, backend: str) -> None:
     processor = processor_from_timm(dict(zip(SETTINGS, settings, strict=True)), backend=backend)
     stock = stock_processor(processor)
-    assert type(stock).__name__ == {"pil": "ViTImageProcessorPil", "torchvision": "ViTImageProcessor"}[backend]
+    assert type(stock) is ViTImageProcessorPil
     for image in (noise(331, 257), noise(149, 421, channels=1)):
         assert torch.equal(pixels(stock, image), pixels(processor, image))
+
+
+def test_the_stock_processor_resizes_with_torch_where_that_is_asked_for() -> None:
+    processor = PlainViTImageProcessor(size=(43, 59), resize_with="torch")
+    stock = stock_processor(processor)
+    assert type(stock) is ViTImageProcessor
+    image = noise(331, 257)
+    torch.testing.assert_close(pixels(stock, image), pixels(processor, image), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("backend", ["pil", "torchvision"])
@@ -271,6 +284,7 @@ def test_the_stock_processor_is_refused_where_its_pixels_would_differ(cfg: dict)
     [
         (PlainViTImageProcessorPil(do_resize=False), "do_resize=False"),
         (PlainViTImageProcessorPil(do_rescale=False), "do_rescale=False"),
+        (PlainViTImageProcessor(resize_with="torch"), "resize_with='torch'"),
         (PlainViTImageProcessorPil(rescale_factor=1 / 127.5), "rescale_factor"),
         (PlainViTImageProcessorPil(do_pad=True, pad_size={"height": 7, "width": 7}), "do_pad"),
         (PlainViTImageProcessorPil(size={"shortest_edge": 67}), "depends on the image"),

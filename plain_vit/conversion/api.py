@@ -449,7 +449,6 @@ def _understand(
             )
         with _clear_errors(source):
             recipe = _recipe_of_ours(source, checkpoint)
-            # With the PIL backend, as from every other source: its pixels are exactly the source's.
             processor = processor_from_transformers(preprocessor, settings) if preprocessor else None
         notes: list[str] = []
         counters: tuple[str, ...] = ()

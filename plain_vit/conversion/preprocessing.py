@@ -61,7 +61,7 @@ def processor_from_timm(
     *,
     num_channels: int | None = None,
     image_size: int | Sequence[int] | None = None,
-    backend: str = "pil",
+    backend: str = "torchvision",
 ) -> SourcePreprocessing:
     """Prepare the same pixels as timm's evaluation transform.
 
@@ -70,7 +70,7 @@ def processor_from_timm(
             mean what timm takes them to mean.
         num_channels: Channels of the model, where they differ from the first of `input_size`.
         image_size: Pixels, an int or (height, width), where the model was built for another size than `input_size`.
-        backend: "pil" (bit for bit timm's pixels) or "torchvision".
+        backend: "torchvision" (tensors) or "pil" (arrays): the same pixels.
 
     Raises:
         CheckpointError: if the entries contradict each other or timm itself cannot use them.
@@ -102,14 +102,13 @@ def processor_from_timm(
     return _processor(backend, image_mean=mean, image_std=std, resample=resample, **settings)
 
 
-def processor_from_torchvision(source: Any, *, backend: str = "pil") -> SourcePreprocessing:
+def processor_from_torchvision(source: Any, *, backend: str = "torchvision") -> SourcePreprocessing:
     """Prepare the same pixels as the transform that torchvision publishes with its weights.
 
     Args:
         source: The transform (`ViT_B_16_Weights.IMAGENET1K_V1.transforms()`), or the name of a published file, such as
             "vit_b_16-c867db91.pth".
-        backend: "pil" (bit for bit what the transform makes of an opened image) or "torchvision" (what
-            `torchvision.transforms.v2` makes of a uint8 tensor, up to the rounding of the normalisation).
+        backend: "torchvision" (tensors) or "pil" (arrays): the same pixels.
 
     Raises:
         CheckpointError: if the file is none of torchvision's own: what prepared its images is then not known.
@@ -138,16 +137,16 @@ def processor_from_torchvision(source: Any, *, backend: str = "pil") -> SourcePr
 
 
 def processor_from_transformers(
-    preprocessor_config: Mapping[str, Any], model_config: Mapping[str, Any] | None = None, *, backend: str = "pil"
+    preprocessor_config: Mapping[str, Any], model_config: Mapping[str, Any] | None = None, *, backend: str | None = None
 ) -> BaseImageProcessor:
     """Return the processor that a folder in transformers' layout describes, plain-vit's own included.
 
-    A stock processor stays the stock class: its centre crop rounds otherwise than ours, and its pixels are the source.
+    A stock processor stays the stock class that `AutoImageProcessor` takes: its pixels are the source.
 
     Args:
         preprocessor_config: The contents of `preprocessor_config.json`, of this or an older release of transformers.
         model_config: The contents of the `config.json` beside it, which tells the class where the other does not.
-        backend: "pil" or "torchvision".
+        backend: "pil", "torchvision", or what `AutoImageProcessor` takes where nothing is asked for.
 
     Raises:
         CheckpointError: if neither names an image processor that transformers or plain-vit has.
@@ -168,14 +167,14 @@ def processor_from_transformers(
             ) from error
 
 
-def processor_from_google(image_size: int | Sequence[int], *, backend: str = "pil") -> SourcePreprocessing:
+def processor_from_google(image_size: int | Sequence[int], *, backend: str = "torchvision") -> SourcePreprocessing:
     """Prepare pixels as Google's vision_transformer evaluates: resized directly, scaled to [-1, 1].
 
     TensorFlow resizes without antialiasing, so pixels of images that shrink are near the original's, not equal.
 
     Args:
         image_size: Input size of the model in pixels, an int or (height, width).
-        backend: "pil" or "torchvision".
+        backend: "torchvision" (tensors) or "pil" (arrays): the same pixels.
 
     Source:
         github.com/google-research/vision_transformer, `vit_jax/input_pipeline.py`.
@@ -189,7 +188,7 @@ def default_processor(
     *,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    backend: str = "pil",
+    backend: str = "torchvision",
 ) -> tuple[SourcePreprocessing, tuple[str, ...]]:
     """Return a processor for a source that records nothing about its pixels, and what had to be assumed.
 
@@ -198,7 +197,7 @@ def default_processor(
         num_channels: Channels of the model.
         mean: Mean of each channel of values in 0..1; 0.5 is assumed if not given.
         std: Deviation of each channel of values in 0..1; 0.5 is assumed if not given.
-        backend: "pil" or "torchvision".
+        backend: "torchvision" (tensors) or "pil" (arrays): the same pixels.
 
     Returns:
         The processor, which stretches the image to `image_size` (bilinear), and one sentence per assumption, for the
@@ -224,6 +223,8 @@ def default_processor(
 def processor_to_timm(processor: BaseImageProcessor) -> dict[str, Any]:
     """Return the entries of timm's `pretrained_cfg` that make timm prepare the same pixels.
 
+    timm resizes with Pillow: a stock processor of torchvision's backend is up to two levels of 255 away from it.
+
     Args:
         processor: Ours of either backend, or a stock one without a centre crop.
 
@@ -242,6 +243,7 @@ def processor_to_timm(processor: BaseImageProcessor) -> dict[str, Any]:
         "do_resize=False": not settings["do_resize"],
         "do_rescale=False": not settings["do_rescale"],
         f"rescale_factor={settings['rescale_factor']}": settings["rescale_factor"] != 1 / 255,
+        "resize_with='torch'": settings.get("resize_with") == "torch",
         "do_pad=True": bool(settings.get("do_pad")),
         f"resample={settings['resample']}": settings["resample"] not in names,
         "transformers' own centre crop, which rounds down where timm rounds half to even":
@@ -277,10 +279,12 @@ def stock_processor(processor: SourcePreprocessing) -> ViTImageProcessor | ViTIm
     """Return transformers' own ViT processor with the same pixels, which needs neither plain-vit nor trust.
 
     The pixels are equal for images without transparency; transformers blends transparency with white, the sources
-    drop it.
+    drop it. A folder does not say the backend: `AutoImageProcessor` opens what the result saves with torchvision, one
+    or two levels of 255 away, unless it is asked for `backend="pil"`.
 
     Args:
-        processor: Ours, of either backend; the result has the same backend.
+        processor: Ours, of either backend. The result is the class that resizes with Pillow, or with torch where
+            `resize_with` says so: then its normalisation rounds otherwise, by up to 2e-6.
 
     Raises:
         ExportError: if the stock class would prepare other pixels: its centre crop is off by one on some sizes.
@@ -300,7 +304,7 @@ def stock_processor(processor: SourcePreprocessing) -> ViTImageProcessor | ViTIm
             [part for part, is_there in faults.items() if is_there],
         )
     settings["do_convert_rgb"] = len(settings["image_mean"]) == 3  # the stock class converts to nothing but RGB
-    stock = ViTImageProcessor if isinstance(processor, PlainViTImageProcessor) else ViTImageProcessorPil
+    stock = ViTImageProcessor if settings.pop("resize_with") == "torch" else ViTImageProcessorPil
     return stock(**settings)
 
 
