@@ -184,7 +184,7 @@ class SourcePreprocessing(BaseImageProcessor):
         """Whether Pillow resizes this array or tensor, not torch."""
         raise NotImplementedError
 
-    def _resized_sides(self, height: int, width: int, size: SizeDict) -> tuple[int, int]:
+    def _resized_sides(self, height: int, width: int, size: Any) -> tuple[int, int]:
         """Return (height, width) after the resize, rounded as the sources round."""
         if self.resize_mode is not None:
             ratios = height / size.height, width / size.width
@@ -338,13 +338,13 @@ class PlainViTImageProcessorPil(SourcePreprocessing, PilBackend):  # type: ignor
         do_center_crop: bool,
         crop_size: SizeDict,
         do_pad: bool | None,
-        pad_size: SizeDict | None,
+        pad_size: Any,
         return_tensors: Any,
         **kwargs: Any,
     ) -> BatchFeature:
         """Prepare image by image."""
         scaling = {name: kwargs[name] for name in SCALING}
-        prepared = []
+        prepared: Any = []
         for image in images:
             resized = _as_tensor(self.resize(image, size, resample) if do_resize else image)
             cropped = self.center_crop(resized, crop_size) if do_center_crop else resized

@@ -40,12 +40,13 @@ def test_a_golden_folder_opens_with_the_same_numbers(version: str) -> None:
         assert difference(model(golden_pixels().view(2, 3, 24, 12)).logits, expected["resized"]) < REORDERED
     assert model.config.id2label == {0: "ant", 1: "bee", 2: "cat"}
     image = Image.fromarray(np.full((31, 17, 3), 255, dtype=np.uint8))
-    processor = AutoImageProcessor.from_pretrained(GOLDEN / version)
+    processor: Any = AutoImageProcessor.from_pretrained(GOLDEN / version)
     assert torch.equal(processor(image, return_tensors="pt").pixel_values, torch.ones(1, 3, 12, 24))
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (31, 17, 3), dtype=np.uint8))
     resized = functional.to_tensor(image.resize((24, 12), Image.Resampling.BILINEAR))
     expected = functional.normalize(resized, [0.5] * 3, [0.5] * 3)
-    for opened in (processor, from_checkpoint(GOLDEN / version).image_processor):
+    converted: Any = from_checkpoint(GOLDEN / version).image_processor
+    for opened in (processor, converted):
         assert torch.equal(opened(image, return_tensors="pt").pixel_values[0], expected)
 
 

@@ -248,8 +248,8 @@ def test_batches_and_nested_lists_are_prepared_image_by_image(backend: type) -> 
     first = batch.transpose(0, 3, 1, 2)
     for together in (images, tuple(images), [images[:1], images[1:]], batch, first, [first[:3], batch[3:]]):
         assert torch.equal(processor(together, return_tensors="pt")["pixel_values"], expected)
-    for together in (torch.from_numpy(batch), torch.from_numpy(first), list(torch.from_numpy(batch))):
-        assert torch.equal(processor(together, return_tensors="pt")["pixel_values"], expected)
+    for tensors in (torch.from_numpy(batch), torch.from_numpy(first), list(torch.from_numpy(batch))):
+        assert torch.equal(processor(tensors, return_tensors="pt")["pixel_values"], expected)
     mixed = [images[0], batch[1], torch.from_numpy(first[2]), images[3]]
     assert torch.equal(processor(mixed, return_tensors="pt")["pixel_values"], expected)
     kind = {PlainViTImageProcessor: torch.Tensor, PlainViTImageProcessorPil: np.ndarray}[backend]
