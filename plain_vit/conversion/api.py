@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -33,13 +33,14 @@ from ..errors import (
     VerificationError,
 )
 from .containers import LazyTensors
-from .engine import Row, convert, ignored_names, revert, stream
+from .engine import Row, convert, ignored_names, revert, sources_of, stream
 from .format import EXPECTED, UNSEEN, Description, Format, Hints, Inference, unheeded
 from .google import GOOGLE
+from .live_modules import find_model, unknown_hints
 from .parity import StageDifference, compare_models, probe_images
 from .preprocessing import processor_from_transformers
 from .reading import Checkpoint, read_checkpoint, strip_wrappers
-from .structure import empty_model
+from .structure import class_path, empty_model
 from .timm import TIMM
 from .torchvision import TORCHVISION
 from .transformers import TRANSFORMERS
@@ -141,15 +142,57 @@ def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -
         AmbiguousCheckpointError: There are several, or the module does not say everything.
         ExportError: It has parts that plain-vit does not know.
     """
+    if unknown := hints.keys() - {field.name for field in fields(Hints)}:
+        raise unknown_hints(sorted(unknown), [field.name for field in fields(Hints)])
     known = Hints(**hints)
-    found, source = _find_module(module, format, known.key)
-    description = source.describe_module(found, known)
+    if format is not None:
+        _format(format)
+    found, source = find_model(module, FORMATS, format, known.key)
+    with _clear_module_errors(found, source):
+        description = source.describe_module(found, known)
     _check_hints(known, description, type(found).__name__)
     model, tensors = empty_model(description.config), _without_prefix(found.state_dict(), description.prefix)
     rows = source.rows(description.config, description.layout)
     state = convert(rows, tensors, model.state_dict(), description.config, description.ignored)
     model.load_state_dict(_of_one_dtype(state), assign=True)
+    trained = {name for name, parameter in found.named_parameters() if parameter.requires_grad}
+    _freeze(model, sources_of(rows, state), set(_without_prefix(dict.fromkeys(trained), description.prefix)))
     return _without_empty_head(model).train(found.training)
+
+
+def _freeze(module: nn.Module, sources: Mapping[str, Sequence[str]], trained: Collection[str]) -> None:
+    """Freeze the parameters that are made of frozen ones, and those alone.
+
+    Args:
+        module: Theirs or ours.
+        sources: What each of its parameters is made from.
+        trained: Those of the other side that are not frozen.
+
+    Raises:
+        ExportError: names the parameters that are made of trained and of frozen ones.
+    """
+    mixed = []
+    for name, parameter in module.named_parameters():
+        if name in sources:
+            given = [source in trained for source in sources[name]]
+            parameter.requires_grad_(any(given))
+            mixed += [f"{name} holds {', '.join(sources[name])}"] if len(set(given)) > 1 else []
+    if mixed:
+        raise ExportError("one parameter cannot be trained in part; freeze all of these, or none:", mixed)
+
+
+@contextmanager
+def _clear_module_errors(module: nn.Module, origin: Format) -> Iterator[None]:
+    """Say what a module is not, in whatever way reading it as a model of a format fails."""
+    try:
+        yield
+    except (PlainViTError, ValueError):
+        raise
+    except (AttributeError, LookupError, StopIteration, TypeError, ArithmeticError, RuntimeError) as error:
+        raise UnknownFormatError(
+            f"{class_path(module)} does not have the parts of a plain ViT of {origin.name} "
+            f"({type(error).__name__}: {error}): pass the model as its package builds it, or the format that it is of"
+        ) from error
 
 
 def to_module(model: PreTrainedModel, format: str, *, layout: str | None = None) -> nn.Module:
@@ -169,6 +212,13 @@ def to_module(model: PreTrainedModel, format: str, *, layout: str | None = None)
     target, (config, tensors) = _format(format), _our_tensors(model)
     module = target.build_module(config, layout)
     _fill(module, target, config, tensors, layout)
+    made: dict[str, list[str]] = {}
+    for ours, sources in sources_of(target.rows(config, layout), tensors).items():
+        for source in sources:
+            made.setdefault(source, []).append(ours)
+    prefix = "vit." if isinstance(model, modeling.PlainViTModel) else ""
+    trained = {prefix + name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    _freeze(module, made, trained)
     return module.train(model.training)
 
 
@@ -182,31 +232,6 @@ def _fill(
         if tensor.numel() == 0:  # a class token of no rows
             state.setdefault(name, tensor.to(like.device, like.dtype))
     module.load_state_dict(dict(target.for_module(state, config, layout)), assign=True)
-
-
-def _find_module(module: nn.Module, format: str | None, key: str | None) -> tuple[nn.Module, Format]:
-    """Return the one model of a known package in a module."""
-    formats = list(FORMATS.values()) if format is None else [_format(format)]
-    if key is not None:
-        children = dict(module.named_modules(remove_duplicate=False))
-        if key not in children:
-            raise UnknownFormatError(f"the module has no child {key!r}: it has {', '.join(filter(None, children))}")
-        module = children[key]
-    found: dict[str, tuple[nn.Module, Format]] = {}
-    for path, child in module.named_modules():
-        inside = any(path.startswith(f"{outer}.") or not outer for outer in found)
-        if not inside and (source := next((one for one in formats if one.matches_module(child)), None)) is not None:
-            found[path] = child, source
-    if len(found) > 1:
-        raise AmbiguousCheckpointError("the module holds several models; which one is meant?", {"key": list(found)})
-    if found:
-        return next(iter(found.values()))
-    if format is not None:
-        return module, formats[0]
-    raise UnknownFormatError(
-        f"{type(module).__module__}.{type(module).__qualname__} holds no model of {', '.join(FORMATS)}: "
-        "for a class copied out of one of them, say format="
-    )
 
 
 # Checkpoints

@@ -231,6 +231,17 @@ def revert(rows: Sequence[Row], ours: Mapping[str, torch.Tensor], config: PlainV
     return result
 
 
+def sources_of(rows: Sequence[Row], names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return which tensors of the source each of ours is made from.
+
+    Args:
+        rows: The table.
+        names: Those of our model's tensors.
+    """
+    groups, _ = _groups(rows, names)
+    return {name: group.sources for group in groups for name in group.ours}
+
+
 def ignored_names(names: Collection[str], ignored: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Return those names that a pattern covers, each with the first such pattern's reason."""
     reasons: dict[str, str] = {}

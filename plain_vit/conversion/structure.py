@@ -1,8 +1,10 @@
 """What sets two live modules, or two configs, apart: so that no part of a model is lost on the way there or back."""
 
 import copy
+import enum
+import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +14,11 @@ from transformers.initialization import no_init_weights
 
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
+
+# What every module has, and what packages note on one without reading it in a forward pass.
+BOOKKEEPING = {*vars(nn.Module()), "_is_hf_initialized", "_compiled_call_impl", "_is_torch_compile", "_fast_norm"}
+# Containers whose order is that of their parts.
+ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 # Fields that no other package has a word for, and that change no number of a trained model at its native size.
 NEUTRAL_FIELDS = {
@@ -39,10 +46,38 @@ def class_path(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
+def class_name(module: nn.Module, classes: Mapping[str, str]) -> str:
+    """Return the name that classes which compute the same share, else where the class stands.
+
+    Args:
+        module: Whose class it is. GELU is one class for two functions: "...GELU(tanh)" is the approximate one.
+        classes: Paths of classes, with the name that they share.
+    """
+    path = class_path(module)
+    if type(module) is nn.GELU and module.approximate != "none":
+        path += f"({module.approximate})"
+    return classes.get(path, path)
+
+
+def epsilon_of(norm: Any) -> float | None:
+    """Return a norm's epsilon; torch's own choice where an RMSNorm was given none, which its dtype decides."""
+    if type(norm) is not nn.RMSNorm or norm.eps is not None:
+        return getattr(norm, "eps", None)
+    dtype = torch.float32 if norm.weight is None else norm.weight.dtype
+    small = torch.linspace(1e-6, 1e-2, 8, dtype=dtype)
+    chosen = nn.functional.rms_norm(small, small.shape)
+    for candidate in (torch.float64, torch.float32, dtype):  # halves are computed in float32 by recent releases
+        eps = torch.finfo(candidate).eps
+        if torch.equal(nn.functional.rms_norm(small, small.shape, eps=eps), chosen):
+            return eps
+    return None
+
+
 def differences(
     module: nn.Module, other: nn.Module, classes: Mapping[str, str], silent: Collection[str], without: str = " "
 ) -> list[str]:
-    """Return what sets two modules apart: classes, settings and shapes of their parts; not the values of tensors.
+    """Return what sets two modules apart: classes, settings, functions and shapes of their parts; not the values of
+    tensors.
 
     Args:
         module: The one that is described first in each line.
@@ -61,17 +96,56 @@ def differences(
 
 def _description(module: nn.Module, classes: Mapping[str, str], silent: Collection[str]) -> dict[str, Any]:
     described: dict[str, Any] = {}
-    for path, part in module.named_modules():
+    for path, part in module.named_modules(remove_duplicate=False):
         place = f"{path}." if path else ""
-        described[f"{place}class"] = classes.get(class_path(part), class_path(part))
+        described[f"{place}class"] = class_name(part, classes)
+        if isinstance(part, ORDERED):
+            described[f"{place}parts"] = tuple(part._modules)
         for name, value in vars(part).items():
-            plain = isinstance(value, bool | int | float | str | tuple | list) and not name.startswith("_")
-            if plain and name not in silent and name != "training":
-                described[place + name] = value
+            if name not in BOOKKEEPING and name not in silent:
+                described[place + name] = _comparable(value)
+        if type(part) is nn.GELU:
+            described.pop(f"{place}approximate", None)  # part of the class's name
+        if type(part) is nn.RMSNorm:
+            described[f"{place}eps"] = epsilon_of(part)
         for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
             if tensor is not None:
                 described[place + name] = f"a tensor of shape {tuple(tensor.shape)}"
     return described
+
+
+def _comparable(value: Any, depth: int = 4) -> Any:
+    """Return what can be compared of an attribute: the same for two that compute the same."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value.value if isinstance(value, enum.Enum) else value
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        return tuple(_comparable(part, depth - 1) for part in value)
+    if isinstance(value, set | frozenset):
+        return tuple(sorted(map(str, value)))
+    if isinstance(value, Mapping):
+        return tuple((str(key), _comparable(part, depth - 1)) for key, part in value.items())
+    if isinstance(value, functools.partial):
+        bound = _comparable(value.args, depth - 1), _comparable(value.keywords, depth - 1)
+        return f"{_comparable(value.func)} with {bound}"
+    if isinstance(value, Callable) and hasattr(value, "__qualname__"):  # type: ignore[arg-type]
+        return _function(value, depth)
+    if isinstance(value, torch.dtype | torch.Size | enum.Enum):
+        return str(value)
+    if isinstance(value, torch.device):
+        return "a device"
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    settings = getattr(value, "__dict__", None)
+    return kind if not settings or depth <= 0 else (kind, _comparable(settings, depth - 1))
+
+
+def _function(function: Any, depth: int) -> Any:
+    """Return a function's name, with what it holds on to: two of one name may differ in that."""
+    name = f"{getattr(function, '__module__', None)}.{function.__qualname__}"
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    held = _comparable((*cells, *(getattr(function, "__defaults__", None) or ())), depth - 1) if depth > 0 else ()
+    return (name, held) if held else name
 
 
 def _same(value: Any, other: Any) -> bool:

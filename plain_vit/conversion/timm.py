@@ -20,7 +20,7 @@ from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row,
 from .format import UNSEEN, Description, Format, Hints, Inference, StateDict
 from .preprocessing import processor_from_timm, processor_to_timm
 from .timm_arguments import DEFAULTS, POOLINGS, SILENT_ARGUMENTS, architecture_for, architecture_of, config_of, word_of
-from .timm_modules import arguments_of, build, unknown_parts
+from .timm_modules import CLASS_PATHS, arguments_of, build, unknown_parts
 from .timm_shapes import arguments_from, facts, image_size_of
 from .writing import save_state_dict
 
@@ -277,8 +277,8 @@ class TimmFormat(Format):
         return "patch_embed.proj.weight" in names and any(name.startswith("blocks.0.") for name in names)
 
     def matches_module(self, module: nn.Module) -> bool:
-        """Tell whether a live module is one of timm's, or derived from one."""
-        return any(base.__module__.startswith("timm.models.") for base in type(module).__mro__)
+        """Tell whether a live module is one of timm's Vision Transformers, or derived from one."""
+        return any(f"{base.__module__}.{base.__qualname__}" in CLASS_PATHS for base in type(module).__mro__)
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
         """Read the configuration off a live module, which says everything: hints are not needed.

@@ -106,6 +106,11 @@ def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
         unknown.append("proj_bias=False in parallel blocks, whose MLP keeps the bias of its first layer")
     if given["distilled"] and (given["reg_tokens"] or given["no_embed_class"] or given["pos_embed"] != "learn"):
         unknown.append("a distillation token with registers, or without positions of its own")
+    if given["distilled"] and (given["fc_norm"] or given["global_pool"] != "token"):
+        unknown.append(
+            "a distillation token with fc_norm or another pooling than the two tokens: timm's head of two tokens reads "
+            "neither (module.fc_norm = torch.nn.Identity() and module.global_pool = 'token' change no number there)"
+        )
     if parallel and given["proj_drop_rate"]:
         unknown.append("proj_drop_rate in parallel blocks, which there drops inside the MLP only: set it to 0")
     if unknown:

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import ExportError
-from .structure import class_path, differences
+from .structure import class_name, class_path, differences, epsilon_of
 from .timm_arguments import BLOCKS, DEFAULTS, arguments_for, ratio_of
 
 # Classes that compute the same, by the name that the tables above have for them.
@@ -21,6 +21,7 @@ CLASSES = {
     "torch.nn.modules.normalization.RMSNorm": "rmsnorm",
     "timm.layers.norm.RmsNorm": "rmsnorm",
     "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.GELU(tanh)": "gelu_tanh",
     "timm.layers.activations.GELU": "gelu",
     "timm.layers.activations.GELUTanh": "gelu_tanh",
     "timm.layers.activations.QuickGELU": "quick_gelu",
@@ -35,10 +36,11 @@ CLASSES = {
 
 # Attributes of timm's modules that change no number of a forward pass, or only how the size of an image is checked.
 SILENT_ATTRIBUTES = {
-    "dynamic_img_size", "strict_img_size", "flatten", "output_fmt",  # ours takes any size; timm resamples the same way
+    "strict_img_size",  # ours takes any size
     "fused_attn",  # the order of operations, not the function
     "grad_checkpointing", "distilled_training", "weight_init_mode", "fix_init", "init_values", "inplace",
-    "feat_size", "feature_info", "approximate", "ordered", "return_indices",
+    "feat_size", "feature_info", "ordered",
+    "pretrained_cfg", "default_cfg", "pretrained_model_args", "_traits", "_model_args",
 }  # fmt: skip
 
 CLASS_PATHS = {
@@ -120,7 +122,7 @@ def arguments_of(module: Any) -> dict[str, Any]:
         "drop_path_rate": getattr(path[-1], "drop_prob", 0.0),
         "embed_norm_layer": None if isinstance(patch_norm, nn.Identity) else _class_name(patch_norm),
         "norm_layer": _class_name(norm),
-        "norm_eps": getattr(norm, "eps", None),
+        "norm_eps": epsilon_of(norm),
         "act_layer": _class_name(activation),
         "block_fn": kind,
         "mlp_layer": "Mlp" if parallel else _class_name(mlp),
@@ -141,18 +143,22 @@ def _stem_depths(backbone: Any) -> tuple[int, ...]:
 
 def _class_name(module: nn.Module) -> str:
     """Return the name that the tables have for a module's class; its own where they have none."""
-    if type(module) is nn.GELU and module.approximate == "tanh":
-        return "gelu_tanh"
-    return CLASSES.get(class_path(module), class_path(module))
+    return class_name(module, CLASSES)
 
 
-def unknown_parts(module: nn.Module, config: PlainViTConfig) -> list[str]:
+def unknown_parts(module: Any, config: PlainViTConfig) -> list[str]:
     """Return what sets a live model apart from the one that timm would build from our config of it."""
-    return differences(module, build(config, device="meta"), CLASSES, SILENT_ATTRIBUTES)
+    rebuilt = build(config, device="meta", dynamic=module.dynamic_img_size)
+    return differences(module, rebuilt, CLASSES, SILENT_ATTRIBUTES)
 
 
-def build(config: PlainViTConfig, device: torch.device | str | None = None) -> nn.Module:
+def build(config: PlainViTConfig, device: torch.device | str | None = None, dynamic: bool | None = None) -> nn.Module:
     """Return timm's own model for this config, with fresh weights.
+
+    Args:
+        config: Ours.
+        device: Where its tensors are.
+        dynamic: Whether it takes images of other sizes; if not given, where it resamples positions as ours does.
 
     Raises:
         ExportError: names every part that timm cannot express.
@@ -174,7 +180,8 @@ def build(config: PlainViTConfig, device: torch.device | str | None = None) -> n
         block = functools.partial(block, fuse_out_proj=True)
     kind = deit.VisionTransformerDistilled if arguments.pop("distilled") else vision_transformer.VisionTransformer
     # timm resamples positions in one way only, and no partial patches; otherwise its model stays at the native size.
-    dynamic = config.position_resampling == "bicubic_antialias" and not config.drop_partial_patches
+    if dynamic is None:
+        dynamic = config.position_resampling == "bicubic_antialias" and not config.drop_partial_patches
     stem_depths = arguments.pop("stem_depths")
     if stem_depths is not None:
         backbone = vision_transformer_hybrid._resnetv2(stem_depths, in_chans=config.num_channels, device=device)

@@ -35,7 +35,7 @@ ARCHITECTURES = {
 PUBLISHED_NAME = re.compile(r"(_lc)?(_swag)?-[0-9a-f]{8}$")
 
 # Attributes that change no number: what was given beside the parts that were made from it.
-SILENT_ATTRIBUTES = {"seq_length", "approximate", "inplace", "representation_size", "num_classes"}
+SILENT_ATTRIBUTES = {"seq_length", "inplace", "representation_size", "num_classes", "norm_layer"}
 
 BLOCK, LAYER = "encoder.layers.encoder_layer_{}", "vit.layers.{}"
 QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
@@ -246,15 +246,14 @@ def _place_of_head(layout: str | None) -> str:
 
 def _read_heads(heads: nn.Module) -> tuple[str | None, float, dict[str, Any]]:
     """Return the layout word, the dropout and the fields of our config for what stands behind the class token."""
-    parts = {"heads" + ("." + path if path else ""): part for path, part in heads.named_modules()}
-    leaves = [(path, part) for path, part in parts.items() if not list(part.children())]
-    leaves = [(path, part) for path, part in leaves if not isinstance(part, nn.Identity | nn.Sequential)]
+    parts = {"heads" + ("." + path if path else ""): part for path, part in heads.named_modules(remove_duplicate=False)}
+    leaves = [(path, part) for path, part in parts.items() if type(part) not in (nn.Identity, nn.Sequential)]
     fields: dict[str, Any] = {"num_labels": 0}
     layout, dropout = None, 0.0
-    if len(leaves) > 2 and leaves[0][0] == "heads.pre_logits" and isinstance(leaves[1][1], nn.Tanh):
+    if len(leaves) > 2 and leaves[0][0] == "heads.pre_logits" and type(leaves[1][1]) is nn.Tanh:
         fields["representation_size"] = leaves[0][1].out_features
         leaves = leaves[2:]
-    if len(leaves) == 2 and isinstance(leaves[0][1], nn.Dropout):
+    if len(leaves) == 2 and type(leaves[0][1]) is nn.Dropout:
         dropout = leaves[0][1].p
         leaves = leaves[1:]
     if len(leaves) == 1 and type(leaves[0][1]) is nn.Linear and leaves[0][1].bias is not None:

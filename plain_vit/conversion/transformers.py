@@ -44,11 +44,17 @@ from .transformers_families import (
     Architecture,
 )
 
-# Attributes that change no number: what was given beside the parts that were made from it, switches of training.
+# Attributes that change no number: what was given beside the parts that were made from it, switches of training,
+# plans for several devices. What a configuration says was read from the model's own, which all parts share.
 SILENT_ATTRIBUTES = {
-    "all_tied_weights_keys", "gradient_checkpointing", "name_or_path", "num_labels", "num_patches", "num_positions",
-    "use_head", "warnings_issued",
+    "all_tied_weights_keys", "backbone_type", "config", "gradient_checkpointing", "kernel_config", "loss_type",
+    "name_or_path", "num_labels", "num_patches", "num_positions", "warnings_issued",
+    "_can_record_outputs", "_ep_plan", "_fsdp_plan", "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict",
+    "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected", "_keys_to_ignore_on_save",
+    "_no_split_modules", "_output_capturing_hooks_installed", "_pp_plan", "_skip_keys_device_placement", "_tp_plan",
 }  # fmt: skip
+# Ways to attend that give the same numbers in another order of operations.
+ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
 # The hints that a config.json leaves room for.
 HINTS = {"layout", "key", "image_mean", "image_std"}
 POSITION_COUNTERS = ("*position_ids", "counts the positions")
@@ -94,11 +100,7 @@ class TransformersFormat(Format):
             prefix, inside = path and f"{path}.", module.get_submodule(path)
         with torch.device("meta"):
             rebuilt = self.build_module(config, name)
-        faults = [
-            f"{path}.{fault}"
-            for path, part in rebuilt.named_children()
-            for fault in differences(getattr(inside, path), part, {}, SILENT_ATTRIBUTES)
-        ]
+        faults = [*_changed_parts(inside, rebuilt), *_changed_values(inside, module.config)]
         unread = ignored_names([fault.partition(" is ")[0] for fault in faults], ignored)
         if faults := [fault for fault in faults if fault.partition(" is ")[0] not in unread]:
             raise ExportError(
@@ -196,6 +198,36 @@ class TransformersFormat(Format):
 
 
 # What is said of a source
+
+
+def _changed_parts(module: nn.Module, rebuilt: nn.Module) -> list[str]:
+    """Return what sets a model apart from a fresh one; of a class that holds more than that one, its encoder alone."""
+    if type(module) is type(rebuilt):
+        return differences(module, rebuilt, {}, SILENT_ATTRIBUTES)
+    return [
+        f"{path}.{fault}"
+        for path, part in rebuilt.named_children()
+        for fault in differences(module.get_submodule(path), part, {}, SILENT_ATTRIBUTES)
+    ]
+
+
+def _changed_values(module: nn.Module, config: PreTrainedConfig) -> list[str]:
+    """Return what parts read in a forward pass that neither tensors nor the model's own configuration say."""
+    faults = []
+    said = [one.to_dict() for one in (config, getattr(config, "vision_config", config))]
+    for path, part in module.named_modules():
+        own = getattr(part, "config", None)
+        if isinstance(own, PreTrainedConfig) and own not in (config, module.config) and own.to_dict() not in said:
+            faults.append(f"{path}.config is another configuration than the model's")
+        attention = getattr(own, "_attn_implementation", None)
+        if attention not in ATTENTIONS:
+            faults.append(f"{path}.config._attn_implementation is {attention!r}, which may compute anything")
+        counters = part._buffers.get("position_ids")
+        if counters is not None and not counters.is_meta:
+            counted = torch.arange(counters.shape[-1], device=counters.device)
+            if not torch.equal(counters.flatten(), counted):
+                faults.append(f"{path}.position_ids does not count the positions from 0")
+    return faults
 
 
 def _prefix(names: Collection[str]) -> str | None:

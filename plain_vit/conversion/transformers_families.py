@@ -475,7 +475,12 @@ ARCHITECTURES = {
     "CLIPVisionModelWithProjection": Architecture(CLIP, "vision_model.", PROJECTION),
     "SiglipVisionModel": Architecture(SIGLIP),
     "SiglipForImageClassification": Architecture(
-        SIGLIP, "vision_model.", CLASSIFIER, ignored=(("*head.*", "the pooling head, which no logit reads"),)
+        SIGLIP,
+        "vision_model.",
+        CLASSIFIER,
+        ignored=tuple(
+            (name, "the pooling head, which no logit reads") for name in ("*head.*", "vision_model.use_head")
+        ),
     ),
     "Aimv2VisionModel": Architecture(AIMV2),
 }

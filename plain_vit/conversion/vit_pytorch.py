@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, ExportError, MappingError
+from ..layers_plain_vit import SinCos2DPositionEmbedding
 from .engine import (
     ADD_FIRST_AXIS,
     DROP_FIRST_AXIS,
@@ -491,6 +492,12 @@ class VitPytorchFormat(Format):
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
         """Read the configuration off a live module, which knows its heads, its attention scale and its dropouts."""
+        if overridden := _overridden(type(module)):
+            raise ExportError(
+                f"{class_path(module)} is derived from a ViT of vit-pytorch and computes something of its own, which "
+                "plain-vit cannot read:",
+                overridden,
+            )
         state = module.state_dict()
         shapes = {name: tuple(tensor.shape) for name, tensor in state.items() if name not in UNUSED}
         layout = _layouts_of(shapes, hints.layout)[0]
@@ -499,7 +506,7 @@ class VitPytorchFormat(Format):
             hints = replace(hints, layout=f"vit_with_decorr {'1.21.5' if reads_norm else '1.15.0'}")
         description = self.describe_checkpoint(state, {}, _live_hints(module, layout, hints))
         config = _with_dropouts(description.config, module, layout.names)
-        if changed := _changed_parts(module, config):
+        if changed := _changed_parts(module, config, layout):
             raise ExportError("this model has other parts than the class of vit-pytorch that it is of:", changed)
         given = [inference for inference in description.inferences if inference.source == "the caller"]
         return replace(description, config=config, inferences=given)
@@ -583,7 +590,7 @@ def _live_hints(module: nn.Module, layout: Layout, hints: Hints) -> Hints:
         known["pooling"] = getattr(module, "pool", "cls")  # releases before 0.5.0 could pool nothing else
     known["patch_size"] = _patch_size(module)
     table = getattr(module, "pos_embedding", None)
-    if table is not None and POSITIONS not in names:
+    if table is not None and POSITIONS not in names and not table.is_meta:
         known["image_size"] = tuple(
             count * side for count, side in zip(_sincos_grid(table), known["patch_size"], strict=True)
         )
@@ -614,9 +621,8 @@ def _patch_size(module: nn.Module) -> tuple[int, int]:
     return module.patch_size, module.patch_size  # type: ignore[return-value]
 
 
-# Attributes that are read into our config, that keep arguments, or that belong to the decorrelation loss.
+# Attributes that keep arguments, or that belong to the decorrelation loss.
 READ_ATTRIBUTES = {
-    "scale",
     "args",
     "kwargs",
     "dim",
@@ -626,15 +632,55 @@ READ_ATTRIBUTES = {
 }
 
 
-def _changed_parts(module: nn.Module, config: PlainViTConfig) -> list[str]:
+def _overridden(kind: type) -> list[str]:
+    """Return the methods in which a derived class may compute something else than the class of the package."""
+    derived: list[type] = []
+    for base in kind.__mro__:
+        if _file(base) is not None:
+            return [f"{base.__qualname__}.{name}" for base in derived for name, value in vars(base).items()
+                    if callable(value) and name != "__init__"]  # fmt: skip
+        if not base.__module__.startswith("vit_pytorch."):  # the package's own students compute the same
+            derived.append(base)
+    return []
+
+
+def _changed_parts(module: nn.Module, config: PlainViTConfig, layout: Layout) -> list[str]:
     """Return what sets a live module apart from a fresh one of its class, such as an activation put in later."""
     kind = next((base for base in type(module).__mro__ if _file(base) is not None), None)
-    if kind is None:  # a copy of the class, which its owner vouches for with format=
-        return []
+    copied = kind is None  # a copy of the class, for which its owner says format=
+    if kind is None:
+        kind = _class_of(layout.file)
     with torch.device("meta"):
         fresh = kind(**_arguments(kind, config))
-    same_class = {class_path(module): class_path(fresh)}
-    return differences(module, fresh, same_class, READ_ATTRIBUTES, without="decorr_loss.")
+    if Q_NORM not in layout.names:
+        for path in _attention_paths(module, layout.names):  # read into our config
+            fresh.get_submodule(path).scale = getattr(module.get_submodule(path), "scale", None)
+    same_classes = {class_path(module): class_path(fresh)}
+    if copied:
+        pairs = zip(module.modules(), fresh.modules(), strict=False)
+        same_classes |= {class_path(one): class_path(other) for one, other in pairs
+                         if type(one).__name__ == type(other).__name__}  # fmt: skip
+    changed = differences(module, fresh, same_classes, READ_ATTRIBUTES, without="decorr_loss.")
+    table = vars(module).get("pos_embedding")
+    if isinstance(table, torch.Tensor) and not table.is_meta:
+        positions = SinCos2DPositionEmbedding(config)(config.grid_size, table.new_empty(0, dtype=torch.float32))
+        if table.shape != positions.shape or not torch.allclose(table.float(), positions, rtol=0, atol=1e-6):
+            changed.append("pos_embedding holds other values than the sines and cosines of its grid")
+    return changed
+
+
+def _class_of(file: str) -> type[nn.Module]:
+    """Return the class that a file of the installed package has.
+
+    Raises:
+        ExportError: The package is not installed, or no longer has the file.
+    """
+    try:
+        package = importlib.import_module(f"vit_pytorch.{file}")
+    except ImportError as error:
+        raise ExportError(f"a module of vit-pytorch needs the package: pip install vit-pytorch=={RELEASE}") from error
+    kind: type[nn.Module] = getattr(package, CLASSES[file])
+    return kind
 
 
 def _mlp_reads_norm(mlp: nn.Module) -> bool:
@@ -644,7 +690,7 @@ def _mlp_reads_norm(mlp: nn.Module) -> bool:
     tokens = torch.ones_like(next(mlp.parameters()).detach()[None, None])
     mlp(tokens)
     hook.remove()
-    return not torch.equal(read[0], tokens)
+    return read[0] is not tokens
 
 
 def _sincos_grid(table: torch.Tensor) -> tuple[int, int]:
@@ -767,11 +813,7 @@ def _build(layout: Layout, config: PlainViTConfig) -> nn.Module:
     file = layout.file
     if file == "simple_vit" and config.patch_dropout_prob:
         file = "simple_vit_with_patch_dropout"
-    try:
-        package = importlib.import_module("vit_pytorch" if file in ("vit", "simple_vit") else f"vit_pytorch.{file}")
-    except ImportError as error:
-        raise ExportError(f"a module of vit-pytorch needs the package: pip install vit-pytorch=={RELEASE}") from error
-    kind = getattr(package, CLASSES[file])
+    kind = _class_of(file)
     accepted = inspect.signature(kind).parameters
     dropout = config.hidden_dropout_prob
     expressed = {
