@@ -104,9 +104,11 @@ def parser() -> argparse.ArgumentParser:
 
     added = command("export", export, "write a checkpoint in another package's own layout", hints)
     added.add_argument("source", help="file, folder or Hub id")
-    added.add_argument("out", type=Path, help="new or empty folder")
+    added.add_argument("out", type=Path, help="a new file, or a new or empty folder, as the format has it")
     added.add_argument("--to", required=True, choices=FORMATS)
     added.add_argument("--to-layout", help="which of that format's layouts; today's if not given")
+    dropped = "leave out a part that no output reads and the target has no place for: mask_token"
+    added.add_argument("--drop", action="append", default=[], metavar="PART", help=dropped)
     added.add_argument("--no-image-processor", action="store_true", help="write the model alone")
     added.add_argument("--force", action="store_true", help="replace what OUT holds")
 
@@ -179,7 +181,7 @@ def export(options: argparse.Namespace) -> None:
     from .conversion import from_checkpoint, to_checkpoint
 
     converted = from_checkpoint(options.source, **hints_of(options))
-    to_checkpoint(
+    written = to_checkpoint(
         converted.model,
         options.out,
         format=options.to,
@@ -187,8 +189,9 @@ def export(options: argparse.Namespace) -> None:
         image_processor=None if options.no_image_processor else converted.image_processor,
         force=options.force,
         sources=[options.source] if Path(options.source).exists() else [],
+        drop=options.drop,
     )
-    print(f"written: {options.out}")
+    print(written)
 
 
 def push(options: argparse.Namespace) -> None:

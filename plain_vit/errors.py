@@ -92,6 +92,7 @@ class ExportError(PlainViTError, ValueError):
     exit_code = 8
 
     def __init__(self, message: str, parts: Sequence[str] = ()) -> None:
+        self.message = message
         self.parts = tuple(parts)
         super().__init__("\n".join([message, *_bulleted(self.parts)]))
 

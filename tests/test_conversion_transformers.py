@@ -540,6 +540,54 @@ def test_what_is_refused_is_listed_with_the_remedy() -> None:
 # Names of label files, and output over source
 
 
+@pytest.mark.parametrize("target", ["timm", "vit_pytorch"])
+def test_a_mask_token_may_be_dropped_by_name_and_the_error_says_so(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = from_module(randomize_(tiny_transformers("Dinov2Model")))
+    assert model.config.use_mask_token
+    out = tmp_path / ("out" if target == "timm" else "out.pt")
+    with pytest.raises(ExportError, match=r"drop=\('mask_token',\), or --drop mask_token") as caught:
+        to_checkpoint(model, out, format=target)
+    assert any(part.startswith("use_mask_token") for part in caught.value.parts)
+    assert not out.exists()
+    if target == "vit_pytorch":  # which lacks other parts too: those stay refused
+        with pytest.raises(ExportError) as caught:
+            to_module(model, target, drop=["mask_token"])
+        assert not any("mask_token" in part for part in caught.value.parts)
+        return
+    module = to_module(model, target, drop=["mask_token"]).eval()
+    images = torch.randn(2, 3, *model.config.image_shape)
+    with torch.no_grad():
+        assert torch.equal(module(images), model.eval()(images).pooler_output)
+    exported = to_checkpoint(model, out, format=target, drop=["mask_token"])
+    assert exported.dropped.keys() == {"mask_token"}
+    assert "dropped mask_token: it stands for hidden patches" in str(exported)
+    model.save_pretrained(tmp_path / "ours")
+    words = ["export", str(tmp_path / "ours"), str(tmp_path / "again"), "--to", target]
+    assert main(words) == ExportError.exit_code
+    assert "--drop mask_token" in capsys.readouterr().err
+    assert main([*words, "--drop", "mask_token"]) == 0
+    assert "dropped mask_token: it stands for hidden patches" in capsys.readouterr().out
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    back = from_checkpoint(out).model.state_dict()
+    kept = {name: tensor for name, tensor in model.state_dict().items() if "mask_token" not in name}
+    assert back.keys() == kept.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in kept.items())
+
+
+def test_what_outputs_read_or_what_is_not_there_cannot_be_dropped() -> None:
+    masked = PlainViTForMaskedImageModeling(tiny_config(use_mask_token=True))
+    for model, words in (
+        (masked, "its outputs read it"),
+        (PlainViTForImageClassification(tiny_config()), "the model has none"),
+    ):
+        with pytest.raises(ExportError, match=words):
+            to_module(model, "timm", drop=["mask_token"])
+    with pytest.raises(ExportError, match=r"drop names 'cls_token': .* is \['mask_token'\]"):
+        to_module(PlainViTForImageClassification(tiny_config()), "timm", drop=["cls_token"])
+
+
 def test_labels_are_named_from_a_file(folder: Callable[[str], Path], tmp_path: Path) -> None:
     source, names = folder("ViTForImageClassification"), list("ABCDEFG")
     files = {"labels.txt": "\n".join(names) + "\n", "list.json": json.dumps(names),

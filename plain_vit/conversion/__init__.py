@@ -3,6 +3,7 @@
 from ..errors import AmbiguousCheckpointError
 from .api import (
     Converted,
+    Export,
     Report,
     convert_checkpoint,
     from_checkpoint,
@@ -14,6 +15,7 @@ from .api import (
 __all__ = [
     "AmbiguousCheckpointError",
     "Converted",
+    "Export",
     "Report",
     "convert_checkpoint",
     "from_checkpoint",

@@ -40,7 +40,7 @@ from .live_modules import find_model, unknown_hints
 from .parity import StageDifference, compare_models, probe_images
 from .preprocessing import processor_from_transformers
 from .reading import Checkpoint, read_checkpoint, strip_wrappers
-from .structure import class_path, empty_model
+from .structure import MASKED, class_path, empty_model
 from .timm import TIMM
 from .torchvision import TORCHVISION
 from .transformers import TRANSFORMERS
@@ -120,6 +120,50 @@ class Converted:
     report: Report
 
 
+class Droppable(NamedTuple):
+    """A part of our model that no output reads, so that it may be left out on the way to another package.
+
+    Args:
+        field: The config's, which is then False.
+        tensor: The name of its tensor.
+        read_by: The class of ours whose outputs do read it.
+        reason: For the report.
+    """
+
+    field: str
+    tensor: str
+    read_by: type[PreTrainedModel]
+    reason: str
+
+
+DROPPABLE = {
+    "mask_token": Droppable(
+        "use_mask_token",
+        "vit.embeddings.mask_token",
+        modeling.PlainViTForMaskedImageModeling,
+        "it stands for hidden patches in pre-training, and no output of this model reads it",
+    )
+}
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written in another package's layout.
+
+    Args:
+        path: The file or folder.
+        format: One of `FORMATS`.
+        dropped: Parts of the model that were left out, each with the reason.
+    """
+
+    path: str
+    format: str
+    dropped: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return "\n".join([f"written: {self.path}", *(f"  dropped {name}: {why}" for name, why in self.dropped.items())])
+
+
 # Live modules
 
 
@@ -195,22 +239,26 @@ def _clear_module_errors(module: nn.Module, origin: Format) -> Iterator[None]:
         ) from error
 
 
-def to_module(model: PreTrainedModel, format: str, *, layout: str | None = None) -> nn.Module:
+def to_module(
+    model: PreTrainedModel, format: str, *, layout: str | None = None, drop: Collection[str] = ()
+) -> nn.Module:
     """Turn our model into a live module of another package, with every tensor bit for bit.
 
     Args:
         model: A `PlainViTForImageClassification`, or a `PlainViTModel`.
         format: One of `FORMATS`; its package must be installed.
         layout: Which of the format's layouts; that of the installed package if not given.
+        drop: Names in `DROPPABLE` of parts to leave out, where the target has no place for them.
 
     Returns:
         The module, of the model's dtype, device and training mode; it shares no memory with the model.
 
     Raises:
-        ExportError: lists every part that the target cannot express.
+        ExportError: lists every part that the target cannot express, and which of them can be dropped.
     """
-    target, (config, tensors) = _format(format), _our_tensors(model)
-    module = target.build_module(config, layout)
+    target, (config, tensors) = _format(format), _our_tensors(model, drop)
+    with _naming_droppable_parts(config):
+        module = target.build_module(config, layout)
     _fill(module, target, config, tensors, layout)
     made: dict[str, list[str]] = {}
     for ours, sources in sources_of(target.rows(config, layout), tensors).items():
@@ -327,7 +375,8 @@ def to_checkpoint(
     layout: str | None = None,
     force: bool = False,
     sources: Iterable[str | os.PathLike[str]] = (),
-) -> None:
+    drop: Collection[str] = (),
+) -> Export:
     """Write our model as another package's own checkpoint, with every tensor bit for bit.
 
     Args:
@@ -341,19 +390,44 @@ def to_checkpoint(
             given today's, or the first class that can hold the model.
         force: Replace what is there.
         sources: Files and folders that the model came from, none of which the output may replace.
+        drop: Names in `DROPPABLE` of parts to leave out, where the target has no place for them.
+
+    Returns:
+        What was written, and what was dropped.
 
     Raises:
-        ExportError: lists every part that the target cannot express.
+        ExportError: lists every part that the target cannot express, and which of them can be dropped.
         OutputError: It cannot be written; what was there before still is.
     """
-    target, (config, tensors) = _format(format), _our_tensors(model)
+    target, (config, tensors) = _format(format), _our_tensors(model, drop)
     suffix = Path(path).suffix
     if target.suffixes and suffix not in target.suffixes:
         raise OutputError(
             f"{path} ends in {suffix!r}: a checkpoint of {format} is a file, {' or '.join(target.suffixes)}"
         )
-    with (staged_file if target.suffixes else staged_folder)(path, force=force, sources=sources) as staged:
+    staging = staged_file if target.suffixes else staged_folder
+    with staging(path, force=force, sources=sources) as staged, _naming_droppable_parts(config):
         target.write(config, tensors, staged, image_processor, layout)
+    return Export(os.fspath(path), format, {name: DROPPABLE[name].reason for name in drop})
+
+
+@contextmanager
+def _naming_droppable_parts(config: PlainViTConfig) -> Iterator[None]:
+    """Name the way out where a target has no place for a part that no output reads."""
+    try:
+        yield
+    except ExportError as error:
+        masked = MASKED in (config.architectures or [])
+        names = [
+            name
+            for name, part in DROPPABLE.items()
+            if not masked and any(line.startswith(part.field) for line in error.parts)
+        ]
+        if not names:
+            raise
+        remedy = f"no output of this model reads {', '.join(names)}: leave it out with drop={tuple(names)!r}, or "
+        remedy += " ".join(f"--drop {name}" for name in names)
+        raise ExportError(f"{error.message} ({remedy})", error.parts) from error
 
 
 class SourceModule(NamedTuple):
@@ -733,14 +807,25 @@ def _without_prefix(tensors: Mapping[str, T], prefix: str) -> dict[str, T]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def _our_tensors(model: PreTrainedModel) -> tuple[PlainViTConfig, dict[str, torch.Tensor]]:
+def _our_tensors(model: PreTrainedModel, drop: Collection[str] = ()) -> tuple[PlainViTConfig, dict[str, torch.Tensor]]:
     """Return the configuration and the tensors by the names in the tables; without a classifier `num_labels` is 0."""
     config = cast(PlainViTConfig, copy.deepcopy(model.config))
     config.architectures = [type(model).__name__]
+    tensors: dict[str, torch.Tensor] = model.state_dict()
     if isinstance(model, modeling.PlainViTModel):
         config.num_labels = 0
-        return config, {f"vit.{name}": tensor for name, tensor in model.state_dict().items()}
-    return config, model.state_dict()
+        tensors = {f"vit.{name}": tensor for name, tensor in tensors.items()}
+    for name in drop:
+        if name not in DROPPABLE:
+            raise ExportError(f"drop names {name!r}: what no output reads, and can be left out, is {list(DROPPABLE)}")
+        part = DROPPABLE[name]
+        if isinstance(model, part.read_by):
+            raise ExportError(f"{name} cannot be dropped from a {type(model).__name__}: its outputs read it")
+        if not getattr(config, part.field):
+            raise ExportError(f"{name} cannot be dropped: the model has none; leave it out of drop=")
+        setattr(config, part.field, False)
+        tensors = {other: tensor for other, tensor in tensors.items() if other != part.tensor}
+    return config, tensors
 
 
 def _save_config(model: PreTrainedModel, folder: Path) -> None:

@@ -279,7 +279,7 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
         AmbiguousCheckpointError: neither is there.
         CheckpointError: for an architecture that torchvision does not have, or that has other shapes.
     """
-    fitting = {name: heads for name, (*sizes, heads, mlp) in ARCHITECTURES.items()
+    fitting: dict[str, int] = {name: heads for name, (*sizes, heads, mlp) in ARCHITECTURES.items()
                if [*sizes, mlp] == list(shapes.values())}  # fmt: skip
     code = [
         Inference("attention_scale", "head_dim**-0.5", "torchvision's MultiheadAttention, which has no other"),
@@ -306,8 +306,9 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
     open_: dict[str, Sequence[object]] = {}
     if heads is None:
         counts = [count for count in range(1, width + 1) if width % count == 0]
-        usual = next(iter(fitting.values()), max(1, width // 64))
-        open_["num_attention_heads"] = sorted(counts, key=lambda count: abs(math.log(count / usual)))
+        usual: int = next(iter(fitting.values()), max(1, width // 64))
+        counts.sort(key=lambda count: abs(math.log(count / usual)))
+        open_["num_attention_heads"] = counts
     elif width % heads:
         raise CheckpointError(f"{heads} heads do not share out the width {width}: expected a divisor of it")
     if eps is None:
