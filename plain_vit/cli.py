@@ -174,6 +174,10 @@ def verify(options: argparse.Namespace) -> None:
     print(f"{'stage':12} {'max |a - b|':>12} {'max |a|':>12} {'share':>12}")
     for stage in differences:
         print(f"{stage.stage:12} {stage.difference:12.2e} {stage.scale:12.2e} {stage.relative:12.2e}")
+    for name, opened in ((options.a, a), (options.b, b)):
+        if opened.report.unproven:
+            print(f"not proven by this, as no tensor of {name} shows it:")
+            print("\n".join(f"  {inference}" for inference in opened.report.unproven))
 
 
 def export(options: argparse.Namespace) -> None:

@@ -69,7 +69,9 @@ def test_verify_finds_the_first_stage_that_differs(
     torch.save(foreign.state_dict(), checkpoint)
     capsys.readouterr()
     assert main(["verify", str(checkpoint), str(tmp_path / "a"), *HINTS]) == 0
-    shares = {line[:12].strip(): float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[1:]}
+    table, _, unproven = capsys.readouterr().out.partition("not proven by this")
+    shares = {line[:12].strip(): float(line.split()[-1]) for line in table.splitlines()[1:]}
+    assert "num_attention_heads = 3, from the caller" in unproven
     assert shares["embeddings"] == shares["layer 1"] == 0
     assert shares["layer 2"] > 1e-3
     assert shares["logits"] > 1e-3

@@ -300,7 +300,8 @@ def test_a_published_file_is_known_by_its_hash_and_another_of_its_name_is_refuse
     path = (tmp_path / "vit.pth").rename(tmp_path / "vit_b_32-d86f8d99.pth")
     with pytest.raises(CheckpointError, match=f"begins with d86f8d99; its own begins with {digest}"):
         from_checkpoint(path)
-    opened = from_checkpoint(path, architecture="vit_b_32")
+    opened = from_checkpoint(path, architecture="vit_b_32", verify=True)
+    assert opened.report.is_independent
     assert difference(output(opened.model, pixels(224)), output(module, pixels(224))) <= TOLERANCE
     ours = path.rename(tmp_path / f"vit_b_32-{digest}.pth")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,11 +1,14 @@
 """Opening checkpoints: what a file does not say is asked for, what is wrong with it is listed, nothing is guessed."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
+import timm
 import torch
+from timm.models import save_for_hf
 from torch import nn
 from vit_pytorch import ViT
 from vit_pytorch.dino import Dino
@@ -15,6 +18,9 @@ from vit_pytorch.simple_vit import SimpleViT
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint
+from plain_vit.conversion.format import Format
+from plain_vit.conversion.timm import TIMM
+from plain_vit.conversion.transformers import TRANSFORMERS
 from plain_vit.conversion.vit_pytorch import VIT_PYTORCH
 from plain_vit.errors import (
     AmbiguousCheckpointError,
@@ -28,6 +34,7 @@ from plain_vit.errors import (
 )
 from tests.conftest import randomize_
 from tests.peers import vit_pytorch_release
+from tests.transformers_models import tiny_transformers
 
 SIZES: dict[str, Any] = {
     "image_size": (15, 28), "patch_size": (5, 7), "num_classes": 11, "dim": 20, "depth": 3, "heads": 3,
@@ -428,6 +435,55 @@ def test_verification_runs_the_package_and_finds_no_difference(kind: type[nn.Mod
     assert {"patches", "layer 3", "final norm", "logits"} <= {stage.stage for stage in report.differences}
     assert max(stage.relative for stage in report.differences) == 0
     assert "largest difference to the source's own model" in str(report)
+
+
+def test_verification_lists_what_it_cannot_prove(tmp_path: Path) -> None:
+    theirs, images = small(), torch.randn(2, 3, 15, 28)
+    path = saved(theirs.state_dict(), tmp_path)
+    wrong = from_checkpoint(path, **{**SAID, "num_attention_heads": 5}, verify=True)
+    assert max(stage.relative for stage in wrong.report.differences or ()) == 0  # wrong heads on both sides
+    assert not torch.allclose(logits(wrong.model, images), logits(theirs, images), atol=1e-2)
+    assert not wrong.report.is_independent
+    listed = str(wrong.report).partition("not proven by that")[2]
+    for line in ("num_attention_heads = 5, from the caller", "layer_norm_eps = 1e-05, from vit-pytorch",
+                 "hidden_act = 'gelu', from vit-pytorch", "attention_scale = 'head_dim**-0.5', from what"):  # fmt: skip
+        assert line in listed
+    settled = from_checkpoint(path, patch_size=(5, 7), reference=(images, logits(theirs, images)), verify=True).report
+    assert "num_attention_heads" not in {one.field for one in settled.unproven}
+    assert "layer_norm_eps" in {one.field for one in settled.unproven}
+
+
+def test_a_folder_is_compared_with_the_model_that_its_own_package_reads(tmp_path: Path) -> None:
+    theirs = randomize_(tiny_transformers("ViTForImageClassification"))
+    theirs.save_pretrained(tmp_path / "stock")
+    named = randomize_(timm.create_model("test_vit", num_classes=5))
+    save_for_hf(named, tmp_path / "timm", model_args={}, safe_serialization=True)
+    for folder in ("stock", "timm"):
+        report = from_checkpoint(tmp_path / folder, verify=True).report
+        assert report.is_independent
+        assert "built by its own package from the source's own configuration" in str(report)
+        assert max(stage.relative for stage in report.differences or ()) <= 1e-5
+
+
+@pytest.mark.parametrize("field, value", [("num_attention_heads", 2), ("layer_norm_eps", 1e-2), ("hidden_act", "relu")])
+def test_a_setting_that_is_read_wrongly_is_found(
+    field: str, value: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    randomize_(tiny_transformers("ViTForImageClassification")).save_pretrained(tmp_path / "stock")
+    named = randomize_(timm.create_model("test_vit", num_classes=5, num_heads=4))
+    save_for_hf(named, tmp_path / "timm", model_args={"num_heads": 4}, safe_serialization=True)
+    for folder, origin in (("stock", TRANSFORMERS), ("timm", TIMM)):
+        read = type(origin).describe_checkpoint
+
+        def misread(self: Format, *arguments: Any, read: Any = read) -> Any:
+            described = read(self, *arguments)
+            changes = {field: value, **({"head_dim": None} if field == "num_attention_heads" else {})}
+            config = PlainViTConfig.from_dict({**described.config.to_dict(), **changes})
+            return dataclasses.replace(described, config=config)
+
+        monkeypatch.setattr(type(origin), "describe_checkpoint", misread)
+        with pytest.raises(VerificationError):
+            from_checkpoint(tmp_path / folder, verify=True)
 
 
 def test_other_numbers_of_the_package_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

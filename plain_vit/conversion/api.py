@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -34,7 +34,7 @@ from ..errors import (
 )
 from .containers import LazyTensors
 from .engine import Row, convert, ignored_names, revert, sources_of, stream
-from .format import EXPECTED, UNSEEN, Description, Format, Hints, Inference, unheeded
+from .format import EXPECTED, UNPROVEN, UNSEEN, Description, Format, Hints, Inference, unheeded
 from .google import GOOGLE
 from .live_modules import find_model, unknown_hints
 from .parity import StageDifference, compare_models, probe_images
@@ -54,6 +54,7 @@ TOLERANCE = 1e-5
 # Against logits that somebody else computed, perhaps on another machine and in half precision. Wrong heads or poolings
 # are far beyond, a wrong epsilon is not: what is more than `TOLERANCE` is noted.
 REFERENCE_TOLERANCE = 1e-3
+REFERENCE = "the reference"  # how the source of an inference begins that known logits settled
 MAX_SHARD_SIZE = "50GB"  # transformers' own default
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ class Report:
         ignored: Tensors of the source that our model has no use for, each with the reason.
         notes: What was chosen, passed over or assumed on the way.
         differences: The largest difference to the source's own model at each stage; None where it was not run.
+        is_independent: Whether that model was built by the source's own reading of its configuration, not by ours.
     """
 
     source: str
@@ -86,6 +88,16 @@ class Report:
     ignored: Mapping[str, str]
     notes: Sequence[str]
     differences: Sequence[StageDifference] | None = None
+    is_independent: bool = False
+
+    @property
+    def unproven(self) -> list[Inference]:
+        """What logits depend on and the tensors do not show; a comparison with a model built from it proves none."""
+        given = [Inference(name, value, "the caller") for name, value in self.told.items()]
+        known = [one for one in (*given, *self.inferences) if not one.source.startswith(REFERENCE)]
+        proven = {one.field for one in self.inferences} - {one.field for one in known}
+        found = {one.field: one for one in reversed(known)}
+        return [found[field] for field in UNPROVEN if field in found and field not in proven]
 
     def __str__(self) -> str:
         config = self.config
@@ -102,6 +114,11 @@ class Report:
         if self.differences is not None:
             lines.append("  largest difference to the source's own model, as a share of the largest value:")
             lines += [f"    {stage.stage}: {stage.relative:.1e}" for stage in self.differences]
+            if self.is_independent:
+                lines.append("  that model was built by its own package from the source's own configuration")
+            else:
+                lines.append("  not proven by that, because the model compared with was built from the same readings:")
+                lines += [f"    {one}" for one in self.unproven]
         return "\n".join(lines)
 
 
@@ -431,10 +448,11 @@ def _naming_droppable_parts(config: PlainViTConfig) -> Iterator[None]:
 
 
 class SourceModule(NamedTuple):
-    """A model of the source's own package, and which of its layouts the tensors have there."""
+    """A model of the source's own package, which of its layouts the tensors have there, and whose reading built it."""
 
     module: nn.Module
     layout: str | None
+    is_independent: bool = False
 
 
 @dataclass
@@ -447,6 +465,7 @@ class _Recipe:
         tensors: The source's tensors, by the names that the rows have.
         description: What the checkpoint was found to be.
         origin: Its format; None for our own.
+        settings: The configuration that lay beside the tensors.
     """
 
     whole: PreTrainedModel
@@ -454,6 +473,7 @@ class _Recipe:
     tensors: LazyTensors
     description: Description
     origin: Format | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -500,6 +520,11 @@ class _Recipe:
             return f"{needed / 1e9:.1f} GB of memory are not free"
         # A release that is not installed may differ from the installed one in names and axes of tensors alone.
         reasons = []
+        try:
+            if (module := self.origin.independent_module(self.description, self.settings)) is not None:
+                return SourceModule(module, self.description.layout, is_independent=True)
+        except ImportError as error:
+            reasons.append(str(error))
         for layout in dict.fromkeys([self.description.layout, None]):
             try:
                 return SourceModule(self.origin.build_module(self.description.config, layout), layout)
@@ -683,7 +708,7 @@ class _Opening:
         """Return how the checkpoint becomes ours if it is this."""
         tensors = LazyTensors(_without_prefix(self.tensors.entries, description.prefix))
         rows = self.origin.rows(description.config, description.layout)
-        return _Recipe(empty_model(description.config), rows, tensors, description, self.origin)
+        return _Recipe(empty_model(description.config), rows, tensors, description, self.origin, self.settings)
 
     def try_reference(self, hints: Hints, reference: tuple[torch.Tensor, torch.Tensor]) -> Description:
         """Describe it in every way that it can be understood, and return the one that gives these logits."""
@@ -715,7 +740,7 @@ class _Opening:
                 {name: values for name, values in remaining.items() if len(values) > 1},
             )
         ((distance, complete, description),) = fitting
-        found = f"the reference, off by {distance:.1e} of its largest logit; {len(tried)} ways were tried"
+        found = f"{REFERENCE}, off by {distance:.1e} of its largest logit; {len(tried)} ways were tried"
         inferences = [Inference(name, getattr(complete, name), found) for name in asked]
         if distance > TOLERANCE:
             self.notes.append(
@@ -877,7 +902,7 @@ def _verified(converted: Converted, recipe: _Recipe, theirs: SourceModule | str)
     notes = [*report.notes, *recipe.fill(theirs)]
     ours = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
     differences = compare_models(theirs.module.float().eval(), ours, probe_images(report.config))
-    report = replace(report, differences=differences, notes=notes)
+    report = replace(report, differences=differences, notes=notes, is_independent=theirs.is_independent)
     if any(not stage.relative <= TOLERANCE for stage in differences):
         raise VerificationError(f"our model and the source's own differ by more than {TOLERANCE}:\n{report}")
     return replace(converted, report=report)

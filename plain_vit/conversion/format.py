@@ -155,6 +155,11 @@ EXPECTED = {
 
 # What changes logits and shows in no tensor's name or shape: a description names where each of these is from.
 UNSEEN = ("num_attention_heads", "attention_scale", "layer_norm_eps", "hidden_act")
+# What no comparison proves whose model was built from the same readings; of those beyond `UNSEEN`, what was inferred.
+UNPROVEN = (
+    *UNSEEN, "pooling", "pool_prefix_tokens", "block_type", "position_embedding_type", "position_embedding_on_prefix",
+    "image_size", "patch_size", "num_channels", "architecture", "layout",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -281,6 +286,20 @@ class Format(ABC):
     @abstractmethod
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the conversion table; without a layout that of `build_module`."""
+
+    def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
+        """Build the source's own model by the source's own reading of a name or a `config.json`, not by ours.
+
+        What a comparison with `build_module`'s model shares with ours, it cannot prove.
+
+        Args:
+            description: What the checkpoint was found to be.
+            settings: As for `describe_checkpoint`.
+
+        Returns:
+            The module, in the layout of the checkpoint; None where the source has no reading of its own.
+        """
+        return None
 
     @abstractmethod
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:

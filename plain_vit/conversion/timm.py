@@ -373,6 +373,21 @@ class TimmFormat(Format):
             rows = [row for row in rows if row.ours not in {old.ours for old in GAMMA_ROWS}] + GAMMA_ROWS
         return rows
 
+    def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
+        """Let timm build the architecture that was named, with the arguments of its own `config.json`."""
+        named = next((one.value for one in description.inferences if one.field == "architecture"), None)
+        config = description.config
+        if named is None or description.layout is not None or config.representation_size:
+            return None
+        import timm
+
+        # What the tensors show of an architecture is free to differ: head, channels, image size.
+        given = dict(settings.get("model_args") or {})
+        given |= {"num_classes": config.num_labels, "in_chans": config.num_channels, "img_size": config.image_shape}
+        if "global_pool" in settings:
+            given.setdefault("global_pool", settings["global_pool"])
+        return timm.create_model(str(named), pretrained=False, **given)
+
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
         """Build timm's own model of this config, with fresh weights.
 

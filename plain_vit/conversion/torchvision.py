@@ -186,6 +186,19 @@ class TorchvisionFormat(Format):
             Row(head, "classifier"),
         ]
 
+    def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
+        """Call torchvision's own builder, where the architecture was named and the head is where it puts it."""
+        named = next((one.value for one in description.inferences if one.field == "architecture"), None)
+        config = description.config
+        if named is None or not config.num_labels or _place_of_head(description.layout) != HEAD:
+            return None
+        if "linear" in (description.layout or "") or config.representation_size or config.num_channels != 3:
+            return None
+        from torchvision import models
+
+        builder = getattr(models, PUBLISHED_NAME.sub("", str(named)))
+        return builder(num_classes=config.num_labels, image_size=config.image_size)
+
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
         """Build torchvision's own model of this config, with fresh weights.
 

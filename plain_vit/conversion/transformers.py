@@ -55,6 +55,7 @@ SILENT_ATTRIBUTES = {
 }  # fmt: skip
 # Ways to attend that give the same numbers in another order of operations.
 ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
+SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
 # The hints that a config.json leaves room for.
 HINTS = {"layout", "key", "image_mean", "image_std"}
 POSITION_COUNTERS = ("*position_ids", "counts the positions")
@@ -148,6 +149,19 @@ class TransformersFormat(Format):
         if not words:
             encoder = [replace(row, source=_prefixed(row.source, architecture.prefix)) for row in encoder]
         return [*encoder, *architecture.head]
+
+    def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
+        """Build the class from its own `config.json`."""
+        config, name = description.config, (description.layout or "").split()[0]
+        kind, architecture = getattr(transformers, name), _architecture(name)
+        whole: PreTrainedConfig = type(AutoConfig.for_model(settings["model_type"])).from_dict(dict(settings))
+        tower = whole.vision_config if settings["model_type"] in COMPOSITES else whole
+        # Parts that the tensors show to be there or not: a tower of two may be saved without its own.
+        for setting in SHOWN_BY_TENSORS & _settings_for(config, architecture).keys():
+            setattr(tower, setting, _settings_for(config, architecture)[setting])
+        if name == "SiglipForImageClassification":
+            tower.vision_use_head = False
+        return kind(whole if isinstance(whole, kind.config_class) else tower, **_options(config, architecture))
 
     def build_module(self, config: PlainViTConfig, layout: str | None) -> PreTrainedModel:
         """Build transformers' own model of this config, with fresh weights.
@@ -443,10 +457,14 @@ def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[s
         stock.problem_type = config.problem_type
     else:
         stock.num_labels = 0
+    return stock, _options(config, architecture)
+
+
+def _options(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
+    """Return what the constructor of a class takes beside its configuration."""
     if architecture.head is not POOLER_ROWS:
-        return stock, {}
-    pools = config.representation_size is not None
-    return stock, {"add_pooling_layer": pools, "use_mask_token": config.use_mask_token}
+        return {}
+    return {"add_pooling_layer": config.representation_size is not None, "use_mask_token": config.use_mask_token}
 
 
 def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
