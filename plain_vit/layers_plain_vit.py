@@ -453,10 +453,11 @@ class SinCos2DPositionEmbedding(nn.Module):
 def resample_positions(
     table: torch.Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int], mode: str
 ) -> torch.Tensor:
-    """Fit a table of patch positions to another grid.
+    """Fit a table of patch positions to another grid, with the numbers of `torch.nn.functional.interpolate`.
 
-    The two-dimensional filters of `torch.nn.functional.interpolate` are products of one-dimensional ones: one small
-    matrix for the rows, one for the columns. Written so, they compile and export with any size.
+    Its two-dimensional filters are products of one-dimensional ones: one small matrix for the rows, one for the
+    columns. Written so, they compile and export with any size, and their gradient is deterministic everywhere; what
+    they round otherwise is left to compiled programs.
 
     Args:
         table: Positions in raster order, of shape (h * w, D).
@@ -478,10 +479,33 @@ def resample_positions(
                 'position_resampling "truncate" cannot grow a table, choose another mode or smaller images'
             )
         return table[:wanted]
-    rows = _interpolation_matrix(old_grid[0], new_grid[0], mode, table.device)
-    columns = _interpolation_matrix(old_grid[1], new_grid[1], mode, table.device)
     grid = table.float().reshape(*old_grid, -1)
-    return torch.einsum("yh,xw,hwd->yxd", rows, columns, grid).flatten(0, 1).to(table.dtype)
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or table.device.type not in ("cpu", "cuda"):
+        return _by_matrices(grid, new_grid, mode).flatten(0, 1).to(table.dtype)
+    resampled = _by_torch(grid, new_grid, mode)
+    if torch.is_grad_enabled() and table.requires_grad:
+        differentiable = _by_matrices(grid, new_grid, mode)
+        resampled = resampled.detach() + (differentiable - differentiable.detach())  # adds zeros, and a gradient
+    return resampled.flatten(0, 1).to(table.dtype)
+
+
+def _by_torch(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
+    """Resample (h, w, D) as the sources do: one call, the channels last in memory, to the bit."""
+    kind, _, option = mode.partition("_")
+    image = grid[None].permute(0, 3, 1, 2)
+    corners, antialias = option == "align_corners", option == "antialias"
+    return F.interpolate(image, size=size, mode=kind, align_corners=corners, antialias=antialias)[0].permute(1, 2, 0)
+
+
+def _by_matrices(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
+    """Resample (h, w, D) by a product for each axis, in float32 under autocast too."""
+    device = grid.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return _by_matrices(grid, size, mode)
+    rows = _interpolation_matrix(grid.shape[0], size[0], mode, grid.device)
+    columns = _interpolation_matrix(grid.shape[1], size[1], mode, grid.device)
+    return torch.einsum("yh,xw,hwd->yxd", rows, columns, grid)
 
 
 def _interpolation_matrix(old: int, new: int, mode: str, device: torch.device) -> torch.Tensor:

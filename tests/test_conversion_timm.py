@@ -78,7 +78,7 @@ def test_images_of_other_sizes_give_the_logits_of_timms_dynamic_size(name: str) 
     patch, _ = module.patch_embed.patch_size
     pixel_values = pixels_for(module, size=(4 * patch, 2 * patch))
     found = stage_differences(module, from_module(module), pixel_values)
-    assert max(found.values()) <= TOLERANCE, found  # timm resamples positions in two dimensions at once
+    assert max(found.values()) == 0.0, found
 
 
 def test_a_module_set_to_another_size_keeps_its_resampled_positions() -> None:

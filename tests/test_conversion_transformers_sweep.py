@@ -18,7 +18,7 @@ from plain_vit.conversion.transformers import TRANSFORMERS
 from plain_vit.conversion.transformers_families import ARCHITECTURES, CONTAINERS
 from tests.conftest import randomize_
 from tests.sweep import record
-from tests.transformers_models import CASES, TOLERANCE, pixels_for, stage_differences, tiny_transformers, tolerance
+from tests.transformers_models import CASES, pixels_for, stage_differences, tiny_transformers, tolerance
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def test_a_class_opens_with_equal_numbers_and_goes_back(case: str) -> None:
     assert max(rounded.values()) <= reordered, rounded
 
     resized = resized_difference(case)
-    assert resized is None or resized <= TOLERANCE
+    assert resized is None or resized <= tolerance(case)
 
     name = type(module).__name__
     layout = CONTAINERS[name].holds if name in CONTAINERS else name

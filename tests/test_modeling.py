@@ -86,24 +86,42 @@ def test_bfloat16_is_the_stock_vit_s_bfloat16() -> None:
 # Positions
 
 
+RESAMPLING = [
+    "bicubic", "bicubic_antialias", "bicubic_align_corners",
+    "bilinear", "bilinear_antialias", "bilinear_align_corners",
+]  # fmt: skip
+
+
+def interpolated(table: torch.Tensor, grid: tuple[int, int], mode: str) -> torch.Tensor:
+    """Resample a table of 3 x 4 positions as timm and transformers do: in float32, channels last in memory."""
+    kind, _, option = mode.partition("_")
+    options = {"align_corners": option == "align_corners", "antialias": option == "antialias"}
+    images = table.float().reshape(1, 3, 4, -1).permute(0, 3, 1, 2)
+    return F.interpolate(images, size=grid, mode=kind, **options).flatten(2)[0].T.to(table.dtype)
+
+
 @pytest.mark.parametrize("size", [(24, 56), (40, 28), (8, 14), (48, 112), (16, 98)])
-@pytest.mark.parametrize(
-    "mode",
-    [
-        "bicubic", "bicubic_antialias", "bicubic_align_corners",
-        "bilinear", "bilinear_antialias", "bilinear_align_corners",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("mode", RESAMPLING)
 def test_positions_of_other_grids_are_those_of_torch_s_interpolation(mode: str, size: tuple[int, int]) -> None:
     model = randomized(tiny_config(position_resampling=mode)).vit.embeddings.position_embeddings
     grid = (size[0] // 8, size[1] // 14)
-    kind, _, option = mode.partition("_")
-    table = model.weight[1:].T.reshape(1, 40, 3, 4)
-    options = {"align_corners": option == "align_corners", "antialias": option == "antialias"}
-    expected = F.interpolate(table, size=grid, mode=kind, **options).flatten(2)[0].T
-    found = model(grid, model.weight)
-    assert difference(found[1:], expected) < REORDERED
-    assert torch.equal(found[:1], model.weight[:1])
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = model.to(dtype).weight
+        with torch.autocast("cpu"):
+            under_autocast = model(grid, weight)
+        for found in (model(grid, weight), under_autocast):
+            assert found.dtype == dtype
+            assert torch.equal(found[1:], interpolated(weight[1:], grid, mode))
+            assert torch.equal(found[:1], weight[:1])
+
+
+@pytest.mark.parametrize("mode", RESAMPLING)
+def test_positions_of_other_grids_are_trained_as_by_torch_s_interpolation(mode: str) -> None:
+    model = randomized(tiny_config(position_resampling=mode)).vit.embeddings.position_embeddings
+    weights = torch.randn(35, 40)
+    (found,) = torch.autograd.grad((model((5, 7), model.weight)[1:] * weights).sum(), model.weight)
+    (expected,) = torch.autograd.grad((interpolated(model.weight[1:], (5, 7), mode) * weights).sum(), model.weight)
+    assert difference(found, expected) < REORDERED
 
 
 def test_position_table_is_unchanged_at_its_own_grid() -> None:

@@ -86,6 +86,15 @@ def test_every_resampling_mode_compiles_for_training(mode: str) -> None:
     check_training("plain", "inductor", position_resampling=mode)
 
 
+@pytest.mark.parametrize("mode", ["bicubic_antialias", "bilinear"])
+def test_compiled_positions_are_resampled_in_float32_under_autocast(mode: str) -> None:
+    positions = build(position_resampling=mode).vit.embeddings.position_embeddings
+    program = compiled(positions, "aot_eager")
+    with torch.autocast("cpu"):
+        found = program((5, 7), positions.weight)
+    assert difference(found, positions((5, 7), positions.weight)) < REORDERED
+
+
 @pytest.mark.slow
 def test_training_parts_compile_too() -> None:
     fields = {"hidden_dropout_prob": 0.1, "drop_path_rate": 0.2, "patch_dropout_prob": 0.3}
