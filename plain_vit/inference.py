@@ -6,12 +6,13 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .errors import PreparedModelError
 from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer
 from .modeling_plain_vit import (
-    DEFAULT_ATTENTION,
     FAST_ATTENTION,
+    SDPA,
     PlainViTAttention,
     PlainViTLayer,
     PlainViTMLP,
@@ -59,7 +60,7 @@ def prepare_for_inference(
     join_projections(prepared)
     if prepared.device.type == "cpu" and prepared.dtype in PACKED_DTYPES and not compile:
         pack(prepared, batch_size * (config.num_prefix_tokens + math.prod(config.grid_size)))
-    if config._attn_implementation == DEFAULT_ATTENTION:
+    if ALL_ATTENTION_FUNCTIONS.get(config._attn_implementation) is SDPA:
         prepared.set_attn_implementation(FAST_ATTENTION)
     prepared.__class__ = type(type(model).__name__, (Prepared, type(model)), {})
     if compile:

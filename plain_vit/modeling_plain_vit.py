@@ -234,13 +234,9 @@ def fast_attention_forward(
     return torch.matmul(weights, value).transpose(1, 2), None  # B L heads d
 
 
-def default_attention_forward(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attend by torch's fused kernel, as most sources do, to the last bit; in training by what is fastest."""
-    return fast_attention_forward(module, *args, **kwargs) if module.training else SDPA(module, *args, **kwargs)
-
-
-DEFAULT_ATTENTION, FAST_ATTENTION = "plain_vit", "plain_vit_fast"
-AttentionInterface.register(DEFAULT_ATTENTION, default_attention_forward)
+# "sdpa" is the default. "plain_vit" was its name here once, and folders may say so.
+DEFAULT_ATTENTION, FAST_ATTENTION = "sdpa", "plain_vit_fast"
+AttentionInterface.register("plain_vit", SDPA)
 AttentionInterface.register(FAST_ATTENTION, fast_attention_forward)
 
 
@@ -330,9 +326,15 @@ def attend(
     output_attentions: bool,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attend by the implementation the config names; by the eager one where the weights themselves are asked for."""
+    """Attend by the implementation the config names; by the eager one where the weights themselves are asked for.
+
+    In evaluation torch's fused kernel gives the bits of most sources. Training needs none of them, and takes what is
+    fastest; what someone put in the place of transformers' own "sdpa" is left as it is.
+    """
     implementation = "eager" if output_attentions else module.config._attn_implementation
     attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+    if module.training and attention_interface is SDPA:
+        attention_interface = fast_attention_forward
     dropout = module.attention_dropout if module.training else 0.0
     return attention_interface(module, query, key, value, None, scaling=module.scaling, dropout=dropout, **kwargs)
 
@@ -429,10 +431,6 @@ class PlainViTPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": list(LAYERS.values()), "attentions": list(ATTENTIONS.values())}
     _input_embed_layer = "patch_embeddings"
-
-    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Return the attention implementation that was asked for, or our own where none was."""
-        return super().get_correct_attn_implementation(requested_attention or DEFAULT_ATTENTION, is_init_check)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -1,11 +1,15 @@
 """What the model does to be fast, held against the plain computation."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from plain_vit import PlainViTForImageClassification, layers_plain_vit, modeling_plain_vit
 from plain_vit.modeling_plain_vit import DEFAULT_ATTENTION, FAST_ATTENTION, LONGEST_PRODUCTS
@@ -19,6 +23,14 @@ OF_CLASS_TOKEN = sorted(name for name, fields in VARIATIONS.items() if fields.ge
 def build(name: str = "plain", **fields: Any) -> Any:
     """Return a classifier in evaluation mode whose every parameter differs."""
     return randomize_(PlainViTForImageClassification(tiny_config(**VARIATIONS[name], **fields))).eval()
+
+
+def fused(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, scaling: float, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    """Attend by torch's fused kernel, written down."""
+    attended = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=kwargs["dropout"], scale=scaling)
+    return attended.transpose(1, 2).contiguous(), None
 
 
 def tokens_of_last_mlp(model: Any, images: torch.Tensor, **options: Any) -> int:
@@ -39,16 +51,27 @@ def tokens_of_last_mlp(model: Any, images: torch.Tensor, **options: Any) -> int:
 # The attention that is used where none is asked for
 
 
-def test_it_is_the_default_and_another_may_be_asked_for() -> None:
-    assert build().config._attn_implementation == DEFAULT_ATTENTION
-    assert build(attn_implementation="sdpa").config._attn_implementation == "sdpa"
+def test_it_is_sdpa_and_another_may_be_asked_for() -> None:
+    assert build().config._attn_implementation == DEFAULT_ATTENTION == "sdpa"
+    for attention in ("sdpa", "eager", "plain_vit", FAST_ATTENTION):
+        assert build(attn_implementation=attention).config._attn_implementation == attention
+
+
+def test_transformers_own_sdpa_is_not_replaced() -> None:
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+    assert modeling_plain_vit.SDPA is sdpa_attention_forward
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
-def test_in_evaluation_it_is_sdpa_to_the_last_bit(name: str, dtype: torch.dtype) -> None:
-    ours, fused = build(name).to(dtype), build(name, attn_implementation="sdpa").to(dtype)
-    assert torch.equal(ours(pixels()).logits, fused(pixels()).logits)
+def test_in_evaluation_it_is_torch_s_fused_kernel_to_the_last_bit(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(name).to(dtype)
+    logits = model(pixels()).logits
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "written_down", fused)
+    model.set_attn_implementation("written_down")
+    assert torch.equal(logits, model(pixels()).logits)
 
 
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
@@ -67,13 +90,43 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_products_written_down(name:
     assert max(found.values()) < 0.03, found  # 8 bits of mantissa, over three blocks
 
 
-def test_training_in_bfloat16_attends_by_the_fast_one() -> None:
-    default, fast, fused = (
-        build(attn_implementation=attention).bfloat16().train() for attention in (None, FAST_ATTENTION, "sdpa")
+@pytest.mark.parametrize("attention", [None, "sdpa", "plain_vit"])
+def test_training_in_bfloat16_attends_by_the_fast_one(attention: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "written_down", fused)
+    model, fast, written = (
+        build(attn_implementation=name).bfloat16() for name in (attention, FAST_ATTENTION, "written_down")
     )
-    logits = default(pixels()).logits
-    assert torch.equal(logits, fast(pixels()).logits)
-    assert not torch.equal(logits, fused(pixels()).logits)
+    assert torch.equal(model(pixels()).logits, written(pixels()).logits)  # in evaluation
+    logits = model.train()(pixels()).logits
+    assert torch.equal(logits, fast.train()(pixels()).logits)
+    assert not torch.equal(logits, written.train()(pixels()).logits)
+
+
+def test_training_leaves_what_someone_put_in_the_place_of_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return fused(*args, **kwargs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", counted)
+    build().bfloat16().train()(pixels())
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation"])
+@pytest.mark.parametrize("attention", ["plain_vit", FAST_ATTENTION])
+def test_folders_that_say_an_older_name_open(key: str, attention: str, tmp_path: Path) -> None:
+    model = build()
+    model.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**stored, key: attention}))
+    opened = PlainViTForImageClassification.from_pretrained(tmp_path)
+    assert opened.config._attn_implementation == attention
+    assert torch.equal(opened(pixels()).logits, model(pixels()).logits)
+    expected = build(attn_implementation=FAST_ATTENTION).bfloat16()
+    opened = opened.bfloat16().train(attention == "plain_vit")
+    assert torch.equal(opened(pixels()).logits, expected.train(opened.training)(pixels()).logits)
 
 
 def test_long_images_leave_the_products() -> None:

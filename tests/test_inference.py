@@ -77,8 +77,11 @@ def test_every_dense_layer_is_packed_and_every_gain_folded(name: str) -> None:
     assert PackedLinear in kinds
 
 
-@pytest.mark.parametrize("asked, taken", [(None, FAST_ATTENTION), ("sdpa", "sdpa"), ("eager", "eager")])
-def test_the_fast_attention_is_taken_where_none_was_asked_for(asked: str | None, taken: str) -> None:
+@pytest.mark.parametrize(
+    "asked, taken",
+    [(None, FAST_ATTENTION), ("sdpa", FAST_ATTENTION), ("plain_vit", FAST_ATTENTION), ("eager", "eager")],
+)
+def test_the_fast_attention_takes_the_place_of_sdpa(asked: str | None, taken: str) -> None:
     assert prepare_for_inference(build(attn_implementation=asked)).config._attn_implementation == taken
 
 
