@@ -320,7 +320,7 @@ class LinearPatchEmbeddings(nn.Module):
         h, w = height // self.patch_height, width // self.patch_width
         pixel_values = pixel_values[..., : h * self.patch_height, : w * self.patch_width]
         patches = pixel_values.reshape(batch, channels, h, self.patch_height, w, self.patch_width)
-        patches = patches.permute(0, 2, 4, 3, 5, 1).reshape(batch, h * w, -1)  # B N (rows columns C)
+        patches = patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # B N (rows columns C)
         return self.post_norm(self.projection(self.pre_norm(patches)))
 
 
@@ -571,6 +571,13 @@ class NoPooler(nn.Module):
         return hidden_states
 
 
+def fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Attend by torch's fused kernel; it takes no batch of 0 images."""
+    if query.shape[0] == 0:
+        return query @ key.transpose(-2, -1) @ value
+    return F.scaled_dot_product_attention(query, key, value)
+
+
 class PatchPooler(nn.Module):
     """Base of the poolers that read the patches, or all tokens where the config says so."""
 
@@ -640,7 +647,7 @@ class MapPooler(PatchPooler):
                 (self.q_proj, probe), (self.k_proj, hidden_states), (self.v_proj, hidden_states)
             )
         )  # fmt: skip
-        pooled = F.scaled_dot_product_attention(query, key, value)
+        pooled = fused_attention(query, key, value)
         pooled = self.o_proj(pooled.transpose(1, 2).flatten(2))
         pooled = pooled + self.fc2(self.activation(self.fc1(self.layernorm(pooled))))
         return pooled[:, 0]
@@ -668,7 +675,7 @@ class QueryPooler(PatchPooler):
                 self.v_proj(hidden_states),
             )
         )
-        pooled = F.scaled_dot_product_attention(query, key, value)
+        pooled = fused_attention(query, key, value)
         return self.o_proj(pooled.transpose(1, 2).flatten(2))[:, 0]
 
 
@@ -685,7 +692,7 @@ class RefinementPooler(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         heads = hidden_states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # B heads L d
-        refined = F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+        refined = fused_attention(heads, heads, heads).transpose(1, 2).flatten(2)
         return refined[:, 0] if self.use_class_token else refined.mean(dim=1)
 
 

@@ -8,6 +8,7 @@ Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L
 width.
 """
 
+import copy
 import math
 import os
 from collections.abc import Callable
@@ -170,10 +171,18 @@ class PlainViTEmbeddings(nn.Module):
         """Replace the masked patches, given as (B, N) or (B, h, w), by the mask token."""
         if self.mask_token is None:
             raise ValueError("bool_masked_pos needs a mask token: build the model with use_mask_token=True")
-        if tuple(bool_masked_pos.shape[1:]) not in (grid_size, (grid_size[0] * grid_size[1],)):
+        if not isinstance(bool_masked_pos, torch.Tensor):
+            raise TypeError(f"bool_masked_pos is a {type(bool_masked_pos).__name__}: expected a tensor of torch.bool")
+        if bool_masked_pos.is_floating_point() or bool_masked_pos.is_complex():
+            raise ValueError(
+                f"bool_masked_pos has dtype {bool_masked_pos.dtype}: expected torch.bool, true where hidden; "
+                "compare shares with a threshold first"
+            )
+        batch, patch_count = patches.shape[:2]
+        if tuple(bool_masked_pos.shape) not in ((batch, *grid_size), (batch, patch_count)):
             raise ValueError(
                 f"bool_masked_pos has shape {tuple(bool_masked_pos.shape)}: expected (batch, patches) or (batch, h, w) "
-                f"of the patch grid {grid_size}"
+                f"of {batch} images with the patch grid {grid_size}"
             )
         masked = bool_masked_pos.flatten(1).unsqueeze(-1).bool()
         return torch.where(masked, self.mask_token.to(patches.dtype), patches)
@@ -329,9 +338,9 @@ def attend(
     """Attend by the implementation the config names; by the eager one where the weights themselves are asked for.
 
     In evaluation torch's fused kernel gives the bits of most sources. Training needs none of them, and takes what is
-    fastest; what someone put in the place of transformers' own "sdpa" is left as it is.
+    fastest; what someone put in the place of transformers' own "sdpa" is left as it is. Kernels take no batch of 0.
     """
-    implementation = "eager" if output_attentions else module.config._attn_implementation
+    implementation = "eager" if output_attentions or query.shape[0] == 0 else module.config._attn_implementation
     attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
     if module.training and attention_interface is SDPA:
         attention_interface = fast_attention_forward
@@ -566,6 +575,7 @@ class PlainViTModel(PlainViTPreTrainedModel):
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Raises:
+            TypeError: for pixels or a mask that are no tensors.
             ValueError: for pixels or a mask that do not fit.
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
@@ -613,6 +623,7 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
             `logits` of shape (B, num_labels), and `loss` where labels were given.
 
         Raises:
+            TypeError: for pixels or labels that are no tensors.
             ValueError: for pixels that do not fit, and for labels that are no classes (on a CPU; a GPU would have to
                 wait for the check).
         """
@@ -674,14 +685,15 @@ class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
     """The plain Vision Transformer that learns without labels: it predicts what the mask token hides.
 
     What it predicts is the config's `reconstruction_target`: pixels (SimMIM: Xie et al. 2022) or mean colours
-    (Dosovitskiy et al. 2021, appendix B.1.2).
+    (Dosovitskiy et al. 2021, appendix B.1.2). It has a mask token whatever the config says, and its own config says so.
     """
 
     _auto_class = "AutoModelForMaskedImageModeling"
 
     def __init__(self, config: PlainViTConfig):
-        if not config.use_mask_token:
-            raise ValueError("a masked-image model needs a mask token: set use_mask_token=True")
+        if not config.use_mask_token:  # that of a classifier, say; whoever gave it keeps it as it is
+            config = copy.deepcopy(config)
+            config.use_mask_token = True
         if config.patch_dropout_prob:
             raise ValueError("a masked-image model predicts every patch: set patch_dropout_prob=0")
         if config.drop_partial_patches:
@@ -703,6 +715,7 @@ class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Raises:
+            TypeError: for pixels or a mask that are no tensors.
             ValueError: for pixels or a mask that do not fit.
         """
         outputs = self.vit(pixel_values, bool_masked_pos=bool_masked_pos, return_dict=True, **kwargs)
@@ -758,6 +771,7 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):
             `feature_maps`, one per stage asked for: (B, D, h, w), or (B, L, D) where they are not reshaped.
 
         Raises:
+            TypeError: for pixels that are no tensor.
             ValueError: for pixels that do not fit.
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
@@ -808,8 +822,11 @@ def image_classification_loss(
         **kwargs: Ignored; what else the model was called with.
 
     Raises:
+        TypeError: for labels that are no tensor.
         ValueError: for labels that are no classes (on a CPU).
     """
+    if not isinstance(labels, torch.Tensor):
+        raise TypeError(f"labels is a {type(labels).__name__}: expected a tensor, as torch.tensor makes of it")
     labels = labels.to(logits.device)
     reduction = "mean" if num_items_in_batch is None else "sum"
     num_labels, problem_type = config.num_labels or 0, config.problem_type
@@ -841,11 +858,13 @@ def check_classes(labels: torch.Tensor, num_labels: int) -> None:
 
 def as_weights(pixel_values: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
     """Return the pixels in the dtype of the weights; whole numbers are refused, because they were not normalised."""
-    if not pixel_values.is_floating_point():
-        raise ValueError(
-            f"pixel_values has dtype {pixel_values.dtype}: "
-            "expected normalised floats, as the image processor makes them"
+    expected = "normalised floats, as the image processor makes them"
+    if not isinstance(pixel_values, torch.Tensor):
+        raise TypeError(
+            f'pixel_values is a {type(pixel_values).__name__}: expected a tensor of {expected} with return_tensors="pt"'
         )
+    if not pixel_values.is_floating_point():
+        raise ValueError(f"pixel_values has dtype {pixel_values.dtype}: expected {expected}")
     return pixel_values.to(model.dtype)
 
 

@@ -11,6 +11,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import nn
 from transformers import (
     AutoBackbone,
+    AutoModelForImageClassification,
     AutoModelForMaskedImageModeling,
     UperNetConfig,
     UperNetForSemanticSegmentation,
@@ -21,6 +22,7 @@ from vit_pytorch.mpp import MPPLoss
 
 from plain_vit import (
     PlainViTBackbone,
+    PlainViTConfig,
     PlainViTForImageClassification,
     PlainViTForMaskedImageModeling,
     PlainViTModel,
@@ -196,26 +198,52 @@ def test_a_painted_color_is_read_as_itself() -> None:
 @pytest.mark.parametrize(
     "fields, remedy",
     [
-        ({}, "set use_mask_token=True"),
         ({"patch_dropout_prob": 0.5}, "set patch_dropout_prob=0"),
         ({"drop_partial_patches": True}, "set drop_partial_patches=False"),
     ],
 )
-def test_a_masked_image_model_needs_a_mask_token_and_every_patch(fields: dict[str, Any], remedy: str) -> None:
+def test_a_masked_image_model_needs_every_patch(fields: dict[str, Any], remedy: str) -> None:
     with pytest.raises(ValueError, match=remedy):
-        PlainViTForMaskedImageModeling(tiny_config(**fields, use_mask_token=bool(fields)))
+        PlainViTForMaskedImageModeling(tiny_config(**fields))
 
 
-def test_a_classifier_s_checkpoint_starts_a_masked_image_model(tmp_path: Any) -> None:
+def test_a_masked_image_model_has_a_mask_token_and_its_own_config_says_so(tmp_path: Any) -> None:
+    config = tiny_config()
+    model = randomized(PlainViTForMaskedImageModeling(config))
+    assert not config.use_mask_token
+    assert model.config.use_mask_token
+    assert all(module.config is model.config for module in model.modules() if hasattr(module, "config"))
+    model.save_pretrained(tmp_path)
+    assert PlainViTConfig.from_pretrained(tmp_path).use_mask_token
+    mask = torch.arange(24).view(2, 12) % 3 == 0
+    opened = AutoModelForMaskedImageModeling.from_pretrained(tmp_path)
+    assert torch.equal(opened(pixels(), mask).reconstruction, model(pixels(), mask).reconstruction)
+
+
+@pytest.mark.parametrize("auto_class", [AutoModelForMaskedImageModeling, PlainViTForMaskedImageModeling])
+def test_a_classifier_s_checkpoint_starts_a_masked_image_model(auto_class: Any, tmp_path: Any) -> None:
     classifier = randomized(PlainViTForImageClassification(tiny_config()))
     classifier.save_pretrained(tmp_path)
-    model, info = AutoModelForMaskedImageModeling.from_pretrained(
-        tmp_path, use_mask_token=True, output_loading_info=True
-    )
+    model, info = auto_class.from_pretrained(tmp_path, output_loading_info=True)
     assert info["missing_keys"] == {
         "vit.embeddings.mask_token", "decoder.projection.weight", "decoder.projection.bias",
     }  # fmt: skip
+    assert info["unexpected_keys"] == {"classifier.weight", "classifier.bias"}
+    assert not info["mismatched_keys"]
+    assert model.config.use_mask_token
+    assert (model.vit.embeddings.mask_token == 0).all()  # as every initialization draws it
+    assert model.decoder.projection.weight.std() > 0
     assert torch.equal(model.vit(pixels()).last_hidden_state, classifier.vit(pixels()).last_hidden_state)
+
+
+def test_a_masked_image_model_s_checkpoint_starts_a_classifier(tmp_path: Any) -> None:
+    masked = randomized(PlainViTForMaskedImageModeling(tiny_config(pooling="map")))
+    masked.save_pretrained(tmp_path)
+    classifier, info = AutoModelForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    pooler = {f"vit.pooler.{name}" for name in classifier.vit.pooler.state_dict()}
+    assert info["missing_keys"] == {"classifier.weight", "classifier.bias"} | pooler
+    assert info["unexpected_keys"] == {"decoder.projection.weight", "decoder.projection.bias"}
+    assert torch.equal(classifier.vit(pixels()).last_hidden_state, masked.vit(pixels()).last_hidden_state)
 
 
 # Backbone

@@ -87,3 +87,103 @@ def test_on_the_meta_device_a_prepared_model_counts_too(name: str) -> None:
         model = build(PlainViTForImageClassification, name)
     prepared = prepare_for_inference(model)
     assert prepared(pixels(5).to("meta")).logits.shape == (5, 7)
+
+
+# No images at all
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("name", sorted(VARIATIONS))
+def test_a_batch_of_no_images_gives_empty_outputs_and_gradients_of_zero(model_class: Any, name: str) -> None:
+    for attention in ("sdpa", "eager"):
+        model = build(model_class, name, attn_implementation=attention, num_hidden_layers=2)
+        one, none = (tensors_of(model(torch.zeros(count, 3, 24, 56))) for count in (1, 0))
+        assert [tuple(tensor.shape) for tensor in none] == [(0, *tensor.shape[1:]) for tensor in one]
+        model.train()
+        sum(tensor.sum() for tensor in tensors_of(model(torch.zeros(0, 3, 24, 56)))).backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        assert gradients
+        assert all((gradient == 0).all() for gradient in gradients)
+
+
+def test_the_losses_of_no_images_are_what_torch_makes_of_a_mean_of_nothing() -> None:
+    images = torch.zeros(0, 3, 24, 56)
+    for labels in (torch.zeros(0, dtype=torch.int64), torch.zeros(0, 7)):
+        model = build(PlainViTForImageClassification)
+        assert model(images, labels=labels).loss.isnan()
+        assert model(images, labels=labels, num_items_in_batch=8).loss == 0  # where other batches count too
+    for target in ("pixels", "mean_color"):
+        masked = build(PlainViTForMaskedImageModeling, reconstruction_target=target)
+        assert masked(images, bool_masked_pos=torch.ones(0, 12, dtype=torch.bool)).loss == 0  # as with nothing hidden
+
+
+def test_a_prepared_model_takes_a_batch_of_no_images() -> None:
+    for name in ("plain", "map", "query", "prr", "linear_patches"):
+        assert prepare_for_inference(build(PlainViTForImageClassification, name))(pixels()[:0]).logits.shape[0] == 0
+
+
+# Things of another kind
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize(
+    "images, kind, message",
+    [
+        (None, TypeError, "pixel_values is a NoneType: expected a tensor of normalised floats"),
+        (pixels().numpy(), TypeError, r'is a ndarray: expected a tensor .* return_tensors="pt"'),
+        ([pixels()[0], pixels()[1]], TypeError, "is a list: expected a tensor"),
+        ({"pixel_values": pixels()}, TypeError, "is a dict: expected a tensor"),
+        (pixels().byte(), ValueError, "dtype torch.uint8: expected normalised floats"),
+        (pixels() > 0, ValueError, "dtype torch.bool: expected normalised floats"),
+        (pixels().to(torch.complex64), ValueError, "dtype torch.complex64: expected normalised floats"),
+        (pixels()[0], ValueError, r"shape \(3, 24, 56\): expected \(batch, 3, height, width\)"),
+        (pixels()[None], ValueError, r"expected \(batch, 3, height, width\)"),
+        (torch.tensor(1.0), ValueError, r"shape \(\): expected"),
+        (pixels(channels=1), ValueError, r"expected \(batch, 3, height, width\)"),
+        (torch.zeros(2, 3, 0, 56), ValueError, "is not a multiple of patch_size"),
+    ],
+    ids=str,
+)
+def test_what_are_no_pixels_is_refused_with_what_is_expected(
+    model_class: Any, images: Any, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        build(model_class)(images)
+
+
+@pytest.mark.parametrize("model_class", [PlainViTModel, PlainViTForMaskedImageModeling])
+@pytest.mark.parametrize(
+    "mask, kind, message",
+    [
+        ([[True] * 12] * 2, TypeError, "bool_masked_pos is a list: expected a tensor of torch.bool"),
+        (torch.ones(2, 12).numpy(), TypeError, "is a ndarray"),
+        (torch.rand(2, 12), ValueError, "dtype torch.float32: expected torch.bool.*compare shares with a threshold"),
+        (torch.ones(12).bool(), ValueError, r"shape \(12,\): expected .* of 2 images with the patch grid \(3, 4\)"),
+        (torch.ones(1, 12).bool(), ValueError, "of 2 images"),  # would be taken for every image
+        (torch.ones(3, 3, 4).bool(), ValueError, "of 2 images"),
+        (torch.ones(2, 4, 3).bool(), ValueError, r"patch grid \(3, 4\)"),
+        (torch.ones(2, 13).bool(), ValueError, "of 2 images"),
+        (torch.tensor(True), ValueError, "of 2 images"),
+    ],
+    ids=str,
+)
+def test_what_is_no_mask_of_these_images_is_refused(
+    model_class: Any, mask: Any, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        build(model_class)(pixels(), bool_masked_pos=mask)
+
+
+def test_a_mask_may_be_of_whole_numbers_as_collators_make_it() -> None:
+    model = build(PlainViTForMaskedImageModeling)
+    mask = torch.arange(24).view(2, 12) % 3 == 0
+    expected = model(pixels(), bool_masked_pos=mask)
+    found = model(pixels(), bool_masked_pos=mask.long())
+    assert torch.equal(found.reconstruction, expected.reconstruction)
+    assert found.loss == expected.loss
+
+
+@pytest.mark.parametrize("labels", [[1, 2], 3, "cat", torch.tensor([1, 2]).numpy()], ids=str)
+def test_labels_that_are_no_tensor_are_refused(labels: Any) -> None:
+    with pytest.raises(TypeError, match=r"labels is a \w+: expected a tensor"):
+        build(PlainViTForImageClassification)(pixels(), labels=labels)

@@ -90,7 +90,7 @@ for folder in sorted(source.iterdir()):
 folder = source / "bare"
 masked = AutoModelForMaskedImageModeling.from_pretrained(folder, **trust)
 found["bare"]["drawn"] = {key: value.clone() for key, value in masked.state_dict().items() if "decoder" in key}
-found["bare"]["loss"] = masked(pixel_values, torch.ones(2, 3, 4)).loss
+found["bare"]["loss"] = masked(pixel_values, torch.ones(2, 3, 4, dtype=torch.bool)).loss
 fresh = AutoModelForImageClassification.from_pretrained(folder, num_labels=4, ignore_mismatched_sizes=True, **trust)
 found["bare"]["new head"] = fresh.classifier.weight.detach().clone()
 fresh(pixel_values, labels=torch.tensor([3, 1])).loss.backward()
@@ -197,7 +197,7 @@ def test_with_the_package_its_own_classes_open_the_folder(root: Path, folder: st
     assert type(AutoModel.from_pretrained(path, **trusted)) is PlainViTModel
     assert type(AutoImageProcessor.from_pretrained(path, **trusted)) is PlainViTImageProcessor
     assert type(AutoBackbone.from_config(config, **trusted)) is PlainViTBackbone
-    masked = AutoModelForMaskedImageModeling.from_pretrained(path, use_mask_token=True, **trusted)
+    masked = AutoModelForMaskedImageModeling.from_pretrained(path, **trusted)
     assert type(masked) is PlainViTForMaskedImageModeling
     model = AutoModelForImageClassification.from_pretrained(path, **trusted)
     assert type(model) is PlainViTForImageClassification
