@@ -82,6 +82,34 @@ def test_every_block_and_every_output_are_the_sources(case: str) -> None:
     assert max(found.values()) <= tolerance(case), found
 
 
+@pytest.mark.parametrize("case", REPRESENTATIVES)
+def test_a_loaded_model_opens_as_a_fresh_one_does(case: str, tmp_path: Path) -> None:
+    module = tiny_transformers(case)
+    module.save_pretrained(tmp_path)
+    for options in ({}, {"device_map": "cpu"}):
+        loaded = type(module).from_pretrained(tmp_path, attn_implementation="eager", **options)
+        found = stage_differences(loaded, eager(from_module(loaded)), pixels_for(module))
+        assert max(found.values()) <= tolerance(case), found
+
+
+def test_what_training_leaves_on_a_model_changes_nothing(tmp_path: Path) -> None:
+    tiny_transformers("ViTForImageClassification").save_pretrained(tmp_path)
+    module = transformers.ViTForImageClassification.from_pretrained(tmp_path, attn_implementation="eager")
+    module.gradient_checkpointing_enable()
+    images = [{"pixel_values": image, "labels": 1} for image in pixels_for(module)]
+    arguments = transformers.TrainingArguments(str(tmp_path / "run"), max_steps=1, report_to=[], use_cpu=True)
+    transformers.Trainer(module, arguments, train_dataset=images).train()
+    found = stage_differences(module, eager(from_module(module.eval())), pixels_for(module))
+    assert max(found.values()) == 0.0, found
+
+
+def test_kernels_of_the_hub_in_place_of_a_model_s_own_are_refused() -> None:
+    module = tiny_transformers("ViTModel")
+    module._use_kernels = True
+    with pytest.raises(ExportError, match="kernels of the Hub stand in for its own functions"):
+        from_module(module)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_tensor_goes_back_bit_for_bit(case: str) -> None:
     module = tiny_transformers(case)

@@ -52,6 +52,9 @@ SILENT_ATTRIBUTES = {
     "_can_record_outputs", "_ep_plan", "_fsdp_plan", "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict",
     "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected", "_keys_to_ignore_on_save",
     "_no_split_modules", "_output_capturing_hooks_installed", "_pp_plan", "_skip_keys_device_placement", "_tp_plan",
+    # Left on a model by loading, training and preparing it; hooks and replaced functions are found as such.
+    "_gradient_checkpointing_func", "_is_accelerate_prepared", "_require_grads_hook", "_require_grads_hooks",
+    "_use_kernels", "_weight_conversions", "hf_device_map",
 }  # fmt: skip
 # Ways to attend that give the same numbers in another order of operations.
 ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
@@ -233,6 +236,8 @@ def _changed_values(module: nn.Module, config: PreTrainedConfig) -> list[str]:
         own = getattr(part, "config", None)
         if isinstance(own, PreTrainedConfig) and own not in (config, module.config) and own.to_dict() not in said:
             faults.append(f"{path}.config is another configuration than the model's")
+        if getattr(part, "_use_kernels", False):
+            faults.append(f"{path or 'model'}._use_kernels is True: kernels of the Hub stand in for its own functions")
         attention = getattr(own, "_attn_implementation", None)
         if attention not in ATTENTIONS:
             faults.append(f"{path}.config._attn_implementation is {attention!r}, which may compute anything")
