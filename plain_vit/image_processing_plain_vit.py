@@ -246,7 +246,7 @@ class SourcePreprocessing(BaseImageProcessor):
             images = images / images.new_tensor(1 / rescale_factor)  # a tensor: CUDA multiplies by a number's inverse
         if do_normalize:
             mean, std = (images.new_tensor(values)[:, None, None] for values in (image_mean, image_std))
-            images = (images - mean) / std
+            images = (images - mean).div_(std)
         return images
 
     def to_dict(self) -> dict[str, Any]:
