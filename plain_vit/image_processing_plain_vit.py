@@ -241,13 +241,13 @@ class SourcePreprocessing(BaseImageProcessor):
         """Turn levels into pixels by the sources' operations, one after the other: fused ones round otherwise."""
         if not (do_rescale or do_normalize):
             return images.contiguous()
-        images = images.to(torch.float32, memory_format=torch.contiguous_format)
+        pixels = images.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if do_rescale:
-            images = images / images.new_tensor(1 / rescale_factor)  # a tensor: CUDA multiplies by a number's inverse
+            pixels.div_(pixels.new_tensor(1 / rescale_factor))  # a tensor: CUDA multiplies by a number's inverse
         if do_normalize:
-            mean, std = (images.new_tensor(values)[:, None, None] for values in (image_mean, image_std))
-            images = (images - mean).div_(std)
-        return images
+            mean, std = (pixels.new_tensor(values)[:, None, None] for values in (image_mean, image_std))
+            pixels.sub_(mean).div_(std)
+        return pixels
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings alone; `to_json_file` adds the names of the classes where the folder needs them."""

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -321,3 +322,51 @@ def test_an_unknown_backend_is_refused() -> None:
 def test_interpolations_have_timms_names_and_pillows_numbers() -> None:
     modes = {mode.value for mode in torchvision.transforms.InterpolationMode} - {"nearest-exact"}
     assert {name: str_to_pil_interp(name) for name in modes} == preprocessing.INTERPOLATIONS
+
+
+MODES = ("RGB", "L", "RGBA", "LA", "CMYK", "P", "1", "YCbCr", "HSV")
+
+
+def drawn_image(rng: np.random.Generator, target: tuple[int, int]) -> Image.Image:
+    """Return noise of any mode that is converted to RGB, small or large, of any shape."""
+    sides = [int(rng.choice([1, 2, 3, rng.integers(1, 41), rng.integers(41, 500)])) for _ in range(2)]
+    height, width = target if rng.random() < 0.15 else sides
+    mode = str(rng.choice(MODES))
+    levels = rng.integers(0, 256, (height, width, 4), dtype=np.uint8)
+    if mode in ("P", "1"):
+        image = Image.fromarray(levels[..., :3])
+        return image.quantize(16) if mode == "P" else image.convert("1")
+    return Image.merge(
+        mode, [Image.fromarray(plane) for plane in levels.transpose(2, 0, 1)[: Image.getmodebands(mode)]]
+    )
+
+
+@pytest.mark.parametrize("draws", [60, pytest.param(1500, marks=pytest.mark.slow)])
+def test_any_image_by_any_settings_has_timms_pixels_or_is_refused_as_by_timm(draws: int) -> None:
+    rng, equal = np.random.default_rng(draws), 0
+    for _ in range(draws):
+        target = (int(rng.integers(1, 120)), int(rng.integers(1, 120)))
+        target = target if rng.random() < 0.5 else (target[0], target[0])
+        cfg = {
+            "input_size": (3, *target),
+            "crop_pct": float(rng.choice([1.0, 0.875, 0.9, 0.95, rng.uniform(0.3, 1.2)])),
+            "crop_mode": str(rng.choice(["center", "squash", "border"])),
+            "interpolation": str(rng.choice(list(preprocessing.INTERPOLATIONS))),
+            "mean": tuple(rng.uniform(0, 1, 3).tolist()),
+            "std": tuple(rng.uniform(0.05, 2, 3).tolist()),
+        }
+        image = drawn_image(rng, target)
+        transform = create_transform(**resolve_data_config(pretrained_cfg=cfg), is_training=False)
+        try:
+            expected: Any = transform(image.convert("RGB"))
+        except ValueError:  # no pixel is left of a side
+            expected = None
+        for backend in ("torchvision", "pil"):
+            processor = processor_from_timm(cfg, backend=backend)
+            if expected is None:
+                with pytest.raises(ValueError, match="has no pixel left|expected height and width"):
+                    processor(image)
+            else:
+                assert torch.equal(pixels(processor, image), expected), (cfg, image)
+        equal += expected is not None
+    assert equal > 0.8 * draws
