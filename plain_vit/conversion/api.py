@@ -249,7 +249,9 @@ def _clear_module_errors(module: nn.Module, origin: Format) -> Iterator[None]:
         yield
     except (PlainViTError, ValueError):
         raise
-    except (AttributeError, LookupError, StopIteration, TypeError, ArithmeticError, RuntimeError) as error:
+    except (
+        *(AttributeError, LookupError, StopIteration, TypeError, ArithmeticError, RuntimeError, AssertionError),
+    ) as error:
         raise UnknownFormatError(
             f"{class_path(module)} does not have the parts of a plain ViT of {origin.name} "
             f"({type(error).__name__}: {error}): pass the model as its package builds it, or the format that it is of"

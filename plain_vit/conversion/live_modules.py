@@ -91,7 +91,9 @@ def find_model(
         module = children[key]
     found = dict(_models(module, formats.values()))
     if len(found) > 1:
-        raise AmbiguousCheckpointError("the module holds several models; which one is meant?", {"key": list(found)})
+        raise AmbiguousCheckpointError(
+            f"{class_path(module)} holds several models; which one is meant?", {"key": list(found)}
+        )
     if not found:
         if format is None or any(_is_of(module, package) for package in OPENS):
             raise _unknown(module, formats)
@@ -321,9 +323,11 @@ def _check_surroundings(module: nn.Module, path: str) -> None:
         if faults or not _is_wrapper(around, TRANSPARENT | TRAINERS):
             faults += _beside(around, inner, ".".join(names[depth:]))
         if faults:
+            package = next((package for package in OPENS if _is_of(around, package)), None)
+            what = "" if package is None else " is a model that plain-vit does not open yet: it"
             raise ExportError(
-                f"{class_path(around)} computes more than the model in it, and plain-vit would drop that without a "
-                f"word. Pass the model itself (module.{path}), or say key={path!r}:",
+                f"{class_path(around)}{what} computes more than the model in it, and plain-vit would drop that "
+                f"without a word. Pass the model itself (module.{path}), or say key={path!r}:",
                 [f"{place or 'the module'} {fault.strip()}" for fault in faults],
             )
 

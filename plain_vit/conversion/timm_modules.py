@@ -57,22 +57,28 @@ def arguments_of(module: Any) -> dict[str, Any]:
     """
     if class_path(module) not in CLASS_PATHS:
         raise ExportError(
-            f"{class_path(module)} is not a plain Vision Transformer: plain-vit opens timm's VisionTransformer and "
-            "VisionTransformerDistilled themselves, not other models of timm nor classes derived from these"
+            f"{class_path(module)} is not a plain Vision Transformer and does not open yet: plain-vit opens timm's "
+            "VisionTransformer and VisionTransformerDistilled themselves, not classes derived from these"
         )
     if len(module.blocks) == 0:
         raise ExportError("the model has no blocks (depth=0): its heads and norms cannot be read")
     patches, stem_depths = module.patch_embed, None
     patch_size, patch_norm = tuple(patches.patch_size), getattr(patches, "norm", nn.Identity())
     if class_path(patches) == "timm.layers.hybrid_embed.HybridEmbed":
-        stem_depths = _stem_depths(patches.backbone)
+        stem_depths = _stem_depths(patches.backbone, _architecture(module))
         patch_size = tuple(size * ratio for size, ratio in zip(patch_size, patches.feature_ratio, strict=True))
     elif class_path(patches) != "timm.layers.patch_embed.PatchEmbed":
-        raise ExportError(f"patch_embed is a {class_path(patches)}: expected timm's PatchEmbed or HybridEmbed")
+        raise ExportError(
+            f"{_architecture(module)} does not open yet: its patch_embed is a {class_path(patches)}, and plain-vit "
+            "opens timm's PatchEmbed and HybridEmbed"
+        )
     block = module.blocks[0]
     kind = type(block).__name__
     if type(block).__module__ != "timm.models.vision_transformer" or kind not in BLOCKS:
-        raise ExportError(f"blocks.0 is a {class_path(block)}: expected one of {', '.join(BLOCKS)}")
+        raise ExportError(
+            f"{_architecture(module)} does not open yet: its blocks.0 is a {class_path(block)}, and plain-vit opens "
+            f"{', '.join(BLOCKS)}"
+        )
     branches, parallel = kind == "ParallelThingsBlock", kind.endswith("ParallelScalingBlock")
     attention = block if parallel else block.attns[0].attn if branches else block.attn
     mlp = block if parallel else block.ffns[0].mlp if branches else block.mlp
@@ -132,13 +138,22 @@ def arguments_of(module: Any) -> dict[str, Any]:
     }
 
 
-def _stem_depths(backbone: Any) -> tuple[int, ...]:
+def _architecture(module: Any) -> str:
+    """Return what timm calls a model, with its class."""
+    named = (getattr(module, "pretrained_cfg", None) or {}).get("architecture")
+    return f"{class_path(module)}{f' ({named})' if named else ''}"
+
+
+def _stem_depths(backbone: Any, architecture: str) -> tuple[int, ...]:
     """Return the number of units of each stage of a hybrid's ResNet."""
     if class_path(backbone) == "timm.models.resnetv2.ResNetV2":
         return tuple(len(stage.blocks) for stage in backbone.stages)
     if [name for name, _ in backbone.named_children()] == ["conv", "norm", "pool"]:
         return ()
-    raise ExportError(f"patch_embed.backbone is a {class_path(backbone)}: expected a ResNetV2, or its root")
+    raise ExportError(
+        f"{architecture} does not open yet: its patch_embed.backbone is a {class_path(backbone)}, and plain-vit opens "
+        "a ResNetV2, or its root"
+    )
 
 
 def _class_name(module: nn.Module) -> str:

@@ -621,15 +621,9 @@ def _patch_size(module: nn.Module) -> tuple[int, int]:
     return module.patch_size, module.patch_size  # type: ignore[return-value]
 
 
-# Attributes that keep arguments, or that belong to the decorrelation loss.
-READ_ATTRIBUTES = {
-    "args",
-    "kwargs",
-    "dim",
-    "num_classes",
-    "has_decorr_loss",
-    "decorr_layer_outputs_across_depth",
-}
+# Attributes that belong to the decorrelation loss, and those of a whole model that keep its arguments.
+SILENT_ATTRIBUTES = {"has_decorr_loss", "decorr_layer_outputs_across_depth"}
+KEPT_ARGUMENTS = {"args", "kwargs", "dim", "num_classes"}
 
 
 def _overridden(kind: type) -> list[str]:
@@ -655,12 +649,13 @@ def _changed_parts(module: nn.Module, config: PlainViTConfig, layout: Layout) ->
     if Q_NORM not in layout.names:
         for path in _attention_paths(module, layout.names):  # read into our config
             fresh.get_submodule(path).scale = getattr(module.get_submodule(path), "scale", None)
+    vars(fresh).update({name: vars(module)[name] for name in KEPT_ARGUMENTS & vars(module).keys()})
     same_classes = {class_path(module): class_path(fresh)}
     if copied:
         pairs = zip(module.modules(), fresh.modules(), strict=False)
         same_classes |= {class_path(one): class_path(other) for one, other in pairs
                          if type(one).__name__ == type(other).__name__}  # fmt: skip
-    changed = differences(module, fresh, same_classes, READ_ATTRIBUTES, without="decorr_loss.")
+    changed = differences(module, fresh, same_classes, SILENT_ATTRIBUTES, without="decorr_loss.")
     table = vars(module).get("pos_embedding")
     if isinstance(table, torch.Tensor) and not table.is_meta:
         positions = SinCos2DPositionEmbedding(config)(config.grid_size, table.new_empty(0, dtype=torch.float32))
