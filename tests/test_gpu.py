@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from plain_vit import PlainViTForImageClassification
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
@@ -50,6 +52,19 @@ def test_logits_and_gradients_on_a_gpu_are_those_on_the_cpu(name: str) -> None:
     for path, parameter in there.named_parameters():
         if parameter.grad is not None:
             assert (parameter.grad.cpu() - theirs[path].grad).abs().max() < OTHER_KERNELS * largest, path
+
+
+def test_pixels_sent_to_a_gpu_are_the_cpus_and_tensors_there_are_resized_there() -> None:
+    levels = np.random.default_rng(0).integers(0, 256, (2, 97, 131, 3), dtype=np.uint8)
+    images = [Image.fromarray(image) for image in levels]
+    processor = PlainViTImageProcessor(size={"height": 48, "width": 80}, image_mean=[0.4, 0.5, 0.6], resample=3)
+    expected = processor(images, return_tensors="pt").pixel_values
+    sent = processor(images, device="cuda", return_tensors="pt").pixel_values
+    assert sent.device.type == "cuda"
+    assert torch.equal(sent.cpu(), expected)
+    there = processor(torch.from_numpy(levels).cuda(), return_tensors="pt").pixel_values
+    assert there.device.type == "cuda"
+    assert (there.cpu() - expected).abs().max() <= 7 / 255 / 0.5 + 1e-6  # levels, of noise by a bicubic filter
 
 
 @pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

@@ -453,3 +453,26 @@ def test_a_processor_reaches_the_workers_of_a_loader_whole(backend: type) -> Non
 def test_the_backend_of_pillow_refuses_to_resize_with_torch() -> None:
     with pytest.raises(ValueError, match="resize_with is 'torch', which is no setting for the backend of Pillow"):
         PlainViTImageProcessorPil(resize_with="torch")
+
+
+# On other devices; "meta" stands for an accelerator, test_gpu.py has one
+
+
+def test_tensors_elsewhere_are_prepared_there_and_images_can_be_sent_there() -> None:
+    processor = PlainViTImageProcessor(size=(31, 43))
+    there = processor(torch.zeros(2, 3, 53, 37, dtype=torch.uint8, device="meta"), return_tensors="pt")["pixel_values"]
+    assert (there.shape, there.device.type) == ((2, 3, 31, 43), "meta")
+    images = [Image.fromarray(noise(53, 37, 3)), noise(53, 37, 3)]
+    assert processor(images, device="meta", return_tensors="pt")["pixel_values"].device.type == "meta"
+    assert torch.equal(
+        processor(images, device="cpu", return_tensors="pt")["pixel_values"],
+        processor(images, return_tensors="pt")["pixel_values"],
+    )
+
+
+def test_images_on_several_devices_are_refused_and_by_the_backend_of_pillow_all_but_the_cpus() -> None:
+    there = torch.zeros(3, 53, 37, dtype=torch.uint8, device="meta")
+    with pytest.raises(ValueError, match="on the CPU together with tensors on an accelerator: move them"):
+        PlainViTImageProcessor()([there, Image.fromarray(noise(53, 37, 3))])
+    with pytest.raises(ValueError, match=r'tensor on meta.*backend="torchvision"'):
+        PlainViTImageProcessorPil()(there)
