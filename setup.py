@@ -92,10 +92,11 @@ setup(
         "Topic :: Scientific/Engineering :: Image Recognition",
         "Typing :: Typed",
     ],
+    py_modules=["plain_vit_command"],  # a module of its own: importing the package takes seconds
     packages=find_packages(include=["plain_vit", "plain_vit.*"]),
     package_data={"plain_vit": ["py.typed"]},
     python_requires=">=3.11",
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["plain-vit = plain_vit.cli:main"]},
+    entry_points={"console_scripts": ["plain-vit = plain_vit_command:main"]},
 )

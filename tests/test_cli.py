@@ -1,5 +1,9 @@
 """The command line: what it prints, what it writes, and what it leaves untouched when something is wrong."""
 
+import argparse
+import dataclasses
+import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,9 +14,13 @@ import torch
 import vit_pytorch
 from transformers import AutoModelForImageClassification
 
+import plain_vit
+from plain_vit import cli
 from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint
+from plain_vit.conversion.format import Hints
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, MappingError, OutputExistsError, PlainViTError
+from plain_vit_command import HINTS, parser
 from tests.conftest import randomize_
 
 
@@ -31,13 +39,13 @@ def checkpoint(foreign: torch.nn.Module, tmp_path: Path) -> Path:
     return path
 
 
-HINTS = ["--num-attention-heads", "3", "--image-size", "15x21", "--patch-size", "5x7"]
+SAID = ["--num-attention-heads", "3", "--image-size", "15x21", "--patch-size", "5x7"]
 
 
 def test_convert_writes_a_folder_with_the_numbers_of_the_source(
     foreign: torch.nn.Module, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert main(["convert", str(checkpoint), str(tmp_path / "out"), *HINTS]) == 0
+    assert main(["convert", str(checkpoint), str(tmp_path / "out"), *SAID]) == 0
     printed = capsys.readouterr().out
     assert "told: num_attention_heads = 3" in printed
     assert "logits: 0.0e+00" in printed  # the source's own model was run
@@ -55,7 +63,7 @@ def test_inspect_says_what_is_open_and_writes_nothing(
     printed = capsys.readouterr().err
     assert "num_attention_heads" in printed
     assert "Traceback" not in printed
-    assert main(["inspect", str(checkpoint), *HINTS]) == 0
+    assert main(["inspect", str(checkpoint), *SAID]) == 0
     assert "2 layers of width 24, 3 heads" in capsys.readouterr().out
     assert sorted(tmp_path.iterdir()) == before
 
@@ -63,12 +71,12 @@ def test_inspect_says_what_is_open_and_writes_nothing(
 def test_verify_finds_the_first_stage_that_differs(
     foreign: torch.nn.Module, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert main(["convert", str(checkpoint), str(tmp_path / "a"), "--no-verify", *HINTS]) == 0
+    assert main(["convert", str(checkpoint), str(tmp_path / "a"), "--no-verify", *SAID]) == 0
     with torch.no_grad():
         foreign.transformer.layers[1][1].net[1].bias += 1
     torch.save(foreign.state_dict(), checkpoint)
     capsys.readouterr()
-    assert main(["verify", str(checkpoint), str(tmp_path / "a"), *HINTS]) == 0
+    assert main(["verify", str(checkpoint), str(tmp_path / "a"), *SAID]) == 0
     table, _, unproven = capsys.readouterr().out.partition("not proven by this")
     shares = {line[:12].strip(): float(line.split()[-1]) for line in table.splitlines()[1:]}
     assert "num_attention_heads = 3, from the caller" in unproven
@@ -78,7 +86,7 @@ def test_verify_finds_the_first_stage_that_differs(
 
 
 def test_export_gives_the_source_back_bit_for_bit(foreign: torch.nn.Module, checkpoint: Path, tmp_path: Path) -> None:
-    assert main(["convert", str(checkpoint), str(tmp_path / "ours"), *HINTS]) == 0
+    assert main(["convert", str(checkpoint), str(tmp_path / "ours"), *SAID]) == 0
     assert main(["export", str(tmp_path / "ours"), str(tmp_path / "back.pt"), "--to", "vit_pytorch"]) == 0
     back = torch.load(tmp_path / "back.pt", weights_only=True)
     assert back.keys() == foreign.state_dict().keys()
@@ -88,14 +96,14 @@ def test_export_gives_the_source_back_bit_for_bit(foreign: torch.nn.Module, chec
 def test_an_output_in_use_is_refused_before_any_work_and_stays(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("kept")
-    assert main(["convert", str(checkpoint), str(tmp_path / "out"), *HINTS]) == OutputExistsError.exit_code
+    assert main(["convert", str(checkpoint), str(tmp_path / "out"), *SAID]) == OutputExistsError.exit_code
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
 def test_force_replaces_a_whole_model_folder(checkpoint: Path, tmp_path: Path) -> None:
-    assert main(["convert", str(checkpoint), str(tmp_path / "out"), *HINTS]) == 0
+    assert main(["convert", str(checkpoint), str(tmp_path / "out"), *SAID]) == 0
     (tmp_path / "out" / "stale.txt").write_text("of the old model")
-    assert main(["convert", str(checkpoint), str(tmp_path / "out"), "--force", *HINTS]) == 0
+    assert main(["convert", str(checkpoint), str(tmp_path / "out"), "--force", *SAID]) == 0
     assert not (tmp_path / "out" / "stale.txt").exists()
     from_checkpoint(tmp_path / "out")
 
@@ -114,13 +122,13 @@ def test_a_spoilt_checkpoint_is_refused_and_nothing_is_written(
     state = foreign.state_dict()
     spoil(state)
     torch.save(state, tmp_path / "spoilt.pt")
-    assert main(["convert", str(tmp_path / "spoilt.pt"), str(tmp_path / "out"), *HINTS]) == kind.exit_code
+    assert main(["convert", str(tmp_path / "spoilt.pt"), str(tmp_path / "out"), *SAID]) == kind.exit_code
     assert sorted(path.name for path in tmp_path.iterdir()) == ["spoilt.pt"]
 
 
 def test_a_truncated_file_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
-    assert main(["convert", str(checkpoint), str(tmp_path / "out"), *HINTS]) == CheckpointError.exit_code
+    assert main(["convert", str(checkpoint), str(tmp_path / "out"), *SAID]) == CheckpointError.exit_code
     assert not (tmp_path / "out").exists()
 
 
@@ -133,3 +141,62 @@ def test_the_installed_command_answers() -> None:
     command = Path(sys.executable).with_name("plain-vit")
     help_text = subprocess.run([str(command), "--help"], capture_output=True, text=True, check=True).stdout
     assert all(name in help_text for name in ("convert", "export", "inspect", "verify"))
+
+
+# The words alone
+
+
+@pytest.mark.parametrize(
+    "words, code, printed",
+    [
+        (["--help"], 0, "COMMAND"),
+        (["--version"], 0, f"plain-vit {plain_vit.__version__}"),
+        (["convert", "--help"], 0, "example: plain-vit convert"),
+        (["convrt"], 2, "invalid choice: 'convrt'"),
+        (["convert", "vit.pt", "out", "--num-head", "3"], 2, "unrecognized arguments"),
+        (["inspect", "not-there.pt"], 3, "'not-there.pt' does not exist"),
+        (["verify", "./a", "b/c/d"], 3, "'./a' does not exist, and is not a Hub id"),
+    ],
+)
+def test_words_are_answered_without_importing_torch(words: list[str], code: int, printed: str, tmp_path: Path) -> None:
+    program = (
+        "import sys, plain_vit_command\n"
+        "try:\n    code = plain_vit_command.main(sys.argv[1:])\n"
+        "except SystemExit as error:\n    code = error.code\n"
+        "assert not {'torch', 'transformers', 'plain_vit'} & sys.modules.keys()\n"
+        "sys.exit(code)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(plain_vit.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stderr
+    assert printed in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_option_has_a_help_and_every_command_an_example() -> None:
+    (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    for name, command in commands.choices.items():
+        assert f"example: plain-vit {name} " in command.epilog
+        assert [action.dest for action in command._actions if not action.help] == []
+        titles = [group.title for group in command._action_groups]
+        assert titles[-1].startswith("what you know") or name == "push"
+        examples = shlex.split(command.epilog.removeprefix("example: plain-vit "))
+        assert parser().parse_args(examples).command == name
+
+
+def test_the_options_are_the_hints() -> None:
+    names = {field.name for field in dataclasses.fields(Hints)}
+    assert set(HINTS) == names | {"format", "revision"}
+
+
+def test_an_interrupted_command_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def interrupted(options: argparse.Namespace) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "inspect", interrupted)
+    assert main(["inspect", "user/name"]) == 130
+    assert capsys.readouterr().err == "plain-vit: interrupted\n"
