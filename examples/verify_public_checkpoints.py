@@ -30,11 +30,11 @@ from PIL import Image
 from torch import nn
 from tqdm import tqdm
 
-from plain_vit.cli import size
 from plain_vit.conversion import Converted, from_checkpoint
 from plain_vit.conversion.api import FORMATS, TOLERANCE
 from plain_vit.conversion.parity import compare_models, probe_images
 from plain_vit.errors import ExportError
+from plain_vit_command import size
 
 TIMM = """
     vit_tiny_patch16_224.augreg_in21k_ft_in1k vit_small_patch16_224.augreg_in1k vit_small_patch16_224.dino

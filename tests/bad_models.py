@@ -115,7 +115,7 @@ for _title, _changes, _raises, _says in [
      "expected (2, 40)"),
     ("registers that are not there", {"num_register_tokens": 4}, MappingError, "register_tokens"),
     ("a distillation token that is not there", {"use_distillation_token": True}, MappingError, "distillation_token"),
-    ("a misspelt field", {"hidden_sise": 40}, CheckpointError, "did you mean hidden_size"),
+    ("a field of a newer version", {"rotary": True, "plain_vit_version": "99.0"}, CheckpointError, "99.0"),
     ("a text for a number", {"hidden_size": "40"}, CheckpointError, "expected int, got str"),
     ("a negative number of layers", {"num_hidden_layers": -1}, CheckpointError, "expected 0 or more"),
     ("an unknown dtype", {"dtype": "float99"}, CheckpointError, "float99"),

@@ -133,7 +133,8 @@ def test_a_truncated_file_is_refused(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_debug_shows_the_stack_trace(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["inspect", str(tmp_path / "missing.pt"), "--debug"]) == CheckpointError.exit_code
+    (tmp_path / "empty.pt").touch()
+    assert main(["inspect", str(tmp_path / "empty.pt"), "--debug"]) == CheckpointError.exit_code
     assert "Traceback" in capsys.readouterr().err
 
 

@@ -566,7 +566,7 @@ def test_mistakes_at_a_push_have_exit_codes_and_no_stack_trace(
     assert main(["push", str(folder), "no owner"]) == HubError.exit_code
     monkeypatch.delenv("HF_TOKEN")
     assert main(["push", str(folder), REPO]) == HubError.exit_code
-    assert main(["convert", str(tmp_path / "gone"), "--push", REPO]) == HubError.exit_code  # before any work
+    assert main(["convert", str(folder), "--push", REPO]) == HubError.exit_code  # before any work
     with pytest.raises(SystemExit, match="2"):
         main(["convert", str(folder)])
     printed = capsys.readouterr().err

@@ -45,7 +45,7 @@ def imported(path: Path) -> set[str]:
             names.add(node.module.partition(".")[0])
     installed = packages_distributions()
     scripts = (script.stem for script in (ROOT / "examples").glob("*.py"))
-    here = {"plain_vit", "tests", "examples", "benchmarks", *scripts}
+    here = {"plain_vit", "plain_vit_command", "tests", "examples", "benchmarks", *scripts}
     return {canonicalize_name(installed.get(name, [name])[0]) for name in names - sys.stdlib_module_names - here}
 
 
@@ -97,7 +97,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
     package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "plain_vit").rglob("*") if path.is_file()}
-    sources = {name for name in package if "__pycache__" not in name}
+    sources = {name for name in package if "__pycache__" not in name} | {"plain_vit_command.py"}
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == sources
 

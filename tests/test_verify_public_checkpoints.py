@@ -49,7 +49,7 @@ def checkpoints(folder: Path) -> dict[str, str]:
         "transformers": f"transformers={folder / 'ViTForImageClassification'}",
         "clip": f"transformers={folder / 'CLIPModel'}",
         "mae": f"transformers={folder / 'ViTMAEForPreTraining'}",
-        "torchvision": f"torchvision={folder / 'vit.pth'},num_attention_heads=7",
+        "torchvision": f"torchvision={folder / 'vit.pth'},num_attention_heads=7,layer_norm_eps=1e-6",
         "vit_pytorch": f"vit_pytorch={folder / 'vit.pt'},num_attention_heads=3,image_size=15x21,patch_size=5x7",
         "google": f"google={folder / 'vit.npz'},hidden_act=gelu,image_size=20x28",
     }
