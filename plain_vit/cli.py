@@ -11,7 +11,7 @@ from typing import Any
 
 from plain_vit_command import HINTS, main
 
-from .errors import CheckpointError, PlainViTError
+from .errors import CheckpointError, PlainViTError, printable
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,8 +73,8 @@ def verify(options: argparse.Namespace) -> None:
         print(f"{stage.stage:12} {stage.difference:12.2e} {stage.scale:12.2e} {stage.relative:12.2e}")
     for name, opened in ((options.a, a), (options.b, b)):
         if opened.report.unproven:
-            print(f"not proven by this, as no tensor of {name} shows it:")
-            print("\n".join(f"  {inference}" for inference in opened.report.unproven))
+            lines = [f"  {inference}" for inference in opened.report.unproven]
+            print(printable("\n".join([f"not proven by this, as no tensor of {name} shows it:", *lines])))
 
 
 def export(options: argparse.Namespace) -> None:

@@ -9,12 +9,44 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 SHOWN = 40  # faults or candidates printed in one message; the attributes hold them all
+LONGEST_LINE = 4000  # characters
+MOST_LINES = 400
+
+
+def printable(text: str) -> str:
+    """Return text for a terminal: no character that acts instead of being shown, lines of bounded number and length.
+
+    Names, labels and keys of other people's files end up in messages: an escape sequence would recolour the terminal, a
+    mark that turns the direction round would show another name.
+
+    Args:
+        text: Of several lines, perhaps; they stay lines.
+    """
+    lines = text.split("\n")
+    if len(lines) > MOST_LINES:
+        lines = [*lines[:MOST_LINES], f"... and {len(lines) - MOST_LINES} more lines"]
+    return "\n".join(map(_shown, lines))
+
+
+def _shown(line: str) -> str:
+    if len(line) > LONGEST_LINE:
+        line = f"{line[:LONGEST_LINE]}... and {len(line) - LONGEST_LINE} more characters"
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
 
 
 class PlainViTError(Exception):
-    """Any mistake that plain-vit recognises; the kinds below say which."""
+    """Any mistake that plain-vit recognises; the kinds below say which.
+
+    Args:
+        message: What was got, what was expected and what to do. What a file put into it becomes `printable`.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
 
 class CheckpointError(PlainViTError, ValueError):

@@ -31,6 +31,7 @@ from ..errors import (
     PlainViTError,
     UnknownFormatError,
     VerificationError,
+    printable,
 )
 from .containers import LazyTensors
 from .engine import Row, convert, ignored_names, revert, sources_of, stream
@@ -119,7 +120,7 @@ class Report:
             else:
                 lines.append("  not proven by that, because the model compared with was built from the same readings:")
                 lines += [f"    {one}" for one in self.unproven]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 @dataclass(frozen=True)
