@@ -136,7 +136,8 @@ def accuracy_table(rows: Sequence[tuple[Result, list[float]]]) -> str:
 
 def write_small(folder: str) -> None:
     """Write the shipped checkpoint's model, once for each loop."""
-    opened = from_checkpoint(EXAMPLES / "checkpoints" / "glyphs_vit.pt", num_attention_heads=4)
+    shipped = EXAMPLES / "checkpoints" / "glyphs_vit.pt"
+    opened = from_checkpoint(shipped, num_attention_heads=4, image_size=24, patch_size=4)
     assert opened.image_processor is not None
     for part in (opened.model, opened.image_processor):
         part.save_pretrained(f"{folder}/plain-vit")

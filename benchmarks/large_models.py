@@ -19,8 +19,8 @@ from plain_vit.conversion import convert_checkpoint
 # What the file does not say, as options of `from_checkpoint`.
 SOURCES: dict[str, dict[str, Any]] = {
     "timm": {},
-    "vit_pytorch.pt": {"num_attention_heads": 16},
-    "torchvision.pth": {},
+    "vit_pytorch.pt": {"num_attention_heads": 16, "image_size": 224, "patch_size": 16},
+    "torchvision.pth": {"architecture": "vit_l_16"},
     "plain_vit": {},
 }
 

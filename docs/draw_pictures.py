@@ -67,7 +67,7 @@ def main() -> None:
 
 def draw_glyphs() -> None:
     """Draw what the shipped checkpoint sees in held-out glyphs."""
-    converted = from_checkpoint(CHECKPOINT, num_attention_heads=4)
+    converted = from_checkpoint(CHECKPOINT, num_attention_heads=4, image_size=24, patch_size=4)
     model, processor = converted.model, converted.image_processor
     pixels, labels = render_glyphs(256, seed=2)
     glyphs = [Image.fromarray(image).convert("RGB") for image in pixels]
@@ -151,10 +151,11 @@ def draw_training() -> None:
     """Fine-tune the shipped checkpoint on digits, with a look at it after each epoch; take the report's pictures."""
     with tempfile.TemporaryDirectory() as folder:
         words = {
-            "model": CHECKPOINT, "num_attention_heads": 4, "dataset": "digits", "epochs": 5, "batch_size": 32,
-            "picture_every": 1, "checkpoints_kept": 0, "output_dir": Path(folder) / "run",
+            "model": CHECKPOINT, "dataset": "digits", "epochs": 5, "batch_size": 32, "picture_every": 1,
+            "checkpoints_kept": 0, "output_dir": Path(folder) / "run",
         }  # fmt: skip
         options = [str(word) for name, value in words.items() for word in (f"--{name}", value)]
+        options += ["--model_hints", "num_attention_heads=4", "image_size=24", "patch_size=4"]
         subprocess.run([sys.executable, ROOT / "examples" / "finetune_image_classification.py", *options], check=True)
         for name in ("curves", "attention"):
             shutil.copy(Path(folder) / "run" / "report" / f"{name}.png", PICTURES / f"training_{name}.png")

@@ -48,7 +48,11 @@ from finetune_image_classification import FinetuneArguments, finetune  # noqa: E
 
 CHECKPOINT = HERE / "checkpoints" / "glyphs_vit.pt"
 NOTES = json.loads(CHECKPOINT.with_suffix(".json").read_text(encoding="utf-8"))
-HEADS = NOTES["constructor"]["heads"]
+HINTS = {
+    "num_attention_heads": NOTES["constructor"]["heads"],
+    "image_size": NOTES["constructor"]["image_size"],
+    "patch_size": NOTES["constructor"]["patch_size"],
+}
 OUT = Path("runs") / "demo"
 CONVERTED, FINETUNED = OUT / "converted", OUT / "finetuned"
 SEEDS = (0, 1, 2)  # chosen before the first run
@@ -91,10 +95,11 @@ def main() -> None:
 
 def convert() -> float:
     """Inspect and convert the checkpoint; return its largest logit difference on real images against vit-pytorch."""
-    run("plain-vit", "inspect", CHECKPOINT, "--num-attention-heads", HEADS)
+    hints = [word for name, value in HINTS.items() for word in (f"--{name.replace('_', '-')}", value)]
+    run("plain-vit", "inspect", CHECKPOINT, *hints)
     names = OUT / "characters.json"
     names.write_text(json.dumps(list(CHARACTERS)), encoding="utf-8")
-    run("plain-vit", "convert", CHECKPOINT, CONVERTED, "--num-attention-heads", HEADS, "--labels", names)
+    run("plain-vit", "convert", CHECKPOINT, CONVERTED, *hints, "--labels", names)
 
     theirs = ViT(**NOTES["constructor"]).eval()
     theirs.load_state_dict(torch.load(CHECKPOINT, weights_only=True))

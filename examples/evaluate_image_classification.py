@@ -25,7 +25,7 @@ from plain_vit.training.data import load_labelled_split
 from plain_vit.training.images import ProcessedImages, ReadableImages
 from plain_vit.training.metrics import Evaluation, evaluate_classifier
 from plain_vit.training.mistakes import confused_pairs, results_by_class, top_accuracy
-from plain_vit.training.models import open_classifier
+from plain_vit.training.models import checkpoint_hints, open_classifier
 from plain_vit.training.processes import loading_options, start_accelerator
 from plain_vit.training.progress import Progress
 from plain_vit.training.report import environment
@@ -75,7 +75,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     model, image_processor = open_classifier(
         arguments.model,
         trust_remote_code=arguments.trust_remote_code,
-        num_attention_heads=arguments.num_attention_heads,
+        hints=checkpoint_hints(arguments.model_hints),
     )
     class_names = [str(name) for _, name in sorted((model.config.id2label or {}).items())]
     numbers = matching_classes(model, class_names, data_classes, labels_by=arguments.labels_by)

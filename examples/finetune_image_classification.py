@@ -64,7 +64,16 @@ from plain_vit.training.losses import balancing_weights, classification_loss, di
 from plain_vit.training.memory import fitting_accumulation, lack_of_memory_explained, training_trial
 from plain_vit.training.metrics import Evaluation, evaluate_classifier
 from plain_vit.training.mistakes import top_accuracy
-from plain_vit.training.models import Teacher, as_saved, head_of, load_classifier, load_teacher, merged, with_lora
+from plain_vit.training.models import (
+    Teacher,
+    as_saved,
+    checkpoint_hints,
+    head_of,
+    load_classifier,
+    load_teacher,
+    merged,
+    with_lora,
+)
 from plain_vit.training.optimization import average_of, freeze, learning_rate_factor, make_optimizer, train_mode
 from plain_vit.training.processes import StopRequest, loading_options, start_accelerator
 from plain_vit.training.progress import Progress
@@ -480,7 +489,7 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         data.label_names,
         from_scratch=arguments.from_scratch,
         trust_remote_code=arguments.trust_remote_code,
-        num_attention_heads=arguments.num_attention_heads,
+        hints=checkpoint_hints(arguments.model_hints),
         image_size=None if size is None else (size[0], size[-1]),
         hidden_dropout_prob=arguments.dropout,
         drop_path_rate=arguments.drop_path_rate,

@@ -29,7 +29,7 @@ from plain_vit.errors import OutputExistsError, TrainingError
 from plain_vit.training.arguments import ForwardOptions, option, run_script
 from plain_vit.training.data import ImageClassificationData, load_classification_data
 from plain_vit.training.images import ProcessedImages, ReadableImages, UnreadableImages
-from plain_vit.training.models import load_classifier
+from plain_vit.training.models import checkpoint_hints, load_classifier
 from plain_vit.training.probing import (
     LEARNING_RATES,
     Features,
@@ -108,7 +108,7 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         arguments.model,
         data.label_names,
         trust_remote_code=arguments.trust_remote_code,
-        num_attention_heads=arguments.num_attention_heads,
+        hints=checkpoint_hints(arguments.model_hints),
         image_size=None if size is None else (size[0], size[-1]),
     )
     _, head = head_layer(model)

@@ -37,6 +37,7 @@ from plain_vit.training.arguments import as_yaml, check_options, option, run_scr
 from plain_vit.training.data import load_images
 from plain_vit.training.images import ShuffledStream, randomness, training_transform
 from plain_vit.training.masking import CORRUPTIONS, CorruptedImages, Corruption, MaskedPrediction
+from plain_vit.training.models import checkpoint_hints
 from plain_vit.training.optimization import learning_rate_factor, make_optimizer
 from plain_vit.training.processes import StopRequest, loading_options, start_accelerator
 from plain_vit.training.progress import Progress
@@ -52,7 +53,9 @@ class PretrainArguments:
 
     model: str = option(help="preset, plain-vit folder or Hub id, or another library's checkpoint")
     from_scratch: bool = option(False, help="keep the architecture only and draw new weights; so it is with a preset")
-    num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
+    model_hints: list[str] | None = option(
+        None, help="name=value: what another library's checkpoint does not say, such as num_attention_heads=4"
+    )
     dataset: str = option(help="as in fine-tuning: digits, a folder of images, cifar10, a Hub name, ...")
     dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
     image_column: str | None = option(None, help="found by its type if not given")
@@ -318,7 +321,7 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
         height, width = (size, size) if isinstance(size, int) else size
         image_processor: Any = PlainViTImageProcessor(size={"height": height, "width": width})
     else:
-        converted = from_checkpoint(arguments.model, num_attention_heads=arguments.num_attention_heads)
+        converted = from_checkpoint(arguments.model, **checkpoint_hints(arguments.model_hints))
         config, image_processor = converted.model.config, converted.image_processor
         body = None if arguments.from_scratch else converted.model.base_model
         if image_processor is None:

@@ -9,8 +9,9 @@ the source's own code (Google's `.npz`, whose code is no torch program, by ours 
 passes when no stage differs by more than 1e-5 of its largest value and the image processor prepares the same pixels.
 The exit code is 1 as soon as one differs or cannot be opened; the others are checked all the same.
 
-Known: lucidrains publishes no weights for vit-pytorch; `--checkpoint vit_pytorch=FILE,num_attention_heads=8` takes your
-own. What is given behind the path are arguments of `plain_vit.conversion.from_checkpoint`.
+Known: lucidrains publishes no weights for vit-pytorch; your own is taken by
+`--checkpoint vit_pytorch=FILE,num_attention_heads=8,image_size=256,patch_size=32`. What is given behind the path are
+arguments of `plain_vit.conversion.from_checkpoint`.
 """
 
 import argparse

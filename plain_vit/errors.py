@@ -199,7 +199,10 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def _argument_lines(candidates: Mapping[str, Sequence[object]]) -> list[str]:
-    return [f"  {argument}= one of {_listed(values)}" for argument, values in candidates.items()]
+    return [
+        f"  {argument}= one of {_listed(values)}" if values else f"  {argument}= which the tensors do not show at all"
+        for argument, values in candidates.items()
+    ]
 
 
 def _command(source: str, candidates: Mapping[str, Sequence[object]]) -> str:

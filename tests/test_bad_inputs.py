@@ -90,7 +90,7 @@ def test_inspect_says_what_is_wrong_with_a_bad_model(
 
 def arguments(hints: tuple[str, ...]) -> dict[str, object]:
     """Return the words of a command line as arguments of `from_checkpoint`."""
-    kinds = {"num_attention_heads": int, "image_size": int, "layer_norm_eps": float}
+    kinds = {"num_attention_heads": int, "image_size": int, "patch_size": int, "layer_norm_eps": float}
     named = {
         name.removeprefix("--").replace("-", "_"): value for name, value in zip(hints[::2], hints[1::2], strict=True)
     }

@@ -387,7 +387,7 @@ def test_model_without_classifier_is_the_bare_model_with_every_token() -> None:
 def test_image_size_is_asked_for_where_the_patches_make_no_square() -> None:
     with pytest.raises(AmbiguousCheckpointError, match="image_size") as caught:
         from_module(small())
-    assert caught.value.candidates["image_size"] == ((5, 84), (10, 42), (15, 28), (20, 21), (30, 14), (60, 7))
+    assert caught.value.candidates["image_size"] == ((15, 28), (20, 21), (10, 42), (30, 14), (5, 84), (60, 7))
 
 
 def test_hint_against_what_the_module_says_is_refused() -> None:

@@ -1,5 +1,6 @@
 """Opening checkpoints: what a file does not say is asked for, what is wrong with it is listed, nothing is guessed."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,64 @@ def test_everything_that_is_open_is_asked_for_at_once(tmp_path: Path) -> None:
     with pytest.raises(AmbiguousCheckpointError) as caught:
         from_checkpoint(saved(theirs.state_dict(), tmp_path))
     assert caught.value.candidates == {
-        "num_attention_heads": (1, 2, 3, 5, 6, 10, 15, 30),
+        "num_attention_heads": (5, 3, 6, 2, 10, 15, 1, 30),
         "pooling": ("cls", "mean"),
         "layout": ("vit 0.5.0", "vit 0.6.7"),
-        "num_channels": (1, 4),
+        "image_size": caught.value.candidates["image_size"],
+        "patch_size": caught.value.candidates["patch_size"],
     }
+    patch_sizes = caught.value.candidates["patch_size"]
+    assert patch_sizes[:4] == ((10, 10), (5, 5), (5, 20), (20, 5))  # of 1 channel, of 4, then no squares
+    assert all(100 % (height * width) == 0 for height, width in patch_sizes)  # type: ignore[misc]
+    assert caught.value.candidates["image_size"][:2] == ((50, 50), (25, 25))
+
+
+@pytest.mark.parametrize(
+    "said, image_sizes, patch_sizes",
+    [
+        ({}, {(32, 32), (16, 64), (64, 16)}, {(8, 8), (4, 16), (16, 4)}),
+        (
+            {"num_channels": 3},
+            {(32, 32), (16, 64), (64, 16)},
+            {(8, 8), (4, 16), (16, 4), (2, 32), (32, 2), (1, 64), (64, 1)},
+        ),
+        ({"image_size": 32}, None, {(8, 8), (4, 16), (16, 4), (2, 32), (32, 2)}),
+        ({"num_channels": 3, "image_size": (64, 16)}, None, {(8, 8), (16, 4), (4, 16), (32, 2), (64, 1)}),
+        ({"patch_size": (4, 16)}, {(16, 64), (8, 128), (32, 32), (4, 256), (64, 16)}, None),
+    ],
+)
+def test_sizes_that_are_asked_for_fit_each_other_and_what_was_said(
+    said: dict[str, Any], image_sizes: set[Any] | None, patch_sizes: set[Any] | None, tmp_path: Path
+) -> None:
+    path = saved(small(ViT, image_size=32, patch_size=8).state_dict(), tmp_path)
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        from_checkpoint(path, num_attention_heads=3, **said)
+    candidates = caught.value.candidates
+    assert set(candidates) == {"image_size", "patch_size"} - said.keys()
+    for name, expected in (("image_size", image_sizes), ("patch_size", patch_sizes)):
+        if expected is not None:
+            assert expected <= set(candidates[name])
+            assert 0 < len(candidates[name]) <= 40
+    # The first of each make the command line that is printed: together they are a model.
+    first: dict[str, Any] = {name: values[0] for name, values in candidates.items()}
+    config = from_checkpoint(path, num_attention_heads=3, **{**said, **first}).report.config
+    if said in ({}, {"num_channels": 3}):
+        assert (config.image_shape, config.patch_shape, config.num_channels) == ((32, 32), (8, 8), 3)
+    # None is impossible: each is part of a model.
+    for name, values in candidates.items():
+        for value in values:
+            with contextlib.suppress(AmbiguousCheckpointError):
+                from_checkpoint(path, num_attention_heads=3, **{**said, name: value})
+
+
+def test_patches_of_equal_numbers_give_other_logits_so_they_are_no_detail(tmp_path: Path) -> None:
+    theirs, images = small(image_size=(16, 32), patch_size=(4, 16)), torch.randn(2, 3, 16, 32)
+    path = saved(theirs.state_dict(), tmp_path)
+    said: dict[str, Any] = {"num_attention_heads": 3, "image_size": (16, 32)}
+    right = from_checkpoint(path, **said, patch_size=(4, 16)).model
+    wrong = from_checkpoint(path, **said, patch_size=8).model
+    assert torch.allclose(logits(right, images), logits(theirs, images), atol=1e-5)
+    assert not torch.allclose(logits(wrong, images), logits(theirs, images), atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["vit.pt", "vit.safetensors"])
@@ -89,14 +143,13 @@ def test_heads_and_size_are_asked_for_and_the_rest_is_reported(name: str, tmp_pa
     path = saved(theirs.state_dict(), tmp_path, name)
     with pytest.raises(AmbiguousCheckpointError) as caught:
         from_checkpoint(path)
-    assert set(caught.value.candidates) == {"num_attention_heads"}
-    converted = from_checkpoint(path, head_dim=10)
+    assert set(caught.value.candidates) == {"num_attention_heads", "image_size", "patch_size"}
+    converted = from_checkpoint(path, head_dim=10, image_size=28, patch_size=7)
     images = torch.randn(2, 3, 28, 28)
     assert torch.equal(logits(converted.model, images), logits(from_module(theirs), images))
     report = str(converted.report)
     assert f"{path}: vit_pytorch, layout vit 1.17.3" in report
     assert "inferred: num_channels = 3, from the 147 numbers of a patch" in report
-    assert "inferred: image_size = (28, 28), from the 16 patches of the position table, taken as a square" in report
     assert "inferred: pooling = 'cls', from the class token" in report
     assert "told: head_dim = 10" in report
     assert converted.image_processor.size == {"height": 28, "width": 28}
@@ -109,12 +162,17 @@ def test_the_usual_width_of_a_head_is_the_first_candidate(tmp_path: Path) -> Non
     assert caught.value.candidates["num_attention_heads"][0] == 6
 
 
-def test_size_of_a_model_without_a_position_table_is_asked_for(tmp_path: Path) -> None:
+def test_size_and_file_of_a_model_without_a_position_table_are_asked_for(tmp_path: Path) -> None:
     path = saved(small(SimpleViT).state_dict(), tmp_path)
-    with pytest.raises(AmbiguousCheckpointError, match="image_size"):
+    with pytest.raises(AmbiguousCheckpointError, match="image_size= which the tensors do not show at all") as caught:
         from_checkpoint(path, num_attention_heads=3, patch_size=(5, 7))
-    model = from_checkpoint(path, **SAID).model
+    layouts = ("simple_vit 1.4.1", "simple_vit_3d 1.4.0", "simple_vit_1d 1.4.0")
+    assert caught.value.candidates == {"layout": layouts, "image_size": ()}
+    model = from_checkpoint(path, **SAID, layout="simple_vit 1.4.1").model
     assert same_tensors(model, from_module(small(SimpleViT)))
+    for layout in layouts[1:]:
+        with pytest.raises(ExportError, match=f"what the releases of {layout} compute"):
+            from_checkpoint(path, **SAID, layout=layout)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +254,7 @@ def test_reference_finds_heads_pooling_and_scale(release: str, dim_scale: bool, 
     assert config.attention_scale == (20**-0.5 if dim_scale else None)
     assert logits(converted.model, images).sub(logits(theirs, images)).abs().max() <= 1e-5
     assert "inferred: num_attention_heads = 3, from the reference" in str(converted.report)
-    assert "32 ways were tried" in str(converted.report)
+    assert " ways were tried" in str(converted.report)
 
 
 def test_reference_gives_the_size_of_a_model_without_a_position_table(tmp_path: Path) -> None:
@@ -218,7 +276,7 @@ def test_reference_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_reference_that_settles_nothing_says_so(tmp_path: Path) -> None:
     theirs, images = small(depth=1, image_size=(5, 7), pool="mean"), torch.randn(2, 3, 5, 7)  # one token: no attention
     path = saved(theirs.state_dict(), tmp_path)
-    with pytest.raises(AmbiguousCheckpointError, match="fits several ways") as caught:
+    with pytest.raises(AmbiguousCheckpointError, match="fits 5 of 8 ways|fits 8 of 8 ways") as caught:
         from_checkpoint(path, patch_size=(5, 7), image_size=(5, 7), reference=(images, logits(theirs, images)))
     assert set(caught.value.candidates) == {"num_attention_heads"}
 
@@ -273,11 +331,11 @@ def test_training_checkpoint_with_its_optimizer_opens(tmp_path: Path) -> None:
     assert same_tensors(converted.model, from_module(theirs, image_size=(15, 28)))
 
 
-@pytest.mark.parametrize("kind", [ViT, SimpleViT])
-def test_encoder_of_a_masked_autoencoder_opens(kind: type[nn.Module], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind, layout", [(ViT, None), (SimpleViT, "simple_vit 1.4.1")])
+def test_encoder_of_a_masked_autoencoder_opens(kind: type[nn.Module], layout: str | None, tmp_path: Path) -> None:
     theirs = small(kind)
     wrapper = randomize_(MAE(encoder=theirs, decoder_dim=17))
-    converted = from_checkpoint(saved(wrapper.state_dict(), tmp_path), **SAID)
+    converted = from_checkpoint(saved(wrapper.state_dict(), tmp_path), **SAID, layout=layout)
     assert same_tensors(converted.model, from_module(theirs, image_size=(15, 28)))
     assert "ignored decoder_pos_emb.weight: MAE: positions of the decoder" in str(converted.report)
 
@@ -307,7 +365,7 @@ def test_student_and_teacher_are_asked_for(on_file: bool, tmp_path: Path) -> Non
     for key in ("student_encoder", "teacher_encoder"):
         network = wrapper.get_submodule(f"{key}.net")
         if on_file:
-            converted = from_checkpoint(path, num_attention_heads=3, key=key)
+            converted = from_checkpoint(path, num_attention_heads=3, image_size=28, patch_size=7, key=key)
             assert "projector.net.0.weight: DINO" in str(converted.report)
             model = converted.model
         else:
@@ -379,7 +437,7 @@ def test_releases_whose_decorrelated_mlp_skips_its_norm_are_asked_for_and_refuse
     path = saved(small(vit_pytorch_release("1.15.7", "vit_with_decorr").ViT).state_dict(), tmp_path)
     with pytest.raises(AmbiguousCheckpointError) as caught:
         from_checkpoint(path, **SAID, pooling="cls")
-    assert caught.value.candidates == {"layout": ("vit_with_decorr 1.15.0", "vit_with_decorr 1.21.5")}
+    assert caught.value.candidates == {"layout": ("vit_with_decorr 1.21.5", "vit_with_decorr 1.15.0")}
     with pytest.raises(ExportError, match="does not read what its norm gives"):
         from_checkpoint(path, **SAID, pooling="cls", layout="vit_with_decorr 1.15.0")
 
@@ -428,9 +486,12 @@ def test_labels_are_named_and_counted(tmp_path: Path) -> None:
         from_checkpoint(path, **SAID, id2label=names[:10])
 
 
-@pytest.mark.parametrize("kind", [ViT, SimpleViT])
-def test_verification_runs_the_package_and_finds_no_difference(kind: type[nn.Module], tmp_path: Path) -> None:
-    report = from_checkpoint(saved(small(kind).state_dict(), tmp_path), **SAID, verify=True).report
+@pytest.mark.parametrize("kind, layout", [(ViT, None), (SimpleViT, "simple_vit 1.4.1")])
+def test_verification_runs_the_package_and_finds_no_difference(
+    kind: type[nn.Module], layout: str | None, tmp_path: Path
+) -> None:
+    path = saved(small(kind).state_dict(), tmp_path)
+    report = from_checkpoint(path, **SAID, layout=layout, verify=True).report
     assert report.differences is not None
     assert {"patches", "layer 3", "final norm", "logits"} <= {stage.stage for stage in report.differences}
     assert max(stage.relative for stage in report.differences) == 0
@@ -513,7 +574,8 @@ def test_another_release_than_the_installed_is_compared_with_it_where_both_compu
 
 def test_a_release_that_computed_something_else_is_not_verified_and_named(tmp_path: Path) -> None:
     theirs = small(vit_pytorch_release("0.19.6").ViT)
-    report = from_checkpoint(saved(theirs.state_dict(), tmp_path), **SAID, pooling="cls", verify=True).report
+    path = saved(theirs.state_dict(), tmp_path)
+    report = from_checkpoint(path, **SAID, pooling="cls", layout="vit 0.10.1", verify=True).report
     assert report.differences is None
     (note,) = [note for note in report.notes if note.startswith("not verified: the installed vit-pytorch")]
     assert "vit 0.10.1: install that release" in note

@@ -43,7 +43,7 @@ def opens_right_or_not_at_all(suffix: str, folder: Path, examples: int) -> None:
         path.write_bytes(mutated(whole, edits))
         started = time.monotonic()
         try:
-            model = from_checkpoint(path, num_attention_heads=3).model
+            model = from_checkpoint(path, num_attention_heads=3, image_size=24, patch_size=8).model
         except PlainViTError:
             return
         finally:

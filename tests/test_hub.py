@@ -518,11 +518,14 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "foreign.pt"
 
 
+HINTS = ["--num-attention-heads", "2", "--image-size", "24", "--patch-size", "8"]
+
+
 def test_convert_pushes_a_model_with_its_page_and_leaves_nothing_here(
     hub: HubEndpoint, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     before = sorted(tmp_path.rglob("*.safetensors"))
-    assert main(["convert", str(checkpoint), "--push", REPO, "--private", "--num-attention-heads", "2"]) == 0
+    assert main(["convert", str(checkpoint), "--push", REPO, "--private", *HINTS]) == 0
     assert f"sent to {REPO}:" in capsys.readouterr().out
     files = hub.files(REPO)
     assert set(files) == WHOLE
@@ -535,7 +538,7 @@ def test_convert_pushes_a_model_with_its_page_and_leaves_nothing_here(
     assert "0.0e+00 in the logits" in card
     assert str(tmp_path) not in card
     assert sorted(tmp_path.rglob("*.safetensors")) == before
-    converted = from_checkpoint(checkpoint, num_attention_heads=2).model
+    converted = from_checkpoint(checkpoint, num_attention_heads=2, image_size=24, patch_size=8).model
     opened = AutoModelForImageClassification.from_pretrained(REPO)
     images = torch.randn(2, 3, 24, 24)
     with torch.no_grad():

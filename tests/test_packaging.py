@@ -142,7 +142,10 @@ def test_installed_wheel_saves_and_opens_a_model_outside_the_checkout(installed:
 def test_installed_command_opens_the_shipped_checkpoint_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     (checkpoint,) = (ROOT / "examples" / "checkpoints").glob("*.pt")
     source = shutil.copy(checkpoint, tmp_path)
-    heads = str(json.loads(checkpoint.with_suffix(".json").read_text())["constructor"]["heads"])
-    command = (installed / "bin" / "plain-vit", "convert", source, "converted", "--num-attention-heads", heads)
-    run(*command, cwd=tmp_path, PYTHONPATH=str(installed))
+    built = json.loads(checkpoint.with_suffix(".json").read_text())["constructor"]
+    said = {"num-attention-heads": "heads", "image-size": "image_size", "patch-size": "patch_size"}
+    words = [word for option, argument in said.items() for word in (f"--{option}", str(built[argument]))]
+    run(
+        installed / "bin" / "plain-vit", "convert", source, "converted", *words, cwd=tmp_path, PYTHONPATH=str(installed)
+    )
     assert (tmp_path / "converted" / "model.safetensors").is_file()

@@ -123,7 +123,8 @@ def test_checkpoint_of_another_library_is_evaluated_head_and_all(tmp_path):
     Dataset.from_dict({"image": images, "label": labels}, features=features).save_to_disk(tmp_path / "glyphs")
     checkpoint = EXAMPLES / "checkpoints" / "glyphs_vit.pt"
     results = evaluation.evaluate(evaluation.EvaluateArguments(
-        model=str(checkpoint), num_attention_heads=4, dataset=str(tmp_path / "glyphs"), labels_by="number"
+        model=str(checkpoint), model_hints=["num_attention_heads=4", "image_size=24", "patch_size=4"],
+        dataset=str(tmp_path / "glyphs"), labels_by="number",
     ))  # fmt: skip
     assert results["images"] == 340
     assert results["top1_accuracy"] > 0.9  # 95.3% of all held-out glyphs

@@ -253,8 +253,9 @@ def test_arguments_are_written_back_and_repeat_the_run(stock_folder, tmp_path):
 def test_validation_split_chooses_the_weights_that_are_saved(tmp_path):
     # A learning rate at which the first step is the last one that helps.
     arguments = script.FinetuneArguments(
-        model=str(EXAMPLES / "checkpoints" / "glyphs_vit.pt"), num_attention_heads=4, validation_fraction=0.2,
-        output_dir=str(tmp_path / "run"), **{**SHORT, "steps": 6, "evaluations": 6}, checkpoints_kept=6,
+        model=str(EXAMPLES / "checkpoints" / "glyphs_vit.pt"), validation_fraction=0.2,
+        model_hints=["num_attention_heads=4", "image_size=24", "patch_size=4"], output_dir=str(tmp_path / "run"),
+        **{**SHORT, "steps": 6, "evaluations": 6}, checkpoints_kept=6,
         learning_rate=0.03, warmup_fraction=0.0, schedule="constant",
     )  # fmt: skip
     script.finetune(arguments)

@@ -44,7 +44,7 @@ from plain_vit.training.images import (
     training_transform,
 )
 from plain_vit.training.metrics import Accuracy, evaluate_classifier
-from plain_vit.training.models import head_of, load_classifier, with_new_head
+from plain_vit.training.models import checkpoint_hints, head_of, load_classifier, with_new_head
 from plain_vit.training.optimization import (
     average_of,
     heights_above_input,
@@ -429,12 +429,17 @@ def test_checkpoint_of_another_library_is_opened_in_float32_and_keeps_its_body(t
     source = randomize_(ViT(**arguments, num_classes=5)).bfloat16()
     torch.save(source.state_dict(), tmp_path / "vit.pt")
     expected = from_module(source.float()).vit.state_dict()
-    model, processor = load_classifier(str(tmp_path / "vit.pt"), ["a", "b"], num_attention_heads=2)
+    hints = checkpoint_hints(["num_attention_heads=2", "image_size=24x24", "patch_size=8", "pooling=cls"])
+    assert hints == {"num_attention_heads": 2, "image_size": (24, 24), "patch_size": 8, "pooling": "cls"}
+    for wrong in ("heads=2", "num_attention_heads", "num_attention_heads="):
+        with pytest.raises(TrainingError, match="is no hint: expected name=value, the name one of num_attention_heads"):
+            checkpoint_hints([wrong])
+    model, processor = load_classifier(str(tmp_path / "vit.pt"), ["a", "b"], hints=hints)
     assert input_size(processor) == (24, 24)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.vit.state_dict().items())
     assert not model.classifier.weight.any()
-    fresh, _ = load_classifier(str(tmp_path / "vit.pt"), ["a", "b"], num_attention_heads=2, from_scratch=True)
+    fresh, _ = load_classifier(str(tmp_path / "vit.pt"), ["a", "b"], hints=hints, from_scratch=True)
     assert {parameter.dtype for parameter in fresh.parameters()} == {torch.float32}
     name = "layers.1.mlp.fc1.weight"
     assert not torch.equal(fresh.vit.state_dict()[name], expected[name])

@@ -541,7 +541,8 @@ def test_computed_tensors_are_computed_once(tmp_path: Path) -> None:
 # ---- the commands themselves ----
 
 
-HEADS = ["--num-attention-heads", "3"]
+SAID = {"num_attention_heads": 3, "image_size": 24, "patch_size": 8}
+WORDS = ["--num-attention-heads", "3", "--image-size", "24", "--patch-size", "8"]
 
 
 def save_source(folder: Path, version: int) -> Path:
@@ -558,7 +559,7 @@ def rewrite_for_ever(command: str, sources: list[Path], target: Path, rounds: An
     more = ["--to", "vit_pytorch"] if command == "export" else ["--no-verify"]
     while True:
         for source in sources:
-            assert main([command, str(source), str(target), "--force", *more, *HEADS]) == 0
+            assert main([command, str(source), str(target), "--force", *more, *WORDS]) == 0
             rounds.value += 1
 
 
@@ -566,8 +567,8 @@ def survive_kills_of_a_command(command: str, tmp_path: Path, kills: int) -> None
     sources = [save_source(tmp_path, version) for version in (1, 2)]
     target = tmp_path / ("model.pt" if command == "export" else "model")
     rounds = processes.Value("i", 0, lock=False)
-    hints = {"num_attention_heads": 3} if command == "export" else {}
-    expected = [from_checkpoint(source, num_attention_heads=3).model.state_dict() for source in sources]
+    hints = SAID if command == "export" else {}
+    expected = [from_checkpoint(source, **SAID).model.state_dict() for source in sources]
     rng, left = random.Random(7), 0
     staged = target.with_name(f".plain-vit-new.{target.name}")
     for kill in range(kills):

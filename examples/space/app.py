@@ -28,6 +28,7 @@ from plain_vit.errors import PlainViTError
 
 HERE = Path(__file__).parent
 SHIPPED = HERE.parent / "checkpoints" / "glyphs_vit.pt"
+SHIPPED_HINTS = {"num_attention_heads": 4, "image_size": 24, "patch_size": 4}  # which the file does not say
 SHIPPED_LABELS = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"  # of the rendered characters that it was trained on
 NOTHING = "nothing"
 TOP = 5
@@ -59,7 +60,7 @@ def load_models(sources: Sequence[str]) -> dict[str, Shown]:
     if sources:
         opened = {source: from_checkpoint(source) for source in sources}
         return {source: Shown(converted.model, converted.image_processor) for source, converted in opened.items()}
-    trained = from_checkpoint(SHIPPED, num_attention_heads=4, id2label=list(SHIPPED_LABELS))
+    trained = from_checkpoint(SHIPPED, **SHIPPED_HINTS, id2label=list(SHIPPED_LABELS))
     config: Any = trained.model.config
     torch.manual_seed(0)
     untrained = PlainViTForImageClassification(config).eval()

@@ -41,6 +41,7 @@ from .live_modules import find_model, unknown_hints
 from .parity import StageDifference, compare_models, probe_images
 from .preprocessing import processor_from_transformers
 from .reading import Checkpoint, read_checkpoint, strip_wrappers
+from .reference import Reference
 from .structure import MASKED, class_path, empty_model
 from .timm import TIMM
 from .torchvision import TORCHVISION
@@ -52,9 +53,6 @@ FORMATS: dict[str, Format] = {format.name: format for format in (TIMM, VIT_PYTOR
 
 # Against the same numbers in another order of operations, in float32; the project's one tolerance.
 TOLERANCE = 1e-5
-# Against logits that somebody else computed, perhaps on another machine and in half precision. Wrong heads or poolings
-# are far beyond, a wrong epsilon is not: what is more than `TOLERANCE` is noted.
-REFERENCE_TOLERANCE = 1e-3
 REFERENCE = "the reference"  # how the source of an inference begins that known logits settled
 MAX_SHARD_SIZE = "50GB"  # transformers' own default
 
@@ -484,8 +482,9 @@ class _Recipe:
         return self.whole if self.origin is None else _without_empty_head(self.whole)
 
     def load(self, converted: dict[tuple[object, ...], dict[str, torch.Tensor]] | None = None) -> PreTrainedModel:
-        """Give the model its weights; `converted` remembers them between equal tables."""
-        key = (self.description.layout, *((name, tensor.shape) for name, tensor in self.whole.state_dict().items()))
+        """Give the model its weights; `converted` remembers them between equal tables, and shares their memory."""
+        shapes = ((name, tensor.shape) for name, tensor in self.whole.state_dict().items())
+        key = (*map(repr, self.rows), *shapes)
         state = (converted or {}).get(key)
         if state is None:
             state = self._convert(self.tensors.mapped(), owned=True)
@@ -588,7 +587,8 @@ def _understand(
             published = None if hints.architecture else _published_architecture(Path(source), origin)
             if published is not None:
                 hints = replace(hints, architecture=str(published.value))
-            description = opening.try_reference(hints, reference) if reference else opening.describe(hints)
+            known = None if reference is None else Reference.read(reference)
+            description = opening.describe(hints) if known is None else opening.try_reference(hints, known)
             _check_hints(hints, description, str(source))
             if published is not None:
                 others = [inference for inference in description.inferences if inference.field != published.field]
@@ -692,6 +692,7 @@ def _published_architecture(path: Path, origin: Format) -> Inference | None:
 
 Way = tuple[Hints, Description]
 SHOW_PROGRESS_FROM = 20  # ways to read a checkpoint
+MAX_WAYS = 1000  # of a ViT-B each takes a tenth of a second and more for one image
 
 
 class _Opening:
@@ -713,33 +714,45 @@ class _Opening:
         rows = self.origin.rows(description.config, description.layout)
         return _Recipe(empty_model(description.config), rows, tensors, description, self.origin, self.settings)
 
-    def try_reference(self, hints: Hints, reference: tuple[torch.Tensor, torch.Tensor]) -> Description:
-        """Describe it in every way that it can be understood, and return the one that gives these logits."""
-        pixel_values, logits = reference
+    def try_reference(self, hints: Hints, reference: Reference) -> Description:
+        """Describe it in every way that it can be understood, and return the one that gives these logits.
+
+        Raises:
+            VerificationError: None does.
+            AmbiguousCheckpointError: Several do, or there are too many to try.
+        """
+        tolerance = reference.tolerance(entry.dtype for entry in self.tensors.entries.values())
         tried: list[tuple[float, Hints, Description]] = []
-        faults: list[MappingError] = []
+        impossible: list[Exception] = []
+        faults: list[Exception] = []
         nearest = math.inf
-        for ways in self.possible(hints, pixel_values):
-            tried += self.distances(ways, pixel_values, logits, faults)
+        for ways in self.possible(hints, reference, impossible):
+            tried += self.distances(ways, reference, faults)
             nearest = min((attempt[0] for attempt in tried), default=math.inf)
-            if nearest <= REFERENCE_TOLERANCE:
+            if nearest <= tolerance:
                 break
-        if faults and not tried:
-            raise faults[0]
-        if not nearest <= REFERENCE_TOLERANCE:
+        if not tried:
+            fault = next(iter([*faults, *impossible]))
+            if isinstance(fault, PlainViTError):
+                raise fault
+            raise VerificationError(f"the reference cannot be of this checkpoint: {fault}") from fault
+        if not nearest <= tolerance:
             raise VerificationError(
                 f"none of the {len(tried)} ways to read the checkpoint gives the logits of the reference; the nearest "
-                f"is off by {nearest:.1e} of the largest. Take pixels as the model saw them, in evaluation mode."
+                f"is off by {nearest:.1e} of the largest ({tolerance:.0e} are allowed). Take pixels as the model saw "
+                "them, and logits of the same dtype as they were computed in, in evaluation mode."
             )
-        asked = [field.name for field in fields(Hints) if len({str(getattr(one[1], field.name)) for one in tried}) > 1]
+        asked = [field.name for field in fields(Hints)
+                 if any(getattr(one[1], field.name) != getattr(hints, field.name) for one in tried)]  # fmt: skip
         # A second way is as good where rounding explains what sets it apart from the reference or from the first.
         fitting = [attempt for attempt in tried if attempt[0] <= max(TOLERANCE, 10 * nearest)]
         # Several hints may describe one and the same model.
-        fitting = list({str(attempt[2].config): attempt for attempt in reversed(fitting)}.values())
+        fitting = list({str(attempt[2].config): attempt for attempt in reversed(fitting)}.values())[::-1]
         if len(fitting) > 1:
             remaining = {name: list({getattr(one[1], name): None for one in fitting}) for name in asked}
             raise AmbiguousCheckpointError(
-                "the reference fits several ways to read the checkpoint; give more images, or:",
+                f"the reference fits {len(fitting)} of {len(tried)} ways to read the checkpoint; take more images, of "
+                "several kinds, or give:",
                 {name: values for name, values in remaining.items() if len(values) > 1},
             )
         ((distance, complete, description),) = fitting
@@ -750,31 +763,49 @@ class _Opening:
                 f"the reference is off by {distance:.1e} of its largest logit, more than float32 in another order of "
                 f"operations explains ({TOLERANCE}): if it is of the same dtype, try layer_norm_eps= or hidden_act="
             )
-        return replace(description, inferences=[*description.inferences, *inferences])
+        others = [inference for inference in description.inferences if inference.field not in asked]
+        return replace(description, inferences=[*others, *inferences])
 
-    def possible(self, hints: Hints, pixel_values: torch.Tensor) -> Iterator[list[Way]]:
-        """Yield the ways to complete the hints: first by what is asked for, then by what settles it otherwise."""
+    def possible(self, hints: Hints, reference: Reference, impossible: list[Exception]) -> Iterator[list[Way]]:
+        """Yield the ways to complete the hints: first by what is asked for, then by what settles it otherwise.
+
+        What cannot be is added to the impossible.
+        """
         try:
             yield [(hints, self.describe(hints))]
         except AmbiguousCheckpointError as error:
             if not error.candidates or not error.candidates.keys() <= EXPECTED.keys() - {"key"}:
                 raise
+            if "patch_size" in error.candidates and hints.num_channels is None:  # they settle each other
+                hints = replace(hints, num_channels=reference.pixel_values.shape[1])
+                yield from self.possible(hints, reference, impossible)
+                return
             for candidates in filter(None, (error.candidates, error.otherwise)):
-                yield self.completed(hints, candidates, pixel_values)
+                yield self.completed(hints, candidates, reference, impossible)
 
-    def completed(self, hints: Hints, candidates: Mapping[str, Sequence[Any]], pixel_values: torch.Tensor) -> list[Way]:
+    def completed(
+        self, hints: Hints, candidates: Mapping[str, Sequence[Any]], reference: Reference, impossible: list[Exception]
+    ) -> list[Way]:
         """Return every way to give all of these arguments and those that are then asked for; none that is impossible.
 
         Raises:
-            PlainViTError: the only one there is cannot be.
+            AmbiguousCheckpointError: There are too many, or an argument has no candidates.
         """
-        of_reference: dict[str, Sequence[Any]] = {
-            "image_size": [tuple(pixel_values.shape[-2:])],
-            "num_channels": [pixel_values.shape[1]],
-        }
-        choices = [of_reference.get(name, values) for name, values in candidates.items()]
-        ways: list[Way] = []
-        for values in itertools.product(*choices):
+        size = tuple(reference.pixel_values.shape[-2:])
+        if "image_size" in candidates and hints.image_size is None:
+            others = {name: values for name, values in candidates.items() if name != "image_size"}
+            ways = self.completed(replace(hints, image_size=size), others, reference, impossible)
+            if ways or not candidates["image_size"]:
+                return ways
+        count = math.prod(map(len, candidates.values()))
+        if not 0 < count <= MAX_WAYS:
+            raise AmbiguousCheckpointError(
+                f"there are {count} ways to read the checkpoint, and a reference tells apart up to {MAX_WAYS}: give "
+                "some of these, as the model was built:",
+                candidates,
+            )
+        ways = []
+        for values in itertools.product(*candidates.values()):
             settled: dict[str, Any] = dict(zip(candidates, values, strict=True))
             complete = replace(hints, **settled)
             try:
@@ -783,38 +814,35 @@ class _Opening:
                 further = {name: value for name, value in error.candidates.items() if name not in settled}
                 if not further:
                     raise
-                ways += self.completed(complete, further, pixel_values)
-            except PlainViTError:
-                if math.prod(map(len, choices)) == 1:
-                    raise
+                ways += self.completed(complete, further, reference, impossible)
+            except (PlainViTError, ValueError) as error:
+                impossible.append(error)
         return ways
 
     def distances(
-        self, ways: Sequence[Way], pixel_values: torch.Tensor, logits: torch.Tensor, faults: list[MappingError]
+        self, ways: Sequence[Way], reference: Reference, faults: list[Exception]
     ) -> list[tuple[float, Hints, Description]]:
-        """Return how far each way is from the logits; a way in which the weights do not load adds to the faults."""
+        """Return how far each way is from the logits.
+
+        A way in which the weights do not load, or the pixels do not fit, adds to the faults.
+        """
         converted: dict[tuple[object, ...], dict[str, torch.Tensor]] = {}
+        known: dict[str, float | None] = {}  # of models that compute the same
         distances = []
         for complete, description in tqdm(ways, desc="trying", unit="way", disable=len(ways) < SHOW_PROGRESS_FROM):
-            try:
-                model = self.recipe(description).load(converted)
-            except MappingError as error:
-                faults.append(error)
-                continue
-            distances.append((_distance(model, pixel_values, logits), complete, description))
+            computed = description.config.to_dict()
+            if description.config.position_resampling == "truncate":  # the grid of the table is not looked at
+                del computed["image_size"]
+            key = str(computed)
+            if key not in known:
+                known[key] = None
+                try:
+                    known[key] = reference.distance(self.recipe(description).load(converted))
+                except (PlainViTError, ValueError) as error:
+                    faults.append(error)
+            if (distance := known[key]) is not None:
+                distances.append((distance, complete, description))
         return distances
-
-
-def _distance(model: PreTrainedModel, pixel_values: torch.Tensor, logits: torch.Tensor) -> float:
-    """Return the largest difference to known logits, as a share of the largest of them."""
-    with torch.no_grad():
-        outputs = model.eval()(pixel_values.to(model.dtype))
-    got = outputs.logits if "logits" in outputs else outputs.pooler_output
-    if got.shape != logits.shape:
-        raise VerificationError(
-            f"the reference has logits of shape {tuple(logits.shape)}, the model {tuple(got.shape)}"
-        )
-    return ((got - logits).abs().max() / logits.abs().max()).item()
 
 
 def _without_empty_head(model: PreTrainedModel) -> PreTrainedModel:

@@ -206,7 +206,7 @@ def unheeded(hints: Hints, description: Description) -> list[str]:
     said: dict[str, Any] = {
         **hints.given(),
         "attention_scale": hints.scale(config.hidden_size, head_dim),
-        **{name: _pair(size) for name in ("image_size", "patch_size") if (size := getattr(hints, name)) is not None},
+        **{name: pair(size) for name in ("image_size", "patch_size") if (size := getattr(hints, name)) is not None},
     }
     found: dict[str, Any] = {
         **{name: getattr(config, name) for name in EXPECTED if hasattr(config, name)},
@@ -224,7 +224,8 @@ def unheeded(hints: Hints, description: Description) -> list[str]:
     return faults
 
 
-def _pair(size: Size) -> tuple[int, int]:
+def pair(size: Size) -> tuple[int, int]:
+    """Return height and width of a size that one number may stand for."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
 

@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import importlib.metadata
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import AmbiguousCheckpointError, ExportError, MappingError
+from ..errors import SHOWN, AmbiguousCheckpointError, ExportError, MappingError
 from ..layers_plain_vit import SinCos2DPositionEmbedding
 from .engine import (
     ADD_FIRST_AXIS,
@@ -37,7 +38,7 @@ from .engine import (
     revert,
     then,
 )
-from .format import Description, Format, Hints, Inference, Size, StateDict, write_state_dict
+from .format import Description, Format, Hints, Inference, StateDict, pair, write_state_dict
 from .structure import NEUTRAL_FIELDS, class_path, differences
 from .vit_pytorch_layouts import (
     CLASS_TOKEN,
@@ -205,7 +206,7 @@ def layouts_at(release: str) -> list[Layout]:
         raise ValueError(f"{release!r} is no release of vit-pytorch: give one such as '1.26.11', or one of {titles}")
     latest = {
         layout.file: layout
-        for layout in LAYOUTS  # in the order of their releases
+        for layout in LAYOUTS  # those of a file in the order of their releases
         if _number(layout.since) <= _number(number) and file in ([], [layout.file])
     }
     return list(latest.values())
@@ -253,10 +254,12 @@ def layout_scale(layout: Layout, hidden_size: int, head_dim: int) -> float:
 class _Reader:
     """Reads our config off the names and shapes of one checkpoint; notes what was inferred and what stays open."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], hints: Hints):
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], hints: Hints, live: bool):
         self.hints = hints
         self.shapes = shapes
-        self.layouts = _layouts_of(shapes, hints.layout)
+        self.live = live  # a module knows its class, and its patch size
+        layouts = _layouts_of(shapes, hints.layout)
+        self.layouts = [layout for layout in layouts if layout.fault is None] or layouts if live else layouts
         self.names = self.layouts[0].names  # layouts that fit the same names have the same names
         self.inferences: list[Inference] = []
         self.open: dict[str, Sequence[object]] = {}
@@ -284,12 +287,12 @@ class _Reader:
         heads, head_dim = self.heads(hidden_size)
         pooling = self.pooling(class_rows > 0)
         layout = self.layout(pooling, class_rows > 0, hidden_size, head_dim)
-        patch_size, num_channels = self.patch(pixels)
-        image_size = self.image_size(class_rows, patch_size)
+        image_size, patch_size, num_channels = self.geometry(pixels, self.patches(class_rows))
         if self.open:
             raise AmbiguousCheckpointError(
                 f"the tensors of a ViT of vit-pytorch ({layout.title}) do not say all that its logits depend on. "
-                "Give what follows, as the model was built, or reference=(pixel_values, logits):",
+                "Give what follows, as the model was built (the most usual values stand first), or "
+                "reference=(pixel_values, logits):",
                 self.open,
             )
         if layout.fault is not None:
@@ -397,64 +400,76 @@ class _Reader:
 
     def layout(self, pooling: str, has_class_token: bool, hidden_size: int, head_dim: int) -> Layout:
         """Return the newest layout that fits; some have the same names and compute something else."""
-        fitting = [layout for layout in self.layouts if pooling in self.poolings(layout, has_class_token)]
+        fitting = [
+            layout
+            for layout in self.layouts
+            if "pooling" in self.open or pooling in self.poolings(layout, has_class_token)
+        ]
+        fitting.sort(key=lambda layout: layout.fault is not None)
         said = self.hints.scale(hidden_size, head_dim)
         different = {(layout.scale if said is None else "", layout.fault): layout for layout in fitting}
         if len(different) > 1:
             self.open["layout"] = [layout.title for layout in different.values()]
-        of_that_scale = [layout for layout in fitting if layout_scale(layout, hidden_size, head_dim) == said]
-        return (of_that_scale or fitting)[-1]
+        opened = [layout for layout in fitting if layout.fault is None] or fitting
+        of_that_scale = [layout for layout in opened if layout_scale(layout, hidden_size, head_dim) == said]
+        return (of_that_scale or opened)[-1]
 
-    def patch(self, pixels: int) -> tuple[tuple[int, int] | None, int | None]:
-        """Return patch size and channels: a checkpoint has the count of the numbers in a patch."""
-        said, channels = self.hints.patch_size, self.hints.num_channels
-        if said is not None:
-            size = (said, said) if isinstance(said, int) else said
-            counted = pixels // (size[0] * size[1])
-            if counted * size[0] * size[1] != pixels or channels not in (None, counted):
-                raise MappingError(
-                    f"patch_size {said} and num_channels {channels} do not fit: a patch has {pixels} numbers"
-                )
-            if channels is None:
-                self.settle("num_channels", counted, f"the {pixels} numbers of a patch")
-            return size, counted
-        if channels is None and _is_square(pixels / 3):
-            channels = 3
-            self.settle("num_channels", 3, f"the {pixels} numbers of a patch, which make square patches of 3 channels")
-        if channels is not None and _is_square(pixels / channels):
-            side = math.isqrt(pixels // channels)
-            self.settle("patch_size", side, f"the {pixels} numbers of a patch")
-            return (side, side), channels
-        if channels is None and _is_square(pixels):
-            self.open["num_channels"] = [count for count in (1, 2, 4, 9, 16) if _is_square(pixels / count)]
-        else:
-            area = pixels // (channels or 1)
-            self.open["patch_size"] = [(side, area // side) for side in range(1, area + 1) if area % side == 0]
-        return None, None
-
-    def image_size(self, class_rows: int, patch_size: tuple[int, int] | None) -> Size | None:
-        """Return the native image size; a position table has the count of the patches, sines and cosines nothing."""
-        said = self.hints.image_size
+    def patches(self, class_rows: int) -> int | None:
+        """Return the count of the patches, which a position table has; sines and cosines say nothing."""
         if POSITIONS not in self.names:
-            if said is None:
-                self.open["image_size"] = []
-            return said
-        rows = self.shape(POSITIONS)[-2] - (class_rows if self.layouts[0].class_token_has_position else 0)
-        if patch_size is None:
-            return said
-        if said is not None:
-            height, width = (said, said) if isinstance(said, int) else said
-            if (height // patch_size[0]) * (width // patch_size[1]) != rows:
-                raise MappingError(f"image_size {said} does not fit: the position table is for {rows} patches")
-            return said
-        if not _is_square(rows):
-            grids = [(side, rows // side) for side in range(1, rows + 1) if rows % side == 0]
-            self.open["image_size"] = [(h * patch_size[0], w * patch_size[1]) for h, w in grids]
             return None
-        side = math.isqrt(rows)
-        size = (side * patch_size[0], side * patch_size[1])
-        self.settle("image_size", size, f"the {rows} patches of the position table, taken as a square")
-        return size
+        return self.shape(POSITIONS)[-2] - (class_rows if self.layouts[0].class_token_has_position else 0)
+
+    def geometry(
+        self, numbers: int, patches: int | None
+    ) -> tuple[tuple[int, int] | None, tuple[int, int] | None, int | None]:
+        """Return native image size, patch size and channels; None for what is open.
+
+        Args:
+            numbers: Of one patch, over its channels, which is all that a checkpoint has of them.
+            patches: Of an image, where they are counted.
+        """
+        hints = self.hints
+        said = None if hints.image_size is None else pair(hints.image_size)
+        if hints.patch_size is None:
+            patch_sizes = _patch_sizes(numbers, hints.num_channels)
+        else:
+            patch_sizes = [size for size in [pair(hints.patch_size)] if numbers % (size[0] * size[1]) == 0]
+        counts = {numbers // (height * width) for height, width in patch_sizes}
+        if not patch_sizes or (hints.num_channels is not None and counts != {hints.num_channels}):
+            raise MappingError(
+                f"patch_size {hints.patch_size} and num_channels {hints.num_channels} do not fit: a patch has "
+                f"{numbers} numbers"
+            )
+        patch_sizes = [size for size in patch_sizes if said is None or _cuts(said, size, patches)]
+        if not patch_sizes:
+            counted = "" if patches is None else f"; the position table is for {patches} patches"
+            raise MappingError(
+                f"image_size {hints.image_size} does not fit: expected whole patches of {hints.patch_size or numbers} "
+                f"{'pixels' if hints.patch_size else 'numbers'}{counted}"
+            )
+        image_size = said or self.image_size(patch_sizes, patches)
+        if hints.patch_size is None:
+            self.open["patch_size"] = patch_sizes[: SHOWN if hints.num_channels else FEW]
+            return image_size, None, None
+        if hints.num_channels is None:
+            self.settle("num_channels", *counts, f"the {numbers} numbers of a patch")
+        return image_size, patch_sizes[0], *counts
+
+    def image_size(self, patch_sizes: Sequence[tuple[int, int]], patches: int | None) -> tuple[int, int] | None:
+        """Return the native image size of a live module whose patches make a square; it is open otherwise."""
+        grids = [] if patches is None else _by_shape(patches)
+        if self.live and grids and grids[0][0] == grids[0][1]:
+            return grids[0][0] * patch_sizes[0][0], grids[0][1] * patch_sizes[0][1]
+        pairs = itertools.product(enumerate(patch_sizes[:FEW]), enumerate(grids))
+        ranked = {
+            (rows * height, columns * width): None
+            for (_, (height, width)), (_, (rows, columns)) in sorted(
+                pairs, key=lambda ranks: ranks[0][0] + 4 * ranks[1][0]
+            )
+        }
+        self.open["image_size"] = list(ranked)[:FEW]
+        return None
 
 
 def _pattern(name: str) -> re.Pattern[str]:
@@ -466,13 +481,43 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def _by_usual_width(width: int) -> list[int]:
-    """Return the head counts that divide a width, those first whose heads are 64 wide, the package's default."""
-    counts = [count for count in range(1, width + 1) if width % count == 0]
-    return sorted(counts, key=lambda count: abs(math.log(width / count / 64)))
+    """Return the head counts that divide a width, the most usual first.
+
+    That is heads 64 wide, the package's default; where fewer than three of them fit, four heads.
+    """
+    usual = width / 64 if width >= 3 * 64 else 4
+    return sorted(_divisors(width), key=lambda count: abs(math.log(count / usual)))
 
 
-def _is_square(number: float) -> bool:
-    return number == int(number) and math.isqrt(int(number)) ** 2 == number
+USUAL_CHANNELS = (3, 1, 4, 2)
+FEW = 12  # sizes that are named where many fit
+
+
+def _patch_sizes(numbers: int, num_channels: int | None) -> list[tuple[int, int]]:
+    """Return the patches that have so many numbers: those of usual channels first, squares before others."""
+    counts = _divisors(numbers) if num_channels is None else [num_channels] if numbers % num_channels == 0 else []
+    counts.sort(key=lambda count: USUAL_CHANNELS.index(count) if count in USUAL_CHANNELS else len(USUAL_CHANNELS))
+    sizes = [(count, size) for count in counts for size in _by_shape(numbers // count)]
+    sizes.sort(key=lambda one: (one[0] not in (*USUAL_CHANNELS, num_channels), one[1][0] != one[1][1]))
+    return [size for _, size in sizes]
+
+
+def _by_shape(area: int) -> list[tuple[int, int]]:
+    """Return the rectangles of an area, the squarest first, those that are wide before those that are high."""
+    sides = [(side, area // side) for side in _divisors(area)]
+    return sorted(sides, key=lambda size: (max(size) / min(size), size))
+
+
+def _divisors(number: int) -> list[int]:
+    low = [count for count in range(1, math.isqrt(number) + 1) if number % count == 0]
+    return sorted({*low, *(number // count for count in low)})
+
+
+def _cuts(image_size: tuple[int, int], patch_size: tuple[int, int], patches: int | None) -> bool:
+    """Tell whether these patches cut this image into so many."""
+    (height, width), (rows, columns) = image_size, patch_size
+    whole = height % rows == 0 and width % columns == 0
+    return whole and patches in (None, (height // rows) * (width // columns))
 
 
 class VitPytorchFormat(Format):
@@ -504,7 +549,7 @@ class VitPytorchFormat(Format):
         if layout.file == "vit_with_decorr":
             reads_norm = _mlp_reads_norm(module.get_submodule("transformer.layers.0.1"))
             hints = replace(hints, layout=f"vit_with_decorr {'1.21.5' if reads_norm else '1.15.0'}")
-        description = self.describe_checkpoint(state, {}, _live_hints(module, layout, hints))
+        description = self._describe(state, _live_hints(module, layout, hints), live=True)
         config = _with_dropouts(description.config, module, layout.names)
         if changed := _changed_parts(module, config, layout):
             raise ExportError("this model has other parts than the class of vit-pytorch that it is of:", changed)
@@ -513,6 +558,9 @@ class VitPytorchFormat(Format):
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration off the names and shapes of a state dict; the package writes no settings."""
+        return self._describe(tensors, hints, live=False)
+
+    def _describe(self, tensors: StateDict, hints: Hints, live: bool) -> Description:
         prefixes = _prefixes(tensors)
         if len(prefixes) > 1:
             raise AmbiguousCheckpointError(
@@ -525,7 +573,7 @@ class VitPytorchFormat(Format):
             for name, tensor in tensors.items()
             if name.startswith(prefix) and name.removeprefix(prefix) not in UNUSED
         }
-        reader = _Reader(shapes, hints)
+        reader = _Reader(shapes, hints, live)
         config, layout = reader.read()
         ignored = [*(BESIDE if prefix else ()), *UNUSED.items()]
         if 0 in shapes.get("cls_token", ()):
@@ -772,6 +820,7 @@ def inexpressible(config: PlainViTConfig, layout: Layout) -> list[str]:
         for field, wanted in {**_defaults(), **settled}.items()
         if field not in free and getattr(config, field) != wanted
     ]
+    parts += [] if layout.fault is None else [f"it is no plain ViT: {layout.fault}"]
     parts += [f"{what}: none there" for ours, what in NEEDED.items() if ours in has and not getattr(config, what)]
     head_dim = cast(int, config.head_dim)  # the config fills it in
     scale = head_dim**-0.5 if config.attention_scale is None else config.attention_scale

@@ -165,6 +165,9 @@ class Layout:
 
 
 EARLY: dict[str, Any] = {"scale": "hidden_size", "poolings": ("cls",), "optional": frozenset()}
+VIDEOS = "they read videos: a patch has frames too"
+SERIES = "they read series of one dimension"
+SAMPLING = "they leave out patches on the way, those that are attended to least"
 SIMPLE: dict[str, Any] = {"poolings": ("mean",), "optional": frozenset(), "output_bias": False}
 
 LAYOUTS = (
@@ -202,6 +205,17 @@ LAYOUTS = (
         class_token_has_position=False,
         optional=frozenset({OUT, HEAD, CLASS_TOKEN}),
     ),
+    # Models whose names and shapes are those of a plain ViT, so that only their owner knows.
+    Layout("vit_3d", "0.36.0", VIT_0_10_1, fault=VIDEOS),
+    Layout("vit_3d", "1.0.0", VIT_1_0_0, fault=VIDEOS),
+    Layout("ats_vit", "0.24.3", VIT_0_10_1, fault=SAMPLING, poolings=("cls",), optional=frozenset()),
+    Layout("ats_vit", "1.0.0", VIT_1_0_0, fault=SAMPLING, poolings=("cls",), optional=frozenset()),
+    Layout("simple_vit_3d", "0.36.1", SIMPLE_0_35_2, fault=VIDEOS, **SIMPLE),
+    Layout("simple_vit_3d", "1.0.0", SIMPLE_1_0_0, fault=VIDEOS, **SIMPLE),
+    Layout("simple_vit_3d", "1.4.0", SIMPLE_1_4_1, fault=VIDEOS, **SIMPLE),
+    Layout("simple_vit_1d", "0.39.0", SIMPLE_0_35_2, fault=SERIES, **SIMPLE),
+    Layout("simple_vit_1d", "1.0.0", SIMPLE_1_0_0, fault=SERIES, **SIMPLE),
+    Layout("simple_vit_1d", "1.4.0", SIMPLE_1_4_1, fault=SERIES, **SIMPLE),
 )
 
 # What the class of each file is called, and where the files of the oldest releases went

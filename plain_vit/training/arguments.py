@@ -33,7 +33,9 @@ class CheckpointOptions:
     """Which model is opened."""
 
     model: str = option(help="transformers folder or Hub id, or another library's checkpoint")
-    num_attention_heads: int | None = option(None, help="for another library's checkpoint that does not say")
+    model_hints: list[str] | None = option(
+        None, help="name=value: what another library's checkpoint does not say, such as num_attention_heads=4"
+    )
     trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
 
 

@@ -1,7 +1,9 @@
 """The model that a run starts from, with a head for the classes at hand."""
 
 import copy
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -18,6 +20,7 @@ from transformers import (
 
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.conversion import from_checkpoint
+from plain_vit.conversion.format import EXPECTED
 from plain_vit.errors import TrainingError
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTForImageClassification, PlainViTPositionEmbedding
@@ -27,13 +30,38 @@ from plain_vit.training.images import input_size, pixel_levels
 QUERY_AND_VALUE = {"q_proj", "v_proj", "query", "value", "q", "v"}
 
 
+def checkpoint_hints(words: Sequence[str] | None) -> dict[str, Any]:
+    """Read what a command line says of a checkpoint.
+
+    Args:
+        words: such as `["num_attention_heads=4", "image_size=32x24"]`.
+
+    Returns:
+        Arguments of `from_checkpoint`.
+
+    Raises:
+        TrainingError: A word is not of this form, or names no hint.
+    """
+    hints: dict[str, Any] = {}
+    for word in words or []:
+        name, _, text = word.partition("=")
+        if name not in EXPECTED or not text:
+            raise TrainingError(f"{word!r} is no hint: expected name=value, the name one of {', '.join(EXPECTED)}.")
+        size = re.fullmatch(r"(\d+)x(\d+)", text)
+        try:
+            hints[name] = (int(size[1]), int(size[2])) if size else json.loads(text)
+        except ValueError:  # a word, not a number
+            hints[name] = text
+    return hints
+
+
 def load_classifier(
     source: str,
     label_names: list[str],
     *,
     from_scratch: bool = False,
     trust_remote_code: bool = False,
-    num_attention_heads: int | None = None,
+    hints: Mapping[str, Any] | None = None,
     image_size: tuple[int, int] | None = None,
     **changes: Any,
 ) -> tuple[PreTrainedModel, Any]:
@@ -45,7 +73,7 @@ def load_classifier(
         label_names: the classes, in the order of their numbers.
         from_scratch: keep the architecture and the image processor, and draw all weights anew.
         trust_remote_code: run code that comes with the checkpoint.
-        num_attention_heads: for another library's checkpoint that does not say.
+        hints: what another library's checkpoint does not say, as arguments of `from_checkpoint`.
         image_size: (height, width) in pixels to train at, where it is not the model's own.
         **changes: fields of its config that training may change, such as `drop_path_rate`; None leaves one as it is.
 
@@ -61,7 +89,7 @@ def load_classifier(
         label_names,
         from_scratch=from_scratch,
         trust_remote_code=trust_remote_code,
-        num_attention_heads=num_attention_heads,
+        hints=hints or {},
     )
     config = copy.deepcopy(model.config)
     for field, value in changes.items():
@@ -133,7 +161,7 @@ def _open(
     *,
     from_scratch: bool,
     trust_remote_code: bool,
-    num_attention_heads: int | None,
+    hints: Mapping[str, Any],
 ) -> tuple[PreTrainedModel, Any]:
     if PRESET_NAME.fullmatch(source):
         if not from_scratch:
@@ -146,7 +174,7 @@ def _open(
         processor: Any = PlainViTImageProcessor(size={"height": height, "width": width})
         return _fresh(PlainViTForImageClassification, config, label_names), processor
     if not is_transformers_checkpoint(source):
-        converted = from_checkpoint(source, num_attention_heads=num_attention_heads)
+        converted = from_checkpoint(source, **hints)
         model, processor = converted.model, converted.image_processor
         if processor is None:
             raise TrainingError(
@@ -156,8 +184,8 @@ def _open(
             body, model = model, _fresh(PlainViTForImageClassification, model.config, label_names)
             model.get_submodule("vit").load_state_dict(body.state_dict())
     else:
-        if num_attention_heads is not None:
-            raise TrainingError(f"The config of {source} says how many heads it has: leave out --num_attention_heads.")
+        if hints:
+            raise TrainingError(f"The config of {source} says what it is: leave out {', '.join(hints)}.")
         processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
         if from_scratch:
             stored = _with_labels(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code), label_names)
@@ -283,14 +311,14 @@ def merged(model: nn.Module, state: dict[str, torch.Tensor]) -> PreTrainedModel:
 
 
 def open_classifier(
-    source: str, *, trust_remote_code: bool = False, num_attention_heads: int | None = None
+    source: str, *, trust_remote_code: bool = False, hints: Mapping[str, Any] | None = None
 ) -> tuple[PreTrainedModel, Any]:
     """Open a classifier as it is, head and all.
 
     Args:
         source: a transformers folder or Hub id, or another library's checkpoint.
         trust_remote_code: run code that comes with the checkpoint.
-        num_attention_heads: for another library's checkpoint that does not say.
+        hints: what another library's checkpoint does not say, as arguments of `from_checkpoint`.
 
     Returns:
         The model, in float32, and its image processor.
@@ -305,7 +333,7 @@ def open_classifier(
         )
         missing = sorted(loading["missing_keys"])
     else:
-        converted = from_checkpoint(source, num_attention_heads=num_attention_heads)
+        converted = from_checkpoint(source, **(hints or {}))
         model, processor = converted.model, converted.image_processor
         missing = [] if isinstance(model, PlainViTForImageClassification) else ["classifier"]
     if missing or processor is None:
