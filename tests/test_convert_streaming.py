@@ -43,7 +43,7 @@ def old_file_of_lucidrains(folder: Path) -> Source:
 def file_of_torchvision(folder: Path) -> Source:
     module = torchvision.models.VisionTransformer(32, 8, 3, 4, 64, 80, num_classes=11)
     torch.save(randomize_(module).state_dict(), folder.with_suffix(".pth"))
-    return folder.with_suffix(".pth"), {"num_attention_heads": 4}
+    return folder.with_suffix(".pth"), {"num_attention_heads": 4, "layer_norm_eps": 1e-6}
 
 
 def our_own_folder(folder: Path) -> Source:

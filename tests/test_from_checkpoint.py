@@ -83,9 +83,9 @@ def test_everything_that_is_open_is_asked_for_at_once(tmp_path: Path) -> None:
         "image_size": caught.value.candidates["image_size"],
         "patch_size": caught.value.candidates["patch_size"],
     }
-    patch_sizes = caught.value.candidates["patch_size"]
+    patch_sizes: Any = caught.value.candidates["patch_size"]
     assert patch_sizes[:4] == ((10, 10), (5, 5), (5, 20), (20, 5))  # of 1 channel, of 4, then no squares
-    assert all(100 % (height * width) == 0 for height, width in patch_sizes)  # type: ignore[misc]
+    assert all(100 % (height * width) == 0 for height, width in patch_sizes)
     assert caught.value.candidates["image_size"][:2] == ((50, 50), (25, 25))
 
 

@@ -28,7 +28,11 @@ from plain_vit.errors import PlainViTError
 
 HERE = Path(__file__).parent
 SHIPPED = HERE.parent / "checkpoints" / "glyphs_vit.pt"
-SHIPPED_HINTS = {"num_attention_heads": 4, "image_size": 24, "patch_size": 4}  # which the file does not say
+SHIPPED_HINTS: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "image_size": 24,
+    "patch_size": 4,
+}  # which the file does not say
 SHIPPED_LABELS = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"  # of the rendered characters that it was trained on
 NOTHING = "nothing"
 TOP = 5

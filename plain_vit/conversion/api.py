@@ -791,10 +791,10 @@ class _Opening:
         Raises:
             AmbiguousCheckpointError: There are too many, or an argument has no candidates.
         """
-        size = tuple(reference.pixel_values.shape[-2:])
+        height, width = reference.pixel_values.shape[-2:]
         if "image_size" in candidates and hints.image_size is None:
             others = {name: values for name, values in candidates.items() if name != "image_size"}
-            ways = self.completed(replace(hints, image_size=size), others, reference, impossible)
+            ways = self.completed(replace(hints, image_size=(height, width)), others, reference, impossible)
             if ways or not candidates["image_size"]:
                 return ways
         count = math.prod(map(len, candidates.values()))

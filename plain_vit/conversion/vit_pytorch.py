@@ -452,9 +452,10 @@ class _Reader:
         if hints.patch_size is None:
             self.open["patch_size"] = patch_sizes[: SHOWN if hints.num_channels else FEW]
             return image_size, None, None
+        (count,) = counts
         if hints.num_channels is None:
-            self.settle("num_channels", *counts, f"the {numbers} numbers of a patch")
-        return image_size, patch_sizes[0], *counts
+            self.settle("num_channels", count, f"the {numbers} numbers of a patch")
+        return image_size, patch_sizes[0], count
 
     def image_size(self, patch_sizes: Sequence[tuple[int, int]], patches: int | None) -> tuple[int, int] | None:
         """Return the native image size of a live module whose patches make a square; it is open otherwise."""
