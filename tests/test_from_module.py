@@ -109,6 +109,14 @@ def test_an_exchanged_gelu_of_torchvision_is_named() -> None:
         from_module(module)
 
 
+@pytest.mark.parametrize("norm", [nn.RMSNorm(56), nn.Identity(), nn.RMSNorm(56, eps=1e-6)])
+def test_an_exchanged_first_norm_is_named(norm: nn.Module) -> None:
+    module = torchvision_tests.tiny()
+    module.encoder.layers[0].ln_1 = norm
+    with pytest.raises(PlainViTError, match=type(norm).__name__ if isinstance(norm, nn.RMSNorm) else "layer_norm_eps"):
+        from_module(module)
+
+
 def test_a_function_inside_an_activation_is_compared() -> None:
     module = tiny_transformers("ViTForImageClassification")
     part = module.get_submodule("vit.layers.1.mlp.activation_fn")

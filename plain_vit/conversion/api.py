@@ -250,6 +250,7 @@ def _clear_module_errors(module: nn.Module, origin: Format) -> Iterator[None]:
         raise
     except (
         *(AttributeError, LookupError, StopIteration, TypeError, ArithmeticError, RuntimeError, AssertionError),
+        StrictDataclassError,
     ) as error:
         raise UnknownFormatError(
             f"{class_path(module)} does not have the parts of a plain ViT of {origin.name} "

@@ -16,7 +16,7 @@ from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
 from .format import Description, Format, Hints, Inference, StateDict, write_state_dict
 from .preprocessing import TORCHVISION_FILES, processor_from_torchvision
-from .structure import class_path, differences, lost_fields
+from .structure import class_path, differences, epsilon_of, lost_fields
 
 CLASS = "torchvision.models.vision_transformer.VisionTransformer"
 EPS = 1e-6  # partial(nn.LayerNorm, eps=1e-6) in every builder
@@ -97,7 +97,7 @@ class TorchvisionFormat(Format):
                 heads=block.num_heads,
                 mlp_width=module.mlp_dim,
                 image_size=module.image_size,
-                layer_norm_eps=block.ln_1.eps,
+                layer_norm_eps=epsilon_of(block.ln_1),
                 hidden_dropout_prob=module.dropout,
                 attention_probs_dropout_prob=module.attention_dropout,
                 **head_fields,
