@@ -6,12 +6,14 @@ import os
 import re
 import warnings
 from collections.abc import Container, Sequence
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
+from transformers.dynamic_module_utils import custom_object_save
 
 # Of this code, wherever it has travelled to: a saved config says by which version it was written.
 VERSION = "0.1.0"
@@ -58,8 +60,41 @@ LOADING_KEYWORDS = {"_from_auto", "_from_pipeline", "dtype", "gguf_file", "retur
 AUTO_KEYWORDS = {"_from_auto", "name_or_path"}
 
 
+class TravellingCode:
+    """Lets the code of this package travel with every saved folder, also with that of a subclass.
+
+    A subclass travels itself where it was registered by `register_for_auto_class`, as one of a stock class does; else
+    the folder names the class of ours that it was made of, whose code is put there. That is so too for the classes that
+    torch makes of ours, for sharding say.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not _is_ours(cls) and "_auto_class" not in vars(cls):
+            cast(Any, cls)._auto_class = None
+
+    @classmethod
+    def _ours(cls) -> Any:
+        """Return the class of ours that this one is or was made of."""
+        return next(base for base in cls.__mro__ if _is_ours(base))
+
+    def _add_code(self, folder: str | os.PathLike) -> None:
+        """Put the code of ours beside what was saved, where transformers did not."""
+        if not _is_ours(type(self)):
+            custom_object_save(self._ours(), folder)
+
+    def _upload_modified_files(self, working_dir: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
+        self._add_code(working_dir)
+        return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
+
+
+def _is_ours(kind: type) -> bool:
+    """Tell whether a class stands in one of our files, in the package or where they have travelled to."""
+    return kind.__module__.rpartition(".")[2] in ("configuration_plain_vit", "modeling_plain_vit")
+
+
 @strict
-class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
+class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     """Describe one plain Vision Transformer.
 
     Sizes are (height, width) in pixels; an int means a square.
@@ -417,6 +452,19 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
         """Build from a saved file, as `from_dict` does."""
         return cls.from_dict(cls._dict_from_json_file(json_file))
 
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Save as transformers does, and name no file for an Auto class that is not there.
+
+        The image processor's file may come later: saving the processor brings it.
+        """
+        if cast(Any, self)._auto_class is None:
+            self.auto_map["AutoConfig"] = AUTO_MAP["AutoConfig"]
+        folder = Path(save_directory)
+        kept = {name: where for name, where in self.auto_map.items() if _is_there(where, folder)}
+        self.auto_map = {**AUTO_MAP, **kept}
+        super().save_pretrained(save_directory, *args, **kwargs)
+        self._add_code(folder)
+
     def to_dict(self) -> dict[str, Any]:
         """Return every field, every key of others, and by which version of plain-vit.
 
@@ -510,6 +558,17 @@ class PlainViTConfig(BackboneConfigMixin, PreTrainedConfig):
 def stem_stride(depths: Sequence[int]) -> int:
     """Return how many times as small a ResNet stem makes an image: its root 4 times, each stage but the first twice."""
     return 4 * 2 ** max(0, len(depths) - 1)
+
+
+def _is_there(where: Any, folder: Path) -> bool:
+    """Tell whether the code that an entry of the auto map names is in this folder, in another repository, or ours."""
+    names = where.values() if isinstance(where, dict) else where if isinstance(where, list | tuple) else [where]
+    ours = {"configuration_plain_vit", "modeling_plain_vit", "image_processing_plain_vit"}
+    return all(
+        "--" in name or name.partition(".")[0] in ours or (folder / f"{name.partition('.')[0]}.py").is_file()
+        for name in names
+        if name is not None
+    )
 
 
 def _no_field(kind: type[PlainViTConfig], name: str) -> ValueError:

@@ -33,7 +33,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_plain_vit import PlainViTConfig
+from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode
 from .layers_plain_vit import (
     INITIALIZATIONS,
     PATCH_PREDICTORS,
@@ -424,7 +424,7 @@ def build_layer(config: PlainViTConfig, layer_idx: int) -> nn.Module:
 # Models
 
 
-class PlainViTPreTrainedModel(PreTrainedModel):
+class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
     """What all plain ViT models share: loading, saving, initialisation, what transformers may ask of them."""
 
     config: PlainViTConfig
@@ -520,7 +520,12 @@ class PlainViTPreTrainedModel(PreTrainedModel):
         variant = f".{kwargs['variant']}" if kwargs.get("variant") else ""
         forms = {folder / f"model{variant}.safetensors", folder / f"model.safetensors.index{variant}.json"}
         times = {file: file.stat().st_mtime_ns for file in forms if file.is_file()}
+        auto_class = self._ours()._auto_class
+        if self._auto_class is None and auto_class is not None:
+            self.config.auto_map[auto_class] = AUTO_MAP[auto_class]
         super().save_pretrained(save_directory, *args, **kwargs)
+        if args[0] if args else kwargs.get("is_main_process", True):
+            self._add_code(folder)
         written = {file for file in forms if file.is_file() and file.stat().st_mtime_ns != times.get(file)}
         for stale in forms - written if written else ():
             stale.unlink(missing_ok=True)

@@ -230,3 +230,166 @@ def test_hub_files_import_nothing_that_a_stranger_may_lack() -> None:
                 assert (node.level, f"{node.module}.py" in HUB_FILES) == (1, True), file
             elif isinstance(node, ast.ImportFrom):
                 assert (node.module or "").partition(".")[0] in allowed, file
+
+
+# Subclasses in a file of one's own
+
+MINE = """
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
+
+
+class MyConfig(PlainViTConfig):
+    my_field: int = 3
+
+
+class MyOtherConfig(PlainViTConfig):
+    model_type = "my_vit"
+
+
+class Unregistered(PlainViTForImageClassification):
+    pass
+
+
+class OfMyConfig(PlainViTForImageClassification):
+    config_class = MyConfig
+
+
+class Registered(PlainViTForImageClassification):
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = outputs.logits + 1
+        return outputs
+
+
+Registered.register_for_auto_class("AutoModelForImageClassification")
+
+
+class OfRegistered(Registered):
+    pass
+"""
+
+SAVE_MINE = """
+import sys
+
+import torch
+from torch import nn
+
+sys.path.insert(0, sys.argv[1])
+import mine
+from plain_vit import PlainViTConfig
+from tests.conftest import randomize_
+from tests.tiny import SIZES, pixels
+
+class InMain(mine.Unregistered):
+    pass
+
+config = PlainViTConfig(**SIZES)  # one for several models: what one save writes into it is not taken over by the next
+for name, kind, config in (
+    ("registered", mine.Registered, config),
+    ("of_registered", mine.OfRegistered, config),
+    ("unregistered", mine.Unregistered, config),
+    ("in_main", InMain, config),
+    ("made_by_torch", type("FSDPOurs", (mine.PlainViTForImageClassification,), {"__module__": nn.__name__}), config),
+    ("my_config", mine.OfMyConfig, mine.MyConfig(**SIZES, my_field=5)),
+    ("my_type", mine.Unregistered, mine.MyOtherConfig(**SIZES)),
+):
+    model = randomize_(kind(config)).eval()
+    model.save_pretrained(f"{sys.argv[2]}/{name}")
+    torch.save(model(pixels()).logits, f"{sys.argv[2]}/{name}/expected.pt")
+mine.MyConfig(**SIZES).save_pretrained(sys.argv[2] + "_config")
+"""
+
+OPEN_MINE = """
+import sys
+from pathlib import Path
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("plain_vit", "mine") and sys.argv[3] == "without":
+            raise ModuleNotFoundError(f"{name} must not be imported here")
+
+sys.meta_path.insert(0, Refuse())
+
+import torch
+from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageClassification
+
+if sys.argv[3] == "with":
+    import plain_vit
+
+pixel_values = torch.load(sys.argv[2])
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    if sys.argv[3] == "without" and folder.name == "registered":
+        continue  # its own file imports the package, and is a requirement on who loads it
+    trust = {"trust_remote_code": True}
+    config = AutoConfig.from_pretrained(folder, **trust)
+    model = AutoModelForImageClassification.from_pretrained(folder, **trust).eval()
+    found, expected = model(pixel_values).logits, torch.load(folder / "expected.pt")
+    added = {"of_registered": 1, "registered": 1}.get(folder.name, 0)  # what the class of ours does not add
+    assert torch.allclose(found + added, expected, atol=1e-5), folder.name
+    AutoModel.from_pretrained(folder, **trust)
+    AutoBackbone.from_config(config, **trust)
+"""
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of folders that subclasses were saved in."""
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "mine.py").write_text(MINE)
+    torch.save(pixels(), folder / "pixels.pt")
+    run(SAVE_MINE, folder, folder / "saved", cwd=Path(__file__).parent.parent)
+    return folder
+
+
+def run(code: str, *arguments: Any, cwd: Path) -> None:
+    """Run code in a process of its own."""
+    environment = {**os.environ, "HF_HOME": str(arguments[0]) + "_cache", "HF_HUB_OFFLINE": "1"}
+    process = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+
+
+def test_a_subclass_s_folder_names_no_file_that_is_not_there(mine: Path) -> None:
+    for folder in (mine / "saved").iterdir():
+        files = {path.name for path in folder.iterdir()} - {"expected.pt"}
+        own = {"mine.py"} if folder.name == "registered" else set()
+        assert files == {"config.json", "model.safetensors"} | HUB_FILES | own, folder.name
+        named = json.loads((folder / "config.json").read_text())["auto_map"]
+        kind = "mine.Registered" if own else "modeling_plain_vit.PlainViTForImageClassification"
+        expected = {**plain_vit.configuration_plain_vit.AUTO_MAP, "AutoModelForImageClassification": kind}
+        assert named == expected, folder.name
+    config = mine / "saved_config"
+    assert {path.name for path in config.iterdir()} == {"config.json", "configuration_plain_vit.py"}
+
+
+@pytest.mark.parametrize("package", ["with", "without"])
+def test_a_subclass_s_folder_opens(mine: Path, package: str) -> None:
+    root = Path(__file__).parent.parent if package == "with" else mine
+    run(OPEN_MINE, mine / "saved", mine / "pixels.pt", package, cwd=root)
+
+
+def test_an_entry_whose_file_is_elsewhere_is_kept_or_falls_back_to_ours(tmp_path: Path) -> None:
+    config = tiny_config(
+        auto_map={"AutoModel": "gone.Model", "AutoModelForDepthEstimation": "me/depth--code.Depth", "AutoX": "gone.X"}
+    )
+    config.save_pretrained(tmp_path)
+    named = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert named == {
+        **plain_vit.configuration_plain_vit.AUTO_MAP, "AutoModelForDepthEstimation": "me/depth--code.Depth",
+    }  # fmt: skip
+
+
+def test_the_code_of_a_subclass_is_uploaded_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(PlainViTForImageClassification):
+        pass
+
+    seen: list[set[str]] = []
+    monkeypatch.setattr(
+        "transformers.utils.hub.PushToHubMixin._upload_modified_files",
+        lambda self, folder, *_args, **_kwargs: seen.append({path.name for path in Path(folder).iterdir()}),
+    )
+    model = Mine(tiny_config())
+    model._upload_modified_files(tmp_path, "me/mine", {})
+    model.config._upload_modified_files(tmp_path, "me/mine", {})
+    assert seen[0] == HUB_FILES

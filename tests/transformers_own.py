@@ -113,8 +113,6 @@ class BackboneTest(OurModel, BackboneTesterMixin, unittest.TestCase):
     all_model_classes = (PlainViTBackbone,)
     config_class = PlainViTConfig
 
-    @unittest.skip(
-        "asks for a tensor as the first output, a backbone's is a tuple; transformers' own backbones skip it"
-    )
+    @unittest.skip("asks for a tensor as the first output, and a backbone's is a tuple")
     def test_retain_grad_hidden_states_attentions(self) -> None:
         pass
