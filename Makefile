@@ -15,7 +15,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-floors space test-space table bench quality style wheel clean
+.PHONY: help install demo test test-all test-floors space test-space table architectures bench quality style wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ table: $(INSTALLED) $(PEERS) ## measure every source that opens and write docs/w
 	rm -f sweep.jsonl
 	PLAIN_VIT_SWEEP=sweep.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "" tests/test_conversion_*.py tests/test_trained_dinov2.py
 	$(BIN)/python docs/tabulate_what_opens.py sweep.jsonl
+
+architectures: $(INSTALLED) ## write the tables of timm's and torchvision's architectures from what is installed
+	$(BIN)/python -m tools.generate_architectures
 
 bench: $(INSTALLED) ## a short set of the benchmarks, without imports and whole training runs: under ten minutes, 12 GB of disk
 	$(BIN)/python -m benchmarks.bench_forward --quick

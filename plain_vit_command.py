@@ -137,6 +137,8 @@ def add_hints(command: argparse.ArgumentParser) -> None:
     known.add_argument("--pooling", help="what the classifier reads, such as cls or mean")
     known.add_argument("--pool-prefix-tokens", action=flag, help="whether the pooling reads class and register tokens")
     known.add_argument("--block-type", help="sequential, post_norm, parallel or branches")
+    known.add_argument("--norm-type", help="layer_norm or rms_norm")
+    known.add_argument("--mlp-type", help="mlp, swiglu or swiglu_packed (its gate is the first half)")
     known.add_argument(
         "--position-embedding-type", help="learned (a table, and no rotary positions), sincos_2d or none"
     )

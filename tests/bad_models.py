@@ -186,7 +186,11 @@ def _twice_wrapped(saved: dict[str, Any]) -> None:
 
 
 _QKV = "blocks.1.attn.qkv.weight"
-_TOLD = ("--layer-norm-eps", "1e-6", "--hidden-act", "gelu", "--pooling", "cls")
+_TOLD = (
+    *("--num-attention-heads", "3", "--attention-scale", "head_dim**-0.5", "--layer-norm-eps", "1e-6"),
+    *("--hidden-act", "gelu", "--pooling", "cls", "--block-type", "sequential"),
+    *("--position-embedding-type", "learned", "--image-size", "32"),
+)
 for _title, _change, _raises, _says in [
     ("fused q, k and v that are transposed", _put(_QKV, lambda t: t.T), MappingError, "qkv"),
     ("q and k without v", _put(_QKV, lambda t: t[:384]), MappingError, "qkv"),

@@ -1,62 +1,64 @@
-"""The table of timm's architectures, against the installed timm."""
+"""The tables of architectures, against the timm and the torchvision that are installed.
 
-import functools
+Where these are of another release than the tables were written from, each entry is still held against them.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
 import pytest
 import timm
+import torch
+import torchvision
 from timm.models import deit, vision_transformer, vision_transformer_hybrid
 
-from plain_vit.conversion.timm_architectures import ARCHITECTURES, OLD_NAMES
-from plain_vit.conversion.timm_arguments import DEFAULTS, SILENT_ARGUMENTS
+from plain_vit.conversion import from_module
+from plain_vit.conversion.api import _recognise
+from plain_vit.conversion.format import Hints
+from plain_vit.conversion.timm import TIMM, own_parts
+from plain_vit.conversion.timm_architectures import ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES, TIMM_VERSION
+from plain_vit.conversion.timm_arguments import DEFAULTS
+from plain_vit.conversion.timm_families import FAMILIES, LOOKALIKES
+from plain_vit.conversion.timm_shapes import facts, part_of
+from plain_vit.conversion.torchvision_architectures import FILES, TORCHVISION_VERSION
+from plain_vit.errors import AmbiguousCheckpointError, ExportError, PlainViTError, UnknownFormatError
+from tools import generate_architectures as generator
 
-NAMES = {
-    "LayerNorm": "layernorm",
-    "RmsNorm": "rmsnorm",
-    "SiLU": "silu",
-    "GluMlp": "SwiGLUPacked",
-}
-
-
-def arguments_of_timm() -> dict[str, dict[str, Any]]:
-    """Return what each entrypoint of the two files hands to timm's builder, in the words of our table."""
-    caught: dict[str, dict[str, Any]] = {}
-
-    def catch(kind: type, variant: str, pretrained: bool, **arguments: Any) -> None:
-        given = {name: value for name, value in arguments.items() if not name.startswith("pretrained")}
-        given = {name: value for name, value in given.items() if name not in SILENT_ARGUMENTS | {"feature_cfg"}}
-        if isinstance(given.get("norm_layer"), functools.partial):
-            given["norm_eps"] = given["norm_layer"].keywords["eps"]
-        given["distilled"] = kind is deit.VisionTransformerDistilled
-        if "embed_layer" in given:
-            backbone = given.pop("embed_layer").keywords["backbone"]
-            depths = tuple(len(stage.blocks) for stage in getattr(backbone, "stages", ()))
-            given |= {"stem_depths": depths, "patch_size": given["patch_size"] * 4 * 2 ** max(0, len(depths) - 1)}
-        height, width = timm.get_pretrained_cfg(variant).input_size[1:]
-        assert height == width
-        caught[variant] = {"img_size": height, **{name: word_of(value) for name, value in given.items()}}
-
-    for module in (vision_transformer, deit, vision_transformer_hybrid):
-        with mock.patch.object(module, "build_model_with_cfg", catch):  # it is the caller's arguments that are wanted
-            for name in timm.list_models(module=module.__name__.split(".")[-1]):
-                if module is not vision_transformer_hybrid or ("_r" in name and "resnet" not in name):
-                    timm.model_entrypoint(name)()
-    return caught
+INSTALLED = {"timm": timm.__version__, "torchvision": ".".join(torchvision.__version__.split("+")[0].split(".")[:2])}
+RECORDED = {"timm": TIMM_VERSION, "torchvision": TORCHVISION_VERSION}
 
 
-def word_of(value: Any) -> Any:
-    """Return the name of a class or a partial of one; other values as they are."""
-    kind = value.func if isinstance(value, functools.partial) else value
-    return NAMES.get(kind.__name__, kind.__name__) if isinstance(kind, type) else value
+def skip_other_releases(package: str) -> None:
+    if INSTALLED[package] != RECORDED[package]:
+        pytest.skip(f"the table is of {package} {RECORDED[package]}, and {INSTALLED[package]} is installed")
 
 
 def test_the_table_is_what_timm_builds() -> None:
-    theirs = arguments_of_timm()
-    assert len(theirs) == 179 + 9  # plain ones, and the hybrids whose ResNet is the paper's
-    assert ARCHITECTURES.keys() == theirs.keys()
-    for name, arguments in theirs.items():
-        assert {**DEFAULTS, **ARCHITECTURES[name]} == {**DEFAULTS, **arguments}, name
+    theirs = generator.timm_architectures()
+    if INSTALLED["timm"] == TIMM_VERSION:
+        assert len(theirs) == 179 + 9  # plain ones, and the hybrids whose ResNet is the paper's
+        assert ARCHITECTURES.keys() == theirs.keys()
+    for name in ARCHITECTURES.keys() & theirs.keys():
+        assert {**DEFAULTS, **ARCHITECTURES[name]} == {**DEFAULTS, **theirs[name]}, name
+
+
+@pytest.mark.parametrize(
+    "package, table, write",
+    [
+        ("timm", "timm_architectures.py", generator.architectures_module),
+        ("torchvision", "torchvision_architectures.py", generator.torchvision_module),
+    ],
+)
+def test_a_table_is_written_again_as_it_stands(package: str, table: str, write: Callable[[], str]) -> None:
+    skip_other_releases(package)
+    assert (generator.PACKAGE / table).read_text() == write()
+
+
+@pytest.mark.slow
+def test_the_table_of_families_is_written_again_as_it_stands() -> None:
+    skip_other_releases("timm")
+    assert (generator.PACKAGE / "timm_families.py").read_text() == generator.families_module()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -67,3 +69,98 @@ def test_old_names_are_what_timm_maps_them_to() -> None:
                 mock.patch.object(vision_transformer_hybrid, "build_model_with_cfg", builder):  # fmt: skip
             timm.model_entrypoint(old)()
         assert builder.call_args.args[1] == name
+
+
+def test_published_files_are_known_by_the_hash_in_their_names() -> None:
+    assert TIMM.published_files == PUBLISHED_FILES
+    assert len(PUBLISHED_FILES) == 15
+    assert PUBLISHED_FILES["deit_base_patch16_224-b5f2ef4d"] == "deit_base_patch16_224.fb_in1k"
+    assert len(FILES) == 10
+
+
+# Every entrypoint
+
+
+def refusal(tensors: Mapping[str, torch.Tensor], **hints: Any) -> PlainViTError:
+    """Return the error that a bare file of these tensors gets."""
+    with pytest.raises((UnknownFormatError, AmbiguousCheckpointError)) as caught:
+        _recognise(tensors, "the file").describe_checkpoint(tensors, {}, Hints(**hints))
+    return caught.value
+
+
+def check_supported(name: str) -> None:
+    """A supported entrypoint asks without a name, and opens with its own."""
+    tensors = generator.shapes_of(name)
+    asked = refusal(tensors)
+    assert isinstance(asked, AmbiguousCheckpointError)
+    assert name in asked.candidates["architecture"], (name, asked.candidates)
+    config = TIMM.describe_checkpoint(tensors, {}, Hints(architecture=name)).config
+    assert (config.num_attention_heads, config.image_shape) == (
+        ARCHITECTURES[name]["num_heads"], (ARCHITECTURES[name]["img_size"],) * 2
+    )  # fmt: skip
+
+
+def check_refused(file: str, name: str) -> None:
+    """An entrypoint of another file is refused by that file's name, live, from its tensors and by its own name."""
+    with torch.device("meta"):
+        module = timm.create_model(name)
+    error = refusal(module.state_dict())
+    assert f"{file}.py" in str(error), f"{name}: {error}"
+    if name in LOOKALIKES:
+        assert name in str(error)
+    else:
+        assert isinstance(error, UnknownFormatError)
+    with pytest.raises(UnknownFormatError, match=rf"{name}.*{file}\.py"):
+        TIMM.describe_checkpoint(generator_plain(), {"architecture": name}, Hints())
+    with pytest.raises((ExportError, UnknownFormatError), match=type(module).__name__):
+        from_module(module)
+
+
+def generator_plain() -> dict[str, torch.Tensor]:
+    """Return the tensors of a small plain model, whatever a name says of them."""
+    with torch.device("meta"):
+        return timm.create_model("test_vit").state_dict()
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_dwee_patch16_reg1_gap_256", "vit_tiny_r_s16_p8_224"])
+def test_an_entrypoint_asks_and_opens_by_its_name(name: str) -> None:
+    check_supported(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_entrypoint_asks_and_opens_by_its_name(name: str) -> None:
+    check_supported(name)
+
+
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "cait_xxs24_224", "vit_small_patch16_dinov3", "levit_128",
+                                  "naflexvit_base_patch16_gap", "vit_relpos_small_patch16_224"])  # fmt: skip
+def test_another_model_of_timm_is_refused_by_name(name: str) -> None:
+    (file,) = [file for file, family in FAMILIES.items() if name in family.entrypoints]
+    check_refused(file, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FAMILIES)
+def test_every_other_model_of_timm_is_refused_by_name(file: str) -> None:
+    for name in FAMILIES[file].entrypoints:
+        check_refused(file, name)
+
+
+def test_the_families_hold_all_of_their_files() -> None:
+    skip_other_releases("timm")
+    entrypoints = generator.other_entrypoints()
+    assert {file: list(family.entrypoints) for file, family in FAMILIES.items()} == entrypoints
+    assert not {name for names in entrypoints.values() for name in names} & ARCHITECTURES.keys()
+
+
+def test_no_part_of_another_family_is_one_of_a_plain_model() -> None:
+    own = own_parts()
+    assert not any(family.parts & own for family in FAMILIES.values())
+    for name in ("vit_base_patch16_224", "deit_tiny_distilled_patch16_224", "test_vit3"):
+        assert {part_of(tensor) for tensor in generator.shapes_of(name)} <= own
+
+
+def test_lookalikes_show_what_their_table_says() -> None:
+    shown = facts(generator.shapes_of("vit_pe_spatial_tiny_patch16_512"))
+    assert LOOKALIKES["vit_pe_spatial_tiny_patch16_512"].items() <= shown.items()

@@ -128,7 +128,7 @@ def test_an_old_name_of_an_architecture_is_known(tmp_path: Path) -> None:
         ({"model_args": {"act_layer": "mish"}}, ExportError, "mish"),
         ({"model_args": {"norm_layer": "batchnorm"}}, ExportError, "batchnorm"),
         ({"label_names": ["one", "two"]}, CheckpointError, "2 label names for 11 classes"),
-        ({"model_args": None}, MappingError, "missing"),
+        ({"model_args": None}, MappingError, "embed_dim is 192 there and 56 in the tensors"),
         ({"num_classes": 7}, CheckpointError, "7 classes, the head 11"),
     ],
 )
@@ -149,36 +149,121 @@ def save_bare(module: nn.Module, path: Path) -> Path:
     return path
 
 
-def test_a_bare_file_that_fits_architectures_of_one_kind_needs_no_hint(tmp_path: Path) -> None:
-    module = tiny_timm("vit_tiny_patch16_224", img_size=64, embed_dim=192, num_heads=3, depth=12)
-    converted = from_checkpoint(save_bare(module, tmp_path / "vit.safetensors"))
-    assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
-    said = str(converted.report)
-    assert "num_heads = 3" in said
-    assert "vit_tiny_patch16_384" in said
+# All that no tensor shows of a plain model of timm.
+FULL: dict[str, Any] = {
+    "num_attention_heads": 7,
+    "attention_scale": "head_dim**-0.5",
+    "layer_norm_eps": 1e-6,
+    "hidden_act": "gelu",
+    "pooling": "cls",
+    "pool_prefix_tokens": False,
+    "block_type": "sequential",
+    "position_embedding_type": "learned",
+}
 
 
-def test_a_bare_file_that_fits_several_kinds_asks_which() -> None:
-    with torch.device("meta"):
-        module = timm.create_model("vit_base_patch32_clip_quickgelu_224", num_classes=0)
+def asked_of(tensors: Any, **hints: Any) -> AmbiguousCheckpointError:
+    """Return what is asked about a state dict."""
     with pytest.raises(AmbiguousCheckpointError) as caught:
-        TIMM.describe_checkpoint(module.state_dict(), {}, Hints())
-    candidates = caught.value.candidates["architecture"]
-    assert {ARCHITECTURES[str(name)].get("act_layer") for name in candidates} == {None, "quick_gelu"}
-    for said in (Hints(hidden_act="quick_gelu"), Hints(architecture="vit_base_patch32_clip_quickgelu_224")):
-        config = TIMM.describe_checkpoint(module.state_dict(), {}, said).config
-        assert (config.hidden_act, config.layer_norm_eps, config.num_attention_heads) == ("quick_gelu", 1e-5, 12)
+        TIMM.describe_checkpoint(tensors, {}, Hints(**hints))
+    return caught.value
+
+
+def meta_state(name: str, **arguments: Any) -> dict[str, torch.Tensor]:
+    """Return an entrypoint's tensors, without values."""
+    with torch.device("meta"):
+        return timm.create_model(name, **arguments).state_dict()
+
+
+def test_a_bare_file_never_opens_on_its_shapes_alone(tmp_path: Path) -> None:
+    module = tiny_timm("vit_tiny_patch16_224", img_size=224, embed_dim=192, num_heads=3, depth=12)
+    path = save_bare(module, tmp_path / "vit.safetensors")
+    with pytest.raises(AmbiguousCheckpointError, match="--architecture deit_tiny_patch16_224\n") as caught:
+        from_checkpoint(path)
+    assert caught.value.candidates == {"architecture": ("deit_tiny_patch16_224", "vit_tiny_patch16_224",
+                                                        "vit_tiny_patch16_384")}  # fmt: skip
+    assert caught.value.otherwise.keys() == FULL.keys() | {"image_size"}
+    assert [values[0] for values in caught.value.otherwise.values()] == [3, *list(FULL.values())[1:], (224, 224)]
+    for said in ({"architecture": "vit_tiny_patch16_224"}, {**FULL, "num_attention_heads": 3, "image_size": 224}):
+        converted = from_checkpoint(path, **said)
+        assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
+    assert "num_attention_heads = 3, from the architecture that the caller names" in str(
+        from_checkpoint(path, architecture="vit_tiny_patch16_224").report
+    )
+
+
+def test_what_the_caller_says_narrows_the_architectures() -> None:
+    state = meta_state("vit_base_patch32_clip_quickgelu_224", num_classes=0)
+    names = asked_of(state).candidates["architecture"]
+    assert {ARCHITECTURES[str(name)].get("act_layer") for name in names} == {None, "quick_gelu"}
+    narrowed = asked_of(state, hidden_act="quick_gelu")
+    assert narrowed.candidates["architecture"] == ("vit_base_patch32_clip_quickgelu_224",)
+    assert "hidden_act" not in narrowed.otherwise
+    none = asked_of(state, hidden_act="relu")
+    assert none.candidates.keys() == FULL.keys() - {"hidden_act"} | {"image_size"}
+    config = TIMM.describe_checkpoint(
+        state, {}, Hints(architecture="vit_base_patch32_clip_quickgelu_224", hidden_act="quick_gelu")
+    ).config
+    assert (config.hidden_act, config.layer_norm_eps, config.num_attention_heads) == ("quick_gelu", 1e-5, 12)
+
+
+def test_moco_v3s_small_model_opens_with_its_twelve_heads(tmp_path: Path) -> None:
+    module = tiny_timm("vit_small_patch16_224", img_size=224, embed_dim=384, num_heads=12, depth=12)
+    path = save_bare(module, tmp_path / "moco.safetensors")
+    said = {**FULL, "num_attention_heads": 12, "image_size": 224}
+    model = from_checkpoint(path, **said).model
+    assert max(stage_differences(module, model, pixels_for(module)).values()) == 0.0
+    with pytest.raises(CheckpointError, match=r"num_attention_heads=12 \(the source has 6\).*say all of it: num_att"):
+        from_checkpoint(path, architecture="vit_small_patch16_224", num_attention_heads=12)
+
+
+def test_timms_old_small_model_opens_with_its_scale(tmp_path: Path) -> None:
+    arguments = {"img_size": 32, "embed_dim": 768, "num_heads": 8, "depth": 8, "mlp_ratio": 3, "qkv_bias": False}
+    module = tiny_timm("vit_base_patch16_224", **arguments)
+    for block in module.blocks:
+        block.attn.scale, block.attn.fused_attn = 768**-0.5, False
+    path = save_bare(module, tmp_path / "old.safetensors")
+    asked = asked_of(module.state_dict())
+    assert 8 in asked.candidates["num_attention_heads"]
+    assert "hidden_size**-0.5" in asked.candidates["attention_scale"]
+    said = {**FULL, "num_attention_heads": 8, "attention_scale": "hidden_size**-0.5", "image_size": 32}
+    model = from_checkpoint(path, **said).model
+    assert max(stage_differences(module, model, pixels_for(module)).values()) <= 1e-5
 
 
 def test_the_name_of_an_architecture_says_what_a_bare_file_does_not(tmp_path: Path) -> None:
     name = "vit_xsmall_patch16_clip_224"
     module = tiny_timm(name, img_size=64, embed_dim=256, num_heads=4, depth=10)
     path = save_bare(module, tmp_path / "clip.safetensors")
-    converted = from_checkpoint(path, architecture=f"{name}.tinyclip_yfcc15m")
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        from_checkpoint(path, architecture=name)
+    assert caught.value.candidates == {"image_size": ((64, 64), (32, 128), (128, 32), (16, 256), (256, 16))}
+    converted = from_checkpoint(path, architecture=f"{name}.tinyclip_yfcc15m", image_size=64)
     assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
     assert converted.image_processor.image_mean[0] == pytest.approx(0.48145466)
-    with pytest.raises(MappingError, match="shape"):
-        from_checkpoint(path, architecture="vit_medium_patch16_clip_224")
+
+
+def test_a_named_architecture_is_held_against_all_that_the_tensors_show() -> None:
+    state = meta_state("vit_medium_patch16_clip_224")
+    with pytest.raises(MappingError) as caught:
+        TIMM.describe_checkpoint(state, {}, Hints(architecture="deit3_small_patch16_224"))
+    named = {fault.split(" is ")[0] for fault in caught.value.faults}
+    assert named == {"embed_dim", "width", "layer_scale", "pre_norm"}
+    with pytest.raises(UnknownFormatError, match=r"vit_small_patch16_dinov3.*eva.py"):
+        TIMM.describe_checkpoint(state, {}, Hints(architecture="vit_small_patch16_dinov3.lvd1689m"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"pooling": "mean"}, {"layer_norm_eps": 1e-5}, {"hidden_act": "relu"}, {"patch_size": 8}, {"num_channels": 1},
+     {"block_type": "post_norm"}, {"attention_scale": 0.5}, {"head_dim": 32}, {"position_embedding_type": "none"}],
+)  # fmt: skip
+def test_a_hint_that_contradicts_the_architecture_is_refused(said: dict[str, Any]) -> None:
+    ((name, value),) = said.items()
+    with pytest.raises(CheckpointError, match=f"the hints contradict vit_tiny_patch16_224.*{name}={value!r}"):
+        TIMM.describe_checkpoint(
+            meta_state("vit_tiny_patch16_224"), {}, Hints(architecture="vit_tiny_patch16_224", **said)
+        )
 
 
 def test_a_bare_file_of_its_own_geometry_asks_for_all_that_is_open_at_once(tmp_path: Path) -> None:
@@ -187,22 +272,32 @@ def test_a_bare_file_of_its_own_geometry_asks_for_all_that_is_open_at_once(tmp_p
     with pytest.raises(AmbiguousCheckpointError) as caught:
         from_checkpoint(path)
     asked = caught.value.candidates
-    assert asked.keys() == {"num_attention_heads", "layer_norm_eps", "hidden_act", "pooling", "image_size"}
+    assert asked.keys() == FULL.keys() | {"image_size"}
     assert 7 in asked["num_attention_heads"]
-    told: dict[str, Any] = {"num_attention_heads": 7, "layer_norm_eps": 1e-6, "hidden_act": "gelu", "pooling": "cls"}
-    converted = from_checkpoint(path, image_size=(48, 80), **told)
+    assert 5 not in asked["num_attention_heads"]
+    assert (48, 80) in asked["image_size"]
+    converted = from_checkpoint(path, image_size=(48, 80), **FULL)
     assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
-    with pytest.raises(AmbiguousCheckpointError, match="image_size"):
-        from_checkpoint(path, image_size=(64, 80), **told)
+    assert "position_embedding_on_prefix = True, from the 16 rows" in str(converted.report)
+    with pytest.raises(CheckpointError, match="image_size=\\(64, 80\\) is 20 patches"):
+        from_checkpoint(path, image_size=(64, 80), **FULL)
+    # The same rows are those of 4 x 4 patches, the class token without a position.
+    other = from_checkpoint(path, image_size=64, **FULL).model
+    assert not other.config.position_embedding_on_prefix
 
 
 @pytest.mark.parametrize("name", ["vit_base_patch16_xp_224", "vit_dwee_patch16_reg1_gap_256"])
 def test_heads_that_the_tensors_show_are_not_asked_for(name: str, tmp_path: Path) -> None:
     module = tiny_timm(name, img_size=48)
     path = save_bare(module, tmp_path / "vit.safetensors")
-    told: dict[str, Any] = {"layer_norm_eps": 1e-6, "hidden_act": "gelu"}
-    pooling = "mean" if "gap" in name else "cls"
-    model = from_checkpoint(path, pooling=pooling, image_size=48, **told).model
+    told = {**FULL, "pooling": "mean" if "gap" in name else "cls", "image_size": 48}
+    for shown in ("num_attention_heads", "block_type"):
+        del told[shown]
+    if "gap" in name:
+        del told["attention_scale"]  # of differential attention there is one
+    else:
+        told["norm_type"] = "rms_norm"
+    model = from_checkpoint(path, **told).model
     assert model.config.num_attention_heads == 7
     assert max(stage_differences(module, model, pixels_for(module)).values()) <= tolerance(name)
 
@@ -213,9 +308,32 @@ def test_logits_of_a_reference_settle_what_is_open(tmp_path: Path) -> None:
     pixel_values = pixels_for(module)
     with torch.no_grad():
         logits = module(pixel_values)
-    converted = from_checkpoint(path, layer_norm_eps=1e-5, reference=(pixel_values, logits))
+    known = {name: FULL[name] for name in ("attention_scale", "pool_prefix_tokens", "position_embedding_type")}
+    converted = from_checkpoint(
+        path, layer_norm_eps=1e-5, block_type="sequential", reference=(pixel_values, logits), **known
+    )
     config = converted.model.config
     assert (config.num_attention_heads, config.hidden_act, config.image_size) == (7, "quick_gelu", (96, 160))
+
+
+ROTARY = ["vit_small_patch16_dinov3", "vit_pe_spatial_tiny_patch16_512", "vit_pe_core_base_patch16_224"]
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_a_rotary_model_never_opens_as_one_without_rotation(name: str) -> None:
+    state = meta_state(name)
+    with pytest.raises(UnknownFormatError, match=f"{name}.*eva.py.*position_embedding_type="):
+        TIMM.describe_checkpoint(state, {}, Hints())
+    # Of a depth that no entrypoint has it is nobody's: then the caller is asked what positions it has.
+    shallow = {key: tensor for key, tensor in state.items() if not key.startswith("blocks.11.")}
+    kind = "learned" if "pos_embed" in state else "none"
+    assert asked_of(shallow).candidates["position_embedding_type"] == (kind,)
+
+
+def test_what_a_rotary_model_shares_with_one_that_opens_is_said() -> None:
+    asked = asked_of(meta_state("vit_base_patch16_rope_ape_224"))
+    assert asked.candidates["architecture"] == ("deit3_base_patch16_224", "deit3_base_patch16_384")
+    assert "vit_base_patch16_rope_ape_224 of timm's eva.py, which plain-vit does not open" in str(asked)
 
 
 def test_deit3s_own_names_of_layer_scale_are_read(tmp_path: Path) -> None:
@@ -223,7 +341,7 @@ def test_deit3s_own_names_of_layer_scale_are_read(tmp_path: Path) -> None:
     named = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): tensor
              for name, tensor in module.state_dict().items()}  # fmt: skip
     torch.save({"model": named}, tmp_path / "deit3.pth")
-    told: dict[str, Any] = {"num_attention_heads": 7, "layer_norm_eps": 1e-6, "hidden_act": "gelu", "pooling": "cls"}
+    told = {name: value for name, value in FULL.items() if name != "block_type"}  # LayerScale says that
     converted = from_checkpoint(tmp_path / "deit3.pth", image_size=48, **told)
     assert converted.model.config.layer_scale_init_value is not None
     assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
@@ -236,7 +354,7 @@ def test_the_pre_training_head_of_older_timm_is_part_of_the_model(tmp_path: Path
     state = module.state_dict() | {"head.weight": head.weight.detach(), "head.bias": head.bias.detach()}
     state |= {f"pre_logits.fc.{name}": tensor for name, tensor in dense.state_dict().items()}
     save_file(state, tmp_path / "old.safetensors")
-    model = from_checkpoint(tmp_path / "old.safetensors").model
+    model = from_checkpoint(tmp_path / "old.safetensors", architecture="vit_tiny_patch16_224", image_size=32).model
     pixel_values = pixels_for(module)
     with torch.no_grad():
         expected = head(torch.tanh(dense(module.forward_head(module.forward_features(pixel_values), pre_logits=True))))
@@ -244,11 +362,11 @@ def test_the_pre_training_head_of_older_timm_is_part_of_the_model(tmp_path: Path
 
 
 def test_the_decoder_of_a_masked_autoencoder_is_left_out_and_said(tmp_path: Path) -> None:
-    module = tiny_timm("vit_base_patch16_224", img_size=32, embed_dim=192, num_heads=3, depth=12, num_classes=0)
+    module = tiny_timm("vit_tiny_patch16_224", img_size=32, embed_dim=192, num_heads=3, depth=12, num_classes=0)
     extra = {"mask_token": torch.ones(1, 1, 8), "decoder_embed.weight": torch.ones(8, 192),
              "decoder_blocks.0.attn.qkv.weight": torch.ones(24, 8)}  # fmt: skip
     save_file(module.state_dict() | extra, tmp_path / "mae.safetensors")
-    converted = from_checkpoint(tmp_path / "mae.safetensors")
+    converted = from_checkpoint(tmp_path / "mae.safetensors", architecture="vit_tiny_patch16_224", image_size=32)
     assert converted.report.ignored.keys() == extra.keys()
     assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
 
@@ -258,7 +376,7 @@ def test_a_tensor_that_the_architecture_lacks_is_refused(tmp_path: Path) -> None
     state = module.state_dict() | {"blocks.3.attn.rel_pos": torch.ones(3)}
     save_file(state, tmp_path / "odd.safetensors")
     with pytest.raises(MappingError, match="rel_pos"):
-        from_checkpoint(tmp_path / "odd.safetensors")
+        from_checkpoint(tmp_path / "odd.safetensors", architecture="vit_tiny_patch16_224", image_size=32)
 
 
 # Writing

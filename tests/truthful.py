@@ -55,9 +55,13 @@ class Tally:
             self.opened += 1
             self.largest = max(self.largest, off)
 
+    @property
+    def total(self) -> int:
+        """All that were tried."""
+        return self.opened + sum(self.refused.values())
+
     def __str__(self) -> str:
-        total = self.opened + sum(self.refused.values())
-        lines = [f"{self.opened} of {total} opened, off by {self.largest:.1e} at most; refused:"]
+        lines = [f"{self.opened} of {self.total} opened, off by {self.largest:.1e} at most; refused:"]
         return "\n".join([*lines, *(f"  {count} x {reason}" for reason, count in self.refused.most_common())])
 
 
@@ -74,15 +78,16 @@ def open_truthfully(path: Path, oracle: Oracle, **options: Any) -> Outcome:
         try:
             return Outcome(from_checkpoint(path, **options, **answers), answers)
         except AmbiguousCheckpointError as error:
-            said = _answers(oracle, error.candidates) or _answers(oracle, error.otherwise)
-            asked = [*error.candidates, *error.otherwise]
-            assert asked, f"the error asks for nothing: {error}"
-            if not said:
-                return Outcome(None, answers, f"no true answer among {', '.join(asked)}")
-            assert not said.keys() & answers.keys(), f"asked again for what was said, {answers}: {error}"
-            answers |= said
+            asked = error
         except PlainViTError as error:
             return Outcome(None, answers, f"{type(error).__name__}: {error}")
+        said = _answers(oracle, asked.candidates) or _answers(oracle, asked.otherwise)
+        names = [*asked.candidates, *asked.otherwise]
+        assert names, f"the error asks for nothing: {asked}"
+        if not said:
+            return Outcome(None, answers, f"no true answer among {', '.join(names)}")
+        assert not said.keys() & answers.keys(), f"asked again for what was said, {answers}: {asked}"
+        answers |= said
     raise AssertionError(f"{path} still asks after {ROUNDS} rounds, with {answers}")
 
 

@@ -901,6 +901,9 @@ def _recognise(tensors: Mapping[str, torch.Tensor], source: str) -> Format:
         names = [format.name for format in matching]
         raise AmbiguousCheckpointError(f"{source} has names that several formats have", {"format": names})
     if not matching:
+        for format in FORMATS.values():
+            if others := format.names_of_others(tensors):
+                raise UnknownFormatError(f"{source} has the tensors of {others}, which plain-vit does not open")
         some = ", ".join(map(repr, list(tensors)[:5]))
         raise UnknownFormatError(
             f"{source} is of none of {', '.join(FORMATS)}: its tensors are {some} and {max(0, len(tensors) - 5)} more"

@@ -37,9 +37,11 @@ class Hints:
         attention_scale: Factor on the attention scores, a number or one of `SCALES`.
         layer_norm_eps: Epsilon of every norm.
         hidden_act: Activation of the MLP.
-        pooling: One of the config's, such as "cls" or "mean".
+        pooling: One of the config's, such as "cls" or "mean"; "map" has as many heads as the blocks.
         pool_prefix_tokens: Whether the pooling reads class and register tokens too, not the patches alone.
         block_type: One of the config's, such as "sequential" or "post_norm".
+        norm_type: One of the config's, "layer_norm" or "rms_norm".
+        mlp_type: One of the config's, such as "mlp" or "swiglu_packed" (the first half of its first layer is the gate).
         position_embedding_type: One of the config's: "learned" is a table added to the tokens and nothing else, so no
             rotation of queries and keys.
         position_embedding_on_prefix: Whether the tokens before the patches have rows in that table.
@@ -64,6 +66,8 @@ class Hints:
     pooling: str | None = None
     pool_prefix_tokens: bool | None = None
     block_type: str | None = None
+    norm_type: str | None = None
+    mlp_type: str | None = None
     position_embedding_type: str | None = None
     position_embedding_on_prefix: bool | None = None
     image_size: Size | None = None
@@ -141,6 +145,8 @@ EXPECTED = {
     "pooling": _choices("pooling"),
     "pool_prefix_tokens": FLAG,
     "block_type": _choices("block_type"),
+    "norm_type": _choices("norm_type"),
+    "mlp_type": _choices("mlp_type"),
     "position_embedding_type": _choices("position_embedding_type"),
     "position_embedding_on_prefix": FLAG,
     "image_size": SIZE,
@@ -245,6 +251,10 @@ class Format(ABC):
     @abstractmethod
     def matches_module(self, module: nn.Module) -> bool:
         """Tell whether this very module, not one inside it, is of this format; its package is not imported."""
+
+    def names_of_others(self, names: Collection[str]) -> str | None:
+        """Return what these names are of, where the source has such models and none of ours opens them."""
+        return None
 
     @abstractmethod
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:

@@ -18,6 +18,8 @@ from plain_vit.image_processing_plain_vit import (
     SourcePreprocessing,
 )
 
+from .torchvision_architectures import FILES as TORCHVISION_FILES
+
 BACKENDS = {"pil": PlainViTImageProcessorPil, "torchvision": PlainViTImageProcessor}
 INTERPOLATIONS = {  # timm's and torchvision's name -> Pillow's number, which transformers stores
     "nearest": Resampling.NEAREST.value,
@@ -39,21 +41,6 @@ TIMM_DEFAULTS: dict[str, Any] = {
     "crop_pct": 0.875,
     "crop_mode": "center",
 }
-
-# torchvision's published files: (resize of the shorter side, centre crop, interpolation), from the `transforms` of
-# each entry of torchvision/models/vision_transformer.py; mean and deviation are ImageNet's in all of them.
-TORCHVISION_FILES = {
-    "vit_b_16-c867db91":         (256, 224, "bilinear"),
-    "vit_b_16_swag-9ac1b537":    (384, 384, "bicubic"),
-    "vit_b_16_lc_swag-4e70ced5": (224, 224, "bicubic"),
-    "vit_b_32-d86f8d99":         (256, 224, "bilinear"),
-    "vit_l_16-852ce7e3":         (242, 224, "bilinear"),
-    "vit_l_16_swag-4f3808c9":    (512, 512, "bicubic"),
-    "vit_l_16_lc_swag-4d563306": (224, 224, "bicubic"),
-    "vit_l_32-c7638314":         (256, 224, "bilinear"),
-    "vit_h_14_swag-80465313":    (518, 518, "bicubic"),
-    "vit_h_14_lc_swag-c1eb923e": (224, 224, "bicubic"),
-}  # fmt: skip
 
 
 def processor_from_timm(

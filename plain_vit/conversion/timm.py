@@ -5,6 +5,7 @@ back into them (`timm_modules.py`), a checkpoint's `architecture` and `model_arg
 shows of them is held against all architectures that timm has (`timm_shapes.py`).
 """
 
+import fnmatch
 import importlib.util
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -14,14 +15,35 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..configuration_plain_vit import PlainViTConfig
-from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
+from ..configuration_plain_vit import PlainViTConfig, stem_stride
+from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError
 from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Transform, revert
-from .format import UNSEEN, Description, Format, Hints, Inference, StateDict
+from .format import Description, Format, Hints, Inference, StateDict
 from .preprocessing import processor_from_timm, processor_to_timm
-from .timm_arguments import DEFAULTS, POOLINGS, SILENT_ARGUMENTS, architecture_for, architecture_of, config_of, word_of
+from .timm_architectures import PUBLISHED_FILES
+from .timm_arguments import (
+    ACTIVATIONS,
+    DEFAULTS,
+    POOLINGS,
+    SILENT_ARGUMENTS,
+    architecture_for,
+    architecture_of,
+    config_of,
+    pair,
+    word_of,
+)
 from .timm_modules import CLASS_PATHS, arguments_of, build, unknown_parts
-from .timm_shapes import arguments_from, facts, image_size_of
+from .timm_shapes import (
+    CODE_ONLY,
+    Settled,
+    facts,
+    families_of,
+    first_convolution,
+    part_of,
+    settled_by_hints,
+    settled_by_name,
+    visible,
+)
 from .writing import save_state_dict
 
 # Data sets whose classes timm knows by their number.
@@ -206,7 +228,124 @@ def rows_of(config: PlainViTConfig) -> list[Row]:
     return [projection, *stem, *STEM_ROWS, *EMBEDDING_ROWS, *BLOCK_ROWS[config.block_type](config), *HEAD_ROWS]
 
 
+def own_parts() -> set[str]:
+    """Return the parts that some VisionTransformer of timm has, as `part_of` names them."""
+    names = {row.source for row in [*EMBEDDING_ROWS, *STEM_ROWS, *HEAD_ROWS, *GAMMA_ROWS]}
+    names |= {"patch_embed.proj.weight", *(f"patch_embed.backbone.{name}" for name in ("conv", "norm"))}
+    names |= {f"patch_embed.backbone.stem.{name}" for name in ("conv", "norm")}
+    for block in BLOCK_ROWS:
+        for gated in ("mlp", "swiglu"):
+            for bias in (True, False):
+                config = PlainViTConfig(mlp_type=gated, qkv_bias=bias, attention_output_bias=bias)
+                names |= {row.source for row in BLOCK_ROWS[block](config)}
+    return {part_of(str(name).replace("{}", "0")) for name in names}
+
+
 # Checkpoints
+
+
+def _refuse_other_families(names: Collection[str]) -> None:
+    """Refuse the models of timm that plain-vit does not open, by what they call themselves.
+
+    Raises:
+        UnknownFormatError: Names of tensors are theirs alone.
+    """
+    own = own_parts()
+    ignored = {name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern, _ in IGNORED)}
+    if families := families_of(set(names) - ignored, own):
+        some = ", ".join(repr(name) for name in list(names) if part_of(name) not in own)
+        raise UnknownFormatError(
+            f"tensors such as {some[:200]} are those of timm's {' or '.join(families)}, which plain-vit does not open: "
+            "it opens timm's VisionTransformer and VisionTransformerDistilled"
+        )
+
+
+def _settled_by_folder(settings: Mapping[str, Any], known: dict[str, Any], rows: int | None, hints: Hints) -> Settled:
+    """Return what a `config.json` and the tensors beside it are.
+
+    Raises:
+        AmbiguousCheckpointError: for what code gave and no `config.json` can hold.
+    """
+    name, given = settings["architecture"], _model_args(settings)
+    arguments = {**architecture_of(name), **given}
+    if hints.architecture and architecture_of(hints.architecture) is not architecture_of(name):
+        raise CheckpointError(f"architecture={hints.architecture!r}: config.json says {name!r}. Leave the hint out")
+    config_of(arguments)  # refuses what no model of ours has
+    arguments, inferences = _with_code(arguments, given, known, hints)
+    if settings.get("global_pool") not in (None, {**DEFAULTS, **arguments}["global_pool"]):
+        arguments |= _pooling_of_two(arguments, settings["global_pool"], known, hints)
+    cfg = _pretrained_cfg(settings)
+    size = given.get("img_size") or (tuple(cfg["input_size"])[1:] if cfg.get("input_size") else None)
+    settled = settled_by_name(name, arguments, known, rows, hints, [(size, "config.json")], "config.json")
+    settled.inferences += inferences
+    return settled
+
+
+def _with_code(
+    arguments: dict[str, Any], given: Mapping[str, Any], known: Mapping[str, Any], hints: Hints
+) -> tuple[dict[str, Any], list[Inference]]:
+    """Return the arguments with the classes that the tensors show and no `config.json` can hold.
+
+    Args:
+        arguments: Those of the architecture and of `config.json`.
+        given: Those of `config.json` alone.
+        known: What the tensors show.
+        hints: What the caller said of what they do not show.
+
+    Raises:
+        AmbiguousCheckpointError: for what such a class leaves open.
+    """
+    shown, inferences, arguments = visible(arguments, known), [], dict(arguments)
+    open_: dict[str, list[object]] = {}
+    for name in CODE_ONLY:
+        if shown[name] == known[name]:
+            continue
+        inferences.append(Inference(name, known[name], "the tensors: no config.json can hold a class"))
+        if name == "embed_norm":
+            arguments["embed_norm_layer"] = known["norm_layer"] if known[name] else None
+        elif name == "stem_depths":
+            stride = 1 if known[name] is None else stem_stride(known[name])
+            kernel = pair({**DEFAULTS, **arguments}["patch_size"])
+            arguments |= {name: known[name], "patch_size": tuple(side * stride for side in kernel)}
+        else:
+            arguments[name] = known[name]
+        if name == "mlp_layer" and "act_layer" not in given:
+            open_["hidden_act"] = sorted(dict.fromkeys(ACTIVATIONS.values()), key=lambda act: act != "silu")
+        if name == "mlp_layer" and known[name] == "SwiGLUPacked":
+            open_["mlp_type"] = ["swiglu_packed"]
+        if name == "norm_layer":
+            open_["layer_norm_eps"] = [1e-6, 1e-5]
+            if known[name] == "rmsnorm":
+                open_["norm_type"] = ["rms_norm"]
+    if still := {name: values for name, values in open_.items() if getattr(hints, name) is None}:
+        changed = ", ".join(f"{inference.field}={inference.value}" for inference in inferences)
+        raise AmbiguousCheckpointError(
+            f"the tensors show that the model was built with {changed} in code, which no config.json can hold; "
+            "give what else that code said",
+            still,
+        )
+    if "hidden_act" in open_:
+        arguments["act_layer"] = word_of(ACTIVATIONS, str(hints.hidden_act))
+    if "layer_norm_eps" in open_:
+        arguments["norm_eps"] = hints.layer_norm_eps
+    return arguments, inferences
+
+
+def _pooling_of_two(arguments: Mapping[str, Any], other: str, known: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
+    """Return the arguments of a pooling where `config.json` says two: what the model was built with and what it had.
+
+    Raises:
+        AmbiguousCheckpointError: The caller does not say which.
+    """
+    built = {**DEFAULTS, **arguments}["global_pool"]
+    if hints.pooling is None:
+        names = [POOLINGS.get(word, word) for word in (other, built)]
+        raise AmbiguousCheckpointError(
+            f"config.json says global_pool {other!r}, and its architecture and model_args {built!r}", {"pooling": names}
+        )
+    if hints.pooling == POOLINGS.get(other):
+        return {"global_pool": other, "fc_norm": known["fc_norm"]}
+    return {}
 
 
 def _model_args(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,10 +410,16 @@ class TimmFormat(Format):
 
     name = "timm"
     suffixes: tuple[str, ...] = ()
+    published_files: Mapping[str, str] = PUBLISHED_FILES
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Tell whether a state dict has timm's names."""
         return "patch_embed.proj.weight" in names and any(name.startswith("blocks.0.") for name in names)
+
+    def names_of_others(self, names: Collection[str]) -> str | None:
+        """Name the models of timm that have such tensors and that plain-vit does not open."""
+        families = families_of(names, own_parts())
+        return f"timm's {' or '.join(families)}" if families else None
 
     def matches_module(self, module: nn.Module) -> bool:
         """Tell whether a live module is one of timm's Vision Transformers, or derived from one."""
@@ -301,44 +446,29 @@ class TimmFormat(Format):
 
         Raises:
             AmbiguousCheckpointError: names what neither says.
+            UnknownFormatError: The tensors are of a model of timm's that plain-vit does not open.
+            MappingError: They are not of the architecture that is named.
         """
+        _refuse_other_families(tensors)
         known = facts(tensors)
-        inferences: list[Inference] = []
+        rows = tensors["pos_embed"].shape[1] if known["pos_embed"] == "learn" else None
         cfg = _pretrained_cfg(settings)
-        if settings.get("architecture") or hints.architecture:
-            named = hints.architecture or settings["architecture"]
-            arguments = {**architecture_of(named), **_model_args(settings)}
-            source = "the caller" if hints.architecture else "config.json"
-            inferences.append(Inference("architecture", named, source))
-            inferences += [Inference(field, "that of the architecture", source) for field in UNSEEN]
-            stated = cfg.get("input_size", (3, 224, 224))[1:] if cfg else None
-            stated = arguments.get("img_size") if stated is None or "img_size" in _model_args(settings) else stated
+        if settings.get("architecture"):
+            settled = _settled_by_folder(settings, known, rows, hints)
+        elif hints.architecture:
+            arguments = architecture_of(hints.architecture)
+            settled = settled_by_name(hints.architecture, arguments, known, rows, hints, [], "the caller")
         else:
-            arguments, inferences = arguments_from(tensors, known, hints)
-            stated = None
-        if hints.pooling is not None:
-            arguments |= {"global_pool": word_of(POOLINGS, hints.pooling), "fc_norm": known["fc_norm"]}
+            settled = settled_by_hints(known, rows, hints)
+        arguments, inferences = settled.arguments, settled.inferences
         head = tensors.get("head.weight")
-        arguments["num_classes"] = 0 if head is None else head.shape[0]
+        arguments |= {"num_classes": 0 if head is None else head.shape[0], "in_chans": known["in_chans"]}
         if cfg.get("num_classes", arguments["num_classes"]) != arguments["num_classes"]:
             raise CheckpointError(
                 f"config.json has {cfg['num_classes']} classes, the head {arguments['num_classes']}: correct the former"
             )
-        arguments["in_chans"] = tensors[f"{first_convolution(known['stem_depths'])}.weight"].shape[1]
-        arguments["img_size"] = hints.image_size or stated or 224
-        if known["pos_embed"] == "learn":
-            rows = tensors["pos_embed"].shape[1]
-            size = image_size_of(rows, arguments.get("no_embed_class", False), known, hints.image_size, stated)
-            if size is None:
-                said = "is no square grid" if hints.image_size is None else f"does not fit images of {hints.image_size}"
-                raise AmbiguousCheckpointError(
-                    f"pos_embed has {rows} rows, which {said} in patches of {known['patch_size']}",
-                    {"image_size": ["(height, width)"]},
-                )
-            arguments["img_size"] = size
-            inferences.append(Inference("image_size", size, f"the {rows} rows of pos_embed"))
         layout = "gamma_1" if "blocks.0.gamma_1" in tensors else None
-        config = config_of(arguments, **_labels(cfg, arguments["num_classes"]))
+        config = config_of(arguments, **settled.fields, **_labels(cfg, arguments["num_classes"]))
         if "pre_logits.fc.weight" in tensors:
             config.representation_size = tensors["pre_logits.fc.weight"].shape[0]
             inferences.append(Inference("representation_size", config.representation_size, "pre_logits.fc"))
@@ -444,13 +574,6 @@ class TimmFormat(Format):
             progress=False,
         )
         (path / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-
-
-def first_convolution(stem_depths: tuple[int, ...] | None) -> str:
-    """Return timm's name of the layer that reads the image."""
-    if stem_depths is None:
-        return "patch_embed.proj"
-    return "patch_embed.backbone.stem.conv" if stem_depths else "patch_embed.backbone.conv"
 
 
 TIMM = TimmFormat()

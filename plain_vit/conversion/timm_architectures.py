@@ -1,11 +1,13 @@
-"""timm's names of plain Vision Transformers and what each stands for, so that their files open without timm.
+"""What timm's names of plain Vision Transformers stand for, so that their files open without timm.
 
-All entrypoints of `vision_transformer.py` and `deit.py` in timm 1.0.31's `timm/models`, and the paper's hybrids of
-`vision_transformer_hybrid.py`, as arguments of its `VisionTransformer`. `tests/test_conversion_timm_architectures.py`
-holds the table against the installed timm.
+Written by `make architectures` from timm 1.0.31: all entrypoints of its `vision_transformer.py` and
+`deit.py`, and the paper's hybrids of `vision_transformer_hybrid.py`, as arguments of its `VisionTransformer`.
+`tests/test_conversion_timm_architectures.py` holds the table against the installed timm.
 """
 
 from typing import Any
+
+TIMM_VERSION = "1.0.31"
 
 # What the entrypoints of a group share, then each one's name, image size and patch size (pixels), width, depth, heads
 # and width of the MLP over the width. Three arguments are not timm's: `distilled` names the class with a distillation
@@ -152,10 +154,10 @@ _GROUPS: list[tuple[dict[str, Any], str]] = [
     ({"class_token": False, "global_pool": "avg", "init_values": 1e-05, "no_embed_class": True, "reg_tokens": 4}, """
         vit_little_patch16_reg4_gap_256             256  16   320  14   5  5.6
         vit_medium_patch16_reg4_gap_256             256  16   512  12   8  4
-        vit_betwixt_patch16_reg4_gap_256            256  16   640  12  10  4
-        vit_betwixt_patch16_reg4_gap_384            384  16   640  12  10  4
         vit_mediumd_patch16_reg4_gap_256            256  16   512  20   8  4
         vit_mediumd_patch16_reg4_gap_384            384  16   512  20   8  4
+        vit_betwixt_patch16_reg4_gap_256            256  16   640  12  10  4
+        vit_betwixt_patch16_reg4_gap_384            384  16   640  12  10  4
     """),
     ({"init_values": 1e-05}, """
         vit_small_patch14_dinov2                    518  14   384  12   6  4
@@ -221,6 +223,11 @@ _GROUPS: list[tuple[dict[str, Any], str]] = [
         flexivit_base                               240  16   768  12  12  4
         flexivit_large                              240  16  1024  24  16  4
     """),
+    ({"stem_depths": (2, 2, 2, 2)}, """
+        vit_small_r26_s32_224                       224  32   384  12   6  4
+        vit_small_r26_s32_384                       384  32   384  12   6  4
+        vit_base_r26_s32_224                        224  32   768  12  12  4
+    """),
     ({
         "attn_layer": "diff",
         "class_token": False,
@@ -255,6 +262,18 @@ _GROUPS: list[tuple[dict[str, Any], str]] = [
     ({"global_pool": "avg"}, """
         eva_large_patch14_196                       196  14  1024  24  16  4
         eva_large_patch14_336                       336  14  1024  24  16  4
+    """),
+    ({"stem_depths": ()}, """
+        vit_tiny_r_s16_p8_224                       224  32   192  12   3  4
+        vit_tiny_r_s16_p8_384                       384  32   192  12   3  4
+    """),
+    ({"stem_depths": (3, 4, 6, 3)}, """
+        vit_large_r50_s32_224                       224  32  1024  24  16  4
+        vit_large_r50_s32_384                       384  32  1024  24  16  4
+    """),
+    ({"stem_depths": (3, 4, 9)}, """
+        vit_base_r50_s16_224                        224  16   768  12  12  4
+        vit_base_r50_s16_384                        384  16   768  12  12  4
     """),
     ({
         "act_layer": "silu",
@@ -333,23 +352,6 @@ _GROUPS: list[tuple[dict[str, Any], str]] = [
     ({"qkv_bias": False}, """
         vit_base_patch16_224_miil                   224  16   768  12  12  4
     """),
-    ({"stem_depths": ()}, """
-        vit_tiny_r_s16_p8_224                       224  32   192  12   3  4
-        vit_tiny_r_s16_p8_384                       384  32   192  12   3  4
-    """),
-    ({"stem_depths": (2, 2, 2, 2)}, """
-        vit_small_r26_s32_224                       224  32   384  12   6  4
-        vit_small_r26_s32_384                       384  32   384  12   6  4
-        vit_base_r26_s32_224                        224  32   768  12  12  4
-    """),
-    ({"stem_depths": (3, 4, 9)}, """
-        vit_base_r50_s16_224                        224  16   768  12  12  4
-        vit_base_r50_s16_384                        384  16   768  12  12  4
-    """),
-    ({"stem_depths": (3, 4, 6, 3)}, """
-        vit_large_r50_s32_224                       224  32  1024  24  16  4
-        vit_large_r50_s32_384                       384  32  1024  24  16  4
-    """),
 ]  # fmt: skip
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {}
@@ -367,7 +369,7 @@ for _shared, _rows in _GROUPS:
         }
 
 # Names of earlier releases that today's timm still maps, and that older folders carry.
-OLD_NAMES = {
+OLD_NAMES: dict[str, str] = {
     "vit_tiny_patch16_224_in21k": "vit_tiny_patch16_224",
     "vit_small_patch32_224_in21k": "vit_small_patch32_224",
     "vit_small_patch16_224_in21k": "vit_small_patch16_224",
@@ -402,4 +404,23 @@ OLD_NAMES = {
     "vit_base_resnet50_224_in21k": "vit_base_r50_s16_224",
     "vit_large_r50_s32_224_in21k": "vit_large_r50_s32_224",
     "vit_base_resnet50_384": "vit_base_r50_s16_384",
+}
+
+# Published files whose names end in the first digits of their SHA-256, and the model and tag that each holds.
+PUBLISHED_FILES: dict[str, str] = {
+    "deit_base_distilled_patch16_224-df68dfff": "deit_base_distilled_patch16_224.fb_in1k",
+    "deit_base_distilled_patch16_384-d0272ac0": "deit_base_distilled_patch16_384.fb_in1k",
+    "deit_base_patch16_224-b5f2ef4d": "deit_base_patch16_224.fb_in1k",
+    "deit_base_patch16_384-8de9b5d1": "deit_base_patch16_384.fb_in1k",
+    "deit_small_distilled_patch16_224-649709d9": "deit_small_distilled_patch16_224.fb_in1k",
+    "deit_small_patch16_224-cd65a155": "deit_small_patch16_224.fb_in1k",
+    "deit_tiny_distilled_patch16_224-b40b3cf7": "deit_tiny_distilled_patch16_224.fb_in1k",
+    "deit_tiny_patch16_224-a1311bcf": "deit_tiny_patch16_224.fb_in1k",
+    "jx_vit_base_p16_224-80ecf9dd": "vit_base_patch16_224.orig_in21k_ft_in1k",
+    "jx_vit_base_p16_384-83fb41ba": "vit_base_patch16_384.orig_in21k_ft_in1k",
+    "jx_vit_base_resnet50_384-9fd3c705": "vit_base_r50_s16_384.orig_in21k_ft_in1k",
+    "jx_vit_large_p32_384-9b920ba8": "vit_large_patch32_384.orig_in21k_ft_in1k",
+    "vit_base_patch16_224_1k_miil_84_4-2deb18e3": "vit_base_patch16_224_miil.in21k_ft_in1k",
+    "vit_base_patch16_224_in21k_miil-887286df": "vit_base_patch16_224_miil.in21k",
+    "vit_base_patch16_rpn_224-sw-3b07e89d": "vit_base_patch16_rpn_224.sw_in1k",
 }

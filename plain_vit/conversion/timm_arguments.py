@@ -10,6 +10,7 @@ from ..configuration_plain_vit import PlainViTConfig
 from ..errors import ExportError, UnknownFormatError
 from .structure import lost_fields
 from .timm_architectures import ARCHITECTURES, OLD_NAMES
+from .timm_families import FAMILIES
 
 # The arguments of timm 1.0.31's VisionTransformer that change numbers, with their defaults. Ours are `distilled`, the
 # class with a distillation token, `norm_eps`, what timm binds to `norm_layer`, and `stem_depths`, the stages of a
@@ -263,6 +264,11 @@ def architecture_of(name: str) -> dict[str, Any]:
     """Return the arguments of a name such as "vit_base_patch16_224" or "vit_base_patch16_224.augreg_in1k"."""
     base = name.split(".")[0]
     base = OLD_NAMES.get(base, base)
+    if file := next((file for file, family in FAMILIES.items() if base in family.entrypoints), None):
+        raise UnknownFormatError(
+            f"{name!r} is of timm's {file}.py ({FAMILIES[file].title}), which plain-vit does not open: it opens "
+            f"its VisionTransformer and VisionTransformerDistilled"
+        )
     if base not in ARCHITECTURES:
         raise UnknownFormatError(
             f"{name!r} is not one of the {len(ARCHITECTURES)} plain Vision Transformers of timm 1.0.31 "

@@ -1,24 +1,70 @@
-"""What a state dict in timm's names says by its names and shapes, and which architectures of timm it can be."""
+"""What a state dict in timm's names says by its names and shapes, and what has to be said of it.
 
+Heads, scale, epsilon, activation and more change logits and show in no tensor. A name of timm's, or the caller, settles
+them; shapes that a named architecture has too are not that architecture.
+"""
+
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from ..configuration_plain_vit import stem_stride
-from ..errors import AmbiguousCheckpointError
-from .format import UNSEEN, Hints, Inference, Size
+from ..configuration_plain_vit import PlainViTConfig, stem_stride
+from ..errors import AmbiguousCheckpointError, CheckpointError, MappingError, UnknownFormatError
+from .format import SCALES, Description, Hints, Inference, Size, unheeded
 from .timm_architectures import ARCHITECTURES
-from .timm_arguments import ACTIVATIONS, DEFAULTS, POOLINGS, pair, ratio_of, word_of
+from .timm_arguments import ACTIVATIONS, BLOCKS, DEFAULTS, POOLINGS, config_of, pair, ratio_of, word_of
+from .timm_families import FAMILIES, LOOKALIKES
 
-# What a state dict never shows, but for the heads where a norm or a lambda has their width.
-OPEN = ("num_heads", "norm_eps", "act_layer", "global_pool", "block_fn", "no_embed_class", "pool_include_prefix")
+# What code alone can say, since no config.json holds a class, and what tensors show.
+CODE_ONLY = (
+    *("mlp_layer", "norm_layer", "block_fn", "attn_layer", "embed_norm", "num_parallel", "fuse_out_proj"),
+    *("stem_depths",),
+)
+POOLED_TOKENS = ("mean", "max", "mean_max", "map")  # poolings that may or may not read the tokens before the patches
+ELONGATED = 4  # ratio of sides beyond which a grid says that the rows are of something else
+
+
+@dataclass
+class Settled:
+    """What a state dict is: the arguments of timm's constructor, and what settled them.
+
+    Args:
+        arguments: As in `DEFAULTS`, without classes and channels.
+        inferences: What was read off what.
+        fields: Of our config, which no argument of timm's decides.
+    """
+
+    arguments: dict[str, Any]
+    inferences: list[Inference]
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def config(self, known: Mapping[str, Any]) -> PlainViTConfig:
+        """Return our config of it, without its classes."""
+        return config_of({**self.arguments, "num_classes": 0, "in_chans": known["in_chans"]}, **self.fields)
+
+
+def shape_of(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Size:
+    """Return the shape of a tensor that every model of timm has.
+
+    Raises:
+        MappingError: It is not there.
+    """
+    if name not in tensors:
+        raise MappingError("the tensors have timm's names, but not all of them:", [f"missing: {name!r}"])
+    return tensors[name].shape
 
 
 def facts(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return the arguments that a state dict shows by its names and shapes, and under `rows` the positions it holds."""
-    kernel = tensors["patch_embed.proj.weight"].shape
+    """Return the arguments that a state dict shows by its names and shapes.
+
+    Raises:
+        MappingError: Tensors are missing that every model has.
+    """
+    kernel = shape_of(tensors, "patch_embed.proj.weight")
     first = "blocks.0."
     parallel, branches = f"{first}in_proj.weight" in tensors, f"{first}attns.0.norm.weight" in tensors
     differential = any(name.startswith(first) and name.endswith("lambda_q1") for name in tensors)
@@ -27,10 +73,10 @@ def facts(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     output = "out_proj" if f"{first}out_proj.weight" in tensors else "attn_out_proj" if parallel else "proj"
     gated = f"{mlp}fc1_g.weight" in tensors
     if parallel:
-        width = tensors[f"{first}in_proj.weight"].shape[0] - 3 * kernel[0]
+        width = shape_of(tensors, f"{first}in_proj.weight")[0] - 3 * kernel[0]
     else:
-        width = tensors[f"{mlp}fc1_x.weight" if gated else f"{mlp}fc1.weight"].shape[0]
-    packed = not (parallel or gated) and width == 2 * tensors[f"{mlp}fc2.weight"].shape[1]
+        width = shape_of(tensors, f"{mlp}fc1_x.weight" if gated else f"{mlp}fc1.weight")[0]
+    packed = not (parallel or gated) and width == 2 * shape_of(tensors, f"{mlp}fc2.weight")[1]
     block = "ParallelThingsBlock" if branches else "ParallelScalingBlock" if parallel else "Block"
     norm = "in_norm" if parallel else "attns.0.norm" if branches else "norm1"
     depths = stem_depths(tensors)
@@ -63,12 +109,20 @@ def facts(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         "num_parallel": len({name.split(".")[3] for name in tensors if name.startswith(f"{first}attns.")}) or 2,
         "fuse_out_proj": parallel and not differential and output == "out_proj",
         "num_heads": None,
+        "in_chans": shape_of(tensors, f"{first_convolution(depths)}.weight")[1],
     }
     if differential:
         known["num_heads"] = kernel[0] // (2 * tensors[f"{attention}lambda_q1"].shape[0])
     elif known["qk_norm"]:
         known["num_heads"] = kernel[0] // tensors[f"{attention}q_norm.weight"].shape[0]
     return known
+
+
+def first_convolution(stem_depths: tuple[int, ...] | None) -> str:
+    """Return timm's name of the layer that reads the image."""
+    if stem_depths is None:
+        return "patch_embed.proj"
+    return "patch_embed.backbone.stem.conv" if stem_depths else "patch_embed.backbone.conv"
 
 
 def stem_depths(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:
@@ -81,128 +135,424 @@ def stem_depths(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:
 
 
 def visible(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a state dict of these arguments would show, in the words of `facts`."""
+    """Return what a state dict of these arguments would show, in the words of `facts`; channels as they are there."""
     given = {**DEFAULTS, **arguments}
     after = given["fc_norm"]
     if after is None:
         after = given["global_pool"] in ("avg", "avgmax", "max")
     shown = {name: given[name] for name in known if name in given}
-    patch = given["patch_size"]
+    # By their tensors no blocks that end in norms are told from those that begin with them, and no prr from no pooling.
+    block = "Block" if given["block_fn"] == "ResPostBlock" else given["block_fn"]
     return shown | {
-        "patch_size": (patch, patch) if isinstance(patch, int) else tuple(patch),
+        "patch_size": pair(given["patch_size"]),
         "width": int(given["embed_dim"] * given["mlp_ratio"]),
         "layer_scale": bool(given["init_values"]) and given["block_fn"] != "ResPostBlock",
+        "pos_embed": given["pos_embed"] or "none",
         "norm": given["final_norm"] and not after,
-        "fc_norm": given["final_norm"] and after,
+        "fc_norm": given["final_norm"] and bool(after),
         "map": given["global_pool"] == "map",
         "embed_norm": given["embed_norm_layer"] is not None,
-        # By its tensors a block that ends in norms looks like one that begins with them.
-        "block_fn": "Block" if given["block_fn"] == "ResPostBlock" else given["block_fn"],
+        "block_fn": block,
+        "attn_layer": given["attn_layer"] or "attn",
+        "num_parallel": given["num_parallel"] if block == "ParallelThingsBlock" else 2,
         "num_heads": None if known["num_heads"] is None else given["num_heads"],
+        "in_chans": known["in_chans"],
     }
 
 
-def image_size_of(
-    rows: int, no_embed_class: bool, known: Mapping[str, Any], told: Size | None, usual: Size | None = None
-) -> tuple[int, int] | None:
-    """Return the image size (height, width) in pixels for a position table of so many rows; None if it is open.
+# Other models of timm
+
+
+def part_of(name: str) -> str:
+    """Return the module of a tensor, without numbers: "blocks.{}.attn.qkv" of "blocks.3.attn.qkv.bias"."""
+    parts = ["{}" if part.isdigit() else part for part in name.split(".")]
+    return ".".join(parts[:-1] if parts[-1] in ("weight", "bias", "running_mean", "running_var") else parts)
+
+
+def families_of(names: Collection[str], known: Collection[str] = ()) -> list[str]:
+    """Return the files of timm, with what they call themselves, whose models alone have tensors of such names.
 
     Args:
-        rows: Of the table.
+        names: Of the tensors.
+        known: The parts that timm's VisionTransformer has.
+    """
+    parts = {part_of(name) for name in names if not name.endswith("num_batches_tracked")}
+    foreign = parts - set(known)
+    if not foreign:
+        return []
+    found = {file: len(foreign & family.parts) for file, family in FAMILIES.items()}
+    most = max(found.values())
+    # Heads are exchanged and parts added: not every name has to be the family's.
+    if 2 * most < len(foreign) or 2 * len(parts & (set(known) | _all_parts(found, most))) < len(parts):
+        return []
+    return [f"{file}.py ({FAMILIES[file].title})" for file, count in found.items() if count == most]
+
+
+def _all_parts(found: Mapping[str, int], most: int) -> set[str]:
+    return set().union(*(FAMILIES[file].parts for file, count in found.items() if count == most))
+
+
+def lookalikes(known: Mapping[str, Any]) -> list[str]:
+    """Return the models of other files of timm that have the names and shapes of this state dict."""
+    return [name for name, shown in LOOKALIKES.items() if shown == {key: known[key] for key in shown}]
+
+
+def _as_family(names: Sequence[str]) -> str:
+    files = dict.fromkeys(file for file, family in FAMILIES.items() if set(names) & set(family.entrypoints))
+    return f"{', '.join(names)} of timm's {', '.join(f'{file}.py' for file in files)}"
+
+
+# The grid
+
+
+def sizes_of(patches: int, known: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the image sizes of so many patches, (height, width) in pixels, the squarest first."""
+    height, width = known["patch_size"]
+    rows = [side for side in range(1, patches + 1) if patches % side == 0]
+    rows.sort(key=lambda side: abs(math.log(side * side / patches)))
+    return [(side * height, patches // side * width) for side in rows]
+
+
+def patches_in(size: Size, known: Mapping[str, Any]) -> int:
+    """Return the number of patches of an image; what is left over at its edges is dropped."""
+    return math.prod(pixels // patch for pixels, patch in zip(pair(size), known["patch_size"], strict=True))
+
+
+def prefix_of(known: Mapping[str, Any]) -> int:
+    """Return the number of tokens before the patches."""
+    return int(known["class_token"]) + int(known["distilled"]) + int(known["reg_tokens"])
+
+
+def _fits(size: Size | None, patches: int, known: Mapping[str, Any]) -> bool:
+    return size is not None and patches_in(size, known) == patches
+
+
+def _image_size(
+    rows: int | None, no_embed_class: bool, known: Mapping[str, Any], hints: Hints, stated: Sequence[tuple[Any, str]]
+) -> tuple[Any, str] | list[tuple[int, int]]:
+    """Return the image size of a named architecture and what says so, or the sizes that it can be.
+
+    Args:
+        rows: Of the position table; None without one.
         no_embed_class: Whether the tokens before the patches have none of them.
         known: What `facts` returned.
-        told: What the caller says; nothing else is then taken.
-        usual: What the name of the architecture stands for; taken if the table fits it.
+        hints: What the caller said.
+        stated: Sizes with what states them, the first that fits is taken.
+
+    Raises:
+        CheckpointError: The size that the caller says does not fit the rows.
     """
-    patches = rows - (
-        0 if no_embed_class else int(known["class_token"]) + int(known["distilled"]) + known["reg_tokens"]
-    )
-    height, width = known["patch_size"]
-    for size in (told, usual):
-        if size is not None:
-            rectangle = pair(size)
-            if (rectangle[0] // height) * (rectangle[1] // width) == patches:
-                return rectangle
-    side = math.isqrt(max(patches, 0))
-    return (side * height, side * width) if told is None and side * side == patches and patches > 0 else None
+    if hints.image_size is not None:
+        stated = [(pair(hints.image_size), "the caller")]
+    if rows is None:
+        return next((pair(size), source) for size, source in stated if size is not None)
+    patches = rows - (0 if no_embed_class else prefix_of(known))
+    for size, source in stated:
+        if _fits(size, patches, known):
+            return pair(size), f"{source}, and the {rows} rows of pos_embed"
+    if hints.image_size is not None:
+        raise CheckpointError(
+            f"image_size={hints.image_size!r} is {patches_in(hints.image_size, known)} patches of "
+            f"{known['patch_size']}, and pos_embed has {rows} rows, {patches} of them for patches: correct image_size"
+        )
+    return sizes_of(patches, known) if patches > 0 else []
 
 
-def arguments_from(
-    tensors: Mapping[str, torch.Tensor], known: Mapping[str, Any], hints: Hints
-) -> tuple[dict[str, Any], list[Inference]]:
-    """Return the arguments of a state dict that comes without a name: what all architectures like it have in common."""
-    heads = hints.num_attention_heads or (known["embed_dim"] // hints.head_dim if hints.head_dim else None)
-    said = {
-        "num_heads": heads,
-        "norm_eps": hints.layer_norm_eps,
-        "act_layer": None if hints.hidden_act is None else word_of(ACTIVATIONS, hints.hidden_act),
-        "global_pool": None if hints.pooling is None else word_of(POOLINGS, hints.pooling),
+# A name
+
+
+def settled_by_name(
+    name: str,
+    arguments: dict[str, Any],
+    known: Mapping[str, Any],
+    rows: int | None,
+    hints: Hints,
+    stated: Sequence[tuple[Any, str]],
+    source: str,
+) -> Settled:
+    """Return what a named architecture is, held against what the tensors show.
+
+    Args:
+        name: The architecture.
+        arguments: Its own, changed by what stands beside the tensors.
+        known: What `facts` returned.
+        rows: Of the position table.
+        hints: What the caller said.
+        stated: Image sizes that stand beside the tensors, with what states them.
+        source: Who named it.
+
+    Raises:
+        MappingError: lists what the tensors show otherwise.
+        AmbiguousCheckpointError: for an image size that nothing says.
+        CheckpointError: for hints that contradict it.
+    """
+    shown = visible(arguments, known)
+    if faults := [f"{key} is {shown[key]!r} there and {known[key]!r} in the tensors"
+                  for key in known if shown[key] != known[key]]:  # fmt: skip
+        raise MappingError(f"the tensors are not of {name}, which {source} names:", faults)
+    native = (arguments.get("img_size", DEFAULTS["img_size"]), f"the grid of {name}")
+    no_embed_class = arguments.get("no_embed_class", False)
+    size = _image_size(rows, no_embed_class, known, hints, [*stated, native])
+    if isinstance(size, list):
+        _ask_for_size(f"{name} has another grid of patches, and pos_embed has {rows} rows", size, rows)
+        raise AssertionError
+    pixels, whence = size
+    settled = Settled({**arguments, "img_size": pixels}, [Inference("architecture", name, source)])
+    config = settled.config(known)
+    for key in ("num_attention_heads", "attention_scale", "layer_norm_eps", "hidden_act"):
+        value = "head_dim**-0.5" if key == "attention_scale" else getattr(config, key)
+        settled.inferences.append(Inference(key, value, f"the architecture that {source} names"))
+    if hints.image_size is None:
+        settled.inferences.append(Inference("image_size", pixels, whence))
+    if faults := unheeded(replace(hints, architecture=None), Description(config)):
+        full = ", ".join(f"{key}={value!r}" for key, value in _full_hints(config, hints, known).items())
+        raise CheckpointError(
+            f"the hints contradict {name}, which {source} names: {'; '.join(faults)}. Leave them out; for a model that "
+            f"was modified name no architecture, and say all of it: {full}"
+        )
+    return settled
+
+
+def _ask_for_size(message: str, sizes: Sequence[tuple[int, int]], rows: int | None) -> None:
+    """Ask for the image size.
+
+    Raises:
+        AmbiguousCheckpointError: with the sizes; `MappingError` where there is none.
+    """
+    if not sizes:
+        raise MappingError("the position table has no row for a patch:", [f"pos_embed: {rows} rows"])
+    raise AmbiguousCheckpointError(f"{message}: the size of its images is open", {"image_size": sizes})
+
+
+def _full_hints(config: PlainViTConfig, hints: Hints, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return hints that say all of a model: those of a config, changed by what the caller said."""
+    full = {
+        "num_attention_heads": config.num_attention_heads,
+        "attention_scale": SCALES[0],
+        "layer_norm_eps": config.layer_norm_eps,
+        "hidden_act": config.hidden_act,
+        "pooling": config.pooling,
+        "block_type": config.block_type,
+        "position_embedding_type": config.position_embedding_type,
+        "image_size": config.image_shape,
     }
-    said = {name: value for name, value in said.items() if value is not None}
-    rows = tensors["pos_embed"].shape[1] if known["pos_embed"] == "learn" else None
-    like: dict[tuple[Any, ...], list[str]] = {}
+    if prefix_of(known):
+        full["pool_prefix_tokens"] = config.pool_prefix_tokens
+    said = {name: value for name, value in hints.given().items() if name not in ("architecture", "layout", "key")}
+    return full | said
+
+
+# No name
+
+
+def settled_by_hints(known: Mapping[str, Any], rows: int | None, hints: Hints) -> Settled:
+    """Return what the caller said of a state dict that comes without a name.
+
+    Raises:
+        AmbiguousCheckpointError: for all that neither the tensors nor the caller say, with the architectures that fit.
+        UnknownFormatError: The tensors are those of models that plain-vit does not open.
+        CheckpointError: for hints that cannot be.
+    """
+    detail = _Detail(known, rows, hints)
+    detail.settle()
+    if not detail.open:
+        return detail.settled
+    names, sizes = fitting(known, rows, hints)
+    alike = lookalikes(known)
+    asked = {name: detail.open[name] for name in ASKED if name in detail.open}
+    if alike and not names:
+        raise UnknownFormatError(
+            f"these tensors are those of {_as_family(alike)}, which plain-vit does not open: what turns their queries "
+            "and keys is in no tensor. For a model of your own that has such tensors, and a table of positions or none "
+            f"and no rotation, say all of: {', '.join(f'{name}=' for name in asked)}"
+        )
+    warning = f" (they are also those of {_as_family(alike)}, which plain-vit does not open)" if alike else ""
+    message = f"the tensors{warning} do not show everything that changes the logits; give"
+    if names:
+        raise AmbiguousCheckpointError(message, {"architecture": names, **sizes}, asked)
+    raise AmbiguousCheckpointError(message, asked)
+
+
+ASKED = (
+    *("num_attention_heads", "attention_scale", "layer_norm_eps", "hidden_act", "pooling", "pool_prefix_tokens"),
+    *("block_type", "norm_type", "mlp_type", "position_embedding_type", "image_size"),
+)
+
+
+class _Detail:
+    """Each argument of timm's constructor: seen in the tensors, said by the caller, or open."""
+
+    def __init__(self, known: Mapping[str, Any], rows: int | None, hints: Hints):
+        self.known = known
+        self.rows = rows
+        self.hints = hints
+        self.open: dict[str, Sequence[object]] = {}
+        shown = {name: value for name, value in known.items() if name in DEFAULTS and name != "num_heads"}
+        arguments = {
+            **shown,
+            "mlp_ratio": ratio_of(known["width"], known["embed_dim"]),
+            "init_values": 1e-5 if known["layer_scale"] else None,
+            "final_norm": known["norm"] or known["fc_norm"],
+            "embed_norm_layer": known["norm_layer"] if known["embed_norm"] else None,
+        }
+        self.settled = Settled(arguments, [])
+
+    def settle(self) -> None:
+        """Settle what can be, and collect what is open."""
+        self._attention()
+        self._layers()
+        self._pooling()
+        self._positions()
+
+    def ask(self, name: str, candidates: Sequence[object]) -> Any:
+        """Return what the caller said, or note that it is open."""
+        said = getattr(self.hints, name)
+        if said is None:
+            self.open[name] = candidates
+        return said
+
+    def infer(self, field: str, value: object, source: str) -> None:
+        """Note what was read off the tensors."""
+        self.settled.inferences.append(Inference(field, value, source))
+
+    def _attention(self) -> None:
+        known, hints, width = self.known, self.hints, self.known["embed_dim"]
+        differential = known["attn_layer"] == "diff" or known["block_fn"] == "DiffParallelScalingBlock"
+        heads = known["num_heads"]
+        if heads is not None:
+            self.infer("num_attention_heads", heads, "the width of lambda_q1" if differential else "that of q_norm")
+        elif hints.num_attention_heads is None and hints.head_dim is not None:
+            heads = width // hints.head_dim
+            self.infer("num_attention_heads", heads, f"head_dim {hints.head_dim} in a width of {width}")
+        else:
+            counts = [count for count in range(1, width + 1) if width % count == 0]
+            counts.sort(key=lambda count: abs(math.log(64 * count / width)))
+            heads = self.ask("num_attention_heads", counts)
+        if heads is not None and (heads < 1 or width % heads):
+            raise CheckpointError(f"{heads} heads do not share out the width {width}: expected a divisor of it")
+        self.settled.arguments["num_heads"] = heads
+        if differential:
+            self.infer("attention_scale", "half of head_dim, **-0.5", "timm's DiffAttention, which has no other")
+        elif self.ask("attention_scale", SCALES) is not None and heads is not None:
+            scale = hints.scale(width, width // heads)
+            if scale != (width // heads) ** -0.5:
+                self.settled.fields["attention_scale"] = scale
+
+    def _layers(self) -> None:
+        known, arguments = self.known, self.settled.arguments
+        arguments["norm_eps"] = self.ask("layer_norm_eps", [1e-6, 1e-5])
+        acts = list(dict.fromkeys(ACTIVATIONS.values()))
+        gated = known["mlp_layer"] != "Mlp"
+        acts.sort(key=lambda act: gated and act != "silu")
+        act = self.ask("hidden_act", acts)
+        arguments["act_layer"] = DEFAULTS["act_layer"] if act is None else word_of(ACTIVATIONS, act)
+        if known["norm_layer"] == "rmsnorm":  # by its tensors also a LayerNorm without bias, and timm's SimpleNorm
+            self.ask("norm_type", ["rms_norm"])
+        if known["mlp_layer"] == "SwiGLUPacked":  # by its tensors also a GLU whose gate is the second half
+            self.ask("mlp_type", ["swiglu_packed"])
+        if known["block_fn"] != "Block":
+            self.infer("block_type", BLOCKS[known["block_fn"]], "the names of the tensors")
+        elif known["layer_scale"]:
+            self.infer("block_type", "sequential", "LayerScale, which timm's post-norm blocks do not have")
+        else:
+            block = self.ask("block_type", ["sequential", "post_norm"])
+            arguments["block_fn"] = "ResPostBlock" if block == "post_norm" else "Block"
+        if known["stem_depths"] is not None:
+            self.infer("stem_style", "timm", "timm's hybrids of a ResNet-V2, which have no other")
+
+    def _pooling(self) -> None:
+        known, hints, arguments = self.known, self.hints, self.settled.arguments
+        pooling = hints.pooling
+        if known["distilled"]:
+            self.infer("pooling", "cls", "dist_token, which timm reads beside the class token")
+            pooling = "cls"
+        elif known["map"]:
+            pooling = self.ask("pooling", ["map"])  # by its tensors also one with other heads than the blocks
+            if pooling not in (None, "map"):
+                raise CheckpointError(f"pooling={pooling!r} has no weights of its own, and attn_pool is there")
+        else:
+            averaging = ["mean", "max", "mean_max"]
+            others = ["cls"] if known["class_token"] else []
+            usual = [*averaging, *others] if known["fc_norm"] or not others else [*others, *averaging]
+            pooling = self.ask("pooling", [*usual, "none", "prr"])
+            if pooling == "map":
+                raise CheckpointError("pooling='map' reads with weights of its own, attn_pool, which are not there")
+        if prefix_of(known) and pooling in (None, *POOLED_TOKENS):
+            self.ask("pool_prefix_tokens", [False, True])
+        arguments["pool_include_prefix"] = bool(hints.pool_prefix_tokens)
+        if pooling is not None:
+            arguments["global_pool"] = word_of(POOLINGS, pooling)
+
+    def _positions(self) -> None:
+        known, hints, rows, arguments = self.known, self.hints, self.rows, self.settled.arguments
+        self.ask("position_embedding_type", ["none" if rows is None else "learned"])
+        arguments["no_embed_class"] = hints.position_embedding_on_prefix is False
+        if rows is None:
+            arguments["img_size"] = self.ask("image_size", [(224, 224)])
+            return
+        choices = [True, False] if prefix_of(known) and not known["distilled"] else [True]
+        choices = [one for one in choices if hints.position_embedding_on_prefix in (None, one)]
+        patches = {on_prefix: rows - (prefix_of(known) if on_prefix else 0) for on_prefix in choices}
+        if hints.image_size is None:
+            sizes = [sizes_of(count, known) for count in patches.values() if count > 0]
+            # A square before what is none, with positions of the class token before without.
+            sizes.sort(key=lambda one: not _is_square(one[0], known))
+            merged = dict.fromkeys(size for group in itertools.zip_longest(*sizes) for size in group if size)
+            if not merged:
+                raise MappingError("the position table has no row for a patch:", [f"pos_embed: {rows} rows"])
+            self.open["image_size"] = list(merged)
+            return
+        size = pair(hints.image_size)
+        fit = [on_prefix for on_prefix, count in patches.items() if _fits(size, count, known)]
+        if not fit:
+            expected = " or ".join(str(count) for count in patches.values())
+            raise CheckpointError(
+                f"image_size={size} is {patches_in(size, known)} patches of {known['patch_size']}, and pos_embed has "
+                f"{rows} rows, {expected} of them for patches: correct image_size"
+            )
+        arguments |= {"img_size": size, "no_embed_class": not fit[0]}
+        if prefix_of(known) and hints.position_embedding_on_prefix is None:
+            whence = f"the {rows} rows of pos_embed, for {patches_in(size, known)} patches"
+            self.infer("position_embedding_on_prefix", fit[0], whence)
+
+
+def _is_square(size: tuple[int, int], known: Mapping[str, Any]) -> bool:
+    height, width = known["patch_size"]
+    return size[0] // height == size[1] // width
+
+
+def fitting(
+    known: Mapping[str, Any], rows: int | None, hints: Hints
+) -> tuple[list[str], dict[str, Sequence[tuple[int, int]]]]:
+    """Return the architectures that have these shapes and all that the caller said, the likeliest first.
+
+    An architecture of just this grid comes first, then one whose rows make a square; where none has this grid the
+    second value asks for the size as well.
+    """
+    ranked: dict[str, int] = {}
+    sizes: Sequence[tuple[int, int]] = ()
     for name, entry in ARCHITECTURES.items():
-        arguments = {**DEFAULTS, **entry}
-        fits = visible(entry, known) == known and all(arguments[key] == value for key, value in said.items())
-        if fits and (rows is None or image_size_of(rows, arguments["no_embed_class"], known, hints.image_size)):
-            like.setdefault(tuple(arguments[key] for key in OPEN), []).append(name)
-    if len(like) > 1:
-        raise AmbiguousCheckpointError(
-            f"these tensors fit {len(like)} architectures of timm that differ in what no tensor shows "
-            "(heads, epsilon, activation, pooling):",
-            {"architecture": [names[0] for names in like.values()]},
-        )
-    if like:
-        ((values, names),) = like.items()
-        source = f"all architectures of timm with such tensors ({', '.join(names)})"
-        return dict(ARCHITECTURES[names[0]]), [
-            Inference(name, value, source)
-            for name, value in zip(OPEN[:4], values[:4], strict=True)
-            if name not in said and name != known.get(name)
-        ] + [Inference(field, "that of these", source) for field in UNSEEN]
-    return _from_facts(known, said, rows, hints)
+        if visible(entry, known) != known:
+            continue
+        config = Settled(dict(entry), []).config(known)
+        if unheeded(replace(hints, image_size=None), Description(config)):
+            continue
+        try:
+            size = _image_size(rows, entry.get("no_embed_class", False), known, hints, [(entry["img_size"], name)])
+        except CheckpointError:
+            continue
+        if isinstance(size, tuple):
+            ranked[name] = 0
+        elif size and max(_grid(size[0], known)) <= ELONGATED * min(_grid(size[0], known)):
+            ranked[name] = 1 if _is_square(size[0], known) else 2
+            sizes = sizes or size
+    names = sorted(ranked, key=lambda name: ranked[name])
+    if not names or ranked[names[0]] == 0:
+        return names, {}
+    first = _image_size(rows, ARCHITECTURES[names[0]].get("no_embed_class", False), known, hints, [])
+    return names, {"image_size": first} if isinstance(first, list) else {}
 
 
-def _from_facts(
-    known: Mapping[str, Any], said: dict[str, Any], rows: int | None, hints: Hints
-) -> tuple[dict[str, Any], list[Inference]]:
-    """Return the arguments of a state dict that no architecture of timm has: its own geometry."""
-    inferences = []
-    open_: dict[str, list[object]] = {}
-    if known["num_heads"] is not None:
-        said["num_heads"] = known["num_heads"]
-    elif "num_heads" not in said and known["embed_dim"] % 64 == 0:
-        said["num_heads"] = known["embed_dim"] // 64
-        inferences.append(Inference("num_attention_heads", said["num_heads"], "64 channels per head, as is usual"))
-    elif "num_heads" not in said:
-        open_["num_attention_heads"] = [n for n in range(1, known["embed_dim"] + 1) if known["embed_dim"] % n == 0]
-    if "norm_eps" not in said:
-        open_["layer_norm_eps"] = [1e-6, 1e-5]
-    if "act_layer" not in said:
-        open_["hidden_act"] = list(dict.fromkeys(ACTIVATIONS.values()))
-    if known["map"] and "global_pool" not in said:
-        said["global_pool"] = "map"
-    elif "global_pool" not in said:
-        open_["pooling"] = ["cls", "mean"] if known["class_token"] else ["mean"]
-    no_embed_class = False
-    if rows is not None and image_size_of(rows, False, known, hints.image_size) is None:
-        # Without positions for the tokens before the patches only where the caller's size says so: squares deceive.
-        no_embed_class = bool(hints.image_size and image_size_of(rows, True, known, hints.image_size))
-        if not no_embed_class:
-            open_["image_size"] = ["(height, width)"]
-    if open_:
-        raise AmbiguousCheckpointError(
-            "no architecture of timm has tensors of these shapes, and they do not show everything: "
-            "give architecture=, the name of the one they were derived from, or",
-            open_,
-        )
-    shown = {name: value for name, value in known.items() if name in DEFAULTS}
-    return {
-        **shown,
-        **said,
-        "no_embed_class": no_embed_class,
-        "mlp_ratio": ratio_of(known["width"], known["embed_dim"]),
-        "init_values": 1e-5 if known["layer_scale"] else None,
-        "final_norm": known["norm"] or known["fc_norm"],
-        "embed_norm_layer": known["norm_layer"] if known["embed_norm"] else None,
-    }, inferences + [Inference(field, "that of timm", "timm") for field in UNSEEN]
+def _grid(size: tuple[int, int], known: Mapping[str, Any]) -> tuple[int, int]:
+    height, width = known["patch_size"]
+    return size[0] // height, size[1] // width

@@ -15,21 +15,13 @@ from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
 from .format import Description, Format, Hints, Inference, StateDict, write_state_dict
-from .preprocessing import TORCHVISION_FILES, processor_from_torchvision
+from .preprocessing import processor_from_torchvision
 from .structure import class_path, differences, epsilon_of, lost_fields
+from .torchvision_architectures import ARCHITECTURES
+from .torchvision_architectures import FILES as TORCHVISION_FILES
 
 CLASS = "torchvision.models.vision_transformer.VisionTransformer"
 EPS = 1e-6  # partial(nn.LayerNorm, eps=1e-6) in every builder
-
-# The published builders: patch size in pixels, width, depth, heads, width of the MLP.
-# Source: torchvision 0.29, `torchvision/models/vision_transformer.py`.
-ARCHITECTURES = {
-    "vit_b_16": (16,  768, 12, 12, 3072),
-    "vit_b_32": (32,  768, 12, 12, 3072),
-    "vit_l_16": (16, 1024, 24, 16, 4096),
-    "vit_l_32": (32, 1024, 24, 16, 4096),
-    "vit_h_14": (14, 1280, 32, 16, 5120),
-}  # fmt: skip
 
 # What the names of published files have beyond that of their architecture.
 PUBLISHED_NAME = re.compile(r"(_lc)?(_swag)?-[0-9a-f]{8}$")

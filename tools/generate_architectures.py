@@ -1,0 +1,399 @@
+"""Write the tables of architectures from the timm and torchvision that are installed.
+
+    python -m tools.generate_architectures          # make architectures
+    python -m tools.generate_architectures --check  # writes nothing; the exit code is 1 where a table would change
+
+What stands in them: timm's plain Vision Transformers as arguments of its constructor, the old names that it still maps,
+the published files whose names carry a hash; of its other models that are like them the names, the parts that theirs
+alone have, and what those show that have none; torchvision's builders and files. Nothing is downloaded.
+"""
+
+import argparse
+import functools
+import importlib
+import re
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+PACKAGE = Path(__file__).parent.parent / "plain_vit" / "conversion"
+WIDTH = 120
+
+# The files of timm that hold models made of the blocks of a Vision Transformer, or named after it.
+FAMILIES = (
+    *("beit", "cait", "coat", "convit", "crossvit", "csatv2", "davit", "deepseek_vit", "efficientformer"),
+    *("efficientvit_mit", "efficientvit_msra", "eva", "gcvit", "gemma4_vit", "hiera", "hieradet_sam2", "levit"),
+    *("maxxvit", "mlp_mixer", "mobilevit", "mvitv2", "naflexvit", "nest", "nextvit", "pit", "pvt_v2", "qwen3_vit"),
+    *("sequencer", "shvit", "swin_transformer", "swin_transformer_v2", "swin_transformer_v2_cr", "tiny_vit", "tnt"),
+    *("twins", "visformer", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam"),
+    *("vitamin", "volo", "xcit"),
+)
+
+CLASS_NAMES = {"LayerNorm": "layernorm", "RmsNorm": "rmsnorm", "SiLU": "silu", "GluMlp": "SwiGLUPacked"}
+COLUMNS = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")
+
+
+# timm's plain Vision Transformers
+
+
+def timm_architectures() -> dict[str, dict[str, Any]]:
+    """Return what each plain entrypoint hands to timm's builder, in the words of our table."""
+    import timm
+    from timm.models import deit, vision_transformer, vision_transformer_hybrid
+
+    from plain_vit.conversion.timm_arguments import DEFAULTS, SILENT_ARGUMENTS
+
+    caught: dict[str, dict[str, Any]] = {}
+
+    def catch(kind: type, variant: str, pretrained: bool, **arguments: Any) -> None:
+        given = {name: value for name, value in arguments.items() if not name.startswith("pretrained")}
+        given = {name: value for name, value in given.items() if name not in SILENT_ARGUMENTS | {"feature_cfg"}}
+        if isinstance(given.get("norm_layer"), functools.partial):
+            given["norm_eps"] = given["norm_layer"].keywords["eps"]
+        given["distilled"] = kind is deit.VisionTransformerDistilled
+        if "embed_layer" in given:
+            backbone = given.pop("embed_layer").keywords["backbone"]
+            depths = tuple(len(stage.blocks) for stage in getattr(backbone, "stages", ()))
+            given |= {"stem_depths": depths, "patch_size": given["patch_size"] * 4 * 2 ** max(0, len(depths) - 1)}
+        cfg: Any = timm.get_pretrained_cfg(variant)
+        height, width = cfg.input_size[1:]
+        if height != width:
+            raise ValueError(f"{variant} is for images of {height} x {width}: the table has one column for both")
+        named = {"img_size": height, **{name: _word(value) for name, value in given.items()}}
+        caught[variant] = {
+            name: value for name, value in named.items() if name in COLUMNS or value != DEFAULTS.get(name, value)
+        } | {name: value for name, value in named.items() if name not in DEFAULTS}
+
+    for module in (vision_transformer, deit, vision_transformer_hybrid):
+        with mock.patch.object(module, "build_model_with_cfg", catch):  # it is the caller's arguments that are wanted
+            for name in timm.list_models(module=module.__name__.split(".")[-1]):
+                if module is not vision_transformer_hybrid or _has_resnet_v2(name):
+                    timm.model_entrypoint(name)()
+    return {name: {column: DEFAULTS[column] for column in COLUMNS} | given for name, given in caught.items()}
+
+
+def _has_resnet_v2(name: str) -> bool:
+    return "_r" in name and "resnet" not in name
+
+
+def _word(value: Any) -> Any:
+    """Return the name of a class or a partial of one; other values as they are."""
+    kind = value.func if isinstance(value, functools.partial) else value
+    return CLASS_NAMES.get(kind.__name__, kind.__name__) if isinstance(kind, type) else value
+
+
+def old_names(known: Mapping[str, Any]) -> dict[str, str]:
+    """Return the earlier names that timm still maps to plain architectures."""
+    from timm.models import _registry
+
+    mapped = {old: str(new).split(".")[0] for old, new in _registry._deprecated_models.items()}
+    return {old: name for old, name in mapped.items() if name in known and old not in known}
+
+
+def published_timm_files(known: Mapping[str, Any]) -> dict[str, str]:
+    """Return the published files of plain architectures whose names end in the first digits of their SHA-256."""
+    import timm
+
+    found = {}
+    for name in timm.list_pretrained():
+        if name.split(".")[0] in known:
+            cfg: Any = timm.get_pretrained_cfg(name, allow_unregistered=False)
+            if match := re.search(r"/([^/]+-[0-9a-f]{8})\.\w+$", cfg.url or ""):
+                found[match[1]] = name
+    return dict(sorted(found.items()))
+
+
+# timm's other models
+
+
+def other_entrypoints(files: Sequence[str] = FAMILIES) -> dict[str, list[str]]:
+    """Return the entrypoints of timm's other files that hold models like these."""
+    import timm
+
+    plain = timm_architectures()
+    return {file: [name for name in timm.list_models(module=file) if name not in plain] for file in files}
+
+
+def shapes_of(name: str) -> dict[str, torch.Tensor]:
+    """Return a model's tensors, without values."""
+    import timm
+
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dict(timm.create_model(name).state_dict())
+
+
+def families(
+    entrypoints: Mapping[str, Sequence[str]], tensors_of: Callable[[str], Mapping[str, torch.Tensor]] = shapes_of
+) -> tuple[dict[str, set[str]], dict[str, dict[str, Any]]]:
+    """Return the parts that each file's models alone have, and what the models show that have none.
+
+    Args:
+        entrypoints: By file.
+        tensors_of: Returns the tensors of a model.
+    """
+    from plain_vit.conversion.timm import TIMM, own_parts
+    from plain_vit.conversion.timm_shapes import facts, part_of
+
+    own = own_parts()
+    parts: dict[str, set[str]] = {}
+    alike = {}
+    for file, names in entrypoints.items():
+        parts[file] = set()
+        for name in names:
+            tensors = tensors_of(name)
+            foreign = {part_of(tensor) for tensor in tensors if not tensor.endswith("num_batches_tracked")} - own
+            parts[file] |= foreign
+            if not foreign and TIMM.matches_names(tensors):
+                alike[name] = {key: value for key, value in facts(tensors).items() if key != "in_chans"}
+            elif not foreign:
+                raise ValueError(f"{name} has no part of its own, and not the names of a Vision Transformer")
+    return parts, alike
+
+
+def titles(files: Sequence[str]) -> dict[str, str]:
+    """Return what each file of timm says that it holds: the first line of its own description."""
+    found = {}
+    for file in files:
+        module = importlib.import_module(f"timm.models.{file}")
+        lines = (line.strip(" #*") for line in (module.__doc__ or "").splitlines())
+        found[file] = re.sub(r" *\(?https?:.*", "", next(filter(None, lines), file)).rstrip(".")
+    return found
+
+
+# torchvision
+
+
+def torchvision_architectures() -> dict[str, tuple[int, int, int, int, int]]:
+    """Return patch size, width, depth, heads and width of the MLP of each builder."""
+    from torchvision.models import vision_transformer
+
+    found = {}
+    for name in vision_transformer.__all__:
+        if re.fullmatch(r"vit_[a-z]_\d+", name):
+            with mock.patch.object(vision_transformer, "_vision_transformer") as builder:
+                getattr(vision_transformer, name)()
+            given = builder.call_args.kwargs
+            columns = ("patch_size", "hidden_dim", "num_layers", "num_heads", "mlp_dim")
+            found[name] = tuple(given[column] for column in columns)
+    return found
+
+
+def torchvision_files() -> dict[str, tuple[int, int, str]]:
+    """Return the preprocessing of each published file: resize of the shorter side, centre crop, interpolation."""
+    from torchvision.models import get_model_weights
+
+    found = {}
+    for name in torchvision_architectures():
+        for weights in get_model_weights(name):
+            transform = weights.transforms()
+            file = weights.url.rpartition("/")[2].rpartition(".")[0]
+            found[file] = transform.resize_size[0], transform.crop_size[0], transform.interpolation.value
+    return found
+
+
+# Writing
+
+
+def _literal(value: Any) -> str:
+    """Return a literal with double quotes, as the formatter writes it."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_literal, value)) + ("," if len(value) == 1 else "") + ")"
+    return repr(value)
+
+
+def _filled(words: Sequence[str], indent: int) -> str:
+    prefix = " " * indent
+    return textwrap.fill(" ".join(words), WIDTH, initial_indent=prefix, subsequent_indent=prefix,
+                         break_long_words=False, break_on_hyphens=False)  # fmt: skip
+
+
+def _mapping(name: str, kind: str, entries: Mapping[str, Any]) -> str:
+    lines = [f"    {_literal(key)}: {_literal(value)}," for key, value in entries.items()]
+    return "\n".join([f"{name}: {kind} = {{", *lines, "}"])
+
+
+def architectures_module() -> str:
+    """Return the text of `timm_architectures.py`."""
+    import timm
+
+    known = timm_architectures()
+    groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for name, arguments in known.items():
+        shared = {key: value for key, value in sorted(arguments.items()) if key not in COLUMNS}
+        groups.setdefault(repr(shared), (shared, []))[1].append(name)
+    written = []
+    for shared, names in sorted(groups.values(), key=lambda group: (-len(group[1]), str(group[0]))):
+        names.sort(key=lambda name: (known[name]["embed_dim"], known[name]["depth"], name))
+        head = f'    ({_literal(shared)}, """'
+        if len(head) > WIDTH:
+            each = (f"        {_literal(key)}: {_literal(value)}," for key, value in shared.items())
+            head = "\n".join(["    ({", *each, '    }, """'])
+        rows = []
+        for name in names:
+            sizes = known[name]
+            ratio = int(sizes["mlp_ratio"]) if sizes["mlp_ratio"] == int(sizes["mlp_ratio"]) else sizes["mlp_ratio"]
+            rows.append(f"        {name:42} {sizes['img_size']:4} {sizes['patch_size']:3} {sizes['embed_dim']:5} "
+                        f"{sizes['depth']:3} {sizes['num_heads']:3}  {ratio}")  # fmt: skip
+        written.append("\n".join([head, *rows, '    """),']))
+    return f'''"""What timm's names of plain Vision Transformers stand for, so that their files open without timm.
+
+Written by `make architectures` from timm {timm.__version__}: all entrypoints of its `vision_transformer.py` and
+`deit.py`, and the paper's hybrids of `vision_transformer_hybrid.py`, as arguments of its `VisionTransformer`.
+`tests/test_conversion_timm_architectures.py` holds the table against the installed timm.
+"""
+
+from typing import Any
+
+TIMM_VERSION = "{timm.__version__}"
+
+# What the entrypoints of a group share, then each one's name, image size and patch size (pixels), width, depth, heads
+# and width of the MLP over the width. Three arguments are not timm's: `distilled` names the class with a distillation
+# token, `norm_eps` the epsilon that timm binds to `norm_layer`, `stem_depths` the stages of a hybrid's ResNet.
+_GROUPS: list[tuple[dict[str, Any], str]] = [
+{chr(10).join(written)}
+]  # fmt: skip
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {{}}
+for _shared, _rows in _GROUPS:
+    for _row in _rows.strip().splitlines():
+        _name, _img_size, _patch_size, _embed_dim, _depth, _num_heads, _mlp_ratio = _row.split()
+        ARCHITECTURES[_name] = {{
+            "img_size": int(_img_size),
+            "patch_size": int(_patch_size),
+            "embed_dim": int(_embed_dim),
+            "depth": int(_depth),
+            "num_heads": int(_num_heads),
+            "mlp_ratio": float(_mlp_ratio),
+            **_shared,
+        }}
+
+# Names of earlier releases that today's timm still maps, and that older folders carry.
+{_mapping("OLD_NAMES", "dict[str, str]", old_names(known))}
+
+# Published files whose names end in the first digits of their SHA-256, and the model and tag that each holds.
+{_mapping("PUBLISHED_FILES", "dict[str, str]", published_timm_files(known))}
+'''
+
+
+def families_module() -> str:
+    """Return the text of `timm_families.py`."""
+    import timm
+
+    entrypoints = other_entrypoints()
+    parts, alike = families(entrypoints)
+    called = titles(FAMILIES)
+    written = []
+    for file in FAMILIES:
+        written.append("\n".join([
+            f"    ({_literal(file)}, {_literal(called[file].replace(chr(34), chr(39)))}, \"\"\"",
+            _filled(entrypoints[file], 8), '    """, """', _filled(sorted(parts[file]), 8), '    """),',
+        ]))  # fmt: skip
+    common = {key: value for key, value in next(iter(alike.values())).items()
+              if all(one[key] == value for one in alike.values())}  # fmt: skip
+    each = {name: {key: value for key, value in shown.items() if key not in common} for name, shown in alike.items()}
+    rows = []
+    for name, shown in each.items():
+        body = textwrap.fill(_literal(shown)[1:-1], WIDTH, initial_indent="        ", subsequent_indent="        ",
+                             break_long_words=False, break_on_hyphens=False)  # fmt: skip
+        rows.append(f"    {_literal(name)}: {{\n{body},\n    }},")
+    return f'''"""Models of timm that are like its plain ones and do not open, so that the error can name them.
+
+Written by `make architectures` from timm {timm.__version__}.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Family(NamedTuple):
+    """A file of timm.
+
+    Args:
+        title: What it says that it holds.
+        entrypoints: Its models that plain-vit does not open.
+        parts: What they are made of and a Vision Transformer of timm is not, `{{}}` for every number.
+    """
+
+    title: str
+    entrypoints: tuple[str, ...]
+    parts: frozenset[str]
+
+
+# File, title, entrypoints, parts.
+_FAMILIES: list[tuple[str, str, str, str]] = [
+{chr(10).join(written)}
+]  # fmt: skip
+
+FAMILIES = {{
+    file: Family(title, tuple(names.split()), frozenset(parts.split())) for file, title, names, parts in _FAMILIES
+}}
+
+# Models without a part of their own, and what their tensors show, in the words of `timm_shapes.facts`: first what all
+# of them share.
+_COMMON: dict[str, Any] = {{
+{chr(10).join(f"    {_literal(key)}: {_literal(value)}," for key, value in common.items())}
+}}
+LOOKALIKES: dict[str, dict[str, Any]] = {{
+{chr(10).join(rows)}
+}}  # fmt: skip
+LOOKALIKES = {{name: _COMMON | shown for name, shown in LOOKALIKES.items()}}
+'''
+
+
+def torchvision_module() -> str:
+    """Return the text of `torchvision_architectures.py`."""
+    import torchvision
+
+    version = ".".join(torchvision.__version__.split("+")[0].split(".")[:2])
+    return f'''"""torchvision's published Vision Transformers, so that their files open with nothing asked.
+
+Written by `make architectures` from torchvision {version}, `torchvision/models/vision_transformer.py`.
+"""
+
+TORCHVISION_VERSION = "{version}"
+
+# The published builders: patch size in pixels, width, depth, heads, width of the MLP.
+{_mapping("ARCHITECTURES", "dict[str, tuple[int, int, int, int, int]]", torchvision_architectures())}
+
+# The published files: resize of the shorter side, centre crop, interpolation, from the `transforms` of each; mean and
+# deviation are ImageNet's in all of them.
+{_mapping("FILES", "dict[str, tuple[int, int, str]]", torchvision_files())}
+'''
+
+
+# Each table, and what writes it; the families are told by the parts that the first has.
+TABLES: dict[str, Callable[[], str]] = {
+    "timm_architectures.py": architectures_module,
+    "timm_families.py": families_module,
+    "torchvision_architectures.py": torchvision_module,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the tables, or tell which would change."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a table would change")
+    check = parser.parse_args(arguments).check
+    changed = []
+    for name, written in TABLES.items():
+        path, text = PACKAGE / name, written()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            changed.append(name)
+            if not check:
+                path.write_text(text, encoding="utf-8")
+    print(f"{'would change' if check else 'written'}: {', '.join(changed) or 'nothing'}")
+    return int(check and bool(changed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
