@@ -212,6 +212,7 @@ def mutated_models_open_right_or_not_at_all(name: str, count: int) -> Counter[st
     subject = SUBJECTS[name]
     original = subject.make()
     pixel_values = subject.pixels(original)
+    assert verdict(subject, original, Mutation("nothing", lambda module: None), pixel_values) == "equal"
     every = list(mutations(original))
     drawn = random.Random(name).sample(every, min(count, len(every)))
     seen: Counter[str] = Counter()
@@ -235,6 +236,5 @@ def test_what_was_exchanged_in_a_model_is_followed_or_refused(name: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_whatever_was_exchanged_in_a_model_is_followed_or_refused(name: str) -> None:
-    seen = mutated_models_open_right_or_not_at_all(name, 400)
-    assert seen["refused"] > 0
-    assert seen["equal"] > 0
+    seen = mutated_models_open_right_or_not_at_all(name, 40)
+    assert seen["refused"] > 0  # the few that change no number may not be among them
