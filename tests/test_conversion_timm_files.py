@@ -1,5 +1,6 @@
 """timm's folders and bare state dicts: opened with the same logits, asked for what they leave open, written back."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from timm.data import ImageNetInfo, create_transform, resolve_model_data_config
-from timm.models import save_for_hf
+from timm.layers import DiffAttention, HybridEmbed, LayerNorm, RmsNorm, SwiGLU, SwiGLUPacked
+from timm.models import save_for_hf, vision_transformer, vision_transformer_hybrid
 from torch import nn
 
 from plain_vit.conversion import from_checkpoint, to_checkpoint
@@ -28,6 +30,7 @@ from plain_vit.errors import (
     MappingError,
     UnknownFormatError,
 )
+from tests.conftest import randomize_
 from tests.timm_models import REPRESENTATIVES, pixels_for, same_tensors, stage_differences, tiny_timm, tolerance
 
 
@@ -137,6 +140,110 @@ def test_a_config_that_does_not_fit_is_refused(
 ) -> None:
     edit_config(save_folder(tiny_timm("vit_tiny_patch16_224"), tmp_path), **changes)
     with pytest.raises(error, match=said):
+        from_checkpoint(tmp_path)
+
+
+# What the model cards of Virchow, Virchow2 and UNI2-h give in code, and what lies in their config.json, smaller.
+PACKED = {
+    "virchow": ("vit_huge_patch14_224", {"global_pool": "", "mlp_ratio": 5.3375, "init_values": 1e-5}),
+    "virchow2": ("vit_huge_patch14_224",
+                 {"global_pool": "", "mlp_ratio": 5.3375, "init_values": 1e-5, "reg_tokens": 4}),
+    "uni2": ("vit_giant_patch14_224",
+             {"mlp_ratio": 5.33334, "init_values": 1e-5, "reg_tokens": 8, "no_embed_class": True}),
+}  # fmt: skip
+
+
+def save_with_code(folder: Path, name: str, given: dict[str, Any], code: dict[str, Any]) -> nn.Module:
+    """Save a folder whose config.json says what JSON can hold of how its model was built."""
+    small = {"img_size": (42, 70), "embed_dim": 56, "num_heads": 7, "depth": 2, "num_classes": 0, **given}
+    module: nn.Module = randomize_(timm.create_model(name, **small, **code)).eval()
+    # timm saves no class: such folders have a config.json without it, here that of the model which lacks it.
+    save_for_hf(timm.create_model(name, **small), folder, safe_serialization=True)
+    save_bare(module, folder / "model.safetensors")
+    return module
+
+
+@pytest.mark.parametrize("which", PACKED)
+def test_classes_that_code_gave_are_read_off_the_tensors_of_a_folder(which: str, tmp_path: Path) -> None:
+    name, given = PACKED[which]
+    module = save_with_code(tmp_path, name, given, {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU})
+    with pytest.raises(AmbiguousCheckpointError, match="mlp_layer=SwiGLUPacked in code") as caught:
+        from_checkpoint(tmp_path)
+    assert {name: values[0] for name, values in caught.value.candidates.items()} == {
+        "hidden_act": "silu",
+        "mlp_type": "swiglu_packed",
+    }
+    converted = from_checkpoint(tmp_path, hidden_act="silu", mlp_type="swiglu_packed", verify=True)
+    assert "mlp_layer = 'SwiGLUPacked', from the tensors" in str(converted.report)
+    assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
+
+
+@pytest.mark.parametrize(
+    "code, said",
+    [
+        ({"norm_layer": RmsNorm}, {"norm_type": "rms_norm", "layer_norm_eps": 1e-6}),
+        ({"norm_layer": functools.partial(RmsNorm, eps=1e-3)}, {"norm_type": "rms_norm", "layer_norm_eps": 1e-3}),
+        ({"embed_norm_layer": LayerNorm}, {"layer_norm_eps": 1e-6}),
+        ({"block_fn": vision_transformer.ParallelScalingBlock}, {}),
+        ({"block_fn": vision_transformer.ParallelThingsBlock}, {}),
+        ({"attn_layer": DiffAttention}, {}),
+        ({"mlp_layer": SwiGLU, "act_layer": nn.ReLU}, {"hidden_act": "relu"}),
+    ],
+)  # fmt: skip
+def test_every_class_that_tensors_show_is_read_off_them(
+    code: dict[str, Any], said: dict[str, Any], tmp_path: Path
+) -> None:
+    module = save_with_code(tmp_path, "vit_small_patch14_dinov2", {"num_classes": 3}, code)
+    if said:
+        with pytest.raises(AmbiguousCheckpointError, match="in code") as caught:
+            from_checkpoint(tmp_path)
+        assert caught.value.candidates.keys() == said.keys()
+    model = from_checkpoint(tmp_path, **said).model
+    assert max(stage_differences(module, model, pixels_for(module)).values()) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "name, changed",
+    [
+        ("aimv2_large_patch14_224", {"norm_layer": "rmsnorm"}),
+        ("vit_xsmall_patch16_clip_224", {"embed_norm_layer": "layernorm"}),
+    ],
+)
+def test_two_epsilons_in_one_model_are_refused(name: str, changed: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"an epsilon of 1e-0[56] in the norm of the patches and of 1e-0[56]"):
+        from_checkpoint(save_folder(tiny_timm(name, **changed), tmp_path))
+
+
+def test_a_stem_that_code_gave_is_read_off_the_tensors_of_a_folder(tmp_path: Path) -> None:
+    stem = functools.partial(HybridEmbed, backbone=vision_transformer_hybrid._resnetv2((1,)))
+    module = save_with_code(
+        tmp_path, "vit_tiny_patch16_224", {"patch_size": 2, "img_size": (24, 40)}, {"embed_layer": stem}
+    )
+    model = from_checkpoint(tmp_path).model
+    assert model.config.patch_shape == (8, 8)
+    assert max(stage_differences(module, model, pixels_for(module)).values()) <= 1e-5
+
+
+def test_a_pooling_of_which_config_json_says_two_is_asked_for(tmp_path: Path) -> None:
+    module = tiny_timm("vit_tiny_patch16_224", num_classes=5)
+    edit_config(save_folder(module, tmp_path), global_pool="avg")  # as timm 0.9 saves after reset_classifier
+    with pytest.raises(AmbiguousCheckpointError, match="says global_pool 'avg'") as caught:
+        from_checkpoint(tmp_path)
+    assert caught.value.candidates == {"pooling": ("mean", "cls")}
+    module.global_pool = "avg"
+    model = from_checkpoint(tmp_path, pooling="mean").model
+    assert max(stage_differences(module, model, pixels_for(module)).values()) == 0.0
+    module.global_pool = "token"
+    model = from_checkpoint(tmp_path, pooling="cls", verify=True).model
+    assert max(stage_differences(module, model, pixels_for(module)).values()) == 0.0
+
+
+def test_another_architecture_than_config_json_says_is_refused(tmp_path: Path) -> None:
+    save_folder(tiny_timm("vit_tiny_patch16_224"), tmp_path)
+    with pytest.raises(CheckpointError, match="config.json says 'vit_tiny_patch16_224'"):
+        from_checkpoint(tmp_path, architecture="vit_small_patch16_224")
+    edit_config(tmp_path, architecture="vit_small_patch16_dinov3")
+    with pytest.raises(UnknownFormatError, match=r"vit_small_patch16_dinov3.*eva\.py"):
         from_checkpoint(tmp_path)
 
 

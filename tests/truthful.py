@@ -98,7 +98,9 @@ def _answers(oracle: Oracle, candidates: Mapping[str, Sequence[object]]) -> dict
 
 
 @torch.no_grad()
-def logits_differ_by(source: nn.Module, ours: nn.Module, shape: Sequence[int], seed: int = 0) -> float:
+def logits_differ_by(
+    source: nn.Module, ours: nn.Module, shape: Sequence[int], seed: int = 0, dtype: torch.dtype = torch.float32
+) -> float:
     """Return the largest difference of two models' outputs, as a share of the largest value.
 
     Args:
@@ -106,12 +108,14 @@ def logits_differ_by(source: nn.Module, ours: nn.Module, shape: Sequence[int], s
         ours: What was opened.
         shape: Of the pixels: channels, height, width.
         seed: Of the pixels.
+        dtype: Of both models and of the pixels.
 
     The second image has almost no variance: there a wrong epsilon shows.
     """
     generator = torch.Generator().manual_seed(seed)
     pixel_values = torch.randn(3, *shape, generator=generator)
     pixel_values[1] *= 1e-3
+    pixel_values = pixel_values.to(dtype)
     outputs = ours(pixel_values)
     got = outputs.logits if "logits" in outputs else outputs.pooler_output
     expected = source.eval()(pixel_values)

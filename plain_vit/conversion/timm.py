@@ -271,6 +271,7 @@ def _settled_by_folder(settings: Mapping[str, Any], known: dict[str, Any], rows:
     if hints.architecture and architecture_of(hints.architecture) is not architecture_of(name):
         raise CheckpointError(f"architecture={hints.architecture!r}: config.json says {name!r}. Leave the hint out")
     config_of(arguments)  # refuses what no model of ours has
+    _check_one_epsilon(architecture_of(name), given)
     arguments, inferences = _with_code(arguments, given, known, hints)
     if settings.get("global_pool") not in (None, {**DEFAULTS, **arguments}["global_pool"]):
         arguments |= _pooling_of_two(arguments, settings["global_pool"], known, hints)
@@ -279,6 +280,28 @@ def _settled_by_folder(settings: Mapping[str, Any], known: dict[str, Any], rows:
     settled = settled_by_name(name, arguments, known, rows, hints, [(size, "config.json")], "config.json")
     settled.inferences += inferences
     return settled
+
+
+def _check_one_epsilon(architecture: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse a norm of the patches and norms of the blocks that differ in their epsilon.
+
+    Args:
+        architecture: The arguments of the name.
+        given: Those of `config.json`, where a norm is named by a word and then has timm's own epsilon.
+
+    Raises:
+        ExportError: They do.
+    """
+    both = {**DEFAULTS, **architecture, **given}
+    named = {**DEFAULTS, **architecture}["norm_eps"]
+    blocks, patches = (
+        DEFAULTS["norm_eps"] if given.get(name) else named for name in ("norm_layer", "embed_norm_layer")
+    )
+    if both["embed_norm_layer"] is not None and blocks != patches:
+        raise ExportError(
+            "plain-vit has no counterpart of parts of this timm model:",
+            [f"an epsilon of {patches} in the norm of the patches and of {blocks} in the others"],
+        )
 
 
 def _with_code(
@@ -303,6 +326,8 @@ def _with_code(
         inferences.append(Inference(name, known[name], "the tensors: no config.json can hold a class"))
         if name == "embed_norm":
             arguments["embed_norm_layer"] = known["norm_layer"] if known[name] else None
+            if known[name]:  # one that differs from the other norms is told by contradicting them
+                open_["layer_norm_eps"] = [{**DEFAULTS, **arguments}["norm_eps"]]
         elif name == "stem_depths":
             stride = 1 if known[name] is None else stem_stride(known[name])
             kernel = pair({**DEFAULTS, **arguments}["patch_size"])
@@ -326,7 +351,7 @@ def _with_code(
         )
     if "hidden_act" in open_:
         arguments["act_layer"] = word_of(ACTIVATIONS, str(hints.hidden_act))
-    if "layer_norm_eps" in open_:
+    if shown["norm_layer"] != known["norm_layer"]:
         arguments["norm_eps"] = hints.layer_norm_eps
     return arguments, inferences
 
@@ -507,8 +532,11 @@ class TimmFormat(Format):
         """Let timm build the architecture that was named, with the arguments of its own `config.json`."""
         named = next((one.value for one in description.inferences if one.field == "architecture"), None)
         config = description.config
-        if named is None or description.layout is not None or config.representation_size:
+        from_code = {one.field for one in description.inferences} & set(CODE_ONLY)
+        if named is None or description.layout is not None or config.representation_size or from_code:
             return None
+        if settings.get("global_pool") not in (None, word_of(POOLINGS, config.pooling)):
+            return None  # the caller chose the other of two
         import timm
 
         # What the tensors show of an architecture is free to differ: head, channels, image size.
