@@ -21,6 +21,7 @@ from urllib.request import urlopen
 import numpy as np
 import torch
 from PIL import Image
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.image_processing_backends import PilBackend, TorchvisionBackend
 from transformers.image_processing_utils import BaseImageProcessor, BatchFeature
 from transformers.image_transforms import get_size_with_aspect_ratio
@@ -85,7 +86,12 @@ class SourcePreprocessing(BaseImageProcessor):
     resize_mode: str | None = None
     resize_with = "pillow"
     pad_color: tuple[int, ...] | None = None
-    _auto_class = "AutoImageProcessor"  # the code travels with every saved folder
+    _auto_class: str | None = "AutoImageProcessor"  # the code travels with every saved folder
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not _is_ours(cls) and "_auto_class" not in vars(cls):
+            cls._auto_class = None
 
     def __init__(self, **kwargs: Any) -> None:
         known = {*self.valid_kwargs.__annotations__, "resize_mode", "resize_with", "pad_color"}
@@ -260,13 +266,27 @@ class SourcePreprocessing(BaseImageProcessor):
         transformers looks for the classes here first. In a model's folder they stand in config.json instead: code that
         is named here is also taken for a video processor's, for which a `pipeline` may ask for trust even where the
         package is imported.
+
+        A subclass travels itself where it was registered by `register_for_auto_class`; else the folder names the class
+        of ours that it was made of, whose code is put there.
         """
-        settings = self.to_dict()
+        settings, kind = self.to_dict(), type(self)
         config_file = Path(json_file_path).with_name("config.json")
         config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
-        if "AutoImageProcessor" not in config.get("auto_map", {}):
+        if not _is_ours(kind):
+            ours: Any = next(base for base in kind.__mro__ if _is_ours(base))
+            custom_object_save(ours, config_file.parent)
+        if not _is_ours(kind) and self._auto_class is not None:
+            path = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
+            settings |= {"image_processor_type": kind.__name__, "auto_map": {"AutoImageProcessor": path}}
+        elif "AutoImageProcessor" not in config.get("auto_map", {}):
             settings |= {"image_processor_type": "PlainViTImageProcessor", "auto_map": AUTO_MAP}
         Path(json_file_path).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _is_ours(kind: type) -> bool:
+    """Tell whether a class stands in this file, in the package or where it has travelled to."""
+    return kind.__module__.rpartition(".")[2] == "image_processing_plain_vit"
 
 
 class PlainViTImageProcessor(SourcePreprocessing, TorchvisionBackend):  # type: ignore[misc]

@@ -1,5 +1,6 @@
 """Saved processors resolve on both backends, with and without the package, also after being loaded and saved again."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -198,3 +199,63 @@ def test_settings_given_on_loading_stand_above_those_of_the_file(saved: Path) ->
     processor = AutoImageProcessor.from_pretrained(saved / "alone", image_std=[1.0, 2.0, 3.0])
     assert processor.image_std == (1.0, 2.0, 3.0)
     assert torch.equal(torch.tensor(processor.image_mean), torch.tensor(SETTINGS["image_mean"]))
+
+
+# Subclasses in a file of one's own
+
+MINE = """
+from plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
+
+
+class Unregistered(PlainViTImageProcessor):
+    pass
+
+
+class UnregisteredPil(PlainViTImageProcessorPil):
+    pass
+
+
+class Registered(PlainViTImageProcessor):
+    def rescale_and_normalize(self, images, *args, **kwargs):
+        return super().rescale_and_normalize(images, *args, **kwargs) + 1
+
+
+Registered.register_for_auto_class("AutoImageProcessor")
+"""
+
+
+@pytest.mark.parametrize("beside_model", [False, True])
+@pytest.mark.parametrize("kind", ["Unregistered", "UnregisteredPil", "Registered"])
+def test_a_subclass_s_folder_names_code_that_is_there_and_opens(
+    kind: str, beside_model: bool, image: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "saved"
+    if beside_model:
+        config = PlainViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        PlainViTForImageClassification(config).save_pretrained(folder)
+    processor = getattr(importlib.import_module("mine"), kind)(**SETTINGS)
+    processor.save_pretrained(folder)
+    expected = np.asarray(processor(image)["pixel_values"][0])
+    for file in folder.glob("*.json"):
+        named = json.loads(file.read_text()).get("auto_map", {}).values()
+        paths = [path for one in named for path in (one.values() if isinstance(one, dict) else [one])]
+        assert all((folder / f"{path.partition('.')[0]}.py").is_file() for path in paths), file
+    program = (
+        "import sys\nif sys.argv[3] == 'without': sys.modules['plain_vit'] = None\n"
+        "import numpy as np\nfrom PIL import Image\nfrom transformers import AutoImageProcessor\n"
+        "processor = AutoImageProcessor.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
+        "np.save(sys.argv[2] + '/got.npy', processor(Image.open(sys.argv[2] + '/image.png'))['pixel_values'][0])"
+    )
+    image.save(tmp_path / "image.png")
+    # The file of a registered one imports the package, and is a requirement on who loads it.
+    package = "with" if kind == "Registered" else "without"
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf")}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder), str(tmp_path), package],
+        cwd=Path(__file__).parents[1] if package == "with" else tmp_path,
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert np.array_equal(np.load(tmp_path / "got.npy"), expected)
