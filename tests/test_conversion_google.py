@@ -9,8 +9,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
+from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError
+from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError, OutputError
 from tests.conftest import randomize_
 from tests.google_models import (
     BIG_VISION,
@@ -42,7 +43,7 @@ KINDS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "linen": ({"names": BIG_VISION}, "", {}),
     "before_2022": ({"names": BIG_VISION, "positions": "Transformer/pos_embedding"}, "params/", {}),
     "big_vision_cls": ({"names": BIG_VISION, "positions": "pos_embedding"}, "params/", {}),
-    "big_vision_gap": ({"names": BIG_VISION, "positions": "pos_embedding", "class_token": False}, "", {}),
+    "big_vision_gap": ({"names": BIG_VISION, "positions": "pos_embedding", "class_token": False}, "", {"pooling": "mean"}),
     "siglip": (
         {
             "names": BIG_VISION, "positions": "pos_embedding", "class_token": False, "map_head": True, "classes": 0,
@@ -53,7 +54,7 @@ KINDS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "simple_vit": (
         {"names": BIG_VISION, "positions": None, "class_token": False, "representation": True},
         "",
-        {"image_size": (20, 28)},
+        {"image_size": (20, 28), "pooling": "mean"},
     ),
     "not_square": ({"grid": (3, 5)}, "", {"image_size": (15, 35)}),
 }  # fmt: skip
@@ -182,7 +183,19 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, broken: str) -> Non
     "fields, hints, error, words",
     [
         ({"grid": (3, 5)}, {}, AmbiguousCheckpointError, "15 rows for patches, which are no square grid.*image_size"),
-        ({"positions": None}, {}, AmbiguousCheckpointError, "no table of positions.*image_size.*224"),
+        ({"positions": None}, {}, CheckpointError, "no table of positions, and vision_transformer computes none"),
+        (
+            {"names": BIG_VISION, "positions": None, "class_token": False},
+            {},
+            AmbiguousCheckpointError,
+            "no table of positions.*image_size= one of 224\n  pooling= one of 'mean'",
+        ),
+        (
+            {"names": BIG_VISION, "positions": "pos_embedding", "class_token": False, "classes": 0},
+            {},
+            AmbiguousCheckpointError,
+            "neither a class token nor a MAPHead_0.*pooling= one of 'mean', 'none'",
+        ),
         ({}, {"image_size": (20, 35)}, CheckpointError, "17 rows, 1 of them for the class token.*needs 20"),
         ({}, {"num_attention_heads": 4}, CheckpointError, r"num_attention_heads=4 \(the source has 3\)"),
         ({}, {"pooling": "mean"}, CheckpointError, r"pooling='mean' \(the source has 'cls'\)"),
@@ -219,6 +232,34 @@ def test_the_way_back_gives_every_array_bit_for_bit(tmp_path: Path, kind: str, s
         for name, array in arrays.items():
             assert (back[name].shape, back[name].tobytes()) == (array.shape, array.tobytes()), name
     record({**source_record(kind, scanned), "way_back_bit_exact": True})
+
+
+@pytest.mark.parametrize("pooling", ["mean", "none"])
+def test_what_is_pooled_without_a_token_is_said_and_goes_back(tmp_path: Path, pooling: str) -> None:
+    arrays = random_arrays(names=BIG_VISION, positions="pos_embedding", class_token=False, classes=0)
+    converted = from_checkpoint(save(tmp_path / "model.npz", arrays), pooling=pooling)
+    assert converted.report.config.pooling == pooling
+    to_checkpoint(converted.model, tmp_path / "back.npz", format="google", layout=converted.report.layout)
+    with np.load(tmp_path / "back.npz", allow_pickle=False) as back:
+        assert all(np.array_equal(back[name], array) for name, array in arrays.items())
+
+
+def test_the_command_exports_to_google_and_back_byte_for_byte(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays = random_arrays(representation=True)
+    source, ours, back = save(tmp_path / "model.npz", arrays), tmp_path / "ours", tmp_path / "back.npz"
+    assert main(["convert", str(source), str(ours)]) == 0
+    assert main(["export", str(ours), str(tmp_path / "back.bin"), "--to", "google"]) == OutputError.exit_code
+    assert "a checkpoint of google is a file, .npz" in capsys.readouterr().err
+    assert main(["export", str(ours), str(back), "--to", "google"]) == 0
+    with np.load(back, allow_pickle=False) as written:
+        assert set(written) == set(arrays)
+        assert all(written[name].tobytes() == array.tobytes() for name, array in arrays.items())
+    again = tmp_path / "again.npz"
+    assert main(["export", str(back), str(again), "--to", "google"]) == 0
+    assert main(["verify", str(back), str(ours)]) == 0
+    assert again.read_bytes() == back.read_bytes()
 
 
 def test_bfloat16_goes_back_as_it_came(tmp_path: Path) -> None:
@@ -285,7 +326,9 @@ def test_pixels_are_prepared_as_google_evaluates(tmp_path: Path) -> None:
     assert not processor.do_center_crop
     assert (tuple(processor.image_mean), tuple(processor.image_std)) == ((0.5,) * 3, (0.5,) * 3)
     assert "in [-1, 1]" in str(converted.report)
-    simple = from_checkpoint(save(tmp_path / "simple.npz", random_arrays(**KINDS["simple_vit"][0])), image_size=140)
+    simple = from_checkpoint(
+        save(tmp_path / "simple.npz", random_arrays(**KINDS["simple_vit"][0])), image_size=140, pooling="mean"
+    )
     # big_vision's `resize_small(256)|central_crop(224)`, here of 140 pixels
     assert simple.image_processor.size == {"shortest_edge": 160}
     assert simple.image_processor.crop_size == {"height": 140, "width": 140}

@@ -41,6 +41,7 @@ from .live_modules import find_model, unknown_hints
 from .parity import StageDifference, compare_models, probe_images
 from .preprocessing import processor_from_transformers
 from .reading import Checkpoint, read_checkpoint, strip_wrappers
+from .recognition import recognise, require
 from .reference import Reference
 from .structure import MASKED, class_path, empty_model
 from .timm import TIMM
@@ -582,7 +583,9 @@ def _understand(
     else:
         stripped = strip_wrappers(checkpoint.tensors)
         tensors = LazyTensors({short: checkpoint.tensors.entries[name] for name, short in stripped.names.items()})
-        origin = _format(format) if format is not None else _recognise(tensors, str(source))
+        names = (tensors, FORMATS, str(source), checkpoint.tensors, checkpoint.wrappers)
+        origin = recognise(*names) if format is None else _format(format)
+        require(origin, *names)
         opening = _Opening(origin, tensors, settings)
         with _clear_errors(source):
             published = None if hints.architecture else _published_architecture(Path(source), origin)
@@ -892,23 +895,6 @@ def _save_config(model: PreTrainedModel, folder: Path) -> None:
     if model.is_remote_code():
         custom_object_save(model, folder, config=cast(Any, model.config))
     model.config.save_pretrained(folder)
-
-
-def _recognise(tensors: Mapping[str, torch.Tensor], source: str) -> Format:
-    """Return the format that has these names."""
-    matching = [format for format in FORMATS.values() if format.matches_names(tensors)]
-    if len(matching) > 1:
-        names = [format.name for format in matching]
-        raise AmbiguousCheckpointError(f"{source} has names that several formats have", {"format": names})
-    if not matching:
-        for format in FORMATS.values():
-            if others := format.names_of_others(tensors):
-                raise UnknownFormatError(f"{source} has the tensors of {others}, which plain-vit does not open")
-        some = ", ".join(map(repr, list(tensors)[:5]))
-        raise UnknownFormatError(
-            f"{source} is of none of {', '.join(FORMATS)}: its tensors are {some} and {max(0, len(tensors) - 5)} more"
-        )
-    return matching[0]
 
 
 def _format(name: str) -> Format:

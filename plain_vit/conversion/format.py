@@ -248,6 +248,10 @@ class Format(ABC):
     def matches_names(self, names: Collection[str]) -> bool:
         """Tell whether a state dict with these names is of this format."""
 
+    def strangers(self, names: Collection[str]) -> list[str]:
+        """Return the names that stand outside the model, where it has a prefix, and that no wrapper of it has."""
+        return []
+
     @abstractmethod
     def matches_module(self, module: nn.Module) -> bool:
         """Tell whether this very module, not one inside it, is of this format; its package is not imported."""

@@ -59,7 +59,7 @@ ALWAYS: dict[str, Any] = {
 }
 
 # What of a file tells the pooling.
-POOLED_BY = {"cls": "its class token", "map": "its MAPHead_0", "mean": "the lack of a class token and of a MAPHead_0"}
+POOLED_BY = {"cls": "its class token", "map": "its MAPHead_0"}
 
 # What a file says about a model.
 SAID = (
@@ -227,18 +227,36 @@ class GoogleFormat(Format):
         """Read the configuration off the names and shapes.
 
         Raises:
-            AmbiguousCheckpointError: for the image size where no square grid of positions tells it.
+            AmbiguousCheckpointError: for the image size where no square grid of positions tells it, and for the pooling
+                where no token or head of its own does.
             CheckpointError: for names that no layout has, and for an image size that the positions contradict.
         """
         prefix = next(prefix for prefix in PREFIXES if f"{prefix}embedding/kernel" in tensors)
         shapes = {name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in tensors.items()}
         layout = _layout(shapes)
         geometry = _geometry(shapes, layout)
-        positions, inferences = _positions(shapes, geometry["patch_size"], hints)
-        pooling = "map" if "MAPHead_0/probe" in shapes else "cls" if "cls" in shapes else "mean"
-        found = {**geometry, "pooling": pooling}
         if "MAPHead_0/probe" in shapes and "cls" in shapes:
             raise CheckpointError("cls and MAPHead_0 are both there: no model of Google's pools by both")
+        if layout.startswith("vision_transformer") and not any(place in shapes for place in POSITIONS):
+            raise CheckpointError(
+                "there is no table of positions, and vision_transformer computes none: without it (its option "
+                "add_position_embedding=False) a model does not open yet"
+            )
+        pooling = "map" if "MAPHead_0/probe" in shapes else "cls" if "cls" in shapes else hints.pooling
+        open_: dict[str, Sequence[object]] = {}
+        if pooling is None:
+            open_["pooling"] = ["mean"] if "head/kernel" in shapes else ["mean", "none"]
+        try:
+            positions, inferences = _positions(shapes, geometry["patch_size"], hints)
+        except AmbiguousCheckpointError as error:
+            raise AmbiguousCheckpointError(error.message, {**error.candidates, **open_}) from error
+        if open_:
+            raise AmbiguousCheckpointError(
+                "there is neither a class token nor a MAPHead_0: most such models pool the mean of the patches, and "
+                "others (the first patch, every token with a head) do not open:",
+                open_,
+            )
+        found = {**geometry, "pooling": pooling}
         head, dense = shapes.get("head/kernel"), shapes.get("pre_logits/kernel")
         config = PlainViTConfig(
             **{
@@ -255,8 +273,9 @@ class GoogleFormat(Format):
         )
         inferences += [
             Inference("num_attention_heads", config.num_attention_heads, "the axes of query/kernel"),
-            Inference("pooling", pooling, POOLED_BY[pooling]),
         ]
+        if pooling in POOLED_BY:
+            inferences.append(Inference("pooling", pooling, POOLED_BY[pooling]))
         if hints.attention_scale is None:
             inferences.append(Inference("attention_scale", "head_dim**-0.5", "flax, which has no other in this code"))
         if hints.layer_norm_eps is None:
@@ -313,7 +332,7 @@ class GoogleFormat(Format):
                 **{name: getattr(config, name) for name in SAID},
                 "position_embedding_type": "learned" if learned else "sincos_2d",
                 "position_embedding_on_prefix": learned and config.position_embedding_on_prefix,
-                "pooling": "map" if config.pooling == "map" else "cls" if config.use_class_token else "mean",
+                "pooling": _pooling_of(config),
             }
         )
         lost = lost_fields(config, again)
@@ -326,6 +345,13 @@ class GoogleFormat(Format):
             raise ExportError("Google's code cannot express this model:", lost)
         arrays = {name: _as_numpy(tensor) for name, tensor in revert(rows_of(config, layout), tensors, config).items()}
         np.savez(path, **arrays)  # type: ignore[arg-type]  # no array is called like its option
+
+
+def _pooling_of(config: PlainViTConfig) -> str:
+    """Return what Google's code would pool of a model with these tokens and this head."""
+    if config.pooling == "map" or config.use_class_token:
+        return "map" if config.pooling == "map" else "cls"
+    return "none" if config.pooling == "none" and not config.num_labels else "mean"
 
 
 def default_layout(config: PlainViTConfig) -> str:

@@ -35,11 +35,13 @@ from .engine import (
     Row,
     Transform,
     each,
+    ignored_names,
     revert,
     then,
 )
 from .format import Description, Format, Hints, Inference, StateDict, pair, write_state_dict
 from .structure import NEUTRAL_FIELDS, class_path, differences
+from .vit_pytorch_families import FAMILIES
 from .vit_pytorch_layouts import (
     CLASS_TOKEN,
     CLASSES,
@@ -184,11 +186,26 @@ def _layouts_of(shapes: Mapping[str, tuple[int, ...]], release: str | None) -> l
     fits = [_fit(layout, shapes) for layout in (LAYOUTS if release is None else layouts_at(release))]
     best = min(fits, key=lambda fit: len(fit.faults))
     if best.faults:
+        family = family_of(shapes)
+        other = "" if family is None else f" They look like {family}, which plain-vit does not open yet."
         raise MappingError(
-            f"the tensors are those of no plain ViT of vit-pytorch; held against the nearest, {best.layout.title}:",
+            f"the tensors are those of no plain ViT of vit-pytorch.{other} Held against the nearest, "
+            f"{best.layout.title}:",
             best.faults,
         )
     return [fit.layout for fit in fits if not fit.faults]
+
+
+def family_of(names: Collection[str]) -> str | None:
+    """Return the model of the package that has these names and does not open yet."""
+    for family, patterns in FAMILIES:
+        if all(_has(names, pattern.lstrip("!")) != pattern.startswith("!") for pattern in patterns):
+            return family
+    return None
+
+
+def _has(names: Collection[str], pattern: str) -> bool:
+    return any(re.search(pattern, name) for name in names)
 
 
 def layouts_at(release: str) -> list[Layout]:
@@ -259,7 +276,13 @@ class _Reader:
         self.shapes = shapes
         self.live = live  # a module knows its class, and its patch size
         layouts = _layouts_of(shapes, hints.layout)
-        self.layouts = [layout for layout in layouts if layout.fault is None] or layouts if live else layouts
+        plain = [layout for layout in layouts if layout.fault is None]
+        if not plain:
+            raise ExportError(
+                "plain-vit does not open this model of vit-pytorch yet:",
+                [f"{layout.title}: {layout.fault}" for layout in layouts],
+            )
+        self.layouts = plain if live else layouts
         self.names = self.layouts[0].names  # layouts that fit the same names have the same names
         self.inferences: list[Inference] = []
         self.open: dict[str, Sequence[object]] = {}
@@ -295,8 +318,6 @@ class _Reader:
                 "reference=(pixel_values, logits):",
                 self.open,
             )
-        if layout.fault is not None:
-            raise ExportError(f"plain-vit has no part for what the releases of {layout.title} compute:", [layout.fault])
         fields |= {"num_attention_heads": heads, "head_dim": head_dim, "pooling": pooling, "image_size": image_size}
         fields |= {"patch_size": patch_size, "num_channels": num_channels}
         draft = PlainViTConfig(**fields)
@@ -532,6 +553,20 @@ class VitPytorchFormat(Format):
         prefixes = _prefixes(names)
         return any(name.startswith(f"{prefix}transformer.") for prefix in prefixes for name in names)
 
+    def names_of_others(self, names: Collection[str]) -> str | None:
+        """Return the model of the package that has these names and does not open yet, wrapped or not."""
+        family = family_of(names)
+        return family and f"vit-pytorch's {family}"
+
+    def strangers(self, names: Collection[str]) -> list[str]:
+        """Return the names outside the prefix of the model that none of the package's wrappers has."""
+        prefixes = _prefixes(names)
+        if len(prefixes) != 1 or not prefixes[0]:
+            return []
+        outside = [name for name in names if not name.startswith(prefixes[0])]
+        known = ignored_names(outside, [*BESIDE, *UNUSED.items()])
+        return [name for name in outside if name not in known]
+
     def matches_module(self, module: nn.Module) -> bool:
         """Tell whether this very module is one of the package's plain ViTs, or derived from one."""
         return any(_file(base) is not None for base in type(module).__mro__)
@@ -567,6 +602,10 @@ class VitPytorchFormat(Format):
             raise AmbiguousCheckpointError(
                 "several models of vit-pytorch stand side by side; which one is meant?",
                 {"key": [prefix.rstrip(".") for prefix in prefixes]},
+            )
+        if not prefixes:
+            raise MappingError(
+                "there is no patch embedding of vit-pytorch among the tensors, such as", [ANCHOR.pattern]
             )
         (prefix,) = prefixes
         shapes = {

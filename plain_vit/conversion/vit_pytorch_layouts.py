@@ -120,6 +120,7 @@ DECORR: Names = VIT_1_4_0 | {
     FC1: "transformer.layers.{}.1.net.0",
     FC2: "transformer.layers.{}.1.net.3",
 }
+WITHOUT_FINAL_NORM: Names = VIT_1_0_0 | UNWRAPPED_BLOCKS
 HEAD_NORMS: Names = {Q_NORM: "transformer.layers.{}.0.q_norm.gamma", K_NORM: "transformer.layers.{}.0.k_norm.gamma"}
 
 
@@ -205,11 +206,16 @@ LAYOUTS = (
         class_token_has_position=False,
         optional=frozenset({OUT, HEAD, CLASS_TOKEN}),
     ),
-    # Models whose names and shapes are those of a plain ViT, so that only their owner knows.
+    # Models with the names of a plain ViT, most with its shapes too, so that only their owner knows.
     Layout("vit_3d", "0.36.0", VIT_0_10_1, fault=VIDEOS),
     Layout("vit_3d", "1.0.0", VIT_1_0_0, fault=VIDEOS),
+    Layout("vit_3d", "1.4.3", WITHOUT_FINAL_NORM, fault=VIDEOS),
     Layout("ats_vit", "0.24.3", VIT_0_10_1, fault=SAMPLING, poolings=("cls",), optional=frozenset()),
     Layout("ats_vit", "1.0.0", VIT_1_0_0, fault=SAMPLING, poolings=("cls",), optional=frozenset()),
+    Layout("ats_vit", "1.4.3", WITHOUT_FINAL_NORM, fault=SAMPLING, poolings=("cls",), optional=frozenset()),
+    Layout("vit_1d", "0.39.0", VIT_0_10_1, 1, fault=SERIES, poolings=("cls",)),
+    Layout("vit_1d", "1.0.0", VIT_1_0_0, 1, fault=SERIES, poolings=("cls",)),
+    Layout("vit_1d", "1.4.3", WITHOUT_FINAL_NORM, 1, fault=SERIES, poolings=("cls",)),
     Layout("simple_vit_3d", "0.36.1", SIMPLE_0_35_2, fault=VIDEOS, **SIMPLE),
     Layout("simple_vit_3d", "1.0.0", SIMPLE_1_0_0, fault=VIDEOS, **SIMPLE),
     Layout("simple_vit_3d", "1.4.0", SIMPLE_1_4_1, fault=VIDEOS, **SIMPLE),

@@ -1,0 +1,118 @@
+"""Which format the names of a state dict are of, and what to do where they are of none."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ..errors import AmbiguousCheckpointError, CheckpointError, MappingError, UnknownFormatError
+from .format import Format
+from .reading import strip_wrappers
+
+MAX_PREFIX_PARTS = 4  # of a module inside others
+OUR_POSITIONS = "embeddings.position_embeddings.weight"
+
+
+def recognise(
+    names: Collection[str], formats: Mapping[str, Format], source: str, stored: Collection[str], wrappers: Sequence[str]
+) -> Format:
+    """Return the format that has these names.
+
+    Args:
+        names: Of the tensors, without what training code put before them.
+        formats: All there are, by name.
+        source: What to call the checkpoint.
+        stored: The names as they stand in the file.
+        wrappers: The keys that lead to these.
+
+    Raises:
+        AmbiguousCheckpointError: Several have them.
+        UnknownFormatError: None has them.
+    """
+    matching = [format for format in formats.values() if format.matches_names(names)]
+    if len(matching) > 1:
+        raise AmbiguousCheckpointError(
+            f"{source} has names that several formats have", {"format": [format.name for format in matching]}
+        )
+    if matching:
+        return matching[0]
+    for format in formats.values():
+        if (others := format.names_of_others(names)) is not None:
+            raise UnknownFormatError(f"{source} has the tensors of {others}, which plain-vit does not open yet")
+    if any(name.endswith(OUR_POSITIONS) for name in names):
+        raise UnknownFormatError(
+            f"{source} has plain-vit's own names and no config.json: give the folder that save_pretrained wrote"
+        )
+    raise UnknownFormatError(
+        f"{source} is of none of {', '.join(formats)}: its tensors are {_some(names)}"
+        + _remedy(models_inside(stored, formats), wrappers)
+    )
+
+
+def require(
+    format: Format,
+    names: Collection[str],
+    formats: Mapping[str, Format],
+    source: str,
+    stored: Collection[str],
+    wrappers: Sequence[str],
+) -> None:
+    """Refuse names that are not of the format that the caller says; the arguments are those of `recognise`.
+
+    Raises:
+        MappingError: Something else stands beside the model.
+        UnknownFormatError: says which format they look like.
+    """
+    if strangers := format.strangers(names):
+        raise MappingError(
+            f"{source} holds a model of {format.name} and, beside it, tensors that are no part of it"
+            f"{_remedy(models_inside(stored, formats), wrappers)}:",
+            [f"left over: {name!r}" for name in strangers],
+        )
+    if format.matches_names(names):
+        return
+    others = [other.name for other in formats.values() if other.matches_names(names)]
+    looks = f"they look like {' or '.join(others)}: leave format= out, or name that" if others else ""
+    raise UnknownFormatError(
+        f"{source} does not have the names of {format.name}: "
+        + (looks or f"its tensors are {_some(names)}" + _remedy(models_inside(stored, formats), wrappers))
+    )
+
+
+def models_inside(names: Collection[str], formats: Mapping[str, Format]) -> dict[str, str]:
+    """Return the parts of a state dict that are a model of a format by themselves.
+
+    Args:
+        names: As they stand in the file.
+        formats: All there are, by name.
+
+    Returns:
+        The format of each, by the prefix of its names; of nested prefixes the outermost.
+    """
+    found: dict[str, str] = {}
+    under: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        for depth in range(1, min(MAX_PREFIX_PARTS, len(parts) - 1) + 1):
+            prefix = ".".join(parts[:depth])
+            under.setdefault(prefix, []).append(name[len(prefix) + 1 :])
+    for prefix in sorted(under, key=lambda prefix: prefix.count(".")):
+        if any(prefix.startswith(f"{outer}.") for outer in found):
+            continue
+        try:
+            short = set(strip_wrappers(under[prefix]).names.values())
+        except CheckpointError:
+            continue
+        matching = [format for format in formats.values() if format.matches_names(short)]
+        if len(matching) == 1 and not matching[0].strangers(short):
+            found[prefix] = matching[0].name
+    return found
+
+
+def _remedy(inside: Mapping[str, str], wrappers: Sequence[str]) -> str:
+    """Return the words that name the keys by which parts of a state dict would open."""
+    keys = [f"key={'.'.join((*wrappers, prefix))!r} names a model of {format}" for prefix, format in inside.items()]
+    return "; " + ", ".join(keys) if keys else ""
+
+
+def _some(names: Collection[str]) -> str:
+    """Return the first names and the count of the rest."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(map(repr, list(names)[:5])) + more
