@@ -43,7 +43,9 @@ KINDS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "linen": ({"names": BIG_VISION}, "", {}),
     "before_2022": ({"names": BIG_VISION, "positions": "Transformer/pos_embedding"}, "params/", {}),
     "big_vision_cls": ({"names": BIG_VISION, "positions": "pos_embedding"}, "params/", {}),
-    "big_vision_gap": ({"names": BIG_VISION, "positions": "pos_embedding", "class_token": False}, "", {"pooling": "mean"}),
+    "big_vision_gap": (
+        {"names": BIG_VISION, "positions": "pos_embedding", "class_token": False}, "", {"pooling": "mean"}
+    ),
     "siglip": (
         {
             "names": BIG_VISION, "positions": "pos_embedding", "class_token": False, "map_head": True, "classes": 0,

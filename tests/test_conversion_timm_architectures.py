@@ -14,8 +14,9 @@ import torchvision
 from timm.models import deit, vision_transformer, vision_transformer_hybrid
 
 from plain_vit.conversion import from_module
-from plain_vit.conversion.api import _recognise
+from plain_vit.conversion.api import FORMATS
 from plain_vit.conversion.format import Hints
+from plain_vit.conversion.recognition import recognise
 from plain_vit.conversion.timm import TIMM, own_parts
 from plain_vit.conversion.timm_architectures import ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES, TIMM_VERSION
 from plain_vit.conversion.timm_arguments import DEFAULTS
@@ -84,7 +85,7 @@ def test_published_files_are_known_by_the_hash_in_their_names() -> None:
 def refusal(tensors: Mapping[str, torch.Tensor], **hints: Any) -> PlainViTError:
     """Return the error that a bare file of these tensors gets."""
     with pytest.raises((UnknownFormatError, AmbiguousCheckpointError)) as caught:
-        _recognise(tensors, "the file").describe_checkpoint(tensors, {}, Hints(**hints))
+        recognise(tensors, FORMATS, "the file", tensors, ()).describe_checkpoint(tensors, {}, Hints(**hints))
     return caught.value
 
 
