@@ -142,7 +142,6 @@ def test_a_prepared_model_takes_a_batch_of_no_images() -> None:
         (pixels(channels=1), ValueError, r"expected \(batch, 3, height, width\)"),
         (torch.zeros(2, 3, 0, 56), ValueError, "is not a multiple of patch_size"),
     ],
-    ids=str,
 )
 def test_what_are_no_pixels_is_refused_with_what_is_expected(
     model_class: Any, images: Any, kind: type[Exception], message: str
@@ -165,7 +164,6 @@ def test_what_are_no_pixels_is_refused_with_what_is_expected(
         (torch.ones(2, 13).bool(), ValueError, "of 2 images"),
         (torch.tensor(True), ValueError, "of 2 images"),
     ],
-    ids=str,
 )
 def test_what_is_no_mask_of_these_images_is_refused(
     model_class: Any, mask: Any, kind: type[Exception], message: str
@@ -183,7 +181,7 @@ def test_a_mask_may_be_of_whole_numbers_as_collators_make_it() -> None:
     assert found.loss == expected.loss
 
 
-@pytest.mark.parametrize("labels", [[1, 2], 3, "cat", torch.tensor([1, 2]).numpy()], ids=str)
+@pytest.mark.parametrize("labels", [[1, 2], 3, "cat", torch.tensor([1, 2]).numpy()])
 def test_labels_that_are_no_tensor_are_refused(labels: Any) -> None:
     with pytest.raises(TypeError, match=r"labels is a \w+: expected a tensor"):
         build(PlainViTForImageClassification)(pixels(), labels=labels)
