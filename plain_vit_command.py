@@ -17,8 +17,9 @@ WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
 # The options that are arguments of `from_checkpoint` too, under the same names.
 HINTS = (
     "format", "num_attention_heads", "head_dim", "attention_scale", "layer_norm_eps", "hidden_act", "pooling",
-    "pool_prefix_tokens", "block_type", "position_embedding_type", "position_embedding_on_prefix", "image_size",
-    "patch_size", "num_channels", "architecture", "layout", "key", "image_mean", "image_std", "revision",
+    "pool_prefix_tokens", "block_type", "norm_type", "mlp_type", "position_embedding_type",
+    "position_embedding_on_prefix", "image_size", "patch_size", "num_channels", "architecture", "layout", "key",
+    "image_mean", "image_std", "revision",
 )  # fmt: skip
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 INTERRUPTED = 130  # what shells know for Ctrl-C

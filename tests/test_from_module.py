@@ -300,8 +300,11 @@ def _accelerated(module: Any) -> None:
 
 def _mixed_precision(module: Any) -> None:
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
+    AcceleratorState._reset_state(reset_partial_state=True)  # one for the whole process, of whatever ran before
     Accelerator(mixed_precision="bf16", cpu=True).prepare_model(module)
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def _pruned(module: Any) -> None:

@@ -45,7 +45,7 @@ def imported(path: Path) -> set[str]:
             names.add(node.module.partition(".")[0])
     installed = packages_distributions()
     scripts = (script.stem for script in (ROOT / "examples").glob("*.py"))
-    here = {"plain_vit", "plain_vit_command", "tests", "examples", "benchmarks", *scripts}
+    here = {"plain_vit", "plain_vit_command", "tests", "tools", "examples", "benchmarks", *scripts}
     return {canonicalize_name(installed.get(name, [name])[0]) for name in names - sys.stdlib_module_names - here}
 
 

@@ -14,6 +14,7 @@ import transformers
 import vit_pytorch
 from timm.models import save_for_hf
 
+from plain_vit.conversion.timm import TIMM
 from plain_vit.conversion.transformers import TRANSFORMERS
 from tests.conftest import randomize_
 from tests.google_models import random_arrays, save
@@ -73,11 +74,19 @@ def test_a_checkpoint_of_every_source_passes(tmp_path: Path) -> None:
 
 
 def test_one_that_differs_and_one_that_is_broken_make_the_script_fail_and_the_others_are_checked(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = checkpoints(tmp_path)
     (tmp_path / "vit.pth").write_bytes((tmp_path / "vit.pth").read_bytes()[:-100])
-    arguments = [given["torchvision"], given["timm"] + ",pooling=mean", given["transformers"]]
+    read = TIMM.describe_checkpoint
+
+    def misread(*arguments: Any) -> Any:
+        described = read(*arguments)
+        described.config.pooling = "mean"
+        return described
+
+    monkeypatch.setattr(TIMM, "describe_checkpoint", misread)
+    arguments = [given["torchvision"], given["timm"], given["transformers"]]
     code, rows = run(arguments, tmp_path / "table.md")
     assert code == 1
     assert [row[2] for row in rows] == ["failed", "differs", "same"]
