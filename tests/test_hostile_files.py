@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from hypothesis import strategies
 
-from plain_vit.conversion import containers
-from plain_vit.conversion.reading import read_checkpoint
+from plain_vit.conversion import api, containers, from_checkpoint
+from plain_vit.conversion.reading import check_layer_numbers, read_checkpoint
 from plain_vit.errors import CheckpointError, PlainViTError, UnsafeFileError
 from tests.bad_files import BAD_FILES, PAYLOAD
 from tests.test_reading import WRITERS, some_tensors
@@ -201,3 +201,29 @@ def test_a_mutated_file_opens_with_the_numbers_it_holds_or_gets_a_documented_err
 @pytest.mark.parametrize("kind", REFERENCES)
 def test_a_thousand_mutated_files_open_right_or_get_a_documented_error(kind: str) -> None:
     assert_opens_right_or_not_at_all(kind, examples=1000)
+
+
+@pytest.mark.parametrize("number", [10**4, 10**10, 10**30])
+@pytest.mark.parametrize(
+    "anchor, name",
+    [
+        ("to_patch_embedding.2.weight", "transformer.layers.{}.0.norm.weight"),
+        ("patch_embed.proj.weight", "blocks.{}.norm1.weight"),
+        ("conv_proj.weight", "encoder.layers.encoder_layer_{}.ln_1.weight"),
+        ("embedding/kernel", "Transformer/encoderblock_{}/LayerNorm_0/scale"),
+        ("vit.embeddings.patch_embeddings.projection.weight", "vit.encoder.layer.{}.layernorm_before.weight"),
+    ],
+)
+def test_a_layer_number_beyond_the_count_of_tensors_is_refused_before_anything_is_built(
+    anchor: str, name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bomb.safetensors"
+    tensors = {anchor: torch.ones(8, 3, 4, 4), "blocks.0.norm1.weight": torch.ones(8)}
+    safetensors.torch.save_file({**tensors, name.format(number): torch.ones(8)}, path)
+    monkeypatch.setattr(api, "recognise", None)  # nothing is looked at, let alone built
+    with pytest.raises(UnsafeFileError, match=f"number {number}, and only 3 tensors"):
+        from_checkpoint(path)
+
+
+def test_numbers_in_names_that_count_no_layers_pass() -> None:
+    check_layer_numbers(["vit_base_patch16_224.blocks.11.norm1.weight", "encoder_layer_31.ln_1.bias"], "vit.pt")

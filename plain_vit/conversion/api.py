@@ -40,7 +40,7 @@ from .google import GOOGLE
 from .live_modules import find_model, unknown_hints
 from .parity import StageDifference, compare_models, probe_images
 from .preprocessing import processor_from_transformers
-from .reading import Checkpoint, read_checkpoint, strip_wrappers
+from .reading import Checkpoint, check_layer_numbers, read_checkpoint, strip_wrappers
 from .recognition import recognise, require
 from .reference import Reference
 from .structure import MASKED, class_path, empty_model
@@ -581,6 +581,7 @@ def _understand(
         notes: list[str] = []
         counters: tuple[str, ...] = ()
     else:
+        check_layer_numbers(checkpoint.tensors, os.fspath(source))
         stripped = strip_wrappers(checkpoint.tensors)
         tensors = LazyTensors({short: checkpoint.tensors.entries[name] for name, short in stripped.names.items()})
         names = (tensors, FORMATS, str(source), checkpoint.tensors, checkpoint.wrappers)

@@ -7,7 +7,7 @@ leads out of its folder, and what could be read in more than one way is asked fo
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -67,6 +67,7 @@ COUNTS = re.compile(
 )
 LAYER_COUNTS = re.compile(r"(stem_)?depths?|(num_|n_)?(hidden_)?(layers|blocks)|num_branches")
 MAX_COUNT, MAX_LAYERS = 1_000_000, 1000
+LAYER_NUMBER = re.compile(r"(?:^|[./_])(\d+)(?=[./]|$)")  # as in blocks.7.norm1 and encoder_layer_7/ln
 ATTENTION_CHOICES = ("_attn_implementation", "attn_implementation")
 
 # Branches of a training checkpoint that hold tensors but never a model.
@@ -463,6 +464,20 @@ def _check_rivals(names: Iterable[str], where: tuple[str, ...], path: Path) -> N
         raise AmbiguousCheckpointError(
             f"{path} holds several models side by side; which one is meant (or any longer prefix)?", {"key": rivals}
         )
+
+
+def check_layer_numbers(names: Collection[str], source: str) -> None:
+    """Refuse a name that counts more layers than there are tensors: as many would be built.
+
+    Raises:
+        UnsafeFileError: names it.
+    """
+    for name in names:
+        for number in LAYER_NUMBER.findall(name):
+            if len(number) > 9 or int(number) >= max(len(names), MAX_LAYERS):
+                raise UnsafeFileError(
+                    f"{source} has a tensor {name!r}, number {number}, and only {len(names)} tensors: no model has that"
+                )
 
 
 def strip_wrappers(names: Iterable[str]) -> Stripped:
