@@ -1,15 +1,18 @@
 """Whatever goes wrong while writing, what was there before is still there and loads, or the new one does."""
 
+import contextlib
 import json
 import multiprocessing
 import os
 import random
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -309,6 +312,57 @@ def test_interrupted_from_the_keyboard_nothing_is_left_beside_the_target(tmp_pat
         finished = interrupted_at(rng.uniform(0, 0.05), target, signal.SIGINT)
         assert version_of(target) in (finished, finished + 1)
         assert beside(target) == []
+
+
+def interrupted_at_step(step: int, target: Path) -> bool:
+    """Replace a folder and call the handler of interrupts at one step of what guards that; tell if there was one.
+
+    The steps are the instructions of contextlib, of the guard and of what the guard calls, once it has the lock: all
+    that runs between the writer's own lines and the end of the clearing up.
+    """
+    guard, lock, left = (
+        writing._only_writer.__wrapped__.__code__,
+        target.parent / f".plain-vit-lock.{target.name}",
+        step,
+    )
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        guards = frame.f_code.co_filename == contextlib.__file__ or guard in (
+            frame.f_code, frame.f_back.f_code if frame.f_back else None
+        )  # fmt: skip
+        frame.f_trace_opcodes = guards
+        if guards and event == "opcode" and lock.exists():
+            left -= 1
+            if left == 0:
+                signal.getsignal(signal.SIGINT)(signal.SIGINT, frame)  # type: ignore[misc]
+        return trace
+
+    sys.settrace(trace)
+    try:
+        with staged_folder(target, force=True) as folder:
+            (folder / "config.json").write_text(str(step))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return left <= 0
+
+
+def test_interrupted_at_every_step_of_the_guard_nothing_is_left_beside_the_target(tmp_path: Path) -> None:
+    target, step = tmp_path / "model", 1
+    target.mkdir()
+    (target / "config.json").write_text("0")
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        while interrupted_at_step(step, target):
+            assert beside(target) == [], step
+            assert int((target / "config.json").read_text()) <= step
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, step
+            step += 1
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert step > 200, "too few steps were tried to say anything"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ An output is made in a staging place beside its target, synced to the disk, and 
 beside the target keeps a second writer out, and what a crash leaves behind is cleared away by the next writer.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -160,21 +161,15 @@ def _only_writer(place: Path) -> Iterator[None]:
     """Hold the target's lock, with nothing of an earlier writer in the way at the start and nothing left at the end."""
     absent = [parent for parent in place.parents if not parent.exists()]
     lock = filelock.FileLock(_beside(place, LOCK), blocking=False)
-    began = False
+    began, interrupts = False, _Interrupts()
     try:
+        interrupts.take_over()
         place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with _without_interrupts():
-                lock.acquire()
-                _clear(place)
-            began = True
-            yield
-        finally:
-            with _without_interrupts():
-                if lock.is_locked:
-                    _clear(place)
-                    _beside(place, LOCK).unlink(missing_ok=True)  # still held: a waiting writer notices, tries again
-                    lock.release()
+        lock.acquire()
+        _clear(place)
+        began = True
+        interrupts.let_through()
+        yield
     except filelock.Timeout:
         raise OutputError(
             f"{place} is being written by another process: wait for it, or give another output."
@@ -191,26 +186,70 @@ def _only_writer(place: Path) -> Iterator[None]:
             raise
         raise OutputError(f"{place} cannot be written: {error.strerror} ({error.filename}).") from error
     finally:
-        for parent in absent:
-            with suppress(OSError):  # it stays when something lies in it
-                parent.rmdir()
+        interrupts.are_held = True  # no call, in which one could still come
+        try:
+            if lock.is_locked:
+                _clear(place)
+                _beside(place, LOCK).unlink(missing_ok=True)  # still held: a waiting writer notices, tries again
+                lock.release()
+            for parent in absent:
+                with suppress(OSError):  # it stays when something lies in it
+                    parent.rmdir()
+        finally:
+            interrupts.give_back()
 
 
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Hold back an interrupt from the keyboard until the block's end, so that nobody's impatience leaves remains."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield  # interrupts go elsewhere
-        return
-    came: list[FrameType | None] = []
-    signal.signal(signal.SIGINT, lambda _number, frame: came.append(frame))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if came:
-            handler(signal.SIGINT, came[0])
+class _Interrupts:
+    """Holds back interrupts from the keyboard while a writer takes its lock and clears up, so that nothing remains.
+
+    One handler is in place all the time. Exchanged only for the clearing up, it would come too late for an interrupt
+    between the end of the writer's block and that exchange.
+    """
+
+    def __init__(self) -> None:
+        self.before = signal.getsignal(signal.SIGINT)
+        self.are_held = True
+        self.came: list[FrameType | None] = []
+        # Interrupts of other threads, and those that nobody handles in Python, go elsewhere.
+        self.are_mine = threading.current_thread() is threading.main_thread() and callable(self.before)
+
+    def take_over(self) -> None:
+        if self.are_mine:
+            signal.signal(signal.SIGINT, self.handle)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if self.are_held or _is_guard(frame):
+            self.came.append(frame)
+        else:
+            self.before(number, frame)  # type: ignore[operator,misc]
+
+    def let_through(self) -> None:
+        self.are_held = False
+        self._deliver()
+
+    def give_back(self) -> None:
+        if self.are_mine:
+            signal.signal(signal.SIGINT, self.before)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        if self.came:
+            frame = self.came[0]
+            self.came.clear()
+            self.before(signal.SIGINT, frame)  # type: ignore[operator,misc]
+
+
+def _is_guard(frame: FrameType | None) -> bool:
+    """Tell whether an interrupt came just before or after the writer's block, where raising it would skip the end."""
+    if frame is None or frame.f_code is GUARD:
+        return frame is not None
+    if frame.f_code.co_filename != contextlib.__file__:
+        return False
+    manager = getattr(frame.f_locals.get("self"), "gen", None)
+    return manager is not None and manager.gi_code.co_filename == __file__
+
+
+GUARD = _only_writer.__wrapped__.__code__  # type: ignore[attr-defined]
 
 
 def _clear(place: Path) -> None:
