@@ -262,8 +262,9 @@ def interrupted_at(moment: float, target: Path, with_signal: signal.Signals) -> 
     while finished.value == begun and child.is_alive():
         time.sleep(0.001)
     time.sleep(moment)
-    os.kill(child.pid, with_signal)
-    child.join()
+    while child.is_alive():  # Python drops an interrupt that comes in a __del__, such as tqdm's: a person presses again
+        os.kill(child.pid, with_signal)
+        child.join(5)
     assert child.exitcode != 0
     return finished.value
 
@@ -320,11 +321,8 @@ def interrupted_at_step(step: int, target: Path) -> bool:
     The steps are the instructions of contextlib, of the guard and of what the guard calls, once it has the lock: all
     that runs between the writer's own lines and the end of the clearing up.
     """
-    guard, lock, left = (
-        writing._only_writer.__wrapped__.__code__,
-        target.parent / f".plain-vit-lock.{target.name}",
-        step,
-    )
+    guard, left = writing.GUARD, step
+    lock = target.parent / f".plain-vit-lock.{target.name}"
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
