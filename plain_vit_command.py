@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--no-verify", action="store_true", help="do not compare with the source's own package")
     added.add_argument("--force", action="store_true", help="replace what OUT holds")
     added.add_argument("--push", metavar="REPO", help="send the folder to this repository on the Hub (user/name)")
-    added.add_argument("--private", action="store_true", help="let nobody else see that repository")
+    added.add_argument("--private", action="store_true", help="make that repository private")
     add_hints(added)
 
     text = "print the largest difference between two checkpoints, stage by stage"
@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     added = command("push", "send the folder of a saved model to the Hub, in one commit", "vit-b-16 user/vit-b-16")
     added.add_argument("folder", type=Path, help="folder of a saved model")
     added.add_argument("repo", help="user/name; made if it is not there")
-    added.add_argument("--private", action="store_true", help="let nobody else see the repository")
+    added.add_argument("--private", action="store_true", help="make the repository private")
     added.add_argument("--revision", help="branch to commit to, made if it is not there")
     added.add_argument("--dry-run", action="store_true", help="list what would be sent, and send nothing")
     added.add_argument("--allow", nargs="+", default=[], metavar="PATTERN", help="send these files in any case")
@@ -128,7 +128,7 @@ def add_hints(command: argparse.ArgumentParser) -> None:
     """Add the options that say what a checkpoint may not, last in the help."""
     known = command.add_argument_group("what you know and the checkpoint may not say")
     flag = argparse.BooleanOptionalAction
-    known.add_argument("--format", choices=FORMATS, help="whose checkpoint it is, where its names do not tell")
+    known.add_argument("--format", choices=FORMATS, help="whose checkpoint it is, where its names do not show it")
     known.add_argument("--num-attention-heads", type=int, help="heads of each attention")
     known.add_argument("--head-dim", type=int, help="width of one head")
     scale = "factor on the attention scores: a number, head_dim**-0.5 or hidden_size**-0.5"

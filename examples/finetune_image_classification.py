@@ -88,13 +88,13 @@ from plain_vit.training.trackers import start_trackers, tracker_names
 
 @dataclass(kw_only=True)
 class FinetuneArguments(RunOptions, AugmentationOptions, OptimizationOptions, DataOptions, ModelOptions):
-    """What a run can be told; `plain_vit/training/arguments.py` says what each option is.
+    """The options of a run; `plain_vit/training/arguments.py` says what each is.
 
     The defaults suit a small ViT on a small data set.
     """
 
 
-# What may change when a run goes on, because it does not decide the result.
+# What may change when a run is resumed, because it does not decide the result.
 FREE_ON_RESUME = (
     "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "eval_batch_size",
     "report_to", "report", "picture_every", "dry_run",
@@ -190,11 +190,11 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         say(text_tables(describe_plan(arguments, data, plan, model, image_processor, optimizer, accelerator)))
         sys.exit()
 
-    # The next checkpoint is written before an old one goes, and the best model and the last one stand beside them.
+    # The next checkpoint is written before an old one goes, and the best model and the last one are kept beside them.
     checkpoint_size, kept = checkpoint_bytes(model, average), arguments.checkpoints_kept
     run.require_space((kept + 1 if kept else 0) * checkpoint_size + 2 * checkpoint_size, "the run")
 
-    # The run begins, or goes on where its newest checkpoint stands.
+    # The run begins, or continues from its newest checkpoint.
     saved_kind = type(as_saved(model))
     if arguments.compile:
         # Between the blocks sharded weights are gathered, which is not compiled.
@@ -316,7 +316,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
                 if stale == arguments.early_stopping:
                     say(f"Stopped early after step {step}: {stale} evaluations without a better accuracy.")
                     break
-                # Dropout and mixup depend on the step alone, so that a run that goes on repeats them.
+                # Dropout and mixup depend on the step alone, so that a resumed run repeats them.
                 torch.manual_seed(randomness(arguments.seed, step, accelerator.process_index))
                 factor = learning_rate_factor(
                     step, total=plan.total_steps, warmup=plan.warmup_steps, schedule=arguments.schedule

@@ -1,4 +1,4 @@
-"""Ask frozen features what they tell: a linear probe, and few-shot ridge regression.
+"""Ask what frozen features hold: a linear probe, and few-shot ridge regression.
 
     python examples/linear_probe.py --model DIR --dataset digits --output_dir OUT
     python examples/linear_probe.py --model DIR --dataset digits --output_dir OUT --mode few_shot --shots 1 5 10 25
@@ -78,7 +78,7 @@ class ProbeOptions:
 
 @dataclass(kw_only=True)
 class ProbeArguments(ProbeOptions, SourceOptions):
-    """What a probe can be told."""
+    """The options of a probe."""
 
 
 def probe(arguments: ProbeArguments) -> dict[str, Any]:

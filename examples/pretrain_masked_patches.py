@@ -11,7 +11,7 @@ pixels` is SimMIM (Xie et al. 2022): every pixel of the 60% of the patches that 
 pixels, which `--mask_block 2` does where patches have 16.
 
 Labels are neither needed nor looked at. As in fine-tuning, the result does not depend on how many processes share the
-work, and `--resume` goes on from the newest checkpoint to the same numbers.
+work, and `--resume` continues from the newest checkpoint to the same numbers.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ from plain_vit.training.trackers import start_trackers, tracker_names
 
 @dataclass(kw_only=True)
 class PretrainArguments:
-    """What a run can be told."""
+    """The options of a run."""
 
     _argument_group_name: ClassVar[str] = "pre-training"
 
@@ -181,7 +181,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
         arguments.output_dir, accelerator, {**options, "training images": len(train)}, resume=arguments.resume
     )
 
-    # The run begins, or goes on where its newest checkpoint stands.
+    # The run begins, or continues from its newest checkpoint.
     task, optimizer = accelerator.prepare(MaskedPrediction(model), optimizer)
     progress = run.begin() or {"step": 0, "window": [0.0] * 3, "since": [0.0] * 3}
     if accelerator.is_main_process:
@@ -241,7 +241,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
         task.train()
         for micro_step, batch in enumerate(bar.batches(train_loader)):
             if micro_step % accumulation == 0:
-                # Dropout depends on the step alone, so that a run that goes on repeats it.
+                # Dropout depends on the step alone, so that a resumed run repeats it.
                 torch.manual_seed(randomness(arguments.seed, step, accelerator.process_index))
                 factor = learning_rate_factor(step, total=total_steps, warmup=warmup, schedule=arguments.schedule)
                 for group in optimizer.param_groups:
@@ -295,7 +295,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
                 with bar.pause():
                     save_checkpoint()
 
-    result = result or evaluate()  # a run that goes on from its last step has nothing left to learn
+    result = result or evaluate()  # a run resumed at its last step has nothing left to learn
     results = {**result, "steps": total_steps, "seconds": round(time.perf_counter() - start, 1), **bar.rates()}
     bare = accelerator.unwrap_model(task).model
     with shared_staging(run.path / "model", accelerator) as folder:

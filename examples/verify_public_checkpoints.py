@@ -1,16 +1,16 @@
-"""Open public checkpoints of every source and hold each against its own package: numbers at every stage, and pixels.
+"""Open public checkpoints of every source and compare each with its own package: numbers at every stage, and pixels.
 
     python examples/verify_public_checkpoints.py --list
     python examples/verify_public_checkpoints.py --only 'timm/vit_*' --out public.md
     python examples/verify_public_checkpoints.py --checkpoint transformers=my/vit --checkpoint torchvision=vit.pth
 
 The first run of a checkpoint downloads it, into the cache of its own package. Both models see one image, prepared by
-the source's own code (Google's `.npz`, whose code is no torch program, by ours and are held against timm). A checkpoint
+the source's own code (Google's `.npz`, whose code is no torch program, by ours and compared with timm). A checkpoint
 passes when no stage differs by more than 1e-5 of its largest value and the image processor prepares the same pixels.
 The exit code is 1 as soon as one differs or cannot be opened; the others are checked all the same.
 
 Known: lucidrains publishes no weights for vit-pytorch; your own is taken by
-`--checkpoint vit_pytorch=FILE,num_attention_heads=8,image_size=256,patch_size=32`. What is given behind the path are
+`--checkpoint vit_pytorch=FILE,num_attention_heads=8,image_size=256,patch_size=32`. What is given after the path are
 arguments of `plain_vit.conversion.from_checkpoint`.
 """
 
@@ -151,7 +151,7 @@ def peer_of_transformers(place: str, converted: Converted) -> Peer:
         module = getattr(transformers, str(converted.report.layout).split()[0]).from_pretrained(place)
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(place)
-    except (OSError, ValueError):  # none lies beside the model
+    except (OSError, ValueError):  # there is none beside the model
         return module, None
     return module, lambda image: processor(image, return_tensors="pt")["pixel_values"][0]
 

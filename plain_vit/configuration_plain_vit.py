@@ -32,7 +32,7 @@ PRESETS = {
 }  # fmt: skip
 PRESET_NAME = re.compile(r"vit-(?P<size>[a-z]+)-patch(?P<patch>\d+)-(?P<image>\d+)")
 
-# Where the code of each Auto class stands in a saved folder; the dict names both backends of the image processor.
+# Where the code of each Auto class is in a saved folder; the dict names both backends of the image processor.
 AUTO_MAP = {
     "AutoConfig": "configuration_plain_vit.PlainViTConfig",
     "AutoModel": "modeling_plain_vit.PlainViTModel",
@@ -89,7 +89,7 @@ class TravellingCode:
 
 
 def _is_ours(kind: type) -> bool:
-    """Tell whether a class stands in one of our files, in the package or where they have travelled to."""
+    """Return whether a class is in one of our files, in the package or where they have travelled to."""
     return kind.__module__.rpartition(".")[2] in ("configuration_plain_vit", "modeling_plain_vit")
 
 
@@ -111,9 +111,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         drop_partial_patches: Leave out the pixels at the right and at the bottom that fill no patch, instead of
             refusing such a size (SigLIP's 384 pixels in patches of 14).
         use_class_token: Put a learned class token before the patches.
-        use_distillation_token: Put a learned distillation token behind the class token (DeiT), with a head of its own.
+        use_distillation_token: Put a learned distillation token after the class token (DeiT), with a head of its own.
         num_register_tokens: Learned tokens that no output reads (Darcet et al. 2024).
-        register_tokens_last: Append the registers behind the patches, without positions, instead of before them.
+        register_tokens_last: Append the registers after the patches, without positions, instead of before them.
         use_mask_token: Hold a learned token that replaces masked patches (`bool_masked_pos`).
         patch_projection: "conv" (a strided convolution), "linear" (a dense layer over pixels in the order
             row, column, channel, as vit-pytorch has it) or "resnet" (a convolution over the feature map of a ResNet:
@@ -146,7 +146,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         mlp_inner_norm: Normalise inside the MLP, after the activation (BEiT-3).
         hidden_act: Activation of the MLP. "gelu" is exact; "gelu_pytorch_tanh" is what JAX computes by default.
         layer_scale_init_value: First value of the learned gain on each residual branch; None for no gain.
-        final_norm: Where the last norm stands: "before_pooling", "after_pooling", "both" or "none".
+        final_norm: Where the last norm is: "before_pooling", "after_pooling", "both" or "none".
         pooling: "cls", "mean", "max", "mean_max" (their average), "cls_mean" (class token and mean side by side, twice
             as wide: DINOv2's head), "map" (attention pooling), "query" (attention pooling without an MLP: AIMv2's),
             "prr" (the class token, or the average, of tokens that attended to each other without weights) or "none"
@@ -171,7 +171,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         pixel_mean: Mean that the image processor subtracts (levels from 0 to 1); one number, or one per channel.
             Mean colours are sorted by the levels before normalisation.
         pixel_std: Deviation that the image processor divides by.
-        apply_layernorm: Put the backbone's feature maps through the final norm that stands before the pooling.
+        apply_layernorm: Put the backbone's feature maps through the final norm before the pooling.
         reshape_hidden_states: Give the backbone's features as maps (B, D, h, w), not as tokens (B, L, D).
         out_features: Stages that the backbone gives: "stem" (the embeddings), "stage1", ...; the last if not given.
         out_indices: The same by number; 0 is the stem.
@@ -353,7 +353,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              'pooling "cls_mean" joins two tokens, and no source normalises them together: set '
              'final_norm="before_pooling" or "none"'),
             (self.use_distillation_token and self.pooling != "cls",
-             'a distillation token stands behind a class token and is read beside it: set pooling="cls"'),
+             'a distillation token comes after a class token and is read with it: set pooling="cls"'),
             (self.register_tokens_last and self.use_distillation_token,
              "register_tokens_last is not combined with a distillation token by any source"),
             (self.patch_pre_norm and self.patch_projection != "linear",
@@ -391,7 +391,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             (self.attention_type == "differential" and self.qk_norm == "rms_per_head",
              'differential attention takes qk_norm None or "norm"'),
             (self.reconstruction_target == "mean_color" and self.num_channels > 4,
-             f"mean_color tells 8 ** num_channels colours apart: it takes 4 channels at most, not {self.num_channels}"),
+             f"mean_color has 8 ** num_channels colours: it takes 4 channels at most, not {self.num_channels}"),
         ):  # fmt: skip
             if impossible:
                 raise ValueError(remedy)
@@ -550,7 +550,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens that stand before the patches: class, distillation, registers."""
+        """Tokens before the patches: class, distillation, registers."""
         registers = 0 if self.register_tokens_last else self.num_register_tokens
         return int(self.use_class_token) + int(self.use_distillation_token) + registers
 
@@ -561,7 +561,7 @@ def stem_stride(depths: Sequence[int]) -> int:
 
 
 def _is_there(where: Any, folder: Path) -> bool:
-    """Tell whether the code that an entry of the auto map names is in this folder, in another repository, or ours."""
+    """Return whether the code that an entry of the auto map names is in this folder, in another repository, or ours."""
     names = where.values() if isinstance(where, dict) else where if isinstance(where, list | tuple) else [where]
     ours = {"configuration_plain_vit", "modeling_plain_vit", "image_processing_plain_vit"}
     return all(
@@ -592,7 +592,7 @@ def _warn_of_foreign(names: Sequence[str], saved: Container[str], version: str |
 
 
 def _listed(names: Sequence[str], most: int = 5, longest: int = 40) -> str:
-    """Return names as one may print them, whoever chose them: quoted, cut, and the first few."""
+    """Return names made printable, wherever they come from: quoted, cut, and the first few."""
     cut = [repr(name if len(name) <= longest else f"{name[:longest]}…") for name in names[:most]]
     return ", ".join(cut) + (f" and {len(names) - most} more" if len(names) > most else "")
 

@@ -102,7 +102,7 @@ class MappingError(PlainViTError, ValueError):
     """Tensors are missing, left over or of another shape than the model needs.
 
     Args:
-        message: Which source was held against which model, and what to do.
+        message: Which source was compared with which model, and what to do.
         faults: One line per tensor; all of them at once.
     """
 

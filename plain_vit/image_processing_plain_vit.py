@@ -32,7 +32,7 @@ from transformers.image_utils import (
     get_image_size_for_max_height_width,
 )
 
-# Where both classes stand in a saved folder, in the form that `AutoImageProcessor` reads.
+# Where both classes are in a saved folder, in the form that `AutoImageProcessor` reads.
 AUTO_MAP = {
     "AutoImageProcessor": {
         "torchvision": "image_processing_plain_vit.PlainViTImageProcessor",
@@ -263,7 +263,7 @@ class SourcePreprocessing(BaseImageProcessor):
     def to_json_file(self, json_file_path: str | os.PathLike) -> None:
         """Write the settings, and the names of the classes unless the config.json beside them already says those.
 
-        transformers looks for the classes here first. In a model's folder they stand in config.json instead: code that
+        transformers looks for the classes here first. In a model's folder they are in config.json instead: code that
         is named here is also taken for a video processor's, for which a `pipeline` may ask for trust even where the
         package is imported.
 
@@ -285,7 +285,7 @@ class SourcePreprocessing(BaseImageProcessor):
 
 
 def _is_ours(kind: type) -> bool:
-    """Tell whether a class stands in this file, in the package or where it has travelled to."""
+    """Return whether a class is in this file, in the package or where it has travelled to."""
     return kind.__module__.rpartition(".")[2] == "image_processing_plain_vit"
 
 

@@ -168,7 +168,7 @@ def join_projections(model: Any) -> None:
 
 
 class PackedLinear(nn.Module):
-    """Dense layer whose weight lies in oneDNN's own order, and the activation behind it."""
+    """Dense layer whose weight lies in oneDNN's own order, and the activation after it."""
 
     def __init__(self, layer: nn.Linear, rows: int):
         super().__init__()

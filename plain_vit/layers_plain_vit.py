@@ -129,7 +129,7 @@ def norm_or_identity(config: PlainViTConfig, present: bool, width: int | None = 
     return NORMS[config.norm_type](config.hidden_size if width is None else width, eps=config.layer_norm_eps)
 
 
-# What stands on a residual branch
+# What is on a residual branch
 
 
 class LayerScale(nn.Module):
@@ -259,7 +259,7 @@ class ParallelLayer(GradientCheckpointingLayer):
 
 
 class AttentionBranch(nn.Module):
-    """One of several attentions that stand side by side in a block."""
+    """One of several attentions side by side in a block."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int, attention: Callable):
         super().__init__()
@@ -273,7 +273,7 @@ class AttentionBranch(nn.Module):
 
 
 class MLPBranch(nn.Module):
-    """One of several MLPs that stand side by side in a block."""
+    """One of several MLPs side by side in a block."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int, mlp: Callable):
         super().__init__()
@@ -562,7 +562,7 @@ class ClassTokenPooler(nn.Module):
 
 
 class NoPooler(nn.Module):
-    """Hand on every token."""
+    """Pass on every token."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
@@ -584,11 +584,11 @@ class PatchPooler(nn.Module):
     def __init__(self, config: PlainViTConfig):
         super().__init__()
         self.first = 0 if config.pool_prefix_tokens else config.num_prefix_tokens
-        self.behind = 0 if config.pool_prefix_tokens or not config.register_tokens_last else config.num_register_tokens
+        self.after = 0 if config.pool_prefix_tokens or not config.register_tokens_last else config.num_register_tokens
 
     def select(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return the tokens that are pooled."""
-        return hidden_states[:, self.first : hidden_states.shape[1] - self.behind]
+        return hidden_states[:, self.first : hidden_states.shape[1] - self.after]
 
 
 class MeanPooler(PatchPooler):

@@ -1,7 +1,7 @@
 """The plain Vision Transformer (Dosovitskiy et al. 2021), top to bottom in the order of the paper's Figure 1.
 
-The plain model is what stands here: patch embeddings, class token and positions, blocks of attention and MLP, a final
-norm, a pooled feature, a classifier. What a config can choose instead stands in `layers_plain_vit.py`, one class per
+The plain model is here: patch embeddings, class token and positions, blocks of attention and MLP, a final
+norm, a pooled feature, a classifier. What a config can choose instead is in `layers_plain_vit.py`, one class per
 choice, and is picked in the tables below.
 
 Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head
@@ -191,8 +191,8 @@ class PlainViTEmbeddings(nn.Module):
         """Leave patches out, in training; class, distillation and register tokens stay."""
         if not self.training or self.patch_dropout.rate == 0:
             return hidden_states
-        behind = self.register_tokens.shape[1] if self.register_tokens_last and self.register_tokens is not None else 0
-        end = hidden_states.shape[1] - behind
+        after = self.register_tokens.shape[1] if self.register_tokens_last and self.register_tokens is not None else 0
+        end = hidden_states.shape[1] - after
         patches = self.patch_dropout(hidden_states[:, num_prefix:end])
         return torch.cat((hidden_states[:, :num_prefix], patches, hidden_states[:, end:]), dim=1)
 
@@ -472,7 +472,7 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens that stand before the patches: class, distillation, registers."""
+        """Tokens before the patches: class, distillation, registers."""
         return self.config.num_prefix_tokens
 
     def grid_size(self, height: int, width: int) -> tuple[int, int]:
@@ -484,7 +484,7 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
         return self.config.grid_of(height, width)
 
     def tokens_to_map(self, hidden_states: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """Lay the patches out as they stood in the image, and leave all other tokens away.
+        """Lay the patches out as they were in the image, without the other tokens.
 
         Args:
             hidden_states: Tokens of shape (B, L, D), of any layer.
@@ -509,7 +509,7 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
         return patches.transpose(1, 2).unflatten(2, grid_size)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Save as transformers does, and leave no weights of an earlier save behind that would be loaded instead.
+        """Save as transformers does, and leave no weights of an earlier save that would be loaded instead.
 
         Raises:
             NotADirectoryError: when `save_directory` is a file.
@@ -536,11 +536,11 @@ class PlainViTModel(PlainViTPreTrainedModel):
 
     Without `add_pooling_layer` it has no pooler and gives no `pooler_output`.
 
-    Outputs: `last_hidden_state` of shape (B, L, D), after the final norm where that stands before the pooling;
+    Outputs: `last_hidden_state` of shape (B, L, D), after the final norm where that is before the pooling;
     `pooler_output` of shape (B, D), (B, 2 D) for pooling "cls_mean", (B, representation_size), or (B, L, D) where the
     config pools nothing.
-    Tokens stand in the order class, distillation, registers, patches in raster order (registers last if the config says
-    so).
+    The order of the tokens is class, distillation, registers, patches in raster order (registers last if the config
+    says so).
     """
 
     _auto_class = "AutoModel"
@@ -663,7 +663,7 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Tell whether a hook sees what this module takes in or gives; not those that collect only what is asked for."""
+    """Return whether a hook sees what this module takes in or gives; not those that collect only what is asked for."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(
         getattr(hook, "__module__", None) != capture_outputs.__module__ for kind in hooks for hook in kind.values()
@@ -742,7 +742,7 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):
     """The plain Vision Transformer as a source of feature maps for detection, segmentation and depth models.
 
     Stages are the embeddings ("stem") and each block ("stage1", ...); the config's `out_features` picks some. Each goes
-    through the final norm (unless `apply_layernorm=False`, or where the config's norm stands behind the pooling), and
+    through the final norm (unless `apply_layernorm=False`, or where the config's norm is after the pooling), and
     is laid out as a map (unless `reshape_hidden_states=False`).
     """
 

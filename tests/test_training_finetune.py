@@ -204,7 +204,7 @@ def rows_of(output: str) -> dict[str, str]:
 def test_impossible_sharding_is_refused(stock_folder, tmp_path, monkeypatch):
     good = {"model": str(stock_folder), "output_dir": str(tmp_path / "run"), **SHORT, "shard": True}
     for options in (good, {**good, "dry_run": True}):
-        with pytest.raises(TrainingError, match="One process has nobody to share with"):
+        with pytest.raises(TrainingError, match="There is one process only"):
             script.finetune(script.FinetuneArguments(**options))
     with pytest.raises(TrainingError, match="leave out --auto_micro_batch, and give --gradient_accumulation_steps"):
         script.finetune(script.FinetuneArguments(**good, auto_micro_batch=True))

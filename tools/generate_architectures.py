@@ -3,7 +3,7 @@
     python -m tools.generate_architectures          # make architectures
     python -m tools.generate_architectures --check  # writes nothing; the exit code is 1 where a table would change
 
-What stands in them: timm's plain Vision Transformers as arguments of its constructor, the old names that it still maps,
+What they hold: timm's plain Vision Transformers as arguments of its constructor, the old names that it still maps,
 the published files whose names carry a hash; of its other models that are like them the names, the parts that theirs
 alone have, and what those show that have none; torchvision's builders and files. Nothing is downloaded.
 """
@@ -246,11 +246,11 @@ def architectures_module() -> str:
             rows.append(f"        {name:42} {sizes['img_size']:4} {sizes['patch_size']:3} {sizes['embed_dim']:5} "
                         f"{sizes['depth']:3} {sizes['num_heads']:3}  {ratio}")  # fmt: skip
         written.append("\n".join([head, *rows, '    """),']))
-    return f'''"""What timm's names of plain Vision Transformers stand for, so that their files open without timm.
+    return f'''"""What timm's names of plain Vision Transformers mean, so that their files open without timm.
 
 Written by `make architectures` from timm {timm.__version__}: all entrypoints of its `vision_transformer.py` and
 `deit.py`, and the paper's hybrids of `vision_transformer_hybrid.py`, as arguments of its `VisionTransformer`.
-`tests/test_conversion_timm_architectures.py` holds the table against the installed timm.
+`tests/test_conversion_timm_architectures.py` compares the table with the installed timm.
 """
 
 from typing import Any
@@ -371,7 +371,7 @@ TORCHVISION_VERSION = "{version}"
 '''
 
 
-# Each table, and what writes it; the families are told by the parts that the first has.
+# Each table, and what writes it; the families are known by the parts that the first has.
 TABLES: dict[str, Callable[[], str]] = {
     "timm_architectures.py": architectures_module,
     "timm_families.py": families_module,
@@ -380,7 +380,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the tables, or tell which would change."""
+    """Write the tables, or say which would change."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a table would change")
     check = parser.parse_args(arguments).check

@@ -1,8 +1,8 @@
-"""What timm's names of plain Vision Transformers stand for, so that their files open without timm.
+"""What timm's names of plain Vision Transformers mean, so that their files open without timm.
 
 Written by `make architectures` from timm 1.0.31: all entrypoints of its `vision_transformer.py` and
 `deit.py`, and the paper's hybrids of `vision_transformer_hybrid.py`, as arguments of its `VisionTransformer`.
-`tests/test_conversion_timm_architectures.py` holds the table against the installed timm.
+`tests/test_conversion_timm_architectures.py` compares the table with the installed timm.
 """
 
 from typing import Any

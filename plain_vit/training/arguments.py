@@ -207,7 +207,7 @@ class RunOptions:
         None, help="of the weights, for their page; what the page of the model says if not given"
     )
     push_to_hub: str | None = option(None, help="user/name of the repository that gets the result")
-    hub_private: bool = option(False, help="let nobody else see that repository")
+    hub_private: bool = option(False, help="make that repository private")
 
 
 # Of these, the one that is given last takes the place of the others.
@@ -260,7 +260,7 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
 
 
 def _by_option(words: Sequence[str]) -> dict[str, list[str]]:
-    """Split a command line by its options, `--name value ...`; what stands before them has the name of nothing."""
+    """Split a command line by its options, `--name value ...`; what comes before them belongs to none."""
     layer: dict[str, list[str]] = {}
     name = ""
     for word in words:
@@ -313,7 +313,7 @@ RANGES: dict[str, tuple[float, float]] = {
     ),
     "magnitude": (0, 30),
 }  # fmt: skip
-# Options that mean something beside another one only.
+# Options that mean something only together with another one.
 COMPANIONS = {
     "teacher": ("distillation", "distillation_weight", "distillation_temperature"),
     "lora_rank": ("lora_alpha", "lora_targets"),

@@ -412,9 +412,9 @@ def _rows_of(stream: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     yield from stream
 
 
-def _stream_size(stream: IterableDataset, told: int | None) -> int:
-    if told is not None:
-        return told
+def _stream_size(stream: IterableDataset, given: int | None) -> int:
+    if given is not None:
+        return given
     said = (stream.info.splits or {}).get(str(stream.split))
     if said is None or not said.num_examples:
         raise DataError("The stream does not say how many training images it has: give --stream_images.")
@@ -543,21 +543,21 @@ def _read_names(file: str | None) -> list[str] | None:
     return [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def _with_class_labels(splits: dict[str, Any], told: list[str] | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Turn numbers and words into classes: those that were told, or those of the training split, sorted."""
+def _with_class_labels(splits: dict[str, Any], given: list[str] | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Turn numbers and words into classes: those that were given, or those of the training split, sorted."""
     feature = splits["train"].features["label"]
-    if told is not None:
+    if given is not None:
         if isinstance(feature, ClassLabel):
             raise DataError(
                 f"The classes have names already, {', '.join(feature.names[:5])}, ...: leave out --label_names."
             )
-        if len(set(told)) < len(told):
+        if len(set(given)) < len(given):
             raise DataError("--label_names says some class twice.")
-        classes = ClassLabel(names=told)
+        classes = ClassLabel(names=given)
         try:
-            return {role: split.cast_column("label", classes) for role, split in splits.items()}, told
+            return {role: split.cast_column("label", classes) for role, split in splits.items()}, given
         except ValueError as error:  # a number outside the list
-            raise DataError(f"The labels do not fit the {len(told)} classes of --label_names: {error}") from error
+            raise DataError(f"The labels do not fit the {len(given)} classes of --label_names: {error}") from error
     if isinstance(splits["train"], IterableDataset) and not isinstance(feature, ClassLabel):
         raise DataError(
             f"The labels of the stream are {feature.dtype} without names, and it cannot be searched for them: give "

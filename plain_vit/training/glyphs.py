@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 
-# I and O are left out: once rotated and squeezed they cannot be told from 1 and 0.
+# I and O are left out: once rotated and squeezed they look like 1 and 0.
 CHARACTERS = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"
 IMAGE_SIZE = 24  # three times the 8 pixels of scikit-learn's handwritten digits
 STROKES = (0, 2, 4, 6)  # extra pen width, in pixels of the template

@@ -1,7 +1,7 @@
 """From a data set to batches: what is drawn when, and how an image becomes pixels.
 
 Everything random here is a function of the seed, the epoch, the row of the image and which of its copies it is. So a
-batch is the same in whichever process or worker it is made, and a run that goes on in the middle of an epoch sees what
+batch is the same in whichever process or worker it is made, and a run resumed in the middle of an epoch sees what
 it would have seen.
 
 Legend: `B` batch, `C` channels, `H W` pixels.
@@ -45,7 +45,7 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
         rows: size of the set.
         length: how many rows to draw in all, over all epochs.
         seed: decides the orders.
-        start: how many rows were drawn before, in the run that goes on.
+        start: how many rows the run had drawn when it was stopped.
         balanced_by: the classes of the rows, to draw each class equally often.
         repeats: copies of an image, which differ in their augmentation.
         batch_size: images of one optimizer step, over which copies are spread.
@@ -73,7 +73,7 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
         return self.length - self.start
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
-        done = self.start % self.batch_size  # of the batch in which the run goes on
+        done = self.start % self.batch_size  # of the batch in which the run is resumed
         drawn = self._drawn(self.start - done)
         while batch := list(itertools.islice(drawn, self.batch_size)):
             spread = [place for copy in range(self.repeats) for place in batch[copy :: self.repeats]]
@@ -99,7 +99,7 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
 
 
 def _times_before(order: np.ndarray) -> np.ndarray:
-    """Return how often each row of an order stands before the place where it stands."""
+    """Return how often each row of an order occurs before each of its places."""
     places = np.argsort(order, kind="stable")
     _, first, counts = np.unique(order[places], return_index=True, return_counts=True)
     before = np.empty_like(order)
@@ -170,7 +170,7 @@ class UnreadableImages:
     Args:
         stop: end at the first one; else they are counted, and named once.
         say: prints a line.
-        count: how many there were before, in the run that goes on.
+        count: how many there were when the run was stopped.
     """
 
     def __init__(self, *, stop: bool, say: Callable[[str], object], count: int = 0) -> None:

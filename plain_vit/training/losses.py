@@ -1,4 +1,4 @@
-"""What a classifier is told it did wrong: by labels, hard or blended, and by a teacher.
+"""The losses of a classifier: by labels, hard or blended, and by a teacher.
 
 Legend: `B` batch, `K` classes.
 """

@@ -25,7 +25,7 @@ def keep_freed_memory() -> bool:
     of their pages is filled with zeros anew. Blocks of 128 MiB and more still go back.
 
     Returns:
-        Whether the C library could be told: glibc can.
+        Whether the C library can be set so: glibc can.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -69,7 +69,7 @@ def fitting_accumulation(
 
 
 def is_lack_of_memory(error: RuntimeError) -> bool:
-    """Tell whether an error says that a device, or the machine, has no memory left."""
+    """Return whether an error says that a device, or the machine, has no memory left."""
     return isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
 
 

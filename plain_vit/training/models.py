@@ -26,7 +26,7 @@ from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTForImageClassification, PlainViTPositionEmbedding
 from plain_vit.training.images import input_size, pixel_levels
 
-# The layers that low-rank additions stand on by default (Hu et al. 2022, section 4.2), as their classes call them.
+# The layers that get low-rank additions by default (Hu et al. 2022, section 4.2), as their classes call them.
 QUERY_AND_VALUE = {"q_proj", "v_proj", "query", "value", "q", "v"}
 
 
@@ -205,7 +205,7 @@ def _open(
 
 
 def is_transformers_checkpoint(source: str) -> bool:
-    """Tell a transformers folder or Hub id from a checkpoint of another library."""
+    """Return whether this is a transformers folder or Hub id, not a checkpoint of another library."""
     if Path(source).is_file():
         return False
     try:

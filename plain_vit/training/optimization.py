@@ -111,7 +111,7 @@ def freeze(model: nn.Module, what: Sequence[str], head: Collection[str]) -> None
 
     Args:
         model: the classifier.
-        what: `backbone` (all but the head), a number (what stands before the blocks, and so many blocks from below), or
+        what: `backbone` (all but the head), a number (what is before the blocks, and so many blocks from below), or
             patterns of names, such as `vit.embeddings.*`.
         head: names of the parameters of the head.
 
@@ -143,7 +143,7 @@ def freeze(model: nn.Module, what: Sequence[str], head: Collection[str]) -> None
 
 
 def train_mode(model: nn.Module) -> None:
-    """Put a model into training mode, but for what is wholly frozen: its dropout and running statistics stand still."""
+    """Put a model into training mode, but for what is wholly frozen: no dropout, and running statistics as they are."""
     model.train()
     for module in model.modules():
         parameters = list(module.parameters())
@@ -158,7 +158,7 @@ def heights_above_input(names: Iterable[str]) -> dict[str, int]:
         names: all parameters, in the order in which the model defines them.
 
     Returns:
-        0 for what stands before the blocks, 1 for the first block, and so on; one above the last block for the rest.
+        0 for what is before the blocks, 1 for the first block, and so on; one above the last block for the rest.
 
     Raises:
         TrainingError: There is not exactly one stack of blocks.

@@ -1,4 +1,4 @@
-"""The processes of a run: as many as were asked for, others that prepare images, and a stop when they are told to."""
+"""The processes of a run: as many as were asked for, others that prepare images, and an end on request."""
 
 import multiprocessing
 import multiprocessing.forkserver
@@ -31,7 +31,7 @@ def start_accelerator(
         TrainingError: Another number of processes is running, or they would not do what was asked for.
     """
     launched = int(os.environ.get("WORLD_SIZE", "1"))
-    # Without a GPU, and without being told so, Accelerate would take each of several processes for the only one.
+    # Without a GPU, and where nothing says so, Accelerate would take each of several processes for the only one.
     cpu = True if launched > 1 and not torch.accelerator.is_available() else None
     accelerator = Accelerator(
         cpu=bool(cpu), gradient_accumulation_steps=gradient_accumulation_steps, mixed_precision=mixed_precision
@@ -63,7 +63,7 @@ def loading_options(num_workers: int) -> dict[str, Any]:
     too, which must do its work under `if __name__ == "__main__":`.
 
     The processes come from a server that only imports, where the system can have one. A process that is forked from one
-    that trains may stand still for ever, if a thread of gloo, NCCL or CUDA holds a lock at that moment; before
+    that trains may hang for ever, if a thread of gloo, NCCL or CUDA holds a lock at that moment; before
     Python 3.11.8 the interpreter's own is such a lock (python/cpython#112275). Signals to a group of processes, which
     `torchrun` and Ctrl-C send, do not reach them: the process that trains needs them until it has saved.
 

@@ -14,12 +14,12 @@ COLUMN = 10  # characters; more where the name needs them
 class Progress:
     """A bar over all training images, the clock of the training, and the table.
 
-    The clock stands still while the run does something else than training. Time spent waiting for data is what the loop
+    The clock is stopped while the run does something else than training. Time spent waiting for data is what the loop
     needs to get its next batch, also where an accelerator is still busy with the one before.
 
     Args:
         total: Images to learn from, over all epochs and processes.
-        done: Images that were learnt from before, in the run that goes on.
+        done: Images that were learnt from before, when the run was stopped.
         shown: Print; only one of several processes does.
     """
 

@@ -74,7 +74,7 @@ def training_facts(
         curves={caption: path for caption, path in PICTURES.items() if (run / path).exists()},
         recipe=recipe,
         environment=environment,
-        limits=[f"It was held against the {split_name} split of {_name(dataset)} alone."],
+        limits=[f"It was evaluated on the {split_name} split of {_name(dataset)} alone."],
         **known,
     )  # fmt: skip
 
@@ -88,8 +88,8 @@ def publish(
         run: The folder of the run.
         facts: From `training_facts`.
         repo_id: "user/name", or None to keep it here.
-        private: Let nobody else see the repository.
-        say: Is told where there is no page.
+        private: Make the repository private.
+        say: Called with a message where there is no page.
 
     Returns:
         What was pushed.
@@ -112,5 +112,5 @@ def publish(
 
 
 def _name(place: str) -> str:
-    """Return a Hub id as it is, and the last part of a path, whose folders are nobody's business."""
+    """Return a Hub id as it is, and the last part of a path, whose folders are private."""
     return Path(place).name if Path(place).exists() else place

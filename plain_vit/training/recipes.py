@@ -55,7 +55,7 @@ def _paper_finetuning(name: str, steps: int, sweep: str, share: str, target: str
 
 def _augreg(layers: int, magnitude: int, mixup: float) -> Recipe:
     return Recipe(
-        "An augmentation preset of AugReg (Steiner et al. 2022), to be put behind another recipe. They combine it with "
+        "An augmentation preset of AugReg (Steiner et al. 2022), to be put after another recipe. They combine it with "
         "weight decay 0.03 or 0.1, and with dropout and stochastic depth both 0 or both 0.1.",
         {"augmentation": "randaugment" if layers else "none", "augmentation_layers": layers, "magnitude": magnitude,
          "mixup": mixup},

@@ -30,7 +30,7 @@ class RunFolder:
     Args:
         path: the folder.
         accelerator: one process writes what is common, all write their parts of a checkpoint.
-        options: what decides the result of the run: one that goes on must have the same.
+        options: what decides the result of the run: a resumed one must have the same.
         resume: go on from the newest checkpoint.
 
     Raises:
@@ -139,7 +139,7 @@ class RunFolder:
         if self.accelerator.reduce(torch.tensor(float(free < needed), device=self.accelerator.device)) > 0:
             raise OutputError(
                 f"The disk of {self.path} has {free / 1e9:.2f} GB left, {what} needs {needed / 1e9:.2f} GB: free some, "
-                "or keep fewer with --checkpoints_kept. What has been saved stands; --resume goes on from it."
+                "or keep fewer with --checkpoints_kept. What has been saved is whole; --resume continues from it."
             )
 
     def log(self, **values: Any) -> None:

@@ -46,7 +46,7 @@ def shard(model: nn.Module, accelerator: Accelerator) -> None:
     model.to(accelerator.device)
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    # What stands outside of the blocks is divided again after each forward pass too: an evaluation has no backward
+    # What is outside of the blocks is divided again after each forward pass too: an evaluation has no backward
     # pass, and checkpoints and averages are made of parts.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
 
@@ -62,7 +62,7 @@ def blocks_to_shard(model: nn.Module, accelerator: Accelerator) -> list[nn.Modul
         TrainingError: There is one process only, or the model does not say what its blocks are.
     """
     if accelerator.num_processes < 2:
-        raise TrainingError("One process has nobody to share with: start several, or leave out --shard.")
+        raise TrainingError("There is one process only, so nothing to divide: start several, or leave out --shard.")
     kinds = set(getattr(model, "_no_split_modules", None) or ())
     blocks = [module for module in model.modules() if type(module).__name__ in kinds]
     if not blocks:
@@ -78,7 +78,7 @@ def held_here(model: nn.Module) -> tuple[int, int]:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Tell whether `shard` divided a model."""
+    """Return whether `shard` divided a model."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 

@@ -52,7 +52,7 @@ class Snapshots:
         every: Epochs between snapshots; 0 takes none.
         epochs: Of the run.
         total_steps: Of the run.
-        sharded: No process holds a whole model, so nobody can look.
+        sharded: No process holds a whole model, so none can look.
         accelerator: Only its main process looks.
     """
 

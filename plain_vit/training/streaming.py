@@ -4,7 +4,7 @@ What is not known of a stream is what comes next, so the promises are smaller th
 
 - Every worker of every process has shards of its own, so there must be as many shards as workers in all. Images are
   shuffled within a buffer, shards with each other. Where shards differ in size, those of small ones come more often.
-- A run that goes on reads the stream again up to its place, without decoding it, and then gives the same batches. For
+- A resumed run reads the stream again up to its place, without decoding it, and then gives the same batches. For
   that it needs as many processes and workers as before.
 """
 
@@ -36,7 +36,7 @@ class StreamedImages(torch.utils.data.IterableDataset):
         transform: from a stored image to levels (C, H, W), which is what comes out.
         classes: how many there are.
         batch_size: images of one batch of this process.
-        batches_before: how many batches this process had before, in the run that goes on.
+        batches_before: how many batches this process had when the run was stopped.
         buffer: images among which one is drawn.
         process: (number of this process, number of processes).
         seed: decides order and augmentation.
@@ -61,14 +61,14 @@ class StreamedImages(torch.utils.data.IterableDataset):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         number, workers = (info.id, info.num_workers) if info else (0, 1)
-        # The loader takes one batch of each worker in turn, and begins with the first: in a run that goes on, the first
+        # The loader takes one batch of each worker in turn, and begins with the first: in a resumed run, the first
         # plays the part of the worker whose turn it was.
         number = (number + self.batches_before) % workers
         batches = self.batches_before // workers + (number < self.batches_before % workers)
         process, processes = self.process
         part = process * workers + number
         rows = self._rows(self.stream.shard(num_shards=processes * workers, index=part))
-        ahead: deque[dict[str, Any]] = deque()  # rows that stood in for one before them, and are still to come
+        ahead: deque[dict[str, Any]] = deque()  # rows that took the place of one before them, and are still to come
         for place in itertools.count():
             row = ahead.popleft() if ahead else next(rows)
             if place < batches * self.batch_size:

@@ -49,8 +49,8 @@ def start_trackers(
         names: As `tracker_names` returns them.
         folder: Of the run; its name names the run. Tensorboard's files go into `tensorboard` below it.
         arguments: Of the run.
-        step: Where the run goes on; what was reported of later steps is dropped where the tracker can. 0 begins a new
-            run.
+        step: Where the run is resumed; what was reported of later steps is dropped where the tracker can. 0 begins a
+            new run.
     """
     run = folder.resolve().name
     makers: dict[str, Any] = {
