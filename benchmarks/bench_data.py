@@ -4,7 +4,7 @@ python -m benchmarks.bench_data --write
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import datasets
@@ -18,7 +18,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 from transformers import ViTImageProcessor
 
-from benchmarks.harness import Case, Result, compare, parser, report
+from benchmarks.harness import Case, compare, parser, rates, report
 from plain_vit.training.images import AugmentedImages, ShuffledStream, training_transform
 
 SIZES = {(500, 375): 64, (3000, 2000): 16}  # (width, height) of the files: how many of them a turn goes through
@@ -114,15 +114,6 @@ def decoding(size: tuple[int, int]) -> Callable[[], object]:
     return lambda: [PIL.Image.open(io.BytesIO(file)).load() for file in files]
 
 
-def rates(results: Sequence[Result]) -> str:
-    """Return a Markdown table of images per second."""
-    lines = ["| case | images/s | times the first |", "|---|---:|---:|"]
-    for result in results:
-        assert result.images is not None
-        lines.append(f"| {result.name} | {result.images / result.seconds:.0f} | {1 / result.ratio:.2f} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     options = parser(__doc__).parse_args()
     results, weights = [], []
@@ -136,7 +127,7 @@ def main() -> None:
         cases.append(Case(f"{label}: plain-vit", ours, {"size": size}, images=count))
         cases.append(Case(f"{label}: decoding alone", decoding, {"size": size}, images=count))
         results += compare(cases, options.turns)
-    notes = f"{NOTES.format(sizes=', '.join(weights))}\n\n{rates(results)}"
+    notes = f"{NOTES.format(sizes=', '.join(weights))}\n\n{rates(results, 'the first')}"
     report("data", "Training images from JPEG files", notes, results, options.write)
 
 

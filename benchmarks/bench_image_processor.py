@@ -3,7 +3,7 @@
 python -m benchmarks.bench_image_processor --write
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import PIL.Image
@@ -13,7 +13,7 @@ from timm.data import create_transform
 from transformers import ViTImageProcessor, ViTImageProcessorPil
 
 from benchmarks.bench_data import MEAN, STD
-from benchmarks.harness import Case, Result, compare, parser, report
+from benchmarks.harness import Case, Result, compare, parser, rates, report
 from plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
 
 SIZES = {(500, 375): 16, (3000, 2000): 2}  # (width, height) of the images: how many of them a batch has
@@ -66,15 +66,6 @@ def resizing(size: tuple[int, int]) -> Callable[[], object]:
     return lambda: [image.resize(short, PIL.Image.Resampling.BICUBIC) for image in images]
 
 
-def rates(results: Sequence[Result]) -> str:
-    """Return a Markdown table of images per second."""
-    lines = ["| case | images/s | times timm |", "|---|---:|---:|"]
-    for result in results:
-        assert result.images is not None
-        lines.append(f"| {result.name} | {result.images / result.seconds:.0f} | {1 / result.ratio:.2f} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     options = parser(__doc__).parse_args()
     results: list[Result] = []
@@ -86,7 +77,7 @@ def main() -> None:
         ]
         cases.append(Case(f"{label}: Pillow's resizing alone", resizing, {"size": size}, images=count))
         results += compare(cases, options.turns)
-    notes = NOTES.format(rates=rates(results))
+    notes = NOTES.format(rates=rates(results, "timm"))
     report("image-processor", "Opened images to pixels", notes, results, options.write)
 
 

@@ -207,7 +207,7 @@ def _ask(case: Case, connection: Connection) -> Any:
 
 
 def _serve(connection: Connection, case: Case, keep_memory: bool) -> None:
-    """Prepare a case and take its turns, each when told to, until the other end closes."""
+    """Prepare a case and take its turns, each when asked to, until the other end closes."""
     repeats, seconds = 1, 0.0
     try:
         connection.recv()
@@ -319,6 +319,15 @@ def name_of_run(name: str, options: argparse.ArgumentParser, chosen: argparse.Na
         if option not in ("turns", "write") and value != options.get_default(option):
             given += [option] if value is True else value if isinstance(value, list) else [str(value)]
     return re.sub("[^a-z0-9]+", "-", "-".join([name, *given]).lower())
+
+
+def rates(results: Sequence[Result], first: str) -> str:
+    """Return a Markdown table of images per second, and of the ratio to the first case."""
+    lines = [f"| case | images/s | times {first} |", "|---|---:|---:|"]
+    for result in results:
+        assert result.images is not None
+        lines.append(f"| {result.name} | {result.images / result.seconds:.0f} | {1 / result.ratio:.2f} |")
+    return "\n".join(lines)
 
 
 def report(name: str, title: str, notes: str, results: Sequence[Result], write: bool, last: bool = True) -> None:

@@ -175,11 +175,11 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
         cached = huggingface_hub.try_to_load_from_cache(report.source, CARD, revision=revision)
         said = source_facts(Path(cached).parent) if isinstance(cached, str) else {}
     else:
-        place, said = f"`{source.resolve().name}`", source_facts(source)  # where it lay is nobody's business
+        place, said = f"`{source.resolve().name}`", source_facts(source)  # where it lay is a private path
     sentences = [f"Converted from {place}, a checkpoint of {report.format}{layout}."]
-    if report.told:
-        told = ", ".join(f"`{name} = {value!r}`" for name, value in report.told.items())
-        sentences.append(f"What the checkpoint does not say was told by whoever converted it: {told}.")
+    if report.given_hints:
+        given = ", ".join(f"`{name} = {value!r}`" for name, value in report.given_hints.items())
+        sentences.append(f"What the checkpoint does not say was given by whoever converted it: {given}.")
     return ModelFacts(
         name=name,
         origin=" ".join(sentences),

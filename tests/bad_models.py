@@ -28,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class BadModel(NamedTuple):
-    """How to make it in an empty folder, what it must raise, what the message must say, and what else is told."""
+    """How to make it in an empty folder, what it must raise, what the message must say, and what else is given."""
 
     make: Callable[[Path], Path]
     raises: type[PlainViTError]
@@ -215,13 +215,13 @@ _HEADS = ("--num-attention-heads", "3", "--image-size", "24", "--patch-size", "8
 _OTHER_SIZE = "the position table is for 9 patches"
 for _title, _change, _raises, _says, _hints in [
     ("no word on its heads", lambda saved: None, AmbiguousCheckpointError, "num_attention_heads", ()),
-    ("the wrong heads told", lambda saved: None, MappingError, "30 wide together",
+    ("the wrong heads given", lambda saved: None, MappingError, "30 wide together",
      ("--num-attention-heads", "7", *_HEADS[2:])),
-    ("a pooling told that does not fit", lambda saved: None, MappingError, "trained with cls",
+    ("a pooling given that does not fit", lambda saved: None, MappingError, "trained with cls",
      (*_HEADS, "--pooling", "mean")),
-    ("an image size told that does not fit", lambda saved: None, MappingError, _OTHER_SIZE,
+    ("an image size given that does not fit", lambda saved: None, MappingError, _OTHER_SIZE,
      (*_HEADS, "--image-size", "64")),
-    ("patches told that do not fit", lambda saved: None, MappingError, "a patch has",
+    ("patches given that do not fit", lambda saved: None, MappingError, "a patch has",
      (*_HEADS, "--patch-size", "7")),
     ("a model and its moving average", _beside_itself("model", "ema"), AmbiguousCheckpointError, "key", _HEADS),
     ("tensors with and without a prefix", _twice_wrapped, AmbiguousCheckpointError, "side by side", _HEADS),

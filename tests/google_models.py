@@ -123,7 +123,7 @@ def as_bfloat16(arrays: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def save(path: Path, arrays: Mapping[str, np.ndarray], prefix: str = "", also: Mapping[str, Any] | None = None) -> Path:
-    """Write an `.npz` as numpy does, every name behind the prefix, with other arrays beside them."""
+    """Write an `.npz` as numpy does, every name after the prefix, with other arrays beside them."""
     np.savez(path, **{f"{prefix}{name}": array for name, array in arrays.items()}, **(also or {}))
     return path
 
@@ -132,7 +132,7 @@ def save(path: Path, arrays: Mapping[str, np.ndarray], prefix: str = "", also: M
 
 
 def forward(arrays: Mapping[str, np.ndarray], images: np.ndarray, gelu: str = "tanh") -> dict[str, np.ndarray]:
-    """Return `tokens` behind the last norm, `pooled` and `logits` (where there is a head) for images (B, H, W, C)."""
+    """Return `tokens` after the last norm, `pooled` and `logits` (where there is a head) for images (B, H, W, C)."""
     w = {name: array.astype(np.float64) for name, array in arrays.items()}
     x = images.astype(np.float64)
     if "conv_root/kernel" in w:

@@ -396,7 +396,7 @@ def test_token_norms_are_those_of_the_hidden_states(kind: str) -> None:
     norms = token_norms(model, pixels)
     with torch.no_grad():
         states = model.eval()(pixels, output_hidden_states=True).hidden_states
-    for layer in range(3):  # transformers' last hidden state may be behind the final norm
+    for layer in range(3):  # transformers' last hidden state may be after the final norm
         np.testing.assert_allclose(norms[:, layer], states[layer].norm(dim=-1), rtol=1e-6)
     assert norms.shape == (2, 4, states[0].shape[1])
 

@@ -140,7 +140,7 @@ HOSTILE = "open({ran!r}, 'w').close()\nclass Evil: pass\n"
 
 @pytest.fixture
 def claims_to_be_ours(tmp_path: Path) -> Path:
-    """A whole folder of ours, but for code of its own behind every name that `auto_map` knows."""
+    """A whole folder of ours, but for code of its own for every name that `auto_map` knows."""
     folder = save_ours(tmp_path / "claims")
     hostile = HOSTILE.format(ran=str(tmp_path / "RAN"))
     for file in folder.glob("*.py"):
@@ -268,7 +268,7 @@ def page() -> str:
         "",
         f"## Models ({len(models)})",
         "",
-        "The files are sound; tensors, settings or what was told do not fit.",
+        "The files are sound; tensors, settings or hints do not fit.",
         "",
         *rows(models),
         "",

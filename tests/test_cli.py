@@ -47,7 +47,7 @@ def test_convert_writes_a_folder_with_the_numbers_of_the_source(
 ) -> None:
     assert main(["convert", str(checkpoint), str(tmp_path / "out"), *SAID]) == 0
     printed = capsys.readouterr().out
-    assert "told: num_attention_heads = 3" in printed
+    assert "given: num_attention_heads = 3" in printed
     assert "logits: 0.0e+00" in printed  # the source's own model was run
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "out", attn_implementation="eager")
     pixel_values = torch.randn(2, 3, 15, 21)

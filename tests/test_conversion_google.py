@@ -1,4 +1,4 @@
-"""Google's `.npz` files: written here in their exact layout, held against an independent forward pass in numpy."""
+"""Google's `.npz` files: written here in their exact layout, compared with an independent forward pass in numpy."""
 
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ def test_the_activation_is_that_of_jax_unless_the_caller_wants_the_exact_one(tmp
     assert max(differences(exact.model, arrays, gelu="erf").values()) <= TOLERANCE
     assert max(differences(exact.model, arrays).values()) > 10 * TOLERANCE  # so the choice shows
     assert "hidden_act = 'gelu_pytorch_tanh', from flax" in str(default.report)
-    assert "told: hidden_act = 'gelu'" in str(exact.report)
+    assert "given: hidden_act = 'gelu'" in str(exact.report)
 
 
 def test_bfloat16_stays_bfloat16(tmp_path: Path) -> None:

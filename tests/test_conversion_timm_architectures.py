@@ -1,6 +1,6 @@
 """The tables of architectures, against the timm and the torchvision that are installed.
 
-Where these are of another release than the tables were written from, each entry is still held against them.
+Where these are of another release than the tables were written from, each entry is still compared with them.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,13 +51,13 @@ def test_the_table_is_what_timm_builds() -> None:
         ("torchvision", "torchvision_architectures.py", generator.torchvision_module),
     ],
 )
-def test_a_table_is_written_again_as_it_stands(package: str, table: str, write: Callable[[], str]) -> None:
+def test_a_table_is_written_again_as_it_is(package: str, table: str, write: Callable[[], str]) -> None:
     skip_other_releases(package)
     assert (generator.PACKAGE / table).read_text() == write()
 
 
 @pytest.mark.slow
-def test_the_table_of_families_is_written_again_as_it_stands() -> None:
+def test_the_table_of_families_is_written_again_as_it_is() -> None:
     skip_other_releases("timm")
     assert (generator.PACKAGE / "timm_families.py").read_text() == generator.families_module()
 

@@ -106,7 +106,7 @@ def test_what_training_leaves_on_a_model_changes_nothing(tmp_path: Path) -> None
 def test_kernels_of_the_hub_in_place_of_a_model_s_own_are_refused() -> None:
     module = tiny_transformers("ViTModel")
     module._use_kernels = True
-    with pytest.raises(ExportError, match="kernels of the Hub stand in for its own functions"):
+    with pytest.raises(ExportError, match="kernels of the Hub replace its own functions"):
         from_module(module)
 
 
@@ -590,13 +590,13 @@ def test_a_mask_token_may_be_dropped_by_name_and_the_error_says_so(
         assert torch.equal(module(images), model.eval()(images).pooler_output)
     exported = to_checkpoint(model, out, format=target, drop=["mask_token"])
     assert exported.dropped.keys() == {"mask_token"}
-    assert "dropped mask_token: it stands for hidden patches" in str(exported)
+    assert "dropped mask_token: it replaces hidden patches" in str(exported)
     model.save_pretrained(tmp_path / "ours")
     words = ["export", str(tmp_path / "ours"), str(tmp_path / "again"), "--to", target]
     assert main(words) == ExportError.exit_code
     assert "--drop mask_token" in capsys.readouterr().err
     assert main([*words, "--drop", "mask_token"]) == 0
-    assert "dropped mask_token: it stands for hidden patches" in capsys.readouterr().out
+    assert "dropped mask_token: it replaces hidden patches" in capsys.readouterr().out
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
     back = from_checkpoint(out).model.state_dict()
     kept = {name: tensor for name, tensor in model.state_dict().items() if "mask_token" not in name}
@@ -715,7 +715,7 @@ ELSEWHERE = """
         config = AutoConfig.from_pretrained(folder)
         (name,) = config.architectures
         kind = AutoModelForImageClassification if name.endswith("ForImageClassification") else AutoModel
-        if name.endswith("WithTeacher"):  # it stands in no Auto class
+        if name.endswith("WithTeacher"):  # no Auto class has it
             kind = DeiTForImageClassificationWithTeacher
         model, info = kind.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info

@@ -197,7 +197,7 @@ def outputs(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 
 def tokens_between_blocks(module: nn.Module, case: Case, images: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tokens before each block of vit-pytorch's model, and behind the last one before any norm."""
+    """Return the tokens before each block of vit-pytorch's model, and after the last one before any norm."""
     caught: list[torch.Tensor] = []
     transformer = module.get_submodule("transformer")
     first_halves = (

@@ -1,4 +1,4 @@
-"""What the model does to be fast, held against the plain computation."""
+"""What the model does to be fast, compared with the plain computation."""
 
 import json
 import math

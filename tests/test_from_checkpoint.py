@@ -151,7 +151,7 @@ def test_heads_and_size_are_asked_for_and_the_rest_is_reported(name: str, tmp_pa
     assert f"{path}: vit_pytorch, layout vit 1.17.3" in report
     assert "inferred: num_channels = 3, from the 147 numbers of a patch" in report
     assert "inferred: pooling = 'cls', from the class token" in report
-    assert "told: head_dim = 10" in report
+    assert "given: head_dim = 10" in report
     assert converted.image_processor.size == {"height": 28, "width": 28}
 
 
@@ -281,17 +281,17 @@ def test_reference_that_settles_nothing_says_so(tmp_path: Path) -> None:
     assert set(caught.value.candidates) == {"num_attention_heads"}
 
 
-@pytest.mark.parametrize("told", [{}, {"layer_norm_eps": 1e-3}])
-def test_reference_of_another_epsilon_is_noted_until_it_is_told(told: dict[str, float], tmp_path: Path) -> None:
+@pytest.mark.parametrize("hints", [{}, {"layer_norm_eps": 1e-3}])
+def test_reference_of_another_epsilon_is_noted_until_it_is_given(hints: dict[str, float], tmp_path: Path) -> None:
     theirs, images = small(), torch.randn(2, 3, 15, 28)
     for module in theirs.modules():
         if isinstance(module, nn.LayerNorm):
             module.eps = 1e-3
     path = saved(theirs.state_dict(), tmp_path)
     reference = (images, logits(theirs, images))
-    converted = from_checkpoint(path, patch_size=(5, 7), image_size=(15, 28), **told, reference=reference)
+    converted = from_checkpoint(path, patch_size=(5, 7), image_size=(15, 28), **hints, reference=reference)
     assert converted.report.config.num_attention_heads == 3  # found all the same
-    assert any("try layer_norm_eps=" in note for note in converted.report.notes) == (not told)
+    assert any("try layer_norm_eps=" in note for note in converted.report.notes) == (not hints)
 
 
 def test_reference_finds_the_clearly_nearest_of_several_ways_within_its_tolerance(tmp_path: Path) -> None:

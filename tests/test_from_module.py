@@ -1,4 +1,4 @@
-"""Live modules: what was done to them and what stands around them is read, or refused by name; nothing is dropped."""
+"""Live modules: what was done to them and their wrappers are read, or refused by name; nothing is dropped."""
 
 import copy
 import functools
@@ -142,7 +142,7 @@ def test_the_epsilon_that_torch_chooses_for_a_root_mean_square_is_read(dtype: to
     assert difference(output(again, pixel_values), output(module, pixel_values)) == 0.0
 
 
-# What stands around a model
+# Wrappers
 
 
 class Backbone(nn.Module):

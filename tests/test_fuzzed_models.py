@@ -105,7 +105,7 @@ VALUES = strategies.recursive(
 
 
 def places(settings: object, at: tuple = ()) -> list[tuple]:
-    """Return where each value of nested settings stands."""
+    """Return the path of each value of nested settings."""
     if not isinstance(settings, dict):
         return []
     return [place for name, value in settings.items() for place in ((*at, name), *places(value, (*at, name)))]

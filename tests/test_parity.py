@@ -1,4 +1,4 @@
-"""Two models held against each other: in the source's order of operations, and what differs is named."""
+"""Two models compared with each other: in the source's order of operations, and what differs is named."""
 
 from collections.abc import Callable
 

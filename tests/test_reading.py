@@ -156,7 +156,7 @@ def test_safetensors_are_preferred_to_a_pickle_beside_them_and_the_report_says_s
     assert checkpoint.notes == ("model.safetensors was read and pytorch_model.bin left aside",)
 
 
-def test_a_folder_of_accelerate_is_read_as_it_stands(tmp_path: Path) -> None:
+def test_a_folder_of_accelerate_is_read_as_it_is(tmp_path: Path) -> None:
     model = randomize_(nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5)))
     accelerator = accelerate.Accelerator(cpu=True)
     prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))

@@ -73,7 +73,7 @@ def test_copies_are_repeated_in_the_recipe_that_publishes_it_alone():
     assert [name for name, recipe in RECIPES.items() if "repeated_augmentation" in recipe.options] == ["deit3-pretrain"]
 
 
-def test_recipe_is_overridden_by_what_is_given_wherever_it_stands():
+def test_recipe_is_overridden_by_what_is_given_wherever_it_is():
     arguments = parse("--learning_rate", 0.03, *NEEDED, "--recipe", "vit-cifar10", "--batch-size=64")
     assert (arguments.learning_rate, arguments.batch_size, arguments.momentum) == (0.03, 64, 0.9)
     assert arguments.recipe == ["vit-cifar10"]

@@ -1,4 +1,4 @@
-"""Saving and loading in every form that transformers knows; nothing old is left behind, nothing is lost on the way."""
+"""Saving and loading in every form that transformers knows; nothing old is left, nothing is lost on the way."""
 
 import copy
 import json

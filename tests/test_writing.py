@@ -31,7 +31,7 @@ from plain_vit.errors import OutputError, OutputExistsError
 
 processes = multiprocessing.get_context("fork")  # a child is ready at once, with all imports of this process
 tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it
-pytestmark = pytest.mark.usefixtures("one_thread")  # a child waits for ever on threads that stayed behind
+pytestmark = pytest.mark.usefixtures("one_thread")  # a child waits for ever on threads that stayed
 
 
 def some_tensors(value: float = 1.0) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Small models of every kind, and how two results are held against each other."""
+"""Small models of every kind, and how two results are compared with each other."""
 
 from typing import Any
 

@@ -90,7 +90,7 @@ def finish(process: subprocess.Popen[str], limit: float = LIMIT) -> str:
 
 
 def launch_and_kill(script: str, launcher: list[str], *, after_step: int, output_dir: Path, **options: object) -> None:
-    """Run a script until a checkpoint of that step stands, and kill all its processes."""
+    """Run a script until a checkpoint of that step is there, and kill all its processes."""
     process = start(script, launcher, output_dir=output_dir, **options)
     wait_for_step(process, output_dir, after_step)
     for child in children_of(process.pid):
@@ -102,7 +102,7 @@ def launch_and_kill(script: str, launcher: list[str], *, after_step: int, output
 
 
 def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> None:
-    """Wait until a checkpoint of that step or a later one stands."""
+    """Wait until a checkpoint of that step or a later one is there."""
     end = time.monotonic() + LIMIT
     while not any(int(checkpoint.name[5:]) >= step for checkpoint in folder.glob("checkpoints/step_*")):
         if process.poll() is not None or time.monotonic() > end:

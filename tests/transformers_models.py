@@ -109,7 +109,7 @@ REORDERED = {
     "Siglip": "the pooling head is torch's MultiheadAttention there, which scales the query before the product",
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
-# The classes that hold more than what opens: where the rest of it stands.
+# The classes that hold more than what opens: where the rest of it is.
 ENCODERS = {"ViTMAEForPreTraining": "vit", "SiglipModel": "vision_model", "Aimv2Model": "vision_model"}
 
 
@@ -134,7 +134,7 @@ def pixels_for(module: Any, size: tuple[int, int] | None = None, seed: int = 1) 
 
 @torch.no_grad()
 def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
-    """Return what a model of transformers computes: tokens behind each block, tokens at the end, and what is pooled."""
+    """Return what a model of transformers computes: tokens after each block, tokens at the end, and what is pooled."""
     name = type(module).__name__
     encoder = module.get_submodule(ENCODERS[name]) if name in ENCODERS else module
     if name.startswith("ViTMAE"):

@@ -70,7 +70,7 @@ class Report:
         layout: Which of the format's layouts.
         config: What was made of it.
         inferences: What was read off what.
-        told: What the caller said.
+        given_hints: What the caller said.
         used: Count of the tensors that the model is made of.
         ignored: Tensors of the source that our model has no use for, each with the reason.
         notes: What was chosen, passed over or assumed on the way.
@@ -83,7 +83,7 @@ class Report:
     layout: str | None
     config: PlainViTConfig
     inferences: Sequence[Inference]
-    told: Mapping[str, object]
+    given_hints: Mapping[str, object]
     used: int
     ignored: Mapping[str, str]
     notes: Sequence[str]
@@ -93,7 +93,7 @@ class Report:
     @property
     def unproven(self) -> list[Inference]:
         """What logits depend on and the tensors do not show; a comparison with a model built from it proves none."""
-        given = [Inference(name, value, "the caller") for name, value in self.told.items()]
+        given = [Inference(name, value, "the caller") for name, value in self.given_hints.items()]
         known = [one for one in (*given, *self.inferences) if not one.source.startswith(REFERENCE)]
         proven = {one.field for one in self.inferences} - {one.field for one in known}
         found = {one.field: one for one in reversed(known)}
@@ -106,7 +106,7 @@ class Report:
             f"  {config.num_hidden_layers} layers of width {config.hidden_size}, {config.num_attention_heads} heads, "
             f"patches of {config.patch_size}, images of {config.image_size}, {config.num_labels} labels",
             *(f"  inferred: {inference}" for inference in self.inferences),
-            *(f"  told: {field} = {value!r}" for field, value in self.told.items()),
+            *(f"  given: {field} = {value!r}" for field, value in self.given_hints.items()),
             f"  tensors: {self.used} used, {len(self.ignored)} ignored",
             *(f"    ignored {name}: {reason}" for name, reason in self.ignored.items()),
             *(f"  note: {note}" for note in self.notes),
@@ -158,7 +158,7 @@ DROPPABLE = {
         "use_mask_token",
         "vit.embeddings.mask_token",
         modeling.PlainViTForMaskedImageModeling,
-        "it stands for hidden patches in pre-training, and no output of this model reads it",
+        "it replaces hidden patches in pre-training, and no output of this model reads it",
     )
 }
 
@@ -566,10 +566,10 @@ def _understand(
 ) -> tuple[_Recipe, Converted]:
     """Find out what a checkpoint is; what it becomes is still on the meta device."""
     checkpoint = read_checkpoint(source, key=hints.key, revision=revision)
-    told = hints.given()
+    given = hints.given()
     settings, preprocessor = checkpoint.config or {}, checkpoint.preprocessor_config or {}
     if settings.get("model_type") == PlainViTConfig.model_type:
-        said = {**told, "format": format, "reference": reference}
+        said = {**given, "format": format, "reference": reference}
         if superfluous := [name for name, value in said.items() if value is not None]:
             raise CheckpointError(
                 f"{source} is a folder of plain-vit's own, whose config.json says everything: leave out "
@@ -614,7 +614,7 @@ def _understand(
         layout=recipe.description.layout,
         config=config,
         inferences=recipe.description.inferences,
-        told=told,
+        given_hints=given,
         used=len(recipe.tensors) - len(unused),
         ignored=unused | dict.fromkeys(counters, "a counter of the training"),
         notes=[*checkpoint.notes, *notes],
@@ -913,7 +913,7 @@ def _name_labels(config: PlainViTConfig, labels: Mapping[int, str] | Sequence[st
 
 
 def _verified(converted: Converted, recipe: _Recipe, theirs: SourceModule | str) -> Converted:
-    """Hold our model against the source's own, stage by stage, in float32, or note why it is not.
+    """Compare our model with the source's own, stage by stage, in float32, or note why it is not.
 
     Raises:
         VerificationError: The largest difference is beyond the tolerance.

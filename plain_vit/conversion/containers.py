@@ -1,7 +1,7 @@
 """The three kinds of files that hold tensors (safetensors, torch's pickle, numpy's .npz), opened without trusting them.
 
 Opening reads and checks headers only: names, shapes, dtypes and where the bytes lie. Nothing that a header declares is
-allocated before it has been held against the size of the file, no code in a file is run, and each tensor's bytes are
+allocated before it has been compared with the size of the file, no code in a file is run, and each tensor's bytes are
 read when it is asked for, into memory of its own; a file that changes meanwhile is noticed. `LazyTensors.mapped` maps
 safetensors files instead, which are replaced and not overwritten by what saves them; torch.save overwrites.
 """
@@ -485,7 +485,7 @@ def _opened_member(file: _File, member: str, where: str) -> Iterator[IO[bytes]]:
     try:
         with file.open() as opened, zipfile.ZipFile(opened) as archive:
             info = archive.getinfo(member)
-            if info.CRC == 0:  # torch writes this where it was told not to compute any; None is not compared
+            if info.CRC == 0:  # torch writes this where it was set not to compute any; None is not compared
                 info.CRC = None  # type: ignore[assignment]
             with archive.open(info) as stream:
                 yield stream
@@ -616,7 +616,7 @@ class TorchFile:
         return records
 
     def _check_stream(self) -> dict[int, int]:
-        """Check the five pickles that stand before the bytes in files older than torch 1.6."""
+        """Check the five pickles before the bytes in files older than torch 1.6."""
         with self._file.open() as opened:
             pickles = io.BytesIO(opened.read(MAX_HEADER_BYTES))
         # The magic number, the protocol, the system, the object, and the order in which the storages follow.

@@ -1,7 +1,7 @@
 """The engine of every conversion: one table of rows turns a source's tensors into ours, and ours back.
 
 A row names a module or a tensor of the source, the same of ours, and what happens to the tensor in between. Names match
-whole, `{}` stands for an index, the order of the rows means nothing. Every name of the source is used exactly once and
+whole, `{}` matches an index, the order of the rows means nothing. Every name of the source is used exactly once and
 every name of ours is filled exactly once, or one error lists all that is wrong.
 """
 
@@ -314,14 +314,14 @@ def patch_shape(config: PlainViTConfig) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-# Query, key and value stand in this order, one above the other, in one weight (or one bias).
+# Query, key and value, in this order along the first axis of one weight (or one bias).
 SPLIT_QKV = Transform(
     "SPLIT_QKV",
     lambda tensors, config: tensors[0].chunk(3, dim=0),
     lambda tensors, config: [torch.cat(list(tensors), dim=0)],
 )
 
-# The tensors of all layers stand one above the other in one (checkpoints of scanned layers).
+# The tensors of all layers, stacked along the first axis of one (checkpoints of scanned layers).
 UNSTACK = Transform(
     "UNSTACK",
     lambda tensors, config: tensors[0].unbind(0),

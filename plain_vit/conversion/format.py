@@ -190,7 +190,7 @@ class Description:
         inferences: What was read off what, for the report. For a checkpoint they name every field of `UNSEEN` that the
             caller did not.
         ignored: Patterns of source names that our model has no use for, each with the reason.
-        prefix: What stands before every name of the model among the source's names; names without it are ignored with
+        prefix: What precedes every name of the model among the source's names; names without it are ignored with
             `ignored`.
     """
 
@@ -231,7 +231,7 @@ def unheeded(hints: Hints, description: Description) -> list[str]:
 
 
 def pair(size: Size) -> tuple[int, int]:
-    """Return height and width of a size that one number may stand for."""
+    """Return the height and width of a size; one number is both."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
 
@@ -249,7 +249,7 @@ class Format(ABC):
         """Tell whether a state dict with these names is of this format."""
 
     def strangers(self, names: Collection[str]) -> list[str]:
-        """Return the names that stand outside the model, where it has a prefix, and that no wrapper of it has."""
+        """Return the names outside the model, where it has a prefix, that no wrapper of it has."""
         return []
 
     @abstractmethod
@@ -328,7 +328,7 @@ class Format(ABC):
         """Return a checkpoint's tensors under the names of `build_module`'s module: here the names are the same.
 
         Args:
-            tensors: As they stand in a checkpoint of this layout, without the description's prefix.
+            tensors: As in a checkpoint of this layout, without the description's prefix.
             config: Our configuration.
             layout: Which of the format's layouts.
         """

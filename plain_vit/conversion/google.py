@@ -16,11 +16,11 @@ from torch import nn
 from ..configuration_plain_vit import PlainViTConfig, stem_stride
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from .engine import DROP_FIRST_AXIS, UNSTACK, Row, Transform, each, revert, then
-from .format import Description, Format, Hints, Inference, StateDict
+from .format import Description, Format, Hints, Inference, StateDict, pair
 from .preprocessing import processor_from_google, processor_from_timm
 from .structure import lost_fields
 
-# What stands before the names: nothing, a flax.optim state, big_vision's parameters, those of one of its two towers.
+# What precedes the names: nothing, a flax.optim state, big_vision's parameters, those of one of its two towers.
 PREFIXES = ("", "opt/target/", "params/", "params/img/")
 
 IGNORED = (
@@ -32,7 +32,7 @@ IGNORED = (
     ("params/b", "the bias of the image-text loss"),
 )
 
-# Where the positions stand, and whether they were added before the class token was put in front of the patches: by the
+# Names of the positions, and whether they were added before the class token was put in front of the patches: by the
 # paper's code, by big_vision before 2022, by big_vision since.
 POSITIONS = {
     "Transformer/posembed_input/pos_embedding": True,
@@ -130,7 +130,7 @@ def attention_rows(source: str, ours: str, stacked: bool = False) -> list[Row]:
 
 
 def _rows(source: str, ours: str, leaves: Mapping[str, tuple[str, Transform | None]], stacked: bool) -> list[Row]:
-    """Return one row for each tensor of a module; stacked ones stand above each other along a first axis."""
+    """Return one row for each tensor of a module; stacked ones are joined along a first axis."""
     rows = []
     for theirs, (leaf, transform) in leaves.items():
         if stacked:
@@ -439,8 +439,8 @@ def _positions(
     """
     place = next((place for place in POSITIONS if place in shapes), None)
     height, width = patch_size
-    told = hints.image_size
-    size = (told, told) if isinstance(told, int) else told
+    given = hints.image_size
+    size = None if given is None else pair(given)
     if place is None:
         if size is None:
             raise AmbiguousCheckpointError(
@@ -456,7 +456,7 @@ def _positions(
         patches = (size[0] // height) * (size[1] // width)
         if rows - class_rows != patches:
             raise CheckpointError(
-                f"{place} has {rows} rows, {class_rows} of them for the class token: image_size {told} in patches of "
+                f"{place} has {rows} rows, {class_rows} of them for the class token: image_size {given} in patches of "
                 f"{patch_size} needs {patches} for patches"
             )
     else:
@@ -472,7 +472,7 @@ def _positions(
         "position_embedding_on_prefix": POSITIONS[place],
         "image_size": size,
     }
-    return fields, [] if told else [Inference("image_size", size, f"the {rows} rows of {place}")]
+    return fields, [] if given else [Inference("image_size", size, f"the {rows} rows of {place}")]
 
 
 def _as_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What stands around a live model and what was done to it: nothing of either is passed over in silence.
+"""Wrappers around a live model and alterations of it: each is understood or refused by name.
 
 A wrapper that is known gives back what the model in it computes, or holds it beside what only a loss reads. Anything
 else around a model computes something of its own, and is refused by name; so is whatever is hung on a module and cannot
@@ -80,7 +80,7 @@ def find_model(
     Raises:
         UnknownFormatError: There is none.
         AmbiguousCheckpointError: There are several.
-        ExportError: It was altered, or what stands around it computes something of its own.
+        ExportError: It was altered, or a wrapper computes something of its own.
     """
     if not isinstance(module, nn.Module):
         raise UnknownFormatError(_no_module(module))
@@ -265,7 +265,7 @@ def _plain_way(tensor: torch.Tensor) -> str:
 
 
 def _shared(model: nn.Module) -> list[str]:
-    """Return the parameters that stand in several places: ours would have one for each, which train apart."""
+    """Return the parameters that are in several places: ours would have one for each, which train apart."""
     places: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name)
@@ -305,7 +305,7 @@ def _listed(examples: Mapping[str, str]) -> str:
     return ", ".join(f"{kind} as {name}" for kind, name in examples.items())
 
 
-# What stands around a model
+# Wrappers
 
 
 def _check_surroundings(module: nn.Module, path: str) -> None:
@@ -337,7 +337,7 @@ def _is_wrapper(module: nn.Module, known: set[str]) -> bool:
 
 
 def _beside(around: nn.Module, inner: str, path: str) -> list[str]:
-    """Return what stands in an unknown wrapper beside the model, or what it may compute without any part of it."""
+    """Return what an unknown wrapper has beside the model, or what it may compute without any part of it."""
     lightning = any(
         base.__name__ == "LightningModule" and base.__module__.startswith(LIGHTNING) for base in type(around).__mro__
     )

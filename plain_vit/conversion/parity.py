@@ -19,14 +19,14 @@ from ..configuration_plain_vit import PlainViTConfig
 
 @dataclass(frozen=True)
 class Probes:
-    """Where the stages of a model stand, as patterns of module names.
+    """The stages of a model, as patterns of module names.
 
     Args:
         patches: Module whose output are the projected patches.
         blocks: Modules whose input are the tokens before each block, `{}` being the number.
-        end: Module whose input are the tokens behind the last block; where it is a norm, its output is a stage too.
+        end: Module whose input are the tokens after the last block; where it is a norm, its output is a stage too.
             None where the output of the last block itself is asked for.
-        end_is_norm: Whether `end` is the final norm. If not, its output are the tokens behind the last block.
+        end_is_norm: Whether `end` is the final norm. If not, its output are the tokens after the last block.
         attention: The attention implementation of ours whose order of operations is the source's.
     """
 
@@ -191,7 +191,7 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
 
 
 def find_probes(model: nn.Module) -> tuple[Probes | None, str]:
-    """Return where the stages of this model stand, under which prefix; None where only its output can be compared."""
+    """Return the stages of this model and their prefix; None where only its output can be compared."""
     names = dict(model.named_modules())
     for probes in PROBES:
         first = probes.blocks.format(0)

@@ -53,7 +53,7 @@ def processor_from_timm(
     """Prepare the same pixels as timm's evaluation transform.
 
     Args:
-        pretrained_cfg: As it stands in a timm model or in the `config.json` beside its weights; keys that it leaves out
+        pretrained_cfg: As in a timm model or in the `config.json` beside its weights; keys that it leaves out
             mean what timm takes them to mean.
         num_channels: Channels of the model, where they differ from the first of `input_size`.
         image_size: Pixels, an int or (height, width), where the model was built for another size than `input_size`.

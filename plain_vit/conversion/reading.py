@@ -230,7 +230,7 @@ def _weights_of(folder: Path, notes: list[str]) -> str:
             rest = ", ".join([index] * (index in names) + shards[:3])
             raise CheckpointError(
                 f"{folder} holds {single} and beside it {rest}: one of them is left over from an earlier save, and "
-                "which one cannot be told. Delete the stale files, or give the file itself."
+                "and nothing says which one. Delete the stale files, or give the file itself."
             )
         if shards and index not in names:
             raise CheckpointError(
@@ -292,7 +292,7 @@ def _check_config(config: Mapping[str, Any], path: Path, num_tensors: int) -> No
 
 
 def _read_shards(folder: Path, index_name: str) -> Checkpoint:
-    """Open the shards that an index names, and hold each against what the index says it holds."""
+    """Open the shards that an index names, and compare each with what the index says of it."""
     weight_map = (_read_json(folder, index_name) or {}).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{folder / index_name} has no weight_map from tensor to file: it is damaged.")
@@ -484,7 +484,7 @@ def strip_wrappers(names: Iterable[str]) -> Stripped:
     """Remove what training code put before the names of a model's tensors.
 
     A prefix (`module.`, `_orig_mod.`, `model.`, ... see `WRAPPERS`) goes only when every name has it, as often as that
-    is so; `_orig_mod` and its like go wherever they stand. Counters of averaged models are set apart.
+    is so; `_orig_mod` and its like go wherever they are. Counters of averaged models are set apart.
 
     Args:
         names: The names of all tensors.

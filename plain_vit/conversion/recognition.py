@@ -19,7 +19,7 @@ def recognise(
         names: Of the tensors, without what training code put before them.
         formats: All there are, by name.
         source: What to call the checkpoint.
-        stored: The names as they stand in the file.
+        stored: The names as in the file.
         wrappers: The keys that lead to these.
 
     Raises:
@@ -57,7 +57,7 @@ def require(
     """Refuse names that are not of the format that the caller says; the arguments are those of `recognise`.
 
     Raises:
-        MappingError: Something else stands beside the model.
+        MappingError: Tensors are left that are not the model's.
         UnknownFormatError: says which format they look like.
     """
     if strangers := format.strangers(names):
@@ -80,7 +80,7 @@ def models_inside(names: Collection[str], formats: Mapping[str, Format]) -> dict
     """Return the parts of a state dict that are a model of a format by themselves.
 
     Args:
-        names: As they stand in the file.
+        names: As in the file.
         formats: All there are, by name.
 
     Returns:

@@ -35,7 +35,7 @@ class Reference:
         """Take a pair of tensors or arrays.
 
         Raises:
-            CheckpointError: It is no such pair, or no model could be told from another by it.
+            CheckpointError: It is no such pair, or it tells no model from another.
         """
         try:
             pixel_values, logits = (torch.as_tensor(one).detach().cpu() for one in reference)

@@ -34,7 +34,7 @@ def empty_model(config: PlainViTConfig) -> PreTrainedModel:
     """Build our model of a config on the meta device.
 
     Args:
-        config: A masked-image model is told by its `architectures`; anything else is one that classifies.
+        config: One of a masked-image model says so in `architectures`; any other classifies.
     """
     classes = modeling.PlainViTForImageClassification, modeling.PlainViTForMaskedImageModeling
     with torch.device("meta"), no_init_weights():
@@ -42,12 +42,12 @@ def empty_model(config: PlainViTConfig) -> PreTrainedModel:
 
 
 def class_path(module: nn.Module) -> str:
-    """Return where a module's class stands."""
+    """Return the full path of a module's class."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def class_name(module: nn.Module, classes: Mapping[str, str]) -> str:
-    """Return the name that classes which compute the same share, else where the class stands.
+    """Return the name that classes which compute the same share, else the class's own path.
 
     Args:
         module: Whose class it is. GELU is one class for two functions: "...GELU(tanh)" is the approximate one.
@@ -81,7 +81,7 @@ def differences(
 
     Args:
         module: The one that is described first in each line.
-        other: The one it is held against.
+        other: The one it is compared with.
         classes: Paths of classes that compute the same, with the name that they share.
         silent: Attributes that change no number.
         without: Parts whose path begins with this are left out.
@@ -168,7 +168,7 @@ def lost_fields(config: PlainViTConfig, again: PlainViTConfig) -> list[str]:
 
 
 def _meaning(config: PlainViTConfig) -> dict[str, Any]:
-    """Return the fields by name, those that stand for others filled in, those without effect emptied."""
+    """Return the fields by name, defaults filled in, those without effect emptied."""
     fields = {name: getattr(config, name) for name in PlainViTConfig.__annotations__ if name not in NEUTRAL_FIELDS}
     head_dim = config.head_dim or 0
     fields["num_labels"] = config.num_labels

@@ -2,7 +2,7 @@
 
 Everything goes through the arguments that timm's own constructor takes (`timm_arguments.py`): a live module is read
 back into them (`timm_modules.py`), a checkpoint's `architecture` and `model_args` are them, and what a bare state dict
-shows of them is held against all architectures that timm has (`timm_shapes.py`).
+shows of them is compared with all architectures that timm has (`timm_shapes.py`).
 """
 
 import fnmatch
@@ -59,7 +59,7 @@ IMAGENETS = {
 # Tensors beside the encoder in the files of its pre-training.
 IGNORED = (
     ("decoder_*", "the decoder of the masked autoencoder"),
-    ("mask_token", "stands for hidden patches in the decoder of the masked autoencoder"),
+    ("mask_token", "replaces hidden patches in the decoder of the masked autoencoder"),
 )
 
 # Tensors
@@ -93,7 +93,7 @@ EMBEDDING_ROWS = [
     Row("patch_embed.norm", "vit.embeddings.patch_embeddings.post_norm"),
     Row("norm_pre", "vit.embeddings.norm"),
 ]
-# A hybrid's ResNet behind its root.
+# A hybrid's ResNet after its root.
 UNIT, OUR_UNIT = "patch_embed.backbone.stages.{}.blocks.{}", "vit.embeddings.patch_embeddings.stages.{}.{}"
 STEM_ROWS = [
     *(Row(f"{UNIT}.{name}", f"{OUR_UNIT}.{name}") for name in ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3")),
@@ -165,7 +165,7 @@ def sequential_rows(config: PlainViTConfig) -> list[Row]:
 
 
 def parallel_rows(config: PlainViTConfig) -> list[Row]:
-    """Return the rows of a block whose attention and MLP stand side by side."""
+    """Return the rows of a block whose attention and MLP run side by side."""
     block, layer = "blocks.{}", "vit.layers.{}"
     first = tuple(f"{layer}.{name}" for name in ("mlp.fc1", "attention.q_proj", "attention.k_proj", "attention.v_proj"))
     if config.qkv_bias:
@@ -326,7 +326,7 @@ def _with_code(
         inferences.append(Inference(name, known[name], "the tensors: no config.json can hold a class"))
         if name == "embed_norm":
             arguments["embed_norm_layer"] = known["norm_layer"] if known[name] else None
-            if known[name]:  # one that differs from the other norms is told by contradicting them
+            if known[name]:  # whether it differs from the other norms is asked
                 open_["layer_norm_eps"] = [{**DEFAULTS, **arguments}["norm_eps"]]
         elif name == "stem_depths":
             stride = 1 if known[name] is None else stem_stride(known[name])

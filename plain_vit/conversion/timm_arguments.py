@@ -157,7 +157,7 @@ def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
         "qkv_bias": given["qkv_bias"],
         "qk_norm": "norm" if given["qk_norm"] else None,
         "attention_inner_norm": given["scale_attn_norm"],
-        # One projection for both has one bias: it stands in the MLP.
+        # One projection for both has one bias: ours is in the MLP.
         "attention_output_bias": given["proj_bias"] and not fused,
         "mlp_type": "mlp" if parallel else MLPS[given["mlp_layer"]],
         "mlp_bias": given["proj_bias"],
@@ -280,7 +280,7 @@ def architecture_of(name: str) -> dict[str, Any]:
 def architecture_for(config: PlainViTConfig) -> tuple[str, dict[str, Any]]:
     """Return the name and the `model_args` with which timm builds this model from a `config.json`.
 
-    Classes cannot stand in JSON: the name is that of an architecture that has them, the nearest one in all else.
+    Classes cannot be written as JSON: the name is that of an architecture that has them, the nearest one in all else.
 
     Raises:
         ExportError: for what timm builds in Python but has no architecture for.

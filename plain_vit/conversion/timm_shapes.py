@@ -141,7 +141,7 @@ def visible(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
     if after is None:
         after = given["global_pool"] in ("avg", "avgmax", "max")
     shown = {name: given[name] for name in known if name in given}
-    # By their tensors no blocks that end in norms are told from those that begin with them, and no prr from no pooling.
+    # Tensors look alike in blocks that begin with their norms and that end in them, and with prr pooling and with none.
     block = "Block" if given["block_fn"] == "ResPostBlock" else given["block_fn"]
     return shown | {
         "patch_size": pair(given["patch_size"]),
@@ -270,15 +270,15 @@ def settled_by_name(
     stated: Sequence[tuple[Any, str]],
     source: str,
 ) -> Settled:
-    """Return what a named architecture is, held against what the tensors show.
+    """Return what a named architecture is, once the tensors agree with it.
 
     Args:
         name: The architecture.
-        arguments: Its own, changed by what stands beside the tensors.
+        arguments: Its own, changed by the settings beside the tensors.
         known: What `facts` returned.
         rows: Of the position table.
         hints: What the caller said.
-        stated: Image sizes that stand beside the tensors, with what states them.
+        stated: Image sizes in those settings, with what states them.
         source: Who named it.
 
     Raises:

@@ -218,7 +218,7 @@ class TorchvisionFormat(Format):
             module.heads = nn.Identity()
         elif place == "heads":
             module.heads = module.heads.head
-        elif place != HEAD:  # the classifier of a layout such as "heads.1", behind what has no tensors
+        elif place != HEAD:  # the classifier of a layout such as "heads.1", after layers without tensors
             name = place.removeprefix("heads.")
             before = {str(i): nn.Identity() for i in range(int(name) if name.isdigit() else 0)}
             module.heads = nn.Sequential(OrderedDict([*before.items(), (name, module.heads.head)]))
@@ -250,7 +250,7 @@ def _place_of_head(layout: str | None) -> str:
 
 
 def _read_heads(heads: nn.Module) -> tuple[str | None, float, dict[str, Any]]:
-    """Return the layout word, the dropout and the fields of our config for what stands behind the class token."""
+    """Return the layout word, the dropout and the fields of our config for what follows the class token."""
     parts = {"heads" + ("." + path if path else ""): part for path, part in heads.named_modules(remove_duplicate=False)}
     leaves = [(path, part) for path, part in parts.items() if type(part) not in (nn.Identity, nn.Sequential)]
     fields: dict[str, Any] = {"num_labels": 0}

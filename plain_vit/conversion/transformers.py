@@ -237,7 +237,7 @@ def _changed_values(module: nn.Module, config: PreTrainedConfig) -> list[str]:
         if isinstance(own, PreTrainedConfig) and own not in (config, module.config) and own.to_dict() not in said:
             faults.append(f"{path}.config is another configuration than the model's")
         if getattr(part, "_use_kernels", False):
-            faults.append(f"{path or 'model'}._use_kernels is True: kernels of the Hub stand in for its own functions")
+            faults.append(f"{path or 'model'}._use_kernels is True: kernels of the Hub replace its own functions")
         attention = getattr(own, "_attn_implementation", None)
         if attention not in ATTENTIONS:
             faults.append(f"{path}.config._attn_implementation is {attention!r}, which may compute anything")
@@ -250,7 +250,7 @@ def _changed_values(module: nn.Module, config: PreTrainedConfig) -> list[str]:
 
 
 def _prefix(names: Collection[str]) -> str | None:
-    """Return what stands before the names of the encoder; None where there is no encoder."""
+    """Return what precedes the names of the encoder; None where there is no encoder."""
     found = {name.removesuffix(end) for name in names for end in PATCHES if name.endswith(end)}
     return found.pop() if len(found) == 1 else None
 
@@ -340,7 +340,7 @@ def _describe(
 def _read_head(
     architecture: Architecture, tensors: StateDict, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields that the tensors behind the encoder show, and what is wrong with them."""
+    """Return the fields that the tensors after the encoder show, and what is wrong with them."""
     fields: dict[str, Any] = {"num_labels": 0}
     faults = []
     if "embeddings.mask_token" in tensors:
@@ -394,7 +394,7 @@ def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mappi
         rate = "drop_path_rate, which there is that of every block, and here that of the last"
         remarks.append(Inference("drop_path_rate", config.drop_path_rate, rate))
     if config.hidden_dropout_prob:
-        there = "hidden_dropout_prob, which here acts behind the first layer of the MLP too"
+        there = "hidden_dropout_prob, which here acts after the first layer of the MLP too"
         remarks.append(Inference("hidden_dropout_prob", config.hidden_dropout_prob, there))
     if settings.get("mask_ratio"):
         remarks.append(Inference("mask_ratio", 0, "no patch is hidden or shuffled here, as in fine-tuning"))

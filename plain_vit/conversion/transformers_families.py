@@ -44,7 +44,7 @@ POSITION_TABLE = each("POSITION_TABLE", lambda table, config: table, _with_prefi
 POSITIONS_AND_REGISTERS = Transform(
     "POSITIONS_AND_REGISTERS", _positions_beside_registers, _positions_without_registers
 )
-SPLIT_GATE = Transform(  # gate and value stand one above the other
+SPLIT_GATE = Transform(  # gate, then value, along the first axis
     "SPLIT_GATE",
     lambda tensors, config: tensors[0].chunk(2, dim=0),
     lambda tensors, config: [torch.cat(list(tensors), dim=0)],
@@ -191,7 +191,7 @@ AIMV2_ROWS = [
     Row("head.output_proj", "vit.pooler.o_proj"),
 ]
 
-# By what an encoder is known; what stands before it in a name is the prefix of the whole encoder.
+# The name by which an encoder is known; what precedes it is the prefix of the whole encoder.
 PATCHES = tuple(
     f"embeddings.{name}.weight" for name in ("patch_embeddings.projection", "patch_embedding", "patch_embed")
 )
@@ -379,7 +379,7 @@ IJEPA = Family(
 )  # fmt: skip
 DINOV2 = Family(
     "dinov2", [*DINOV2_BLOCK, Row("embeddings.position_embeddings", TABLE, POSITIONS)], DINOV2_FILED, DINOV2_SETTINGS,
-    VIT.fixed, {**STAGES, "use_mask_token": "told by the tensor"}, _read_dinov2, _write_dinov2, square=True,
+    VIT.fixed, {**STAGES, "use_mask_token": "read off the tensor"}, _read_dinov2, _write_dinov2, square=True,
 )  # fmt: skip
 DINOV2_WITH_REGISTERS = Family(
     "dinov2_with_registers",
@@ -397,18 +397,18 @@ DINOV2_WITH_REGISTERS = Family(
 CLIP = Family(
     "clip_vision_model", CLIP_ROWS, (), {**TOWER_SETTINGS, "initializer_range": "initializer_range"},
     {"position_resampling": "bicubic", "embedding_norm": True, "patch_bias": False, "final_norm": "after_pooling"},
-    {"projection_dim": "told by the tensor", "initializer_factor": DRAWING}, square=True,
+    {"projection_dim": "read off the tensor", "initializer_factor": DRAWING}, square=True,
 )  # fmt: skip
 SIGLIP = Family(
     "siglip_vision_model", SIGLIP_ROWS, (), TOWER_SETTINGS,
     {"position_resampling": "bicubic", "use_class_token": False, "pooling": "mean"},
-    {"vision_use_head": "told by the tensors"}, square=True,
+    {"vision_use_head": "read off the tensors"}, square=True,
 )  # fmt: skip
 AIMV2 = Family(
     "aimv2_vision_model", AIMV2_ROWS, (), AIMV2_SETTINGS,
     {"use_class_token": False, "pooling": "mean", "norm_type": "rms_norm", "mlp_type": "swiglu",
      "patch_post_norm": True},
-    {"use_head": "told by the tensors"}, square=True,
+    {"use_head": "read off the tensors"}, square=True,
 )  # fmt: skip
 
 # Classes
@@ -423,7 +423,7 @@ class Architecture:
 
     Args:
         family: What it is one of.
-        prefix: What stands before the names of its encoder.
+        prefix: What precedes the names of its encoder.
         head: The tensors beside the encoder.
         fields: Our fields that the class itself settles.
         ignored: Patterns of tensors that it holds and that nothing of ours needs, with the reason.
@@ -505,7 +505,7 @@ class Container:
 
     Args:
         holds: The class that opens.
-        path: Where in it the encoder stands; empty where the names are those of `holds`.
+        path: Path of the encoder in it; empty where the names are those of `holds`.
         ignored: Patterns of what is left out, with the reason.
     """
 
@@ -530,7 +530,7 @@ CONTAINERS = {
         "Aimv2VisionModel", "vision_model", (*TEXT, ("visual_projection.*", "the projection beside the text model's"))
     ),
 }
-# Configurations that hold that of a vision tower, and what else stands in them.
+# Configurations that hold that of a vision tower, and what else they hold.
 IMAGE_AND_TEXT = {
     "text_config", "vision_config", "projection_dim", "logit_scale_init_value", "max_logit_scale", "initializer_factor",
     "initializer_range",

@@ -1,7 +1,8 @@
 """vit-pytorch (lucidrains): `ViT` and `SimpleViT` from release 0.0.2 on, and their plain variants.
 
-All of them share exact GELU, norms with epsilon 1e-5, no bias on query, key and value, which stand one above the other,
-and the pixels of a patch in the order row, column, channel. What the releases changed is in the layouts' file.
+All of them share exact GELU, norms with epsilon 1e-5, no bias on query, key and value, which are joined along
+the first axis, and the pixels of a patch in the order row, column, channel. What the releases changed is in the
+layouts' file.
 """
 
 import copy
@@ -68,7 +69,7 @@ from .vit_pytorch_layouts import (
     V,
 )
 
-RELEASE = "1.26.11"  # the newest release that this file was held against
+RELEASE = "1.26.11"  # the newest release that this file was compared with
 
 # The first tensor that every model of the package has, and none of another package.
 ANCHOR = re.compile(r"(?P<prefix>.*?)(to_patch_embedding\.[12]|patch_to_embedding)\.weight")
@@ -76,7 +77,7 @@ ANCHOR = re.compile(r"(?P<prefix>.*?)(to_patch_embedding\.[12]|patch_to_embeddin
 # What wrappers of the package keep beside the model.
 BESIDE = (
     ("patch_to_emb.*", "MAE, SimMIM or MPP: the patch embedding a second time"),
-    ("mask_token", "MAE, SimMIM or MPP: stands for hidden patches"),
+    ("mask_token", "MAE, SimMIM or MPP: replaces hidden patches"),
     ("enc_to_dec.*", "MAE: leads to the decoder"),
     ("decoder.*", "MAE: the decoder"),
     ("decoder_pos_emb.*", "MAE: positions of the decoder"),
@@ -86,7 +87,7 @@ BESIDE = (
 )
 UNUSED = {"decorr_loss.proj": "random directions of the decorrelation loss"}
 
-# What stands for a number in the tables: of a layer, or of one half of a layer where they are counted in twos.
+# Placeholders of numbers in the tables: of a layer, or of one half of a layer where they are counted in twos.
 NUMBERS = {"{}": INDEX, "{even}": r"(\d*[02468])", "{odd}": r"(\d*[13579])"}
 
 SPLIT_KV = Transform(
@@ -314,7 +315,7 @@ class _Reader:
         if self.open:
             raise AmbiguousCheckpointError(
                 f"the tensors of a ViT of vit-pytorch ({layout.title}) do not say all that its logits depend on. "
-                "Give what follows, as the model was built (the most usual values stand first), or "
+                "Give what follows, as the model was built (the most usual values come first), or "
                 "reference=(pixel_values, logits):",
                 self.open,
             )
@@ -414,8 +415,8 @@ class _Reader:
         if said is None and len(possible) > 1:
             self.open["pooling"] = possible
         elif said is None:
-            told = all(len(layout.poolings) == 1 for layout in self.layouts)
-            source = "the layout" if told else "the class token" if has_class_token else "the missing class token"
+            decides = all(len(layout.poolings) == 1 for layout in self.layouts)
+            source = "the layout" if decides else "the class token" if has_class_token else "the missing class token"
             self.settle("pooling", possible[0], source)
         return said or possible[0]
 
@@ -495,7 +496,7 @@ class _Reader:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """Return the expression for the names of the tensors that one line of a table stands for."""
+    """Return the expression for the names of the tensors that one line of a table covers."""
     escaped = re.escape(name)
     for placeholder, number in NUMBERS.items():
         escaped = escaped.replace(re.escape(placeholder), number)
@@ -600,7 +601,7 @@ class VitPytorchFormat(Format):
         prefixes = _prefixes(tensors)
         if len(prefixes) > 1:
             raise AmbiguousCheckpointError(
-                "several models of vit-pytorch stand side by side; which one is meant?",
+                "there are several models of vit-pytorch side by side; which one is meant?",
                 {"key": [prefix.rstrip(".") for prefix in prefixes]},
             )
         if not prefixes:
@@ -662,7 +663,7 @@ def _file(kind: type) -> str | None:
 
 
 def _prefixes(names: Collection[str]) -> list[str]:
-    """Return what stands before the names of each model of the package among these."""
+    """Return what precedes the names of each model of the package among these."""
     matches = (ANCHOR.fullmatch(name) for name in names)
     return sorted({match["prefix"] for match in matches if match and not match["prefix"].endswith("patch_to_emb.")})
 
@@ -690,7 +691,7 @@ def _live_hints(module: nn.Module, layout: Layout, hints: Hints) -> Hints:
 
 
 def _attention_paths(module: nn.Module, names: Names) -> list[str]:
-    """Return where the attentions of a live module stand."""
+    """Return the paths of the attentions of a live module."""
     pattern = _pattern(names.get((Q, K, V)) or names[Q])
     return [name.rpartition(".")[0] for name, _ in module.named_modules() if pattern.fullmatch(name)]
 

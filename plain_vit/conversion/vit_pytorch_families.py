@@ -1,10 +1,10 @@
 """The models of vit-pytorch that do not open yet, by the names that tell each from the others.
 
-Data only; read from the package's releases, and held against them in the tests. What has every name of a plain ViT is a
-layout of `vit_pytorch_layouts.py`.
+Data only; read from the package's releases, and compared with them in the tests. What has every name of a plain ViT is
+a layout of `vit_pytorch_layouts.py`.
 """
 
-# For each model: expressions that some name has, or, behind "!", that none has. The first that fits is meant.
+# For each model: expressions that some name has, or, after "!", that none has. The first that fits is meant.
 FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cait's CaiT", (r"^patch_transformer\..*\.scale$",)),
     ("xcit's XCiT", (r"^xcit_transformer\.",)),

@@ -1,7 +1,7 @@
 """The names that vit-pytorch (lucidrains) has given the parts of its plain ViTs, release by release.
 
 Data only; each table says what changed since the one before. Fingerprints and releases were read from the package's
-history and are held against the releases themselves in the tests.
+history and are compared with the releases themselves in the tests.
 """
 
 from dataclasses import dataclass
@@ -136,7 +136,7 @@ class Layout:
         position_axes: Axes of the position table.
         scale: What the attention scores are divided by the square root of: "head_dim", or "hidden_size" as it was
             before release 0.6.7; "nothing" where query and key are normalised.
-        poolings: What the class can be told to pool.
+        poolings: Poolings that the class has.
         mean_has_class_token: Whether there is a class token where the mean is pooled.
         mean_reads_class_token: Whether that mean includes it.
         class_token_has_position: Whether the position table has a row for it.

@@ -1,7 +1,7 @@
 """Writing so that nothing is lost: whatever goes wrong, what was there before is still there, whole.
 
 An output is made in a staging place beside its target, synced to the disk, and put in place by one rename. A lock
-beside the target keeps a second writer out, and what a crash leaves behind is cleared away by the next writer.
+beside the target keeps a second writer out, and what a crash leaves is cleared away by the next writer.
 """
 
 import contextlib
