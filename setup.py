@@ -29,10 +29,10 @@ EXTRAS = {
         "peft>=0.18",
         "evaluate>=0.4.6",
         "scikit-learn>=1.7",
-        "matplotlib>=3.10",
+        "matplotlib>=3.11",
         "tensorboard>=2.20",
     ],
-    "analysis": ["matplotlib>=3.10", "captum>=0.9"],
+    "analysis": ["matplotlib>=3.11", "captum>=0.9"],  # before 3.11, text from right to left came out reversed
     "test": [
         "timm>=1.0.31",
         "vit-pytorch>=1.26.11",
@@ -53,8 +53,9 @@ EXTRAS = {
         "packaging>=25.0",
         "setuptools>=80",
         "twine>=6.2",
+        "playwright>=1.55",
     ],
-    "space": ["gradio>=6.0", "matplotlib>=3.10", "playwright>=1.55", "pytest>=9.0", "hypothesis>=6.140"],
+    "space": ["gradio>=6.0", "matplotlib>=3.11", "playwright>=1.55", "pytest>=9.0", "hypothesis>=6.140"],
     "quality": ["ruff>=0.14", "mypy>=1.19"],
 }
 # The Space has an environment of its own: gradio holds Pillow back.

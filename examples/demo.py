@@ -21,30 +21,34 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
-from matplotlib.figure import Figure
 from PIL import Image
-from sklearn.svm import SVC
 from tqdm import tqdm
 from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
 from transformers.utils import logging as transformers_logging
-from vit_pytorch import ViT
 
 import plain_vit  # noqa: F401  (registers the Auto classes)
 from plain_vit.analysis import attention_rollout, confusion_matrix, displayable, predict
-from plain_vit.analysis.plots import (
-    plot_confusion_matrix,
-    plot_maps_over_images,
-    plot_predictions,
-    plot_training_curves,
-)
-from plain_vit.training.data import load_classification_data, load_splits
-from plain_vit.training.glyphs import CHARACTERS, render_glyphs
-from plain_vit.training.run import read_log
+from plain_vit.extras import needs
 
 HERE = Path(os.path.relpath(Path(__file__).parent))
-sys.path.insert(0, str(HERE))
-from finetune_image_classification import FinetuneArguments, finetune  # noqa: E402  (a script, not a package)
+sys.path.insert(0, str(HERE))  # beside this script lies the one that fine-tunes
+
+with needs("plain-vit[train]", "vit-pytorch", script=__name__ == "__main__"):
+    from datasets import Dataset
+    from finetune_image_classification import FinetuneArguments, finetune
+    from matplotlib.figure import Figure
+    from sklearn.svm import SVC
+    from vit_pytorch import ViT
+
+    from plain_vit.analysis.plots import (
+        plot_confusion_matrix,
+        plot_maps_over_images,
+        plot_predictions,
+        plot_training_curves,
+    )
+    from plain_vit.training.data import load_classification_data, load_splits
+    from plain_vit.training.glyphs import CHARACTERS, render_glyphs
+    from plain_vit.training.run import read_log
 
 CHECKPOINT = HERE / "checkpoints" / "glyphs_vit.pt"
 NOTES = json.loads(CHECKPOINT.with_suffix(".json").read_text(encoding="utf-8"))

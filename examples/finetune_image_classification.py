@@ -26,64 +26,68 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedType
-from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import set_seed
-from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from plain_vit.errors import TrainingError
+from plain_vit.extras import needs
 from plain_vit.hub import check_repository
 from plain_vit.model_card import ModelFacts
-from plain_vit.training.arguments import (
-    AugmentationOptions,
-    DataOptions,
-    ModelOptions,
-    OptimizationOptions,
-    RunOptions,
-    as_yaml,
-    check_options,
-    run_script,
-)
-from plain_vit.training.data import ImageClassificationData, load_classification_data
-from plain_vit.training.dry_run import describe_needs, measure_needs, text_tables
-from plain_vit.training.images import (
-    AugmentedImages,
-    ProcessedImages,
-    ReadableImages,
-    ShuffledStream,
-    UnreadableImages,
-    batch_mixing,
-    input_size,
-    randomness,
-    training_transform,
-)
-from plain_vit.training.losses import balancing_weights, classification_loss, distillation_loss
-from plain_vit.training.memory import fitting_accumulation, lack_of_memory_explained, training_trial
-from plain_vit.training.metrics import Evaluation, evaluate_classifier
-from plain_vit.training.mistakes import top_accuracy
-from plain_vit.training.models import (
-    Teacher,
-    as_saved,
-    checkpoint_hints,
-    head_of,
-    load_classifier,
-    load_teacher,
-    merged,
-    with_lora,
-)
-from plain_vit.training.optimization import average_of, freeze, learning_rate_factor, make_optimizer, train_mode
-from plain_vit.training.processes import StopRequest, loading_options, start_accelerator
-from plain_vit.training.progress import Progress
-from plain_vit.training.publishing import publish, training_facts
-from plain_vit.training.report import environment, write_report
-from plain_vit.training.run import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
-from plain_vit.training.sharding import ShardedState, blocks_to_shard, held_here, is_sharded, shard, whole_state
-from plain_vit.training.snapshots import Snapshots
-from plain_vit.training.streaming import StreamedImages, streamed_batches
-from plain_vit.training.trackers import start_trackers, tracker_names
+
+with needs("plain-vit[train]", script=__name__ == "__main__"):
+    from accelerate import Accelerator, DistributedType
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.utils import set_seed
+    from datasets import Dataset
+
+    from plain_vit.training.arguments import (
+        AugmentationOptions,
+        DataOptions,
+        ModelOptions,
+        OptimizationOptions,
+        RunOptions,
+        as_yaml,
+        check_options,
+        run_script,
+    )
+    from plain_vit.training.data import ImageClassificationData, load_classification_data
+    from plain_vit.training.dry_run import describe_needs, measure_needs, text_tables
+    from plain_vit.training.images import (
+        AugmentedImages,
+        ProcessedImages,
+        ReadableImages,
+        ShuffledStream,
+        UnreadableImages,
+        batch_mixing,
+        input_size,
+        randomness,
+        training_transform,
+    )
+    from plain_vit.training.losses import balancing_weights, classification_loss, distillation_loss
+    from plain_vit.training.memory import fitting_accumulation, lack_of_memory_explained, training_trial
+    from plain_vit.training.metrics import Evaluation, evaluate_classifier
+    from plain_vit.training.mistakes import top_accuracy
+    from plain_vit.training.models import (
+        Teacher,
+        as_saved,
+        checkpoint_hints,
+        head_of,
+        load_classifier,
+        load_teacher,
+        merged,
+        with_lora,
+    )
+    from plain_vit.training.optimization import average_of, freeze, learning_rate_factor, make_optimizer, train_mode
+    from plain_vit.training.processes import StopRequest, loading_options, start_accelerator
+    from plain_vit.training.progress import Progress
+    from plain_vit.training.publishing import publish, training_facts
+    from plain_vit.training.report import environment, write_report
+    from plain_vit.training.run import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
+    from plain_vit.training.sharding import ShardedState, blocks_to_shard, held_here, is_sharded, shard, whole_state
+    from plain_vit.training.snapshots import Snapshots
+    from plain_vit.training.streaming import StreamedImages, streamed_batches
+    from plain_vit.training.trackers import start_trackers, tracker_names
 
 
 @dataclass(kw_only=True)

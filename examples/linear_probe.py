@@ -26,20 +26,23 @@ from tqdm import tqdm
 
 from plain_vit.conversion.writing import staged_file, staged_folder
 from plain_vit.errors import OutputExistsError, TrainingError
-from plain_vit.training.arguments import ForwardOptions, option, run_script
-from plain_vit.training.data import ImageClassificationData, load_classification_data
-from plain_vit.training.images import ProcessedImages, ReadableImages, UnreadableImages
-from plain_vit.training.models import checkpoint_hints, load_classifier
-from plain_vit.training.probing import (
-    LEARNING_RATES,
-    Features,
-    extract_features,
-    few_shot_accuracies,
-    head_layer,
-    train_probes,
-)
-from plain_vit.training.processes import loading_options, start_accelerator
-from plain_vit.training.run import move_into, write_file
+from plain_vit.extras import needs
+
+with needs("plain-vit[train]", script=__name__ == "__main__"):
+    from plain_vit.training.arguments import ForwardOptions, option, run_script
+    from plain_vit.training.data import ImageClassificationData, load_classification_data
+    from plain_vit.training.images import ProcessedImages, ReadableImages, UnreadableImages
+    from plain_vit.training.models import checkpoint_hints, load_classifier
+    from plain_vit.training.probing import (
+        LEARNING_RATES,
+        Features,
+        extract_features,
+        few_shot_accuracies,
+        head_layer,
+        train_probes,
+    )
+    from plain_vit.training.processes import loading_options, start_accelerator
+    from plain_vit.training.run import move_into, write_file
 
 FEATURES, SOURCE = "features.safetensors", "features.json"
 

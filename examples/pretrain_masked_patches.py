@@ -24,25 +24,29 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import TrainingError
+from plain_vit.extras import needs
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling, PlainViTModel
-from plain_vit.training.arguments import as_yaml, check_options, option, run_script
-from plain_vit.training.data import load_images
-from plain_vit.training.images import ShuffledStream, randomness, training_transform
-from plain_vit.training.masking import CORRUPTIONS, CorruptedImages, Corruption, MaskedPrediction
-from plain_vit.training.models import checkpoint_hints
-from plain_vit.training.optimization import learning_rate_factor, make_optimizer
-from plain_vit.training.processes import StopRequest, loading_options, start_accelerator
-from plain_vit.training.progress import Progress
-from plain_vit.training.run import RunFolder, move_into, shared_staging, write_file
-from plain_vit.training.trackers import start_trackers, tracker_names
+
+with needs("plain-vit[train]", script=__name__ == "__main__"):
+    from accelerate.utils import set_seed
+
+    from plain_vit.training.arguments import as_yaml, check_options, option, run_script
+    from plain_vit.training.data import load_images
+    from plain_vit.training.images import ShuffledStream, randomness, training_transform
+    from plain_vit.training.masking import CORRUPTIONS, CorruptedImages, Corruption, MaskedPrediction
+    from plain_vit.training.models import checkpoint_hints
+    from plain_vit.training.optimization import learning_rate_factor, make_optimizer
+    from plain_vit.training.processes import StopRequest, loading_options, start_accelerator
+    from plain_vit.training.progress import Progress
+    from plain_vit.training.run import RunFolder, move_into, shared_staging, write_file
+    from plain_vit.training.trackers import start_trackers, tracker_names
 
 
 @dataclass(kw_only=True)

@@ -18,11 +18,16 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from datasets import Dataset
 from tqdm import tqdm
-from vit_pytorch import ViT
 
-from plain_vit.training.data import load_splits
+from plain_vit.extras import needs
+
+with needs("plain-vit[train]", "vit-pytorch", script=__name__ == "__main__"):
+    from datasets import Dataset
+    from vit_pytorch import ViT
+
+    from plain_vit.training.data import load_splits
+
 
 CONSTRUCTOR = {
     "image_size": 24,

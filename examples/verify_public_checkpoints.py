@@ -35,6 +35,7 @@ from plain_vit.conversion import Converted, from_checkpoint
 from plain_vit.conversion.api import FORMATS, TOLERANCE
 from plain_vit.conversion.parity import compare_models, probe_images
 from plain_vit.errors import ExportError
+from plain_vit.extras import needs
 from plain_vit_command import size
 
 TIMM = """
@@ -125,8 +126,9 @@ Peer = tuple[nn.Module, Callable[[Image.Image], torch.Tensor] | None]
 
 def peer_of_timm(place: str, converted: Converted) -> Peer:
     """Create timm's model of a folder or Hub repository."""
-    import timm
-    from timm.data import create_transform, resolve_data_config
+    with needs("timm"):
+        import timm
+        from timm.data import create_transform, resolve_data_config
 
     module = timm.create_model(f"local-dir:{place}" if Path(place).exists() else f"hf-hub:{place}", pretrained=True)
     return module, create_transform(**resolve_data_config({}, model=module))
@@ -250,7 +252,7 @@ def synthetic_image() -> Image.Image:
 def table(rows: Sequence[Row]) -> str:
     """Write the rows as Markdown, under the date and the versions."""
     packages = ("plain-vit", "torch", "transformers", "timm", "torchvision", "vit-pytorch")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    versions = ", ".join(f"{name} {version_of(name)}" for name in packages)
     lines = [
         f"{sum(row.passed for row in rows)} of {len(rows)} checkpoints pass. {datetime.date.today().isoformat()}, "
         f"{platform.machine()}, {versions}.",
@@ -263,6 +265,14 @@ def table(rows: Sequence[Row]) -> str:
         stage = row.stage.replace("|", "\\|")
         lines.append(f"| {row.entry.source} | {row.entry.name} | {row.verdict} | {largest} | {stage} | {pixels} |")
     return "\n".join(lines)
+
+
+def version_of(package: str) -> str:
+    """Return the installed version of a package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def local_entry(text: str) -> Entry:

@@ -186,6 +186,22 @@ class AnalysisError(PlainViTError, ValueError):
     exit_code = 15
 
 
+class MissingPackageError(PlainViTError, ImportError):
+    """A package is not installed that plain-vit alone does not bring.
+
+    Args:
+        fault: What is missing.
+        packages: What to install, as pip reads it.
+    """
+
+    exit_code = 18
+
+    def __init__(self, fault: str, packages: Sequence[str] = ()) -> None:
+        self.fault = fault
+        words = " ".join(f'"{package}"' if "[" in package else package for package in packages)
+        super().__init__(f"{fault}: pip install {words}" if packages else fault)
+
+
 class PreparedModelError(PlainViTError, RuntimeError):
     """A model cannot be prepared for inference, or was prepared and is asked for more than that."""
 

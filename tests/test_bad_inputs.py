@@ -238,6 +238,13 @@ HUB = {
         "HubError", "test_hub.py::test_private_is_never_pushed_into_a_public_repository"),
 }  # fmt: skip
 
+ENVIRONMENT = {
+    "an extra is not installed (modules, scripts, `show`)": (
+        "MissingPackageError", "test_extras.py::test_every_module_and_script_says_in_one_line_what_is_missing"),
+    "a folder is named like the missing package": (
+        "MissingPackageError", "test_extras.py::test_a_folder_of_the_packages_name_is_not_the_package"),
+}  # fmt: skip
+
 
 def page() -> str:
     """Return docs/bad_inputs.md."""
@@ -284,6 +291,10 @@ def page() -> str:
         "",
         *elsewhere(HUB),
         "",
+        "## Without a package",
+        "",
+        *elsewhere(ENVIRONMENT),
+        "",
     ])  # fmt: skip
 
 
@@ -292,7 +303,7 @@ def test_the_page_of_bad_inputs_is_up_to_date() -> None:
 
 
 def test_the_tests_that_the_page_names_are_there() -> None:
-    for _, test in (*WRITING.values(), *HUB.values()):
+    for _, test in (*WRITING.values(), *HUB.values(), *ENVIRONMENT.values()):
         file, _, name = test.partition("::")
         assert f"def {name}(" in (ROOT / "tests" / file).read_text(), test
 

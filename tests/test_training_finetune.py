@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = "finetune_image_classification"
 script = open_script(SCRIPT)
 ACCELERATE = [*PYTHON, "-m", "accelerate.commands.launch"]
-TWO_BY_CONFIG = [*ACCELERATE, "--config_file", str(EXAMPLES / "accelerate" / "cpu_2_processes.yaml")]
+TWO_BY_CONFIG = [*ACCELERATE, "--config_file", str(EXAMPLES / "accelerate_configs" / "cpu_2_processes.yaml")]
 # 70 images in batches of 12: epochs end within batches. 7 steps, evaluated twice.
 SHORT = {"dataset": "digits", "shots_per_class": 7, "steps": 7, "batch_size": 12, "evaluations": 2, "log_every": 1}
 
@@ -325,13 +325,13 @@ def test_resume_with_other_data_is_refused(stock_folder, tmp_path):
         script.finetune(script.FinetuneArguments(**good, resume=True))
 
 
-@pytest.mark.parametrize("file", sorted((EXAMPLES / "accelerate").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted((EXAMPLES / "accelerate_configs").glob("*.yaml")), ids=lambda file: file.stem)
 def test_config_files_of_accelerate_are_read_by_it_and_say_whether_they_were_run(file):
     config = load_config_from_file(str(file))
     assert config.num_processes >= 2
     head = "".join(line for line in file.read_text().splitlines(keepends=True) if line.startswith("#"))
     assert ("Run: tests/" in head) != ("Not run here" in head)
-    assert f"--config_file examples/accelerate/{file.name}" in head
+    assert f"--config_file examples/accelerate_configs/{file.name}" in head
 
 
 def test_script_ends_with_one_line_and_the_exit_code_of_the_error(stock_folder, tmp_path, capsys, monkeypatch):

@@ -13,18 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from transformers import PreTrainedModel
 
 from plain_vit import PlainViTForImageClassification
 from plain_vit.analysis import attention_maps, attention_rollout, displayable, predict
-from plain_vit.analysis.plots import plot_maps_over_images
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import PlainViTError
+from plain_vit.extras import needs
+
+with needs("plain-vit[space]", script=__name__ == "__main__"):
+    import gradio as gr
+    from matplotlib.figure import Figure
+
+    from plain_vit.analysis.plots import plot_maps_over_images
 
 HERE = Path(__file__).parent
 SHIPPED = HERE.parent / "checkpoints" / "glyphs_vit.pt"

@@ -22,7 +22,7 @@ from plain_vit.analysis.inspection import (
     target_scores,
     token_layout,
 )
-from plain_vit.errors import AnalysisError
+from plain_vit.extras import needs
 
 
 def grad_cam(
@@ -120,16 +120,14 @@ def integrated_gradients(
         the image less that of the baseline; a warning says where they do not.
 
     Raises:
-        AnalysisError: for a class out of range, a model without classifier, pixels that do not fit, and where captum is
-            not installed.
+        AnalysisError: for a class out of range, a model without classifier, and pixels that do not fit.
+        MissingPackageError: captum is not installed.
 
     Source:
         Sundararajan et al. 2017, as computed by captum.
     """
-    try:
+    with needs("plain-vit[analysis]"):
         from captum.attr import IntegratedGradients
-    except ModuleNotFoundError as error:
-        raise AnalysisError("integrated gradients need captum: pip install 'plain-vit[analysis]'") from error
     model, pixel_values = plain(model), as_batch(model, pixel_values).float()
     token_layout(model, pixel_values)
     if isinstance(baseline, torch.Tensor):

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
 from transformers import BaseImageProcessor
@@ -31,7 +30,11 @@ from plain_vit.analysis.results import displayable, predict
 from plain_vit.analysis.streams import average_over_images, pixel_batches
 from plain_vit.conversion.writing import staged_folder
 from plain_vit.errors import AnalysisError, DataError
+from plain_vit.extras import needs
 from plain_vit.image_processing_plain_vit import open_image
+
+with needs("plain-vit[analysis]"):
+    from matplotlib.figure import Figure
 
 SHOWN = 6  # images in the pictures; attention distance averages over all
 COLUMNS = 12  # heads or layers across; of more an even choice is drawn

@@ -11,26 +11,29 @@ import numpy as np
 import PIL.ExifTags
 import PIL.Image
 import PIL.ImageOps
-from datasets import (
-    ClassLabel,
-    Dataset,
-    DatasetDict,
-    Features,
-    Image,
-    IterableDataset,
-    IterableDatasetDict,
-    Value,
-    concatenate_datasets,
-    load_dataset,
-    load_from_disk,
-)
-from datasets.exceptions import DatasetNotFoundError
-from sklearn.datasets import load_digits as load_scikit_learn_digits
-from sklearn.model_selection import train_test_split
 
 from plain_vit.errors import DataError
+from plain_vit.extras import needs
 from plain_vit.training.benchmarks import BENCHMARKS
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
+
+with needs("plain-vit[train]"):
+    from datasets import (
+        ClassLabel,
+        Dataset,
+        DatasetDict,
+        Features,
+        Image,
+        IterableDataset,
+        IterableDatasetDict,
+        Value,
+        concatenate_datasets,
+        load_dataset,
+        load_from_disk,
+    )
+    from datasets.exceptions import DatasetNotFoundError
+    from sklearn.datasets import load_digits as load_scikit_learn_digits
+    from sklearn.model_selection import train_test_split
 
 IMAGE_SUFFIXES = frozenset(PIL.Image.registered_extensions())
 GLYPHS_PER_CLASS = {"train": 1000, "test": 100}

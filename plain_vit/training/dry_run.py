@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import nn
+
+from plain_vit.extras import needs
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
 
 TRIED = 2  # images: batch norms need more than one
 

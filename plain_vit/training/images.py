@@ -18,13 +18,16 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import torch
-from accelerate import Accelerator
-from datasets import Dataset
 from torch.utils.data import Sampler
 from torchvision.transforms import InterpolationMode, v2
 
 from plain_vit.errors import DataError, TrainingError
+from plain_vit.extras import needs
 from plain_vit.training.data import as_files, in_rgb, orientation, read_rows, stored_rows, try_image, upright
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
+    from datasets import Dataset
 
 
 class ShuffledStream(Sampler[tuple[int, ...]]):

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from datasets import Dataset
 from torch import nn
 
 from plain_vit.errors import DataError, TrainingError
+from plain_vit.extras import needs
 from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling
 from plain_vit.training.data import as_files
 from plain_vit.training.images import TrainingTransform, randomness
+
+with needs("plain-vit[train]"):
+    from datasets import Dataset
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import nn
 
 from plain_vit.errors import TrainingError
+from plain_vit.extras import needs
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
+    from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 # Of glibc's mallopt: how much free memory at the end of the heap goes back, and how large a block is mapped on its own,
 # which goes back when it is freed. Older releases take 32 MiB at most.

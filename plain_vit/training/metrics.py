@@ -3,15 +3,18 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import datasets
-import evaluate
 import numpy as np
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from torch import nn
 
 from plain_vit.errors import TrainingError
+from plain_vit.extras import needs
+
+with needs("plain-vit[train]"):
+    import datasets
+    import evaluate
+    from accelerate import Accelerator
 
 
 class Accuracy(evaluate.Metric):

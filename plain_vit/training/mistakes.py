@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.metrics import precision_recall_fscore_support
 
+from plain_vit.extras import needs
 from plain_vit.training.metrics import Evaluation
+
+with needs("plain-vit[train]"):
+    from sklearn.metrics import precision_recall_fscore_support
 
 
 @dataclass(frozen=True)

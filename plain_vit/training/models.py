@@ -22,6 +22,7 @@ from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.conversion import from_checkpoint
 from plain_vit.conversion.format import EXPECTED
 from plain_vit.errors import TrainingError
+from plain_vit.extras import needs
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTForImageClassification, PlainViTPositionEmbedding
 from plain_vit.training.images import input_size, pixel_levels
@@ -269,12 +270,11 @@ def with_lora(
         head: names of the tensors of the head, which is trained wholly.
 
     Raises:
-        TrainingError: peft is not installed, or there are no such layers.
+        TrainingError: There are no such layers.
+        MissingPackageError: peft is not installed.
     """
-    try:
+    with needs("plain-vit[train]"):
         from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise TrainingError("--lora_rank needs peft: install it, or leave the option out.") from error
     leaves = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     wanted = list(targets or leaves & QUERY_AND_VALUE)
     missing = sorted(set(wanted) - leaves)
@@ -301,8 +301,8 @@ def merged(model: nn.Module, state: dict[str, torch.Tensor]) -> PreTrainedModel:
         model: from `with_lora`, divided among processes since; only its structure is read.
         state: its whole weights, which are taken over.
     """
-    from peft import get_peft_model
-
+    with needs("plain-vit[train]"):
+        from peft import get_peft_model
     base = cast(Any, model).get_base_model()
     with torch.device("meta"):
         whole: Any = get_peft_model(type(base)._from_config(base.config), cast(Any, model).peft_config["default"])

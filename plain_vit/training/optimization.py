@@ -8,11 +8,14 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedType
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from plain_vit.errors import TrainingError
+from plain_vit.extras import needs
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator, DistributedType
 
 # Of torch: those that take plain gradients of any shape, by their names in small letters.
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel
 
 from plain_vit.errors import DataError, TrainingError
+from plain_vit.extras import needs
 from plain_vit.training.models import head_of
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
 
 # Those of DINOv2 (Oquab et al. 2023), for 256 images per step.
 LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)

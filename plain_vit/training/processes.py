@@ -11,10 +11,13 @@ from types import FrameType
 from typing import Any, Self
 
 import torch
-from accelerate import Accelerator
 
 from plain_vit.errors import TrainingError
+from plain_vit.extras import needs
 from plain_vit.training.memory import keep_freed_memory
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
 
 
 def start_accelerator(

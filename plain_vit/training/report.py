@@ -10,23 +10,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
-from matplotlib.figure import Figure
 from torch import nn
 
 from plain_vit.analysis import confusion_matrix, displayable
 from plain_vit.analysis.page import html_page, inline_picture
-from plain_vit.analysis.plots import (
-    plot_confused_pairs,
-    plot_confusion_matrix,
-    plot_predictions,
-    plot_training_curves,
-)
 from plain_vit.conversion.writing import staged_file
+from plain_vit.extras import needs
 from plain_vit.training.metrics import Evaluation
 from plain_vit.training.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from plain_vit.training.run import read_log, write_file
 from plain_vit.training.snapshots import Snapshots, StoryPicture
+
+with needs("plain-vit[train]"):
+    from datasets import Dataset
+    from matplotlib.figure import Figure
+
+    from plain_vit.analysis.plots import (
+        plot_confused_pairs,
+        plot_confusion_matrix,
+        plot_predictions,
+        plot_training_curves,
+    )
 
 MATRIX_CLASSES = 1000  # of more a confusion matrix is larger than a screen
 OPEN_TABLE = 30  # classes; a longer table is folded

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_model, save_model
 from torch import nn
 
 from plain_vit.conversion.writing import staged_file, staged_folder
 from plain_vit.errors import OutputError, OutputExistsError, TrainingError
+from plain_vit.extras import needs
 from plain_vit.training.sharding import ShardedState
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
+    from accelerate.utils import broadcast_object_list
 
 OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
 PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, beside what Accelerate writes

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as distributed_checkpoint
-from accelerate import Accelerator
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -24,6 +23,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel
 
 from plain_vit.errors import TrainingError
+from plain_vit.extras import needs
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
 
 FOLDER = "sharded"  # in a checkpoint
 

@@ -10,19 +10,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator, DistributedType
-from datasets import Dataset
-from matplotlib.figure import Figure
 from torch import nn
 
 from plain_vit.analysis import attention_maps, displayable, position_similarity, token_layout
 from plain_vit.analysis.embeddings import PositionSimilarity
 from plain_vit.analysis.inspection import plain
-from plain_vit.analysis.plots import plot_attention_heads, plot_position_similarity, shortened, spread
 from plain_vit.conversion import from_module
 from plain_vit.conversion.writing import staged_file
 from plain_vit.errors import AnalysisError, DataError, PlainViTError
+from plain_vit.extras import needs
 from plain_vit.training.data import as_files, read_rows
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator, DistributedType
+    from datasets import Dataset
+    from matplotlib.figure import Figure
+
+    from plain_vit.analysis.plots import plot_attention_heads, plot_position_similarity, shortened, spread
 
 IMAGES = 6  # of different classes
 COLUMNS = 8  # snapshots side by side; of more an even choice is drawn

@@ -14,13 +14,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import send_to_device
-from datasets import IterableDataset
 from torch.utils.data import DataLoader, get_worker_info
 
 from plain_vit.errors import DataError
+from plain_vit.extras import needs
 from plain_vit.training.images import TrainingTransform
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
+    from accelerate.utils import send_to_device
+    from datasets import IterableDataset
 
 TRIED = 1000  # rows in which a readable image is looked for
 

@@ -4,10 +4,12 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-from accelerate.tracking import GeneralTracker, TensorBoardTracker, TrackioTracker, WandBTracker
-
 from plain_vit.errors import TrainingError
+from plain_vit.extras import needs
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
+    from accelerate.tracking import GeneralTracker, TensorBoardTracker, TrackioTracker, WandBTracker
 
 TRACKERS = ("tensorboard", "trackio", "wandb")  # each is also the name of its package
 PROJECT = "plain-vit"
