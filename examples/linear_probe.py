@@ -24,9 +24,9 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from plain_vit.conversion.writing import staged_file, staged_folder
 from plain_vit.errors import OutputExistsError, TrainingError
 from plain_vit.extras import needs
+from plain_vit.files.writing import staged_file, staged_folder
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.arguments import ForwardOptions, option, run_script

@@ -138,7 +138,7 @@ def peer_of_transformers(place: str, converted: Converted) -> Peer:
     """Load the class that the checkpoint was saved from; of one that holds more, the part that opens."""
     import transformers
 
-    from plain_vit.conversion.transformers_families import CONTAINERS
+    from plain_vit.conversion.transformers.families import CONTAINERS
 
     named = transformers.AutoConfig.from_pretrained(place).architectures[0]
     if named == "CLIPModel":  # its tower and projection, which are a class of their own

@@ -37,7 +37,7 @@ def inspect(options: argparse.Namespace) -> None:
 def convert(options: argparse.Namespace) -> None:
     """Write a Hugging Face folder, after the source's own package has confirmed the numbers."""
     from .conversion import convert_checkpoint
-    from .conversion.writing import staged_folder
+    from .files.writing import staged_folder
     from .hub import check_repository, push_folder
     from .model_card import facts_of_conversion, write_card
 

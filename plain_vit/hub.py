@@ -22,8 +22,8 @@ from huggingface_hub.errors import (
 )
 
 from .configuration_plain_vit import PlainViTConfig
-from .conversion.reading import NOT_WEIGHTS, read_checkpoint
 from .errors import CheckpointError, HubError, PushRefusedError
+from .files.reading import NOT_WEIGHTS, read_checkpoint
 from .model_card import CARD, ModelFacts, addressed, card_text, is_untouched
 
 LIMIT_BYTES = 5_000_000_000  # of one file; a larger one is a mistake more often than a model

@@ -24,8 +24,8 @@ from PIL.Image import Resampling
 from .configuration_plain_vit import PlainViTConfig
 from .conversion.api import Report
 from .conversion.parity import StageDifference
-from .conversion.reading import read_checkpoint
 from .errors import CheckpointError
+from .files.reading import read_checkpoint
 
 CARD = "README.md"
 PLACEHOLDER = "your-name"  # the owner of a model that is not on the Hub yet; pushing puts the true one in its place

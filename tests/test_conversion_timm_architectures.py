@@ -17,12 +17,12 @@ from plain_vit.conversion import from_module
 from plain_vit.conversion.api import FORMATS
 from plain_vit.conversion.format import Hints
 from plain_vit.conversion.recognition import recognise
-from plain_vit.conversion.timm import TIMM, own_parts
-from plain_vit.conversion.timm_architectures import ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES, TIMM_VERSION
-from plain_vit.conversion.timm_arguments import DEFAULTS
-from plain_vit.conversion.timm_families import FAMILIES, LOOKALIKES
-from plain_vit.conversion.timm_shapes import facts, part_of
-from plain_vit.conversion.torchvision_architectures import FILES, TORCHVISION_VERSION
+from plain_vit.conversion.timm.architectures import ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES, TIMM_VERSION
+from plain_vit.conversion.timm.arguments import DEFAULTS
+from plain_vit.conversion.timm.families import FAMILIES, LOOKALIKES
+from plain_vit.conversion.timm.shapes import facts, part_of
+from plain_vit.conversion.timm.source import TIMM, own_parts
+from plain_vit.conversion.torchvision.architectures import FILES, TORCHVISION_VERSION
 from plain_vit.errors import AmbiguousCheckpointError, ExportError, PlainViTError, UnknownFormatError
 from tools import generate_architectures as generator
 
@@ -47,8 +47,8 @@ def test_the_table_is_what_timm_builds() -> None:
 @pytest.mark.parametrize(
     "package, table, write",
     [
-        ("timm", "timm_architectures.py", generator.architectures_module),
-        ("torchvision", "torchvision_architectures.py", generator.torchvision_module),
+        ("timm", "timm/architectures.py", generator.architectures_module),
+        ("torchvision", "torchvision/architectures.py", generator.torchvision_module),
     ],
 )
 def test_a_table_is_written_again_as_it_is(package: str, table: str, write: Callable[[], str]) -> None:
@@ -59,7 +59,7 @@ def test_a_table_is_written_again_as_it_is(package: str, table: str, write: Call
 @pytest.mark.slow
 def test_the_table_of_families_is_written_again_as_it_is() -> None:
     skip_other_releases("timm")
-    assert (generator.PACKAGE / "timm_families.py").read_text() == generator.families_module()
+    assert (generator.PACKAGE / "timm/families.py").read_text() == generator.families_module()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -20,9 +20,9 @@ from torch import nn
 
 from plain_vit.conversion import from_checkpoint, to_checkpoint
 from plain_vit.conversion.format import Hints
-from plain_vit.conversion.timm import TIMM
-from plain_vit.conversion.timm_architectures import ARCHITECTURES
-from plain_vit.conversion.timm_arguments import DEFAULTS, architecture_for, architecture_of, config_of
+from plain_vit.conversion.timm.architectures import ARCHITECTURES
+from plain_vit.conversion.timm.arguments import DEFAULTS, architecture_for, architecture_of, config_of
+from plain_vit.conversion.timm.source import TIMM
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,

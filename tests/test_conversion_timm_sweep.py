@@ -11,8 +11,8 @@ from plain_vit import PlainViTForImageClassification
 from plain_vit.conversion import from_module, to_module
 from plain_vit.conversion.engine import revert
 from plain_vit.conversion.format import Hints
-from plain_vit.conversion.timm import TIMM
-from plain_vit.conversion.timm_architectures import ARCHITECTURES
+from plain_vit.conversion.timm.architectures import ARCHITECTURES
+from plain_vit.conversion.timm.source import TIMM
 from tests.conftest import randomize_
 from tests.sweep import record
 from tests.timm_models import TOLERANCE, image_size, pixels_for, same_tensors, stage_differences, tiny_timm, tolerance

@@ -30,8 +30,8 @@ from plain_vit import (
 from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
 from plain_vit.conversion.engine import Row
-from plain_vit.conversion.transformers import TRANSFORMERS
-from plain_vit.conversion.transformers_families import ARCHITECTURES, BOOKKEEPING, CONTAINERS
+from plain_vit.conversion.transformers.families import ARCHITECTURES, BOOKKEEPING, CONTAINERS
+from plain_vit.conversion.transformers.source import TRANSFORMERS
 from plain_vit.errors import (
     CheckpointError,
     ExportError,

@@ -11,11 +11,11 @@ import transformers
 from transformers import AutoConfig
 
 from plain_vit.conversion import from_module, to_module
+from plain_vit.conversion.compare_modules import empty_model
 from plain_vit.conversion.engine import revert
 from plain_vit.conversion.format import Hints
-from plain_vit.conversion.structure import empty_model
-from plain_vit.conversion.transformers import TRANSFORMERS
-from plain_vit.conversion.transformers_families import ARCHITECTURES, CONTAINERS
+from plain_vit.conversion.transformers.families import ARCHITECTURES, CONTAINERS
+from plain_vit.conversion.transformers.source import TRANSFORMERS
 from tests.conftest import randomize_
 from tests.sweep import record
 from tests.transformers_models import CASES, pixels_for, stage_differences, tiny_transformers, tolerance

@@ -17,9 +17,9 @@ from transformers.models.auto import configuration_auto, modeling_auto
 from vit_pytorch import learnable_memory_vit
 
 from plain_vit.conversion import from_module
-from plain_vit.conversion.timm_modules import CLASS_PATHS
-from plain_vit.conversion.transformers_families import ARCHITECTURES, CONTAINERS
-from plain_vit.conversion.vit_pytorch import _file
+from plain_vit.conversion.timm.modules import CLASS_PATHS
+from plain_vit.conversion.transformers.families import ARCHITECTURES, CONTAINERS
+from plain_vit.conversion.vit_pytorch.source import _file
 from plain_vit.errors import AmbiguousCheckpointError, ExportError, PlainViTError
 from tests.conftest import randomize_
 from tests.test_conversion_torchvision import output

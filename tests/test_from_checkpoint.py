@@ -20,9 +20,9 @@ from vit_pytorch.simple_vit import SimpleViT
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint
 from plain_vit.conversion.format import Format
-from plain_vit.conversion.timm import TIMM
-from plain_vit.conversion.transformers import TRANSFORMERS
-from plain_vit.conversion.vit_pytorch import VIT_PYTORCH
+from plain_vit.conversion.timm.source import TIMM
+from plain_vit.conversion.transformers.source import TRANSFORMERS
+from plain_vit.conversion.vit_pytorch.source import VIT_PYTORCH
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,

@@ -13,9 +13,10 @@ import safetensors.torch
 import torch
 from hypothesis import strategies
 
-from plain_vit.conversion import api, containers, from_checkpoint
-from plain_vit.conversion.reading import check_layer_numbers, read_checkpoint
+from plain_vit.conversion import api, from_checkpoint
 from plain_vit.errors import CheckpointError, PlainViTError, UnsafeFileError
+from plain_vit.files import containers
+from plain_vit.files.reading import check_layer_numbers, read_checkpoint
 from tests.bad_files import BAD_FILES, PAYLOAD
 from tests.test_reading import WRITERS, some_tensors
 from tests.test_writing import in_a_process, kilobytes

@@ -53,7 +53,8 @@ def imported(path: Path) -> set[str]:
     ("pattern", "extras"),
     [
         ("plain_vit/*.py", ()),
-        ("plain_vit/conversion/*.py", ()),
+        ("plain_vit/conversion/**/*.py", ()),
+        ("plain_vit/files/*.py", ()),
         ("plain_vit/training/*.py", ("train",)),
         ("plain_vit/analysis/*.py", ("analysis",)),
         ("examples/*.py", ("train", "analysis")),

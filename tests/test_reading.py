@@ -4,6 +4,8 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +21,9 @@ import torch
 import vit_pytorch
 from torch import nn
 
-from plain_vit.conversion.containers import LazyTensors
-from plain_vit.conversion.reading import check_values, read_checkpoint, strip_wrappers
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, HubError, UnknownFormatError
+from plain_vit.files.containers import LazyTensors
+from plain_vit.files.reading import check_values, read_checkpoint, strip_wrappers
 from tests.conftest import randomize_
 
 Tensors = dict[str, torch.Tensor]
@@ -399,3 +401,11 @@ def test_a_safetensors_header_may_be_as_long_as_any_other_beginning_reads(start:
     assert checkpoint.kind == "safetensors"
     assert torch.equal(checkpoint.tensors["a"], values)
     assert torch.equal(checkpoint.tensors.mapped()["a"], values)
+
+
+def test_file_tools_import_no_source_of_checkpoints() -> None:
+    code = (
+        "import sys, plain_vit.files.reading, plain_vit.files.writing\n"
+        "sys.exit(any(name.startswith('plain_vit.conversion') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

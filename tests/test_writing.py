@@ -23,11 +23,12 @@ from tqdm import tqdm
 from transformers import ViTConfig, ViTModel
 
 from plain_vit.cli import main
-from plain_vit.conversion import from_checkpoint, writing
-from plain_vit.conversion.containers import LazyTensor, LazyTensors
-from plain_vit.conversion.reading import read_checkpoint
-from plain_vit.conversion.writing import recover, save_state_dict, staged_file, staged_folder
+from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import OutputError, OutputExistsError
+from plain_vit.files import writing
+from plain_vit.files.containers import LazyTensor, LazyTensors
+from plain_vit.files.reading import read_checkpoint
+from plain_vit.files.writing import recover, save_state_dict, staged_file, staged_folder
 
 processes = multiprocessing.get_context("fork")  # a child is ready at once, with all imports of this process
 tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it

@@ -6,7 +6,7 @@ import timm
 import torch
 from torch import nn
 
-from plain_vit.conversion.timm_architectures import ARCHITECTURES
+from plain_vit.conversion.timm.architectures import ARCHITECTURES
 from tests.conftest import randomize_
 from tests.tiny import difference
 

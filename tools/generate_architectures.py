@@ -47,7 +47,7 @@ def timm_architectures() -> dict[str, dict[str, Any]]:
     import timm
     from timm.models import deit, vision_transformer, vision_transformer_hybrid
 
-    from plain_vit.conversion.timm_arguments import DEFAULTS, SILENT_ARGUMENTS
+    from plain_vit.conversion.timm.arguments import DEFAULTS, SILENT_ARGUMENTS
 
     caught: dict[str, dict[str, Any]] = {}
 
@@ -138,8 +138,8 @@ def families(
         entrypoints: By file.
         tensors_of: Returns the tensors of a model.
     """
-    from plain_vit.conversion.timm import TIMM, own_parts
-    from plain_vit.conversion.timm_shapes import facts, part_of
+    from plain_vit.conversion.timm.shapes import facts, part_of
+    from plain_vit.conversion.timm.source import TIMM, own_parts
 
     own = own_parts()
     parts: dict[str, set[str]] = {}
@@ -224,7 +224,7 @@ def _mapping(name: str, kind: str, entries: Mapping[str, Any]) -> str:
 
 
 def architectures_module() -> str:
-    """Return the text of `timm_architectures.py`."""
+    """Return the text of `timm/architectures.py`."""
     import timm
 
     known = timm_architectures()
@@ -287,7 +287,7 @@ for _shared, _rows in _GROUPS:
 
 
 def families_module() -> str:
-    """Return the text of `timm_families.py`."""
+    """Return the text of `timm/families.py`."""
     import timm
 
     entrypoints = other_entrypoints()
@@ -338,7 +338,7 @@ FAMILIES = {{
     file: Family(title, tuple(names.split()), frozenset(parts.split())) for file, title, names, parts in _FAMILIES
 }}
 
-# Models without a part of their own, and what their tensors show, in the words of `timm_shapes.facts`: first what all
+# Models without a part of their own, and what their tensors show, in the words of `timm.shapes.facts`: first what all
 # of them share.
 _COMMON: dict[str, Any] = {{
 {chr(10).join(f"    {_literal(key)}: {_literal(value)}," for key, value in common.items())}
@@ -351,7 +351,7 @@ LOOKALIKES = {{name: _COMMON | shown for name, shown in LOOKALIKES.items()}}
 
 
 def torchvision_module() -> str:
-    """Return the text of `torchvision_architectures.py`."""
+    """Return the text of `torchvision/architectures.py`."""
     import torchvision
 
     version = ".".join(torchvision.__version__.split("+")[0].split(".")[:2])
@@ -373,9 +373,9 @@ TORCHVISION_VERSION = "{version}"
 
 # Each table, and what writes it; the families are known by the parts that the first has.
 TABLES: dict[str, Callable[[], str]] = {
-    "timm_architectures.py": architectures_module,
-    "timm_families.py": families_module,
-    "torchvision_architectures.py": torchvision_module,
+    "timm/architectures.py": architectures_module,
+    "timm/families.py": families_module,
+    "torchvision/architectures.py": torchvision_module,
 }
 
 

@@ -28,9 +28,9 @@ from plain_vit.analysis.inspection import TokenLayout, plain, token_layout
 from plain_vit.analysis.page import html_page, inline_picture
 from plain_vit.analysis.results import displayable, predict
 from plain_vit.analysis.streams import average_over_images, pixel_batches
-from plain_vit.conversion.writing import staged_folder
 from plain_vit.errors import AnalysisError, DataError
 from plain_vit.extras import needs
+from plain_vit.files.writing import staged_folder
 from plain_vit.image_processing_plain_vit import open_image
 
 with needs("plain-vit[analysis]"):

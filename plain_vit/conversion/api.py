@@ -33,22 +33,22 @@ from ..errors import (
     VerificationError,
     printable,
 )
-from .containers import LazyTensors
+from ..files.containers import LazyTensors
+from ..files.reading import Checkpoint, check_layer_numbers, read_checkpoint, strip_wrappers
+from ..files.writing import save_state_dict, staged_file, staged_folder
+from .compare_modules import MASKED, class_path, empty_model
 from .engine import Row, convert, ignored_names, revert, sources_of, stream
 from .format import EXPECTED, UNPROVEN, UNSEEN, Description, Format, Hints, Inference, unheeded
 from .google import GOOGLE
 from .live_modules import find_model, unknown_hints
 from .parity import StageDifference, compare_models, probe_images
 from .preprocessing import processor_from_transformers
-from .reading import Checkpoint, check_layer_numbers, read_checkpoint, strip_wrappers
 from .recognition import recognise, require
 from .reference import Reference
-from .structure import MASKED, class_path, empty_model
-from .timm import TIMM
-from .torchvision import TORCHVISION
-from .transformers import TRANSFORMERS
-from .vit_pytorch import VIT_PYTORCH
-from .writing import save_state_dict, staged_file, staged_folder
+from .timm.source import TIMM
+from .torchvision.source import TORCHVISION
+from .transformers.source import TRANSFORMERS
+from .vit_pytorch.source import VIT_PYTORCH
 
 FORMATS: dict[str, Format] = {format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION, TRANSFORMERS, GOOGLE)}
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from ..configuration_plain_vit import ACTIVATIONS, PlainViTConfig
 from ..errors import CheckpointError
+from ..files.writing import save_state_dict
 from .engine import Row
 from .preprocessing import default_processor
-from .writing import save_state_dict
 
 Size = int | tuple[int, int]
 StateDict = Mapping[str, torch.Tensor]

@@ -15,10 +15,10 @@ from torch import nn
 
 from ..configuration_plain_vit import PlainViTConfig, stem_stride
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
+from .compare_modules import lost_fields
 from .engine import DROP_FIRST_AXIS, UNSTACK, Row, Transform, each, revert, then
 from .format import Description, Format, Hints, Inference, StateDict, pair
 from .preprocessing import processor_from_google, processor_from_timm
-from .structure import lost_fields
 
 # What precedes the names: nothing, a flax.optim state, big_vision's parameters, those of one of its two towers.
 PREFIXES = ("", "opt/target/", "params/", "params/img/")

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError
+from .compare_modules import ORDERED, class_path
 from .format import Format
-from .structure import ORDERED, class_path
 
 # Wrappers that compute what the model in them computes, by class or by the class that they are derived from.
 COMPILED = "torch._dynamo.eval_frame.OptimizedModule"

@@ -18,7 +18,7 @@ from plain_vit.image_processing_plain_vit import (
     SourcePreprocessing,
 )
 
-from .torchvision_architectures import FILES as TORCHVISION_FILES
+from .torchvision.architectures import FILES as TORCHVISION_FILES
 
 BACKENDS = {"pil": PlainViTImageProcessorPil, "torchvision": PlainViTImageProcessor}
 INTERPOLATIONS = {  # timm's and torchvision's name -> Pillow's number, which transformers stores

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from ..errors import AmbiguousCheckpointError, CheckpointError, MappingError, UnknownFormatError
+from ..files.reading import strip_wrappers
 from .format import Format
-from .reading import strip_wrappers
 
 MAX_PREFIX_PARTS = 4  # of a module inside others
 OUR_POSITIONS = "embeddings.position_embeddings.weight"

@@ -14,8 +14,8 @@ from torch import nn
 
 from plain_vit.analysis import confusion_matrix, displayable
 from plain_vit.analysis.page import html_page, inline_picture
-from plain_vit.conversion.writing import staged_file
 from plain_vit.extras import needs
+from plain_vit.files.writing import staged_file
 from plain_vit.training.metrics import Evaluation
 from plain_vit.training.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from plain_vit.training.run import read_log, write_file

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from plain_vit.conversion.writing import staged_file, staged_folder
 from plain_vit.errors import OutputError, OutputExistsError, TrainingError
 from plain_vit.extras import needs
+from plain_vit.files.writing import staged_file, staged_folder
 from plain_vit.training.sharding import ShardedState
 
 with needs("plain-vit[train]"):

@@ -16,9 +16,9 @@ from plain_vit.analysis import attention_maps, displayable, position_similarity,
 from plain_vit.analysis.embeddings import PositionSimilarity
 from plain_vit.analysis.inspection import plain
 from plain_vit.conversion import from_module
-from plain_vit.conversion.writing import staged_file
 from plain_vit.errors import AnalysisError, DataError, PlainViTError
 from plain_vit.extras import needs
+from plain_vit.files.writing import staged_file
 from plain_vit.training.data import as_files, read_rows
 
 with needs("plain-vit[train]"):

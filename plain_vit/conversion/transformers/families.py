@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..configuration_plain_vit import PlainViTConfig
-from .engine import KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform, each
+from ...configuration_plain_vit import PlainViTConfig
+from ..engine import KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform, each
 
 # Transforms
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from ..configuration_plain_vit import PlainViTConfig, stem_stride
-from ..errors import AmbiguousCheckpointError, CheckpointError, MappingError, UnknownFormatError
-from .format import SCALES, Description, Hints, Inference, Size, unheeded
-from .timm_architectures import ARCHITECTURES
-from .timm_arguments import ACTIVATIONS, BLOCKS, DEFAULTS, POOLINGS, config_of, pair, ratio_of, word_of
-from .timm_families import FAMILIES, LOOKALIKES
+from ...configuration_plain_vit import PlainViTConfig, stem_stride
+from ...errors import AmbiguousCheckpointError, CheckpointError, MappingError, UnknownFormatError
+from ..format import SCALES, Description, Hints, Inference, Size, unheeded
+from .architectures import ARCHITECTURES
+from .arguments import ACTIVATIONS, BLOCKS, DEFAULTS, POOLINGS, config_of, pair, ratio_of, word_of
+from .families import FAMILIES, LOOKALIKES
 
 # What code alone can say, since no config.json holds a class, and what tensors show.
 CODE_ONLY = (

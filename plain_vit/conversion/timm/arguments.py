@@ -6,11 +6,11 @@ Source: timm 1.0.31, `timm/models/vision_transformer.py` and `timm/models/deit.p
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..configuration_plain_vit import PlainViTConfig
-from ..errors import ExportError, UnknownFormatError
-from .structure import lost_fields
-from .timm_architectures import ARCHITECTURES, OLD_NAMES
-from .timm_families import FAMILIES
+from ...configuration_plain_vit import PlainViTConfig
+from ...errors import ExportError, UnknownFormatError
+from ..compare_modules import lost_fields
+from .architectures import ARCHITECTURES, OLD_NAMES
+from .families import FAMILIES
 
 # The arguments of timm 1.0.31's VisionTransformer that change numbers, with their defaults. Ours are `distilled`, the
 # class with a distillation token, `norm_eps`, what timm binds to `norm_layer`, and `stem_depths`, the stages of a

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..configuration_plain_vit import PlainViTConfig
-from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
-from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
-from .format import Description, Format, Hints, Inference, StateDict, write_state_dict
-from .preprocessing import processor_from_torchvision
-from .structure import class_path, differences, epsilon_of, lost_fields
-from .torchvision_architectures import ARCHITECTURES
-from .torchvision_architectures import FILES as TORCHVISION_FILES
+from ...configuration_plain_vit import PlainViTConfig
+from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError
+from ..compare_modules import class_path, differences, epsilon_of, lost_fields
+from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
+from ..format import Description, Format, Hints, Inference, StateDict, write_state_dict
+from ..preprocessing import processor_from_torchvision
+from .architectures import ARCHITECTURES
+from .architectures import FILES as TORCHVISION_FILES
 
 CLASS = "torchvision.models.vision_transformer.VisionTransformer"
 EPS = 1e-6  # partial(nn.LayerNorm, eps=1e-6) in every builder

@@ -1,7 +1,7 @@
 """The models of vit-pytorch that do not open yet, by the names that tell each from the others.
 
 Data only; read from the package's releases, and compared with them in the tests. What has every name of a plain ViT is
-a layout of `vit_pytorch_layouts.py`.
+a layout of `layouts.py`.
 """
 
 # For each model: expressions that some name has, or, after "!", that none has. The first that fits is meant.

@@ -1,7 +1,7 @@
 """transformers' own Vision Transformers: live modules, files under today's and 4.x names, and the way back.
 
 Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, the vision towers of CLIP, SigLIP and
-AIMv2) is a table of tensors and a table of settings in `transformers_families.py`, read in both directions. What a
+AIMv2) is a table of tensors and a table of settings in `families.py`, read in both directions. What a
 class cannot hold is found by reading back the settings that it would be given.
 """
 
@@ -17,14 +17,14 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from ..configuration_plain_vit import PlainViTConfig
-from ..errors import CheckpointError, ExportError, UnknownFormatError
-from ..image_processing_plain_vit import SourcePreprocessing
-from .engine import Row, ignored_names, revert
-from .format import UNSEEN, Description, Format, Hints, Inference, StateDict
-from .preprocessing import processor_from_transformers, stock_processor
-from .structure import MASKED, class_path, differences, lost_fields
-from .transformers_families import (
+from ...configuration_plain_vit import PlainViTConfig
+from ...errors import CheckpointError, ExportError, UnknownFormatError
+from ...image_processing_plain_vit import SourcePreprocessing
+from ..compare_modules import MASKED, class_path, differences, lost_fields
+from ..engine import Row, ignored_names, revert
+from ..format import UNSEEN, Description, Format, Hints, Inference, StateDict
+from ..preprocessing import processor_from_transformers, stock_processor
+from .families import (
     AIMV2,
     ARCHITECTURES,
     BOOKKEEPING,

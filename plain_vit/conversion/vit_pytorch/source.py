@@ -22,10 +22,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ..configuration_plain_vit import PlainViTConfig
-from ..errors import SHOWN, AmbiguousCheckpointError, ExportError, MappingError
-from ..layers_plain_vit import SinCos2DPositionEmbedding
-from .engine import (
+from ...configuration_plain_vit import PlainViTConfig
+from ...errors import SHOWN, AmbiguousCheckpointError, ExportError, MappingError
+from ...layers_plain_vit import SinCos2DPositionEmbedding
+from ..compare_modules import NEUTRAL_FIELDS, class_path, differences
+from ..engine import (
     ADD_FIRST_AXIS,
     DROP_FIRST_AXIS,
     IDENTITY,
@@ -40,10 +41,9 @@ from .engine import (
     revert,
     then,
 )
-from .format import Description, Format, Hints, Inference, StateDict, pair, write_state_dict
-from .structure import NEUTRAL_FIELDS, class_path, differences
-from .vit_pytorch_families import FAMILIES
-from .vit_pytorch_layouts import (
+from ..format import Description, Format, Hints, Inference, StateDict, pair, write_state_dict
+from .families import FAMILIES
+from .layouts import (
     CLASS_TOKEN,
     CLASSES,
     FC1,

@@ -1,8 +1,8 @@
 """timm's VisionTransformer and VisionTransformerDistilled: live modules, files, and the way back.
 
-Everything goes through the arguments that timm's own constructor takes (`timm_arguments.py`): a live module is read
-back into them (`timm_modules.py`), a checkpoint's `architecture` and `model_args` are them, and what a bare state dict
-shows of them is compared with all architectures that timm has (`timm_shapes.py`).
+Everything goes through the arguments that timm's own constructor takes (`arguments.py`): a live module is read
+back into them (`modules.py`), a checkpoint's `architecture` and `model_args` are them, and what a bare state dict
+shows of them is compared with all architectures that timm has (`shapes.py`).
 """
 
 import fnmatch
@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..configuration_plain_vit import PlainViTConfig, stem_stride
-from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError
-from .engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Transform, revert
-from .format import Description, Format, Hints, Inference, StateDict
-from .preprocessing import processor_from_timm, processor_to_timm
-from .timm_architectures import PUBLISHED_FILES
-from .timm_arguments import (
+from ...configuration_plain_vit import PlainViTConfig, stem_stride
+from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError
+from ...files.writing import save_state_dict
+from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Transform, revert
+from ..format import Description, Format, Hints, Inference, StateDict
+from ..preprocessing import processor_from_timm, processor_to_timm
+from .architectures import PUBLISHED_FILES
+from .arguments import (
     ACTIVATIONS,
     DEFAULTS,
     POOLINGS,
@@ -32,8 +33,8 @@ from .timm_arguments import (
     pair,
     word_of,
 )
-from .timm_modules import CLASS_PATHS, arguments_of, build, unknown_parts
-from .timm_shapes import (
+from .modules import CLASS_PATHS, arguments_of, build, unknown_parts
+from .shapes import (
     CODE_ONLY,
     Settled,
     facts,
@@ -44,7 +45,6 @@ from .timm_shapes import (
     settled_by_name,
     visible,
 )
-from .writing import save_state_dict
 
 # Data sets whose classes timm knows by their number.
 IMAGENETS = {

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..configuration_plain_vit import PlainViTConfig
-from ..errors import ExportError
-from .structure import class_name, class_path, differences, epsilon_of
-from .timm_arguments import BLOCKS, DEFAULTS, arguments_for, ratio_of
+from ...configuration_plain_vit import PlainViTConfig
+from ...errors import ExportError
+from ..compare_modules import class_name, class_path, differences, epsilon_of
+from .arguments import BLOCKS, DEFAULTS, arguments_for, ratio_of
 
 # Classes that compute the same, by the name that the tables above have for them.
 CLASSES = {

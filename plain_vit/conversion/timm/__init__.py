@@ -1,0 +1,1 @@
+"""timm's plain Vision Transformers: arguments and architectures, live modules, checkpoints, and the way back."""

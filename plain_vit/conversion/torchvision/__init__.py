@@ -1,0 +1,1 @@
+"""torchvision's VisionTransformer: architectures, live modules, checkpoints, and the way back."""

@@ -1,0 +1,1 @@
+"""transformers' plain Vision Transformers: families, live modules, folders, and the way back."""
