@@ -1,9 +1,10 @@
 """Save the golden folder of this version: run once per release, `python -m tests.golden.save_this_version`.
 
 The folder holds a small model, its image processor and the logits it gave; every later version opens it and gives the
-same (tests/test_golden.py). The code that travels with it is left out: git keeps that.
+same (tests/test_golden.py). The code that travels with it is in `code-VERSION.zip` (tests/test_golden_code.py).
 """
 
+import zipfile
 from pathlib import Path
 
 import torch
@@ -33,8 +34,10 @@ def main() -> None:
     randomize_(model).eval()
     model.save_pretrained(folder)
     PlainViTImageProcessor(size={"height": 12, "width": 24}).save_pretrained(folder)
-    for code in folder.glob("*.py"):
-        code.unlink()
+    with zipfile.ZipFile(folder.with_name(f"code-{folder.name}.zip"), "w", zipfile.ZIP_DEFLATED) as archive:
+        for code in sorted(folder.glob("*.py")):
+            archive.writestr(zipfile.ZipInfo(code.name), code.read_bytes(), zipfile.ZIP_DEFLATED)
+            code.unlink()
     with torch.no_grad():
         logits = model(golden_pixels()).logits
         resized = model(golden_pixels().view(2, 3, 24, 12)).logits
