@@ -19,7 +19,8 @@ from torchvision.transforms import v2
 from transformers import ViTImageProcessor
 
 from benchmarks.harness import Case, compare, parser, rates, report
-from plain_vit.training.images import AugmentedImages, ShuffledStream, training_transform
+from plain_vit.training.data.augmentation import AugmentedImages, training_transform
+from plain_vit.training.data.sampling import ShuffledStream
 
 SIZES = {(500, 375): 64, (3000, 2000): 16}  # (width, height) of the files: how many of them a turn goes through
 BATCH = 16

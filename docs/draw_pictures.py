@@ -42,8 +42,8 @@ from plain_vit.analysis import (
 )
 from plain_vit.conversion import from_checkpoint
 from plain_vit.training.data import load_digits
+from plain_vit.training.data.augmentation import training_transform
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
-from plain_vit.training.images import training_transform
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"

@@ -25,7 +25,7 @@ from plain_vit.extras import needs
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.arguments import ForwardOptions, option, run_script
     from plain_vit.training.data import load_labelled_split
-    from plain_vit.training.images import ProcessedImages, ReadableImages
+    from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.metrics import Evaluation, evaluate_classifier
     from plain_vit.training.mistakes import confused_pairs, results_by_class, top_accuracy
     from plain_vit.training.models import checkpoint_hints, open_classifier

@@ -52,18 +52,11 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         run_script,
     )
     from plain_vit.training.data import ImageClassificationData, load_classification_data
+    from plain_vit.training.data.augmentation import AugmentedImages, batch_mixing, input_size, training_transform
+    from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages
+    from plain_vit.training.data.sampling import ShuffledStream, randomness
+    from plain_vit.training.data.streaming import StreamedImages, streamed_batches
     from plain_vit.training.dry_run import describe_needs, measure_needs, text_tables
-    from plain_vit.training.images import (
-        AugmentedImages,
-        ProcessedImages,
-        ReadableImages,
-        ShuffledStream,
-        UnreadableImages,
-        batch_mixing,
-        input_size,
-        randomness,
-        training_transform,
-    )
     from plain_vit.training.losses import balancing_weights, classification_loss, distillation_loss
     from plain_vit.training.memory import fitting_accumulation, lack_of_memory_explained, training_trial
     from plain_vit.training.metrics import Evaluation, evaluate_classifier
@@ -86,7 +79,6 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.run import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
     from plain_vit.training.sharding import ShardedState, blocks_to_shard, held_here, is_sharded, shard, whole_state
     from plain_vit.training.snapshots import Snapshots
-    from plain_vit.training.streaming import StreamedImages, streamed_batches
     from plain_vit.training.trackers import start_trackers, tracker_names
 
 

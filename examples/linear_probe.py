@@ -31,7 +31,7 @@ from plain_vit.files.writing import staged_file, staged_folder
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.arguments import ForwardOptions, option, run_script
     from plain_vit.training.data import ImageClassificationData, load_classification_data
-    from plain_vit.training.images import ProcessedImages, ReadableImages, UnreadableImages
+    from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages
     from plain_vit.training.models import checkpoint_hints, load_classifier
     from plain_vit.training.probing import (
         LEARNING_RATES,

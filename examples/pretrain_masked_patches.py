@@ -39,7 +39,8 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
 
     from plain_vit.training.arguments import as_yaml, check_options, option, run_script
     from plain_vit.training.data import load_images
-    from plain_vit.training.images import ShuffledStream, randomness, training_transform
+    from plain_vit.training.data.augmentation import training_transform
+    from plain_vit.training.data.sampling import ShuffledStream, randomness
     from plain_vit.training.masking import CORRUPTIONS, CorruptedImages, Corruption, MaskedPrediction
     from plain_vit.training.models import checkpoint_hints
     from plain_vit.training.optimization import learning_rate_factor, make_optimizer

@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Sequence
 from sklearn.datasets import load_digits as load_scikit_learn_digits
 
 from plain_vit.errors import DataError
-from plain_vit.training import data as data_module
+from plain_vit.training.data import datasets as data_module
 from plain_vit.training.data import find_columns, load_classification_data, load_splits
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from vit_pytorch import ViT
 
-from plain_vit.training import data
+from plain_vit.training.data import datasets as data
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
 from tests.training_runs import EXAMPLES, open_script
 

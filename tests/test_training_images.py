@@ -16,8 +16,9 @@ from torchvision.transforms import InterpolationMode, v2
 from transformers import ViTImageProcessor
 
 from plain_vit.errors import DataError, TrainingError
-from plain_vit.training.data import decode_image, open_image, try_image
-from plain_vit.training.images import AugmentedImages, CroppedImage, ShuffledStream, training_transform
+from plain_vit.training.data.augmentation import AugmentedImages, CroppedImage, training_transform
+from plain_vit.training.data.decoding import decode_image, open_stored, try_image
+from plain_vit.training.data.sampling import ShuffledStream
 from plain_vit.training.processes import loading_options
 
 ORIENTATION = PIL.ExifTags.Base.Orientation
@@ -47,7 +48,7 @@ def both_ways(
     """Return levels (C, H, W) of a random crop as we make them and as torchvision does, from the same random state."""
     crop = plain_crop(interpolation)
     torch.manual_seed(seed)
-    ours = CroppedImage(SIZE, interpolation, crop=crop, scaled=scaled)(open_image(file))
+    ours = CroppedImage(SIZE, interpolation, crop=crop, scaled=scaled)(open_stored(file))
     after = torch.get_rng_state()
     torch.manual_seed(seed)
     theirs = v2.functional.pil_to_tensor(crop(datasets.Image(mode="RGB").decode_example(file)))
@@ -99,7 +100,7 @@ def test_a_file_is_decoded_at_the_smallest_size_that_its_crop_needs():
     for seed in range(60):
         crop = plain_crop()
         torch.manual_seed(seed)
-        image = open_image(file)
+        image = open_stored(file)
         part = crop.make_params([image])
         torch.manual_seed(seed)
         CroppedImage(SIZE, InterpolationMode.BILINEAR, crop=crop)(image)
@@ -109,7 +110,7 @@ def test_a_file_is_decoded_at_the_smallest_size_that_its_crop_needs():
         assert excess >= 1
         assert excess < 2.1 or divisor == 8  # Pillow's sizes are whole: where it is close, it takes the larger one
     assert seen == {2, 4, 8}
-    whole = open_image(file)
+    whole = open_stored(file)
     CroppedImage(SIZE, InterpolationMode.BILINEAR, scaled=False)(whole)
     assert whole.size == (421, 331)
 
@@ -122,7 +123,7 @@ def test_images_are_turned_as_they_say(orientation):
     file = stored(smooth, "jpeg", exif=exif, quality=95)
     upright = datasets.Image(mode="RGB").decode_example(file)
     assert upright.size == ((1201, 803) if orientation < 5 else (803, 1201))
-    assert np.array_equal(np.array(decode_image(open_image(file))), np.array(upright))
+    assert np.array_equal(np.array(decode_image(open_stored(file))), np.array(upright))
     ours, theirs = both_ways(file, 3, InterpolationMode.BILINEAR, scaled=False)
     assert (ours - theirs).abs().max() <= 1
     ours, theirs = both_ways(file, 3, InterpolationMode.BILINEAR, scaled=True)
@@ -134,7 +135,7 @@ def test_evaluated_images_are_decoded_as_datasets_does(mode):
     image = photograph(31, 23).convert("L").convert("I;16") if mode == "I;16" else photograph(31, 23).convert(mode)
     file = stored(image, "png")
     expected = datasets.Image(mode="RGB").decode_example(file)
-    assert np.array_equal(np.array(decode_image(open_image(file))), np.array(expected))
+    assert np.array_equal(np.array(decode_image(open_stored(file))), np.array(expected))
 
 
 def test_a_file_cut_short_is_named_at_whatever_size_it_is_decoded():
@@ -188,7 +189,7 @@ def test_a_batch_is_normalised_as_its_images_are():
 
 
 def test_an_opened_image_can_be_transformed_again():
-    image = open_image(stored(photograph(1201, 803), "jpeg"))
+    image = open_stored(stored(photograph(1201, 803), "jpeg"))
     transform = training_transform(ViTImageProcessor(size={"height": 37, "width": 29}), crop_scale=0.1)
     torch.manual_seed(0)
     first = [transform(image) for _ in range(5)]

@@ -32,17 +32,15 @@ from vit_pytorch import ViT
 from plain_vit import PlainViTImageProcessor
 from plain_vit.conversion import from_module
 from plain_vit.errors import TrainingError
-from plain_vit.training.data import decode_image
-from plain_vit.training.images import (
+from plain_vit.training.data.augmentation import (
     AugmentedImages,
-    ProcessedImages,
-    ShuffledStream,
     TrainingTransform,
     batch_mixing,
     input_size,
-    randomness,
     training_transform,
 )
+from plain_vit.training.data.decoding import ProcessedImages, decode_image
+from plain_vit.training.data.sampling import ShuffledStream, randomness
 from plain_vit.training.metrics import Accuracy, evaluate_classifier
 from plain_vit.training.models import checkpoint_hints, head_of, load_classifier, with_new_head
 from plain_vit.training.optimization import (

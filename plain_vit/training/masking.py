@@ -1,6 +1,6 @@
 """Hiding parts of images, for models that learn to predict them.
 
-Everything random is a function of the seed, the epoch and the row of the image, as in `plain_vit.training.images`.
+Everything random is a function of the seed, the epoch and the row of the image, as in the sampling of the data.
 
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches.
 """
@@ -14,8 +14,9 @@ from torch import nn
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.extras import needs
 from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling
-from plain_vit.training.data import as_files
-from plain_vit.training.images import TrainingTransform, randomness
+from plain_vit.training.data.augmentation import TrainingTransform
+from plain_vit.training.data.decoding import as_files
+from plain_vit.training.data.sampling import randomness
 
 with needs("plain-vit[train]"):
     from datasets import Dataset

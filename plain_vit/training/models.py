@@ -25,7 +25,7 @@ from plain_vit.errors import TrainingError
 from plain_vit.extras import needs
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTForImageClassification, PlainViTPositionEmbedding
-from plain_vit.training.images import input_size, pixel_levels
+from plain_vit.training.data.augmentation import input_size, pixel_levels
 
 # The layers that get low-rank additions by default (Hu et al. 2022, section 4.2), as their classes call them.
 QUERY_AND_VALUE = {"q_proj", "v_proj", "query", "value", "q", "v"}

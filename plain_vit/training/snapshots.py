@@ -19,7 +19,7 @@ from plain_vit.conversion import from_module
 from plain_vit.errors import AnalysisError, DataError, PlainViTError
 from plain_vit.extras import needs
 from plain_vit.files.writing import staged_file
-from plain_vit.training.data import as_files, read_rows
+from plain_vit.training.data.decoding import as_files, read_rows
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator, DistributedType

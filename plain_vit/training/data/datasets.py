@@ -1,6 +1,5 @@
-"""Image classification data: opening it, finding its columns, checking it, splitting it."""
+"""Image classification data sets: opening them, finding their columns, checking and splitting them."""
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -8,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL.ExifTags
 import PIL.Image
-import PIL.ImageOps
 
 from plain_vit.errors import DataError
 from plain_vit.extras import needs
 from plain_vit.training.benchmarks import BENCHMARKS
+from plain_vit.training.data.decoding import as_files, read_rows
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
 
 with needs("plain-vit[train]"):
@@ -34,6 +32,7 @@ with needs("plain-vit[train]"):
     from datasets.exceptions import DatasetNotFoundError
     from sklearn.datasets import load_digits as load_scikit_learn_digits
     from sklearn.model_selection import train_test_split
+
 
 IMAGE_SUFFIXES = frozenset(PIL.Image.registered_extensions())
 GLYPHS_PER_CLASS = {"train": 1000, "test": 100}
@@ -430,100 +429,6 @@ def _readable(split: Dataset) -> tuple[Dataset, list[str]]:
     broken = {row: problem for row in range(len(split)) if (problem := read_rows(files, [row])[0]["broken"])}
     kept = [row for row in range(len(split)) if row not in broken]
     return split.select(kept) if broken else split, list(broken.values())
-
-
-# What Pillow and datasets raise for a file that is no image, or only a part of one.
-UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Image.DecompressionBombError)
-
-
-def as_files(split: Dataset) -> Dataset:
-    """Return a split whose images are the files they are, to be opened by `open_image`."""
-    return split.cast_column("image", Image(decode=False))
-
-
-def open_image(stored: dict[str, Any] | None) -> PIL.Image.Image:
-    """Return an image of which no more was read than what it is: its pixels are not decoded yet.
-
-    Args:
-        stored: its `bytes`, or the `path` of its file.
-
-    Raises:
-        One of `UNREADABLE`.
-    """
-    if stored is None:
-        raise ValueError("there is none")
-    content = stored["bytes"] if stored["bytes"] is not None else Path(stored["path"]).read_bytes()
-    return PIL.Image.open(BytesIO(content))
-
-
-def decode_image(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Return an opened image upright and in RGB, as `datasets` decodes it.
-
-    Raises:
-        One of `UNREADABLE`.
-    """
-    return in_rgb(upright(image))
-
-
-def orientation(image: PIL.Image.Image) -> int:
-    """Return how an opened image is to be turned: 1 to 8 as in EXIF, from 5 on with its sides exchanged."""
-    return image.getexif().get(PIL.ExifTags.Base.Orientation, 1)
-
-
-def upright(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Decode an opened image and turn it as it says."""
-    image.load()
-    return image if orientation(image) == 1 else PIL.ImageOps.exif_transpose(image)
-
-
-def in_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Return an image in RGB, itself where it is."""
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def try_image(
-    stored: dict[str, Any] | None, place: str, decode: Callable[[PIL.Image.Image], Any] = decode_image
-) -> tuple[Any, str]:
-    """Return what `decode` makes of an image, and "" or which image cannot be read and why.
-
-    Args:
-        stored: see `open_image`.
-        place: of an image that is no file.
-        decode: given the opened image.
-    """
-    try:
-        return decode(open_image(stored)), ""
-    except UNREADABLE as error:
-        return None, name_broken(stored, place, error)
-
-
-def read_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Return rows with their images, and `broken`: empty, or which image cannot be read and why.
-
-    Args:
-        files: from `as_files`.
-        rows: their numbers.
-    """
-    examples = stored_rows(files, rows)
-    for row, example in zip(rows, examples, strict=True):
-        image, example["broken"] = try_image(example["image"], f"row {row}")
-        example["image"] = BLANK if image is None else image
-    return examples
-
-
-def stored_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Return rows as they are stored, read at once."""
-    columns = files[list(rows)]
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def name_broken(stored: dict[str, Any] | None, place: str, error: Exception) -> str:
-    """Say which image cannot be read: its file where there is one, else its place."""
-    reason = "no image of a known format" if isinstance(error, PIL.UnidentifiedImageError) else str(error)
-    return f"{(stored or {}).get('path') or place} ({reason})"
-
-
-BLANK = PIL.Image.new("RGB", (1, 1))
 
 
 def _standard_columns(split: Any, image: str, label: str) -> Any:

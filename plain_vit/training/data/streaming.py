@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from plain_vit.errors import DataError
 from plain_vit.extras import needs
-from plain_vit.training.images import TrainingTransform
+from plain_vit.training.data.augmentation import TrainingTransform
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

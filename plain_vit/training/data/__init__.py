@@ -1,0 +1,25 @@
+"""Image data sets by name, as rows of images and labels; how rows become batches is in the files beside."""
+
+from plain_vit.training.data.datasets import (
+    EMBEDDED,
+    ImageClassificationData,
+    find_columns,
+    load_classification_data,
+    load_digits,
+    load_glyphs,
+    load_images,
+    load_labelled_split,
+    load_splits,
+)
+
+__all__ = [
+    "EMBEDDED",
+    "ImageClassificationData",
+    "find_columns",
+    "load_classification_data",
+    "load_digits",
+    "load_glyphs",
+    "load_images",
+    "load_labelled_split",
+    "load_splits",
+]
