@@ -20,7 +20,7 @@ from plain_vit.conversion.recognition import recognise
 from plain_vit.conversion.timm.architectures import ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES, TIMM_VERSION
 from plain_vit.conversion.timm.arguments import DEFAULTS
 from plain_vit.conversion.timm.families import FAMILIES, LOOKALIKES
-from plain_vit.conversion.timm.shapes import facts, part_of
+from plain_vit.conversion.timm.shapes import observed, part_of
 from plain_vit.conversion.timm.source import TIMM, own_parts
 from plain_vit.conversion.torchvision.architectures import FILES, TORCHVISION_VERSION
 from plain_vit.errors import AmbiguousCheckpointError, ExportError, PlainViTError, UnknownFormatError
@@ -163,5 +163,5 @@ def test_no_part_of_another_family_is_one_of_a_plain_model() -> None:
 
 
 def test_lookalikes_show_what_their_table_says() -> None:
-    shown = facts(generator.shapes_of("vit_pe_spatial_tiny_patch16_512"))
+    shown = observed(generator.shapes_of("vit_pe_spatial_tiny_patch16_512"))
     assert LOOKALIKES["vit_pe_spatial_tiny_patch16_512"].items() <= shown.items()

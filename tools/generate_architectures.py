@@ -138,7 +138,7 @@ def families(
         entrypoints: By file.
         tensors_of: Returns the tensors of a model.
     """
-    from plain_vit.conversion.timm.shapes import facts, part_of
+    from plain_vit.conversion.timm.shapes import observed, part_of
     from plain_vit.conversion.timm.source import TIMM, own_parts
 
     own = own_parts()
@@ -151,7 +151,7 @@ def families(
             foreign = {part_of(tensor) for tensor in tensors if not tensor.endswith("num_batches_tracked")} - own
             parts[file] |= foreign
             if not foreign and TIMM.matches_names(tensors):
-                alike[name] = {key: value for key, value in facts(tensors).items() if key != "in_chans"}
+                alike[name] = {key: value for key, value in observed(tensors).items() if key != "in_chans"}
             elif not foreign:
                 raise ValueError(f"{name} has no part of its own, and not the names of a Vision Transformer")
     return parts, alike
@@ -338,7 +338,7 @@ FAMILIES = {{
     file: Family(title, tuple(names.split()), frozenset(parts.split())) for file, title, names, parts in _FAMILIES
 }}
 
-# Models without a part of their own, and what their tensors show, in the words of `timm.shapes.facts`: first what all
+# Models without a part of their own, and what their tensors show, as `timm.shapes.observed` has it: first what all
 # of them share.
 _COMMON: dict[str, Any] = {{
 {chr(10).join(f"    {_literal(key)}: {_literal(value)}," for key, value in common.items())}

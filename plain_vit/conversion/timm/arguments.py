@@ -1,67 +1,21 @@
-"""What timm's VisionTransformer is built from, and what that is in our config: one table each way.
+"""timm's VisionTransformer as one table of arguments, read in every direction: our config, live modules, state dicts.
 
 Source: timm 1.0.31, `timm/models/vision_transformer.py` and `timm/models/deit.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from torch import nn
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import ExportError, UnknownFormatError
-from ..compare_modules import lost_fields
+from ..compare_modules import epsilon_of, lost_fields
 from .architectures import ARCHITECTURES, OLD_NAMES
 from .families import FAMILIES
 
-# The arguments of timm 1.0.31's VisionTransformer that change numbers, with their defaults. Ours are `distilled`, the
-# class with a distillation token, `norm_eps`, what timm binds to `norm_layer`, and `stem_depths`, the stages of a
-# hybrid's ResNet, whose `patch_size` is counted in pixels of the image here.
-DEFAULTS: dict[str, Any] = {
-    "distilled": False,
-    "img_size": 224,
-    "patch_size": 16,
-    "stem_depths": None,
-    "in_chans": 3,
-    "num_classes": 1000,
-    "global_pool": "token",
-    "embed_dim": 768,
-    "depth": 12,
-    "num_heads": 12,
-    "mlp_ratio": 4.0,
-    "qkv_bias": True,
-    "qk_norm": False,
-    "scale_attn_norm": False,
-    "scale_mlp_norm": False,
-    "proj_bias": True,
-    "init_values": None,
-    "class_token": True,
-    "pos_embed": "learn",
-    "no_embed_class": False,
-    "reg_tokens": 0,
-    "pre_norm": False,
-    "final_norm": True,
-    "fc_norm": None,
-    "pool_include_prefix": False,
-    "drop_rate": 0.0,
-    "pos_drop_rate": 0.0,
-    "patch_drop_rate": 0.0,
-    "proj_drop_rate": 0.0,
-    "attn_drop_rate": 0.0,
-    "drop_path_rate": 0.0,
-    "embed_norm_layer": None,
-    "norm_layer": "layernorm",
-    "norm_eps": 1e-6,
-    "act_layer": "gelu",
-    "block_fn": "Block",
-    "mlp_layer": "Mlp",
-    "attn_layer": "attn",
-    "num_parallel": 2,
-    "fuse_out_proj": False,
-}
-
-# Arguments that change no number of a trained model.
-SILENT_ARGUMENTS = {"dynamic_img_size", "dynamic_img_pad", "weight_init", "fix_init"}
-
-# timm's word for a choice, and ours.
+# timm's word for a choice, and ours; where ours has several words, the first is written.
 POOLINGS = {"token": "cls", "": "none", "avg": "mean", "max": "max", "avgmax": "mean_max", "map": "map", "prr": "prr"}
 BLOCKS = {
     "Block": "sequential",
@@ -81,28 +35,154 @@ ACTIVATIONS = {
     "swish": "silu",
     "relu": "relu",
 }
+POSITIONS = {"none": "none", "": "none", "learn": "learned"}
+QK_NORMS = {False: None, True: "norm"}
+NEGATED = {False: True, True: False}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of timm's VisionTransformer that changes numbers, and every place that shows it.
+
+    Args:
+        name: timm's.
+        default: timm's.
+        field: Of our config. What depends on several arguments or fields is corrected in `_joint_fields` and
+            `_joint_arguments`.
+        words: timm's words for the values of the field; None where both have the same values.
+        module: Reads it off a live model, given its `modules.Parts`.
+        tensors: Reads it off a state dict, given its `shapes.Parts`; None where no name and no shape shows it.
+    """
+
+    name: str
+    default: Any
+    field: str | None = None
+    words: Mapping[Any, Any] | None = None
+    module: Callable[[Any], Any] = lambda parts: None
+    tensors: Callable[[Any], Any] | None = None
+
+    def ours(self, value: Any) -> Any:
+        """Return our value of timm's."""
+        if self.words is None:
+            return value
+        return self.words[bool(value) if isinstance(self.default, bool) else value]
+
+    def theirs(self, value: Any) -> Any:
+        """Return timm's value of ours."""
+        return value if self.words is None else timm_name_for(self.words, value)
+
+
+def _has(name: str) -> Callable[[Any], bool]:
+    """Return what tells whether a part of a live model does something."""
+    return lambda parts: not isinstance(getattr(parts.model, name), nn.Identity)
+
+
+# Not timm's own are `distilled`, its class with a distillation token, `norm_eps`, which it binds to `norm_layer`, and
+# `stem_depths`, the stages of a hybrid's ResNet, whose `patch_size` is counted in pixels of the image here.
+ARGUMENTS = (
+    Argument("distilled", False, "use_distillation_token",
+             module=lambda m: m.distilled, tensors=lambda t: "dist_token" in t.names),
+    Argument("img_size", 224, "image_size", module=lambda m: tuple(m.model.patch_embed.img_size)),
+    Argument("patch_size", 16, "patch_size", module=lambda m: m.patch_size, tensors=lambda t: t.patch_size),
+    Argument("stem_depths", None, module=lambda m: m.stem_depths, tensors=lambda t: t.stem_depths),
+    Argument("in_chans", 3, "num_channels", module=lambda m: m.model.in_chans, tensors=lambda t: t.channels),
+    Argument("num_classes", 1000, "num_labels", module=lambda m: m.model.num_classes),
+    Argument("global_pool", "token", "pooling", POOLINGS, module=lambda m: m.model.global_pool),
+    Argument("embed_dim", 768, "hidden_size", module=lambda m: m.model.embed_dim, tensors=lambda t: t.embed_dim),
+    Argument("depth", 12, "num_hidden_layers", module=lambda m: len(m.model.blocks), tensors=lambda t: t.depth),
+    Argument("num_heads", 12, "num_attention_heads",
+             module=lambda m: m.attention.num_heads, tensors=lambda t: t.num_heads),
+    Argument("mlp_ratio", 4.0, module=lambda m: ratio_of(m.width, m.model.embed_dim)),
+    Argument("qkv_bias", True, "qkv_bias",
+             module=lambda m: m.qkv.bias is not None, tensors=lambda t: f"{t.qkv}.bias" in t.names),
+    Argument("qk_norm", False, "qk_norm", QK_NORMS,
+             module=lambda m: not isinstance(m.attention.q_norm, nn.Identity),
+             tensors=lambda t: f"{t.attention}q_norm.weight" in t.names),
+    Argument("scale_attn_norm", False, "attention_inner_norm",
+             module=lambda m: not m.parallel and not isinstance(m.attention.norm, nn.Identity),
+             tensors=lambda t: not t.parallel and f"{t.attention}norm.weight" in t.names),
+    Argument("scale_mlp_norm", False, "mlp_inner_norm",
+             module=lambda m: not m.parallel and not isinstance(m.mlp.norm, nn.Identity),
+             tensors=lambda t: f"{t.mlp}norm.weight" in t.names),
+    Argument("proj_bias", True, "mlp_bias",
+             module=lambda m: m.output.bias is not None, tensors=lambda t: f"{t.output}.bias" in t.names),
+    Argument("init_values", None, "layer_scale_init_value",
+             module=lambda m: getattr(m.layer_scale, "init_values", None)),
+    Argument("class_token", True, "use_class_token",
+             module=lambda m: m.model.has_class_token, tensors=lambda t: "cls_token" in t.names),
+    Argument("pos_embed", "learn", "position_embedding_type", POSITIONS,
+             module=lambda m: "none" if m.model.pos_embed is None else "learn",
+             tensors=lambda t: "learn" if "pos_embed" in t.names else "none"),
+    Argument("no_embed_class", False, "position_embedding_on_prefix", NEGATED,
+             module=lambda m: m.model.no_embed_class),
+    Argument("reg_tokens", 0, "num_register_tokens",
+             module=lambda m: m.model.num_reg_tokens,
+             tensors=lambda t: t.names["reg_token"].shape[1] if "reg_token" in t.names else 0),
+    Argument("pre_norm", False, "embedding_norm",
+             module=_has("norm_pre"), tensors=lambda t: "norm_pre.weight" in t.names),
+    Argument("final_norm", True, module=lambda m: _has("norm")(m) or _has("fc_norm")(m)),
+    Argument("fc_norm", None, module=_has("fc_norm"), tensors=lambda t: "fc_norm.weight" in t.names),
+    Argument("pool_include_prefix", False, "pool_prefix_tokens", module=lambda m: m.model.pool_include_prefix),
+    Argument("drop_rate", 0.0, "classifier_dropout_prob", module=lambda m: m.model.head_drop.p),
+    Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.model.pos_drop.p),
+    Argument("patch_drop_rate", 0.0, "patch_dropout_prob", module=lambda m: getattr(m.model.patch_drop, "prob", 0.0)),
+    Argument("proj_drop_rate", 0.0, "hidden_dropout_prob", module=lambda m: m.dropout.p),
+    Argument("attn_drop_rate", 0.0, "attention_probs_dropout_prob", module=lambda m: m.attention.attn_drop.p),
+    Argument("drop_path_rate", 0.0, "drop_path_rate", module=lambda m: getattr(m.last_drop_path, "drop_prob", 0.0)),
+    Argument("embed_norm_layer", None,
+             module=lambda m: None if isinstance(m.patch_norm, nn.Identity) else m.name_of(m.patch_norm)),
+    Argument("norm_layer", "layernorm", "norm_type", NORMS,
+             module=lambda m: m.name_of(m.norm),
+             tensors=lambda t: "layernorm" if f"{t.norm}.bias" in t.names else "rmsnorm"),
+    Argument("norm_eps", 1e-6, "layer_norm_eps", module=lambda m: epsilon_of(m.norm)),
+    Argument("act_layer", "gelu", "hidden_act", ACTIVATIONS, module=lambda m: m.name_of(m.activation)),
+    Argument("block_fn", "Block", "block_type", BLOCKS, module=lambda m: m.kind, tensors=lambda t: t.kind),
+    Argument("mlp_layer", "Mlp", "mlp_type", MLPS,
+             module=lambda m: "Mlp" if m.parallel else m.name_of(m.mlp), tensors=lambda t: t.mlp_layer),
+    Argument("attn_layer", "attn", "attention_type", ATTENTIONS,
+             module=lambda m: "attn" if m.parallel else m.name_of(m.attention),
+             tensors=lambda t: "diff" if t.differential and not t.parallel else "attn"),
+    Argument("num_parallel", 2,
+             module=lambda m: getattr(m.block, "num_parallel", 2), tensors=lambda t: t.num_branches or 2),
+    Argument("fuse_out_proj", False,
+             module=lambda m: m.kind == "ParallelScalingBlock" and m.block.out_proj is not None,
+             tensors=lambda t: t.kind == "ParallelScalingBlock" and t.output.endswith(".out_proj")),
+)  # fmt: skip
+DEFAULTS: dict[str, Any] = {argument.name: argument.default for argument in ARGUMENTS}
+
+# Arguments that change no number of a trained model.
+SILENT_ARGUMENTS = {"dynamic_img_size", "dynamic_img_pad", "weight_init", "fix_init"}
+
+PARALLEL = ("ParallelScalingBlock", "DiffParallelScalingBlock")
 
 
 def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
     """Return our config of a timm model.
 
     Args:
-        arguments: Of timm's VisionTransformer, as in `DEFAULTS`; what is left out has timm's default.
+        arguments: Of timm's VisionTransformer, as in `ARGUMENTS`; what is left out has timm's default.
         **fields: Further fields of the config, such as `id2label`.
 
     Raises:
         ExportError: names all arguments that our model has no counterpart of.
     """
     given = {**DEFAULTS, **arguments}
+    if unknown := _without_counterpart(given):
+        raise ExportError("plain-vit has no counterpart of parts of this timm model:", unknown)
+    described = {one.field: one.ours(given[one.name]) for one in ARGUMENTS if one.field is not None}
+    return PlainViTConfig(**described | _joint_fields(given), **fields)
+
+
+def _without_counterpart(given: Mapping[str, Any]) -> list[str]:
+    """Return the arguments, and what they combine to, that our model has no counterpart of."""
     unknown = [name for name in given if name not in DEFAULTS]
-    for name, known in (
-        ("global_pool", POOLINGS), ("block_fn", BLOCKS), ("mlp_layer", MLPS), ("attn_layer", ATTENTIONS),
-        ("norm_layer", NORMS), ("act_layer", ACTIVATIONS), ("pos_embed", {"learn", "none", ""}),
-        ("embed_norm_layer", {None, given["norm_layer"]}),
-    ):  # fmt: skip
-        if given[name] not in known:
-            unknown.append(f"{name}={given[name]!r}: expected one of {', '.join(repr(word) for word in known)}")
-    parallel = given["block_fn"] in ("ParallelScalingBlock", "DiffParallelScalingBlock")
+    choices: dict[str, Collection[Any]] = {
+        one.name: one.words for one in ARGUMENTS if one.words is not None and not isinstance(one.default, bool)
+    }
+    for name, words in (choices | {"embed_norm_layer": (None, given["norm_layer"])}).items():
+        if given[name] not in words:
+            unknown.append(f"{name}={given[name]!r}: expected one of {', '.join(repr(word) for word in words)}")
+    parallel = given["block_fn"] in PARALLEL
     if parallel and not given["proj_bias"]:
         unknown.append("proj_bias=False in parallel blocks, whose MLP keeps the bias of its first layer")
     if given["distilled"] and (given["reg_tokens"] or given["no_embed_class"] or given["pos_embed"] != "learn"):
@@ -114,136 +194,89 @@ def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
         )
     if parallel and given["proj_drop_rate"]:
         unknown.append("proj_drop_rate in parallel blocks, which there drops inside the MLP only: set it to 0")
-    if unknown:
-        raise ExportError("plain-vit has no counterpart of parts of this timm model:", unknown)
-    packed = given["mlp_layer"] == "SwiGLUPacked"
+    return unknown
+
+
+def _joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of our config that depend on several arguments, or on a part of one."""
+    block, positions = given["block_fn"], given["pos_embed"] == "learn"
     width = int(given["embed_dim"] * given["mlp_ratio"])
-    differential = given["attn_layer"] == "diff" or given["block_fn"] == "DiffParallelScalingBlock"
-    fused = given["fuse_out_proj"] or given["block_fn"] == "DiffParallelScalingBlock"
-    norm_after = given["fc_norm"]
-    if norm_after is None:
-        norm_after = given["global_pool"] in ("avg", "avgmax", "max")
-    after, before = given["final_norm"] and norm_after, given["final_norm"] and not norm_after
-    scaled = given["block_fn"] != "ResPostBlock" and given["init_values"]
-    positions = given["pos_embed"] == "learn"
-    described: dict[str, Any] = {
-        "hidden_size": given["embed_dim"],
-        "num_hidden_layers": given["depth"],
-        "num_attention_heads": given["num_heads"],
-        "intermediate_size": width // 2 if packed else width,
-        "image_size": given["img_size"],
-        "patch_size": given["patch_size"],
-        "num_channels": given["in_chans"],
-        "drop_partial_patches": any(
-            pixels % patch for pixels, patch in zip(pair(given["img_size"]), pair(given["patch_size"]), strict=True)
-        ),
-        "use_class_token": given["class_token"],
-        "use_distillation_token": given["distilled"],
-        "num_register_tokens": given["reg_tokens"],
+    sides = zip(pair(given["img_size"]), pair(given["patch_size"]), strict=True)
+    where = "after_pooling" if norm_follows_pooling(given) else "before_pooling"
+    fields: dict[str, Any] = {
+        "intermediate_size": width // 2 if given["mlp_layer"] == "SwiGLUPacked" else width,
+        "drop_partial_patches": any(pixels % patch for pixels, patch in sides),
         "patch_projection": "conv" if given["stem_depths"] is None else "resnet",
         "stem_depths": tuple(given["stem_depths"] or ()),
         "stem_style": "timm",
         "patch_bias": not given["pre_norm"],
         "patch_post_norm": given["embed_norm_layer"] is not None,
-        "embedding_norm": given["pre_norm"],
-        "position_embedding_type": "learned" if positions else "none",
-        "position_embedding_on_prefix": not given["no_embed_class"],
         "position_resampling": "bicubic_antialias",
-        "block_type": BLOCKS[given["block_fn"]],
-        "num_branches": given["num_parallel"] if given["block_fn"] == "ParallelThingsBlock" else 1,
-        "norm_type": NORMS[given["norm_layer"]],
-        "layer_norm_eps": given["norm_eps"],
-        "attention_type": "differential" if differential else "self",
-        "qkv_bias": given["qkv_bias"],
-        "qk_norm": "norm" if given["qk_norm"] else None,
-        "attention_inner_norm": given["scale_attn_norm"],
+        "num_branches": given["num_parallel"] if block == "ParallelThingsBlock" else 1,
         # One projection for both has one bias: ours is in the MLP.
-        "attention_output_bias": given["proj_bias"] and not fused,
-        "mlp_type": "mlp" if parallel else MLPS[given["mlp_layer"]],
-        "mlp_bias": given["proj_bias"],
-        "mlp_inner_norm": given["scale_mlp_norm"],
-        "hidden_act": ACTIVATIONS[given["act_layer"]],
-        "layer_scale_init_value": given["init_values"] if scaled else None,
-        "final_norm": "after_pooling" if after else "before_pooling" if before else "none",
-        "pooling": POOLINGS[given["global_pool"]],
+        "attention_output_bias": given["proj_bias"] and not given["fuse_out_proj"],
+        "final_norm": where if given["final_norm"] else "none",
         "pool_prefix_tokens": given["pool_include_prefix"] or given["global_pool"] == "prr",
-        "hidden_dropout_prob": given["proj_drop_rate"],
         "embedding_dropout_prob": given["pos_drop_rate"] if positions else 0.0,  # timm returns before that dropout
-        "attention_probs_dropout_prob": given["attn_drop_rate"],
-        "classifier_dropout_prob": given["drop_rate"],
-        "drop_path_rate": given["drop_path_rate"],
-        "patch_dropout_prob": given["patch_drop_rate"],
         "initialization": "timm",
-        "num_labels": given["num_classes"],
     }
-    return PlainViTConfig(**described, **fields)
+    if block == "ResPostBlock" or not given["init_values"]:
+        fields["layer_scale_init_value"] = None
+    if block in PARALLEL:
+        fields["mlp_type"] = "mlp"
+    if block == "DiffParallelScalingBlock":
+        fields |= {"attention_type": "differential", "attention_output_bias": False}
+    return fields
+
+
+def norm_follows_pooling(given: Mapping[str, Any]) -> bool:
+    """Tell whether the final norm is that after the pooling, as an average or a maximum has it by default."""
+    after = given["fc_norm"]
+    return given["global_pool"] in ("avg", "avgmax", "max") if after is None else bool(after)
 
 
 def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
-    """Return the arguments with which timm builds this model, those of `DEFAULTS` left out that have their default.
+    """Return the arguments with which timm builds this model, those that have their default left out.
 
     Raises:
         ExportError: names every part of the model that timm's VisionTransformer has no place for.
     """
-    parallel, differential = config.block_type == "parallel", config.attention_type == "differential"
-    fused = parallel and config.mlp_bias and not config.attention_output_bias
     if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
         raise ExportError(
             "timm's heads share the width of the model out:",
             [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"],
         )
-    width = config.intermediate_size * (2 if config.mlp_type == "swiglu_packed" else 1)
-    embedding_dropout = config.embedding_dropout_prob
-    given = {
-        "distilled": config.use_distillation_token,
-        "img_size": config.image_size,
-        "patch_size": config.patch_size,
-        "stem_depths": tuple(config.stem_depths) if config.patch_projection == "resnet" else None,
-        "in_chans": config.num_channels,
-        "num_classes": config.num_labels,
-        "global_pool": word_of(POOLINGS, config.pooling),
-        "embed_dim": config.hidden_size,
-        "depth": config.num_hidden_layers,
-        "num_heads": config.num_attention_heads,
-        "mlp_ratio": ratio_of(width, config.hidden_size),
-        "qkv_bias": config.qkv_bias,
-        "qk_norm": config.qk_norm == "norm",
-        "scale_attn_norm": config.attention_inner_norm,
-        "scale_mlp_norm": config.mlp_inner_norm,
-        "proj_bias": config.mlp_bias,
-        "init_values": config.layer_scale_init_value,
-        "class_token": config.use_class_token,
-        "pos_embed": "learn" if config.position_embedding_type == "learned" else "none",
-        "no_embed_class": not config.position_embedding_on_prefix,
-        "reg_tokens": config.num_register_tokens,
-        "pre_norm": config.embedding_norm,
-        "final_norm": config.final_norm != "none",
-        "fc_norm": config.final_norm == "after_pooling",
-        "pool_include_prefix": config.pool_prefix_tokens,
-        "drop_rate": config.classifier_dropout_prob,
-        "pos_drop_rate": config.hidden_dropout_prob if embedding_dropout is None else embedding_dropout,
-        "patch_drop_rate": config.patch_dropout_prob,
-        "proj_drop_rate": config.hidden_dropout_prob,
-        "attn_drop_rate": config.attention_probs_dropout_prob,
-        "drop_path_rate": config.drop_path_rate,
-        "embed_norm_layer": word_of(NORMS, config.norm_type) if config.patch_post_norm else None,
-        "norm_layer": word_of(NORMS, config.norm_type),
-        "norm_eps": config.layer_norm_eps,
-        "act_layer": word_of(ACTIVATIONS, config.hidden_act),
-        "block_fn": "DiffParallelScalingBlock" if parallel and differential else word_of(BLOCKS, config.block_type),
-        "mlp_layer": word_of(MLPS, config.mlp_type),
-        "attn_layer": "attn" if parallel else word_of(ATTENTIONS, config.attention_type),
-        "num_parallel": config.num_branches if config.block_type == "branches" else 2,
-        "fuse_out_proj": fused and not differential,
-    }
+    given = {one.name: one.theirs(getattr(config, one.field)) for one in ARGUMENTS if one.field is not None}
+    given |= _joint_arguments(config)
     if lost := lost_fields(config, config_of(given)):
         raise ExportError("timm's VisionTransformer cannot express this model:", lost)
-    if given["fc_norm"] == (given["global_pool"] in ("avg", "avgmax", "max")) or not given["final_norm"]:
+    if given["fc_norm"] == norm_follows_pooling({**given, "fc_norm": None}) or not given["final_norm"]:
         given["fc_norm"] = None
-    return {name: value for name, value in given.items() if value != DEFAULTS[name]}
+    return {name: given[name] for name, default in DEFAULTS.items() if given[name] != default}
 
 
-def word_of(table: Mapping[str, str], ours: str) -> str:
+def _joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
+    """Return the arguments that depend on several fields of our config."""
+    parallel, differential = config.block_type == "parallel", config.attention_type == "differential"
+    dropout, norm = config.embedding_dropout_prob, timm_name_for(NORMS, config.norm_type)
+    joint: dict[str, Any] = {
+        "stem_depths": tuple(config.stem_depths) if config.patch_projection == "resnet" else None,
+        "mlp_ratio": ratio_of(
+            config.intermediate_size * (2 if config.mlp_type == "swiglu_packed" else 1), config.hidden_size
+        ),
+        "final_norm": config.final_norm != "none",
+        "fc_norm": config.final_norm == "after_pooling",
+        "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
+        "embed_norm_layer": norm if config.patch_post_norm else None,
+        "num_parallel": config.num_branches if config.block_type == "branches" else 2,
+        "fuse_out_proj": parallel and not differential and config.mlp_bias and not config.attention_output_bias,
+    }
+    if parallel:
+        joint |= {"attn_layer": "attn", "block_fn": "DiffParallelScalingBlock" if differential else PARALLEL[0]}
+    return joint
+
+
+def timm_name_for(table: Mapping[Any, Any], ours: Any) -> Any:
     """Return timm's word for ours, the first where it has several; the table's first where it has none."""
     return next((word for word, meaning in table.items() if meaning == ours), next(iter(table)))
 
@@ -301,7 +334,7 @@ def architecture_for(config: PlainViTConfig) -> tuple[str, dict[str, Any]]:
             args.pop("norm_eps", None)
             args["norm_layer"] = wanted["norm_layer"]
         if "fc_norm" in args and args["fc_norm"] is None:
-            args["fc_norm"] = wanted["global_pool"] in ("avg", "avgmax", "max")
+            args["fc_norm"] = norm_follows_pooling(wanted)
         if best is None or len(args) < len(best[1]):
             best = name, args
     if best is None:

@@ -564,7 +564,7 @@ FAMILIES = {
     file: Family(title, tuple(names.split()), frozenset(parts.split())) for file, title, names, parts in _FAMILIES
 }
 
-# Models without a part of their own, and what their tensors show, in the words of `timm.shapes.facts`: first what all
+# Models without a part of their own, and what their tensors show, as `timm.shapes.observed` has it: first what all
 # of them share.
 _COMMON: dict[str, Any] = {
     "distilled": False,

@@ -4,6 +4,7 @@ Nothing of a live model goes unseen: what is read is built again, and the two ar
 """
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ from torch import nn
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import ExportError
-from ..compare_modules import class_name, class_path, differences, epsilon_of
-from .arguments import BLOCKS, DEFAULTS, arguments_for, ratio_of
+from ..compare_modules import class_name, class_path, differences
+from .arguments import ARGUMENTS, BLOCKS, DEFAULTS, arguments_for
 
-# Classes that compute the same, by the name that the tables above have for them.
+# Classes that compute the same, by the name that timm's arguments have for them.
 CLASSES = {
     "torch.nn.modules.normalization.LayerNorm": "layernorm",
     "timm.layers.norm.LayerNorm": "layernorm",
@@ -49,6 +50,83 @@ CLASS_PATHS = {
 }
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Where a live model has what `ARGUMENTS` asks for; of the three kinds of block each has its own names."""
+
+    model: Any
+    stem_depths: tuple[int, ...] | None
+    block: Any
+    attention: Any
+    mlp: Any
+    norm: Any
+    layer_scale: Any
+    last_drop_path: Any
+    qkv: Any
+    output: Any
+    activation: Any
+    dropout: Any
+    width: int
+
+    @property
+    def distilled(self) -> bool:
+        """Whether it is the class with a distillation token."""
+        return CLASS_PATHS[class_path(self.model)]
+
+    @property
+    def kind(self) -> str:
+        """The class of its blocks."""
+        return type(self.block).__name__
+
+    @property
+    def parallel(self) -> bool:
+        """Whether attention and MLP are one module."""
+        return self.attention is self.block
+
+    @property
+    def patch_size(self) -> tuple[int, int]:
+        """In pixels of the image, (height, width)."""
+        height, width = (1, 1) if self.stem_depths is None else self.model.patch_embed.feature_ratio
+        return self.model.patch_embed.patch_size[0] * height, self.model.patch_embed.patch_size[1] * width
+
+    @property
+    def patch_norm(self) -> Any:
+        """The norm of the patches."""
+        return getattr(self.model.patch_embed, "norm", nn.Identity())
+
+    def name_of(self, module: nn.Module) -> str:
+        """Return the name that timm's arguments have for a module's class; its own where they have none."""
+        return class_name(module, CLASSES)
+
+    @classmethod
+    def of(cls, model: Any) -> "Parts":
+        """Find them.
+
+        Raises:
+            ExportError: for a class that plain-vit does not know.
+        """
+        stem_depths, block = _stem_depths(model), _first_block(model)
+        if type(block).__name__.endswith("ParallelScalingBlock"):
+            return cls(
+                model, stem_depths, block, attention=block, mlp=block, norm=block.in_norm, layer_scale=block.ls,
+                last_drop_path=model.blocks[-1].drop_path, qkv=block.in_proj,
+                output=block.attn_out_proj if block.out_proj is None else block.out_proj,
+                activation=block.mlp_act, dropout=block.mlp_drop, width=block.in_split[0],
+            )  # fmt: skip
+        if type(block).__name__ == "ParallelThingsBlock":
+            first, mlp, last_drop_path = block.attns[0], block.ffns[0].mlp, model.blocks[-1].attns[0].drop_path
+            attention, norm, layer_scale = first.attn, first.norm, first.ls
+        else:
+            attention, norm, layer_scale = block.attn, block.norm1, getattr(block, "ls1", None)
+            mlp, last_drop_path = block.mlp, model.blocks[-1].drop_path1
+        packed = class_path(mlp) == "timm.layers.mlp.GluMlp"
+        return cls(
+            model, stem_depths, block, attention, mlp, norm, layer_scale, last_drop_path, qkv=attention.qkv,
+            output=attention.proj, activation=mlp.act, dropout=mlp.drop1,
+            width=mlp.fc2.in_features * (2 if packed else 1),
+        )  # fmt: skip
+
+
 def arguments_of(module: Any) -> dict[str, Any]:
     """Return the arguments from which a live timm model was built, read from its parts.
 
@@ -60,82 +138,21 @@ def arguments_of(module: Any) -> dict[str, Any]:
             f"{class_path(module)} is not a plain Vision Transformer and does not open yet: plain-vit opens timm's "
             "VisionTransformer and VisionTransformerDistilled themselves, not classes derived from these"
         )
+    parts = Parts.of(module)
+    return {argument.name: argument.module(parts) for argument in ARGUMENTS}
+
+
+def _first_block(module: Any) -> Any:
+    """Return the block that is taken for all; the comparison with the rebuilt model looks at the others."""
     if len(module.blocks) == 0:
         raise ExportError("the model has no blocks (depth=0): its heads and norms cannot be read")
-    patches, stem_depths = module.patch_embed, None
-    patch_size, patch_norm = tuple(patches.patch_size), getattr(patches, "norm", nn.Identity())
-    if class_path(patches) == "timm.layers.hybrid_embed.HybridEmbed":
-        stem_depths = _stem_depths(patches.backbone, _architecture(module))
-        patch_size = tuple(size * ratio for size, ratio in zip(patch_size, patches.feature_ratio, strict=True))
-    elif class_path(patches) != "timm.layers.patch_embed.PatchEmbed":
-        raise ExportError(
-            f"{_architecture(module)} does not open yet: its patch_embed is a {class_path(patches)}, and plain-vit "
-            "opens timm's PatchEmbed and HybridEmbed"
-        )
     block = module.blocks[0]
-    kind = type(block).__name__
-    if type(block).__module__ != "timm.models.vision_transformer" or kind not in BLOCKS:
+    if type(block).__module__ != "timm.models.vision_transformer" or type(block).__name__ not in BLOCKS:
         raise ExportError(
             f"{_architecture(module)} does not open yet: its blocks.0 is a {class_path(block)}, and plain-vit opens "
             f"{', '.join(BLOCKS)}"
         )
-    branches, parallel = kind == "ParallelThingsBlock", kind.endswith("ParallelScalingBlock")
-    attention = block if parallel else block.attns[0].attn if branches else block.attn
-    mlp = block if parallel else block.ffns[0].mlp if branches else block.mlp
-    norm = block.in_norm if parallel else block.attns[0].norm if branches else block.norm1
-    scale = block.ls if parallel else block.attns[0].ls if branches else getattr(block, "ls1", None)
-    path = [block.drop_path if parallel else block.attns[0].drop_path if branches else block.drop_path1
-            for block in module.blocks]  # fmt: skip
-    if parallel:
-        width, qkv_bias = block.in_split[0], block.in_proj.bias is not None
-        output = block.out_proj if block.out_proj is not None else block.attn_out_proj
-        activation, dropout = block.mlp_act, block.mlp_drop
-    else:
-        packed = class_path(mlp) == "timm.layers.mlp.GluMlp"
-        width, qkv_bias = mlp.fc2.in_features * (2 if packed else 1), attention.qkv.bias is not None
-        output, activation, dropout = attention.proj, mlp.act, mlp.drop1
-    return {
-        "distilled": CLASS_PATHS[class_path(module)],
-        "img_size": tuple(module.patch_embed.img_size),
-        "patch_size": patch_size,
-        "stem_depths": stem_depths,
-        "in_chans": module.in_chans,
-        "num_classes": module.num_classes,
-        "global_pool": module.global_pool,
-        "embed_dim": module.embed_dim,
-        "depth": len(module.blocks),
-        "num_heads": attention.num_heads,
-        "mlp_ratio": ratio_of(width, module.embed_dim),
-        "qkv_bias": qkv_bias,
-        "qk_norm": not isinstance(attention.q_norm, nn.Identity),
-        "scale_attn_norm": not parallel and not isinstance(attention.norm, nn.Identity),
-        "scale_mlp_norm": not parallel and not isinstance(mlp.norm, nn.Identity),
-        "proj_bias": output.bias is not None,
-        "init_values": getattr(scale, "init_values", None),
-        "class_token": module.has_class_token,
-        "pos_embed": "none" if module.pos_embed is None else "learn",
-        "no_embed_class": module.no_embed_class,
-        "reg_tokens": module.num_reg_tokens,
-        "pre_norm": not isinstance(module.norm_pre, nn.Identity),
-        "final_norm": not (isinstance(module.norm, nn.Identity) and isinstance(module.fc_norm, nn.Identity)),
-        "fc_norm": not isinstance(module.fc_norm, nn.Identity),
-        "pool_include_prefix": module.pool_include_prefix,
-        "drop_rate": module.head_drop.p,
-        "pos_drop_rate": module.pos_drop.p,
-        "patch_drop_rate": getattr(module.patch_drop, "prob", 0.0),
-        "proj_drop_rate": dropout.p,
-        "attn_drop_rate": attention.attn_drop.p,
-        "drop_path_rate": getattr(path[-1], "drop_prob", 0.0),
-        "embed_norm_layer": None if isinstance(patch_norm, nn.Identity) else _class_name(patch_norm),
-        "norm_layer": _class_name(norm),
-        "norm_eps": epsilon_of(norm),
-        "act_layer": _class_name(activation),
-        "block_fn": kind,
-        "mlp_layer": "Mlp" if parallel else _class_name(mlp),
-        "attn_layer": "attn" if parallel else _class_name(attention),
-        "num_parallel": getattr(block, "num_parallel", 2),
-        "fuse_out_proj": kind == "ParallelScalingBlock" and block.out_proj is not None,
-    }
+    return block
 
 
 def _architecture(module: Any) -> str:
@@ -144,21 +161,25 @@ def _architecture(module: Any) -> str:
     return f"{class_path(module)}{f' ({named})' if named else ''}"
 
 
-def _stem_depths(backbone: Any, architecture: str) -> tuple[int, ...]:
-    """Return the number of units of each stage of a hybrid's ResNet."""
+def _stem_depths(module: Any) -> tuple[int, ...] | None:
+    """Return the number of units of each stage of a hybrid's ResNet; None where patches are projected as they are."""
+    patches = module.patch_embed
+    if class_path(patches) == "timm.layers.patch_embed.PatchEmbed":
+        return None
+    if class_path(patches) != "timm.layers.hybrid_embed.HybridEmbed":
+        raise ExportError(
+            f"{_architecture(module)} does not open yet: its patch_embed is a {class_path(patches)}, and plain-vit "
+            "opens timm's PatchEmbed and HybridEmbed"
+        )
+    backbone = patches.backbone
     if class_path(backbone) == "timm.models.resnetv2.ResNetV2":
         return tuple(len(stage.blocks) for stage in backbone.stages)
     if [name for name, _ in backbone.named_children()] == ["conv", "norm", "pool"]:
         return ()
     raise ExportError(
-        f"{architecture} does not open yet: its patch_embed.backbone is a {class_path(backbone)}, and plain-vit opens "
-        "a ResNetV2, or its root"
+        f"{_architecture(module)} does not open yet: its patch_embed.backbone is a {class_path(backbone)}, and "
+        "plain-vit opens a ResNetV2, or its root"
     )
-
-
-def _class_name(module: nn.Module) -> str:
-    """Return the name that the tables have for a module's class; its own where they have none."""
-    return class_name(module, CLASSES)
 
 
 def unknown_parts(module: Any, config: PlainViTConfig) -> list[str]:

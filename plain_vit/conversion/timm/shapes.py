@@ -16,7 +16,19 @@ from ...configuration_plain_vit import PlainViTConfig, stem_stride
 from ...errors import AmbiguousCheckpointError, CheckpointError, MappingError, UnknownFormatError
 from ..format import SCALES, Description, Hints, Inference, Size, unheeded
 from .architectures import ARCHITECTURES
-from .arguments import ACTIVATIONS, BLOCKS, DEFAULTS, POOLINGS, config_of, pair, ratio_of, word_of
+from .arguments import (
+    ACTIVATIONS,
+    ARGUMENTS,
+    BLOCKS,
+    DEFAULTS,
+    PARALLEL,
+    POOLINGS,
+    config_of,
+    norm_follows_pooling,
+    pair,
+    ratio_of,
+    timm_name_for,
+)
 from .families import FAMILIES, LOOKALIKES
 
 # What code alone can say, since no config.json holds a class, and what tensors show.
@@ -58,64 +70,131 @@ def shape_of(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Size:
     return tensors[name].shape
 
 
-def facts(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return the arguments that a state dict shows by its names and shapes.
+@dataclass(frozen=True)
+class Parts:
+    """The names and shapes of a state dict, and where it has what `ARGUMENTS` asks for.
+
+    Args:
+        names: The tensors by name.
+        kernel: Shape of the projection of the patches.
+        kind: timm's class of its blocks; those that end in their norms look like those that begin with them.
+        differential: Whether scores are the difference of two.
+        attention: What precedes the names of the first attention.
+        mlp: What precedes those of the first MLP.
+        norm: Name of the first norm.
+        qkv: Name of the first projection of queries, keys and values.
+        output: Name of the first projection of what attention gives.
+        width: Of the first layer of the MLP.
+    """
+
+    names: Mapping[str, torch.Tensor]
+    kernel: torch.Size
+    kind: str
+    differential: bool
+    attention: str
+    mlp: str
+    norm: str
+    qkv: str
+    output: str
+    width: int
+
+    @classmethod
+    def of(cls, names: Mapping[str, torch.Tensor]) -> "Parts":
+        """Find them.
+
+        Raises:
+            MappingError: Tensors are missing that every model has.
+        """
+        kernel, first = shape_of(names, "patch_embed.proj.weight"), "blocks.0."
+        differential = any(name.startswith(first) and name.endswith("lambda_q1") for name in names)
+        if f"{first}in_proj.weight" in names:
+            kind = "DiffParallelScalingBlock" if differential else "ParallelScalingBlock"
+            output = f"{first}out_proj" if f"{first}out_proj.weight" in names else f"{first}attn_out_proj"
+            width = shape_of(names, f"{first}in_proj.weight")[0] - 3 * kernel[0]
+            attention, mlp, norm, qkv = first, f"{first}mlp.", f"{first}in_norm", f"{first}in_proj"
+        else:
+            branches = f"{first}attns.0.norm.weight" in names
+            kind = "ParallelThingsBlock" if branches else "Block"
+            attention = f"{first}attns.0.attn." if branches else f"{first}attn."
+            mlp = f"{first}ffns.0.mlp." if branches else f"{first}mlp."
+            norm = f"{first}attns.0.norm" if branches else f"{first}norm1"
+            qkv, output = f"{attention}qkv", f"{attention}proj"
+            gated = f"{mlp}fc1_g.weight" in names
+            width = shape_of(names, f"{mlp}fc1_x.weight" if gated else f"{mlp}fc1.weight")[0]
+        return cls(names, kernel, kind, differential, attention, mlp, norm, qkv, output, width)
+
+    @property
+    def parallel(self) -> bool:
+        """Whether attention and MLP share their first layer."""
+        return self.kind in PARALLEL
+
+    @property
+    def embed_dim(self) -> int:
+        """Channels of a token."""
+        return self.kernel[0]
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        return 1 + max(int(name.split(".")[1]) for name in self.names if name.startswith("blocks."))
+
+    @property
+    def stem_depths(self) -> tuple[int, ...] | None:
+        """The number of units of each stage of a hybrid's ResNet, none for its root alone; None without one."""
+        units = [name.split(".")[3:6:2] for name in self.names if name.startswith("patch_embed.backbone.stages.")]
+        if not units and "patch_embed.backbone.conv.weight" not in self.names:
+            return None
+        stages = sorted({int(stage) for stage, _ in units})
+        return tuple(len({unit for stage, unit in units if int(stage) == number}) for number in stages)
+
+    @property
+    def patch_size(self) -> tuple[int, int]:
+        """In pixels of the image, (height, width)."""
+        stride = 1 if self.stem_depths is None else stem_stride(self.stem_depths)
+        return self.kernel[2] * stride, self.kernel[3] * stride
+
+    @property
+    def channels(self) -> int:
+        """Of the image."""
+        return shape_of(self.names, f"{first_convolution(self.stem_depths)}.weight")[1]
+
+    @property
+    def num_heads(self) -> int | None:
+        """Heads, where a tensor has the width of one."""
+        if self.differential:
+            return self.embed_dim // (2 * self.names[f"{self.attention}lambda_q1"].shape[0])
+        norm = self.names.get(f"{self.attention}q_norm.weight")
+        return None if norm is None else self.embed_dim // norm.shape[0]
+
+    @property
+    def mlp_layer(self) -> str:
+        """timm's class of the MLP."""
+        if f"{self.mlp}fc1_g.weight" in self.names:
+            return "SwiGLU"
+        packed = not self.parallel and self.width == 2 * shape_of(self.names, f"{self.mlp}fc2.weight")[1]
+        return "SwiGLUPacked" if packed else "Mlp"
+
+    @property
+    def num_branches(self) -> int:
+        """Attentions of the first block, where it has several."""
+        return len({name.split(".")[3] for name in self.names if name.startswith("blocks.0.attns.")})
+
+
+def observed(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return what a state dict shows by its names and shapes: arguments, and what several of them make together.
 
     Raises:
         MappingError: Tensors are missing that every model has.
     """
-    kernel = shape_of(tensors, "patch_embed.proj.weight")
-    first = "blocks.0."
-    parallel, branches = f"{first}in_proj.weight" in tensors, f"{first}attns.0.norm.weight" in tensors
-    differential = any(name.startswith(first) and name.endswith("lambda_q1") for name in tensors)
-    attention = first if parallel else f"{first}attns.0.attn." if branches else f"{first}attn."
-    mlp = f"{first}ffns.0.mlp." if branches else f"{first}mlp."
-    output = "out_proj" if f"{first}out_proj.weight" in tensors else "attn_out_proj" if parallel else "proj"
-    gated = f"{mlp}fc1_g.weight" in tensors
-    if parallel:
-        width = shape_of(tensors, f"{first}in_proj.weight")[0] - 3 * kernel[0]
-    else:
-        width = shape_of(tensors, f"{mlp}fc1_x.weight" if gated else f"{mlp}fc1.weight")[0]
-    packed = not (parallel or gated) and width == 2 * shape_of(tensors, f"{mlp}fc2.weight")[1]
-    block = "ParallelThingsBlock" if branches else "ParallelScalingBlock" if parallel else "Block"
-    norm = "in_norm" if parallel else "attns.0.norm" if branches else "norm1"
-    depths = stem_depths(tensors)
-    stride = 1 if depths is None else stem_stride(depths)
-    known = {
-        "distilled": "dist_token" in tensors,
-        "patch_size": (kernel[2] * stride, kernel[3] * stride),
-        "stem_depths": depths,
-        "embed_dim": kernel[0],
-        "depth": 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")),
-        "width": width,
-        "qkv_bias": f"{attention}{'in_proj' if parallel else 'qkv'}.bias" in tensors,
-        "qk_norm": f"{attention}q_norm.weight" in tensors,
-        "scale_attn_norm": f"{attention}norm.weight" in tensors and not parallel,
-        "scale_mlp_norm": f"{mlp}norm.weight" in tensors,
-        "proj_bias": f"{attention}{output}.bias" in tensors,
-        "layer_scale": any(name.startswith(first) and name.endswith((".gamma", ".gamma_1")) for name in tensors),
-        "class_token": "cls_token" in tensors,
-        "pos_embed": "learn" if "pos_embed" in tensors else "none",
-        "reg_tokens": tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
-        "pre_norm": "norm_pre.weight" in tensors,
+    parts = Parts.of(tensors)
+    scales = (".gamma", ".gamma_1")
+    return {argument.name: argument.tensors(parts) for argument in ARGUMENTS if argument.tensors is not None} | {
+        "width": parts.width,
+        "layer_scale": any(name.startswith("blocks.0.") and name.endswith(scales) for name in tensors),
         "norm": "norm.weight" in tensors,
-        "fc_norm": "fc_norm.weight" in tensors,
         "map": "attn_pool.latent" in tensors,
         "embed_norm": "patch_embed.norm.weight" in tensors,
-        "norm_layer": "layernorm" if f"{first}{norm}.bias" in tensors else "rmsnorm",
-        "block_fn": "DiffParallelScalingBlock" if parallel and differential else block,
-        "mlp_layer": "SwiGLU" if gated else "SwiGLUPacked" if packed else "Mlp",
-        "attn_layer": "diff" if differential and not parallel else "attn",
-        "num_parallel": len({name.split(".")[3] for name in tensors if name.startswith(f"{first}attns.")}) or 2,
-        "fuse_out_proj": parallel and not differential and output == "out_proj",
-        "num_heads": None,
-        "in_chans": shape_of(tensors, f"{first_convolution(depths)}.weight")[1],
     }
-    if differential:
-        known["num_heads"] = kernel[0] // (2 * tensors[f"{attention}lambda_q1"].shape[0])
-    elif known["qk_norm"]:
-        known["num_heads"] = kernel[0] // tensors[f"{attention}q_norm.weight"].shape[0]
-    return known
 
 
 def first_convolution(stem_depths: tuple[int, ...] | None) -> str:
@@ -125,31 +204,19 @@ def first_convolution(stem_depths: tuple[int, ...] | None) -> str:
     return "patch_embed.backbone.stem.conv" if stem_depths else "patch_embed.backbone.conv"
 
 
-def stem_depths(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:
-    """Return the number of units of each stage of a hybrid's ResNet, none for its root alone; None without one."""
-    units = [name.split(".")[3:6:2] for name in tensors if name.startswith("patch_embed.backbone.stages.")]
-    if not units and "patch_embed.backbone.conv.weight" not in tensors:
-        return None
-    stages = sorted({int(stage) for stage, _ in units})
-    return tuple(len({unit for stage, unit in units if int(stage) == number}) for number in stages)
-
-
-def visible(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a state dict of these arguments would show, in the words of `facts`; channels as they are there."""
+def expected_observations(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a state dict of these arguments shows, in the words of `observed`; channels are as they are there."""
     given = {**DEFAULTS, **arguments}
-    after = given["fc_norm"]
-    if after is None:
-        after = given["global_pool"] in ("avg", "avgmax", "max")
-    shown = {name: given[name] for name in known if name in given}
     # Tensors look alike in blocks that begin with their norms and that end in them, and with prr pooling and with none.
     block = "Block" if given["block_fn"] == "ResPostBlock" else given["block_fn"]
-    return shown | {
+    after = norm_follows_pooling(given)
+    return {name: given[name] for name in known if name in given} | {
         "patch_size": pair(given["patch_size"]),
         "width": int(given["embed_dim"] * given["mlp_ratio"]),
         "layer_scale": bool(given["init_values"]) and given["block_fn"] != "ResPostBlock",
         "pos_embed": given["pos_embed"] or "none",
         "norm": given["final_norm"] and not after,
-        "fc_norm": given["final_norm"] and bool(after),
+        "fc_norm": given["final_norm"] and after,
         "map": given["global_pool"] == "map",
         "embed_norm": given["embed_norm_layer"] is not None,
         "block_fn": block,
@@ -235,7 +302,7 @@ def _image_size(
     Args:
         rows: Of the position table; None without one.
         no_embed_class: Whether the tokens before the patches have none of them.
-        known: What `facts` returned.
+        known: What `observed` returned.
         hints: What the caller said.
         stated: Sizes with what states them, the first that fits is taken.
 
@@ -275,7 +342,7 @@ def settled_by_name(
     Args:
         name: The architecture.
         arguments: Its own, changed by the settings beside the tensors.
-        known: What `facts` returned.
+        known: What `observed` returned.
         rows: Of the position table.
         hints: What the caller said.
         stated: Image sizes in those settings, with what states them.
@@ -286,7 +353,7 @@ def settled_by_name(
         AmbiguousCheckpointError: for an image size that nothing says.
         CheckpointError: for hints that contradict it.
     """
-    shown = visible(arguments, known)
+    shown = expected_observations(arguments, known)
     if faults := [f"{key} is {shown[key]!r} there and {known[key]!r} in the tensors"
                   for key in known if shown[key] != known[key]]:  # fmt: skip
         raise MappingError(f"the tensors are not of {name}, which {source} names:", faults)
@@ -445,7 +512,7 @@ class _Detail:
         gated = known["mlp_layer"] != "Mlp"
         acts.sort(key=lambda act: gated and act != "silu")
         act = self.ask("hidden_act", acts)
-        arguments["act_layer"] = DEFAULTS["act_layer"] if act is None else word_of(ACTIVATIONS, act)
+        arguments["act_layer"] = DEFAULTS["act_layer"] if act is None else timm_name_for(ACTIVATIONS, act)
         if known["norm_layer"] == "rmsnorm":  # by its tensors also a LayerNorm without bias, and timm's SimpleNorm
             self.ask("norm_type", ["rms_norm"])
         if known["mlp_layer"] == "SwiGLUPacked":  # by its tensors also a GLU whose gate is the second half
@@ -481,7 +548,7 @@ class _Detail:
             self.ask("pool_prefix_tokens", [False, True])
         arguments["pool_include_prefix"] = bool(hints.pool_prefix_tokens)
         if pooling is not None:
-            arguments["global_pool"] = word_of(POOLINGS, pooling)
+            arguments["global_pool"] = timm_name_for(POOLINGS, pooling)
 
     def _positions(self) -> None:
         known, hints, rows, arguments = self.known, self.hints, self.rows, self.settled.arguments
@@ -532,7 +599,7 @@ def fitting(
     ranked: dict[str, int] = {}
     sizes: Sequence[tuple[int, int]] = ()
     for name, entry in ARCHITECTURES.items():
-        if visible(entry, known) != known:
+        if expected_observations(entry, known) != known:
             continue
         config = Settled(dict(entry), []).config(known)
         if unheeded(replace(hints, image_size=None), Description(config)):

@@ -31,19 +31,19 @@ from .arguments import (
     architecture_of,
     config_of,
     pair,
-    word_of,
+    timm_name_for,
 )
 from .modules import CLASS_PATHS, arguments_of, build, unknown_parts
 from .shapes import (
     CODE_ONLY,
     Settled,
-    facts,
+    expected_observations,
     families_of,
     first_convolution,
+    observed,
     part_of,
     settled_by_hints,
     settled_by_name,
-    visible,
 )
 
 # Data sets whose classes timm knows by their number.
@@ -318,7 +318,7 @@ def _with_code(
     Raises:
         AmbiguousCheckpointError: for what such a class leaves open.
     """
-    shown, inferences, arguments = visible(arguments, known), [], dict(arguments)
+    shown, inferences, arguments = expected_observations(arguments, known), [], dict(arguments)
     open_: dict[str, list[object]] = {}
     for name in CODE_ONLY:
         if shown[name] == known[name]:
@@ -350,7 +350,7 @@ def _with_code(
             still,
         )
     if "hidden_act" in open_:
-        arguments["act_layer"] = word_of(ACTIVATIONS, str(hints.hidden_act))
+        arguments["act_layer"] = timm_name_for(ACTIVATIONS, str(hints.hidden_act))
     if shown["norm_layer"] != known["norm_layer"]:
         arguments["norm_eps"] = hints.layer_norm_eps
     return arguments, inferences
@@ -475,7 +475,7 @@ class TimmFormat(Format):
             MappingError: They are not of the architecture that is named.
         """
         _refuse_other_families(tensors)
-        known = facts(tensors)
+        known = observed(tensors)
         rows = tensors["pos_embed"].shape[1] if known["pos_embed"] == "learn" else None
         cfg = _pretrained_cfg(settings)
         if settings.get("architecture"):
@@ -535,7 +535,7 @@ class TimmFormat(Format):
         from_code = {one.field for one in description.inferences} & set(CODE_ONLY)
         if named is None or description.layout is not None or config.representation_size or from_code:
             return None
-        if settings.get("global_pool") not in (None, word_of(POOLINGS, config.pooling)):
+        if settings.get("global_pool") not in (None, timm_name_for(POOLINGS, config.pooling)):
             return None  # the caller chose the other of two
         import timm
 
@@ -581,7 +581,7 @@ class TimmFormat(Format):
             "architecture": architecture,
             "num_classes": labels,
             "num_features": config.hidden_size,
-            "global_pool": word_of(POOLINGS, config.pooling),
+            "global_pool": timm_name_for(POOLINGS, config.pooling),
             **({"label_names": names} if any(name != f"LABEL_{i}" for i, name in enumerate(names)) else {}),
             "model_args": {**model_args, "img_size": input_size[1:]},
             "pretrained_cfg": {
