@@ -258,10 +258,10 @@ def test_heads_and_epsilon_are_asked_for_at_once_and_settled_by_hints_or_by_logi
     with pytest.raises(AmbiguousCheckpointError) as caught:
         from_checkpoint(tmp_path / "vit.pth")
     assert caught.value.candidates == {
-        "num_attention_heads": (2, 1, 4, 8, 16, 32, 64, 128),
+        "num_attention_heads": (4, 2, 8, 1, 16, 32, 64, 128),
         "layer_norm_eps": (1e-6, 1e-5),
     }
-    assert f"plain-vit convert {tmp_path}/vit.pth OUT --num-attention-heads 2 --layer-norm-eps 1e-06" in str(
+    assert f"plain-vit convert {tmp_path}/vit.pth OUT --num-attention-heads 4 --layer-norm-eps 1e-06" in str(
         caught.value
     )
     with pytest.raises(AmbiguousCheckpointError) as caught:

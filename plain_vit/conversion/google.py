@@ -4,8 +4,8 @@ The models are JAX programs, which are not run here: the tensors and their shape
 do not say is what both code bases share. Kernels lie with their inputs first, attention's with the heads as an axis.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from .compare_modules import lost_fields
 from .engine import DROP_FIRST_AXIS, UNSTACK, Row, Transform, each, revert, then
 from .format import Description, Format, Hints, Inference, StateDict, pair
+from .infer import square_grid
 from .preprocessing import processor_from_google, processor_from_timm
 
 # What precedes the names: nothing, a flax.optim state, big_vision's parameters, those of one of its two towers.
@@ -50,7 +51,7 @@ OWN_POSITIONS = {"vision_transformer": "Transformer/posembed_input/pos_embedding
 # What all these models have. The activation is no part of a file: nn.gelu of flax is the tanh form by default.
 EPS = 1e-6
 HIDDEN_ACT = "gelu_pytorch_tanh"
-ALWAYS: dict[str, Any] = {
+FIXED_FIELDS: dict[str, Any] = {
     "hidden_act": HIDDEN_ACT,
     "layer_norm_eps": EPS,
     "stem_style": "google",
@@ -62,11 +63,74 @@ ALWAYS: dict[str, Any] = {
 POOLED_BY = {"cls": "its class token", "map": "its MAPHead_0"}
 
 # What a file says about a model.
-SAID = (
+FILE_FIELDS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size", "image_size",
     "patch_size", "num_channels", "patch_projection", "stem_depths", "use_class_token", "representation_size",
     "num_labels",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which names and shapes a file has; reports and hints have it as words, such as "big_vision scan".
+
+    Args:
+        code: Whose names the blocks have, "vision_transformer" or "big_vision".
+        stacked: Whether the layers are stacked in one tensor ("scan").
+        flat_gains: Whether the gains of group norms have four axes ("4d").
+        positions: Name of the position table; a word of its own where it is not the code's.
+    """
+
+    code: str
+    stacked: bool
+    flat_gains: bool
+    positions: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Layout":
+        """Read the words.
+
+        Raises:
+            ExportError: for a word that means nothing.
+        """
+        code, *words = text.split()
+        unknown = [word for word in words if word not in {"scan", "4d", *POSITIONS}]
+        if code not in BLOCKS or unknown:
+            raise ExportError(
+                f"layout is {text!r}: expected {' or '.join(BLOCKS)}, then any of scan, 4d, {', '.join(POSITIONS)}"
+            )
+        positions = next((word for word in words if word in POSITIONS), OWN_POSITIONS[code])
+        return cls(code, "scan" in words, "4d" in words, positions)
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> "Layout":
+        """Return the layout that these names and shapes are in.
+
+        Raises:
+            CheckpointError: The attention has names that neither code gives it.
+        """
+        stacked = any(name.startswith("Transformer/encoderblock/") for name in shapes)
+        block = f"Transformer/encoderblock{'' if stacked else '_0'}"
+        codes = [code for code, (_, attention, *_) in BLOCKS.items() if f"{block}/{attention}/query/kernel" in shapes]
+        if len(codes) != 1:
+            expected = " or ".join(f"{attention}/query/kernel" for _, attention, *_ in BLOCKS.values())
+            raise CheckpointError(
+                f"{block} has no attention that vision_transformer or big_vision has: expected {expected}"
+            )
+        positions = next((place for place in POSITIONS if place in shapes), OWN_POSITIONS[codes[0]])
+        return cls(codes[0], stacked, len(shapes.get("gn_root/scale", ())) == 4, positions)
+
+    @classmethod
+    def to_write(cls, config: PlainViTConfig, text: str | None) -> "Layout":
+        """Return the layout that the caller names, else that of the code that adds positions where this model does."""
+        paper = config.use_class_token and config.position_embedding_on_prefix
+        return cls.parse(text or ("vision_transformer" if paper else "big_vision"))
+
+    def __str__(self) -> str:
+        own = self.positions == OWN_POSITIONS[self.code]
+        words = (("scan", self.stacked), ("4d", self.flat_gains), (self.positions, not own))
+        return " ".join([self.code, *(word for word, holds in words if holds)])
+
 
 # Tensors
 
@@ -140,11 +204,10 @@ def _rows(source: str, ours: str, leaves: Mapping[str, tuple[str, Transform | No
     return rows
 
 
-def block_rows(layout: str) -> list[Row]:
+def block_rows(layout: Layout) -> list[Row]:
     """Return the rows of the blocks."""
-    words = layout.split()
-    norm1, attention, norm2, mlp = BLOCKS[words[0]]
-    stacked = "scan" in words
+    norm1, attention, norm2, mlp = BLOCKS[layout.code]
+    stacked = layout.stacked
     source, ours = f"Transformer/encoderblock{'' if stacked else '_{}'}", "vit.layers.{}"
     return [
         *norm_rows(f"{source}/{norm1}", f"{ours}.layernorm_before", stacked),
@@ -155,7 +218,7 @@ def block_rows(layout: str) -> list[Row]:
     ]
 
 
-def stem_rows(config: PlainViTConfig, layout: str) -> list[Row]:
+def stem_rows(config: PlainViTConfig, layout: Layout) -> list[Row]:
     """Return the rows of a hybrid's ResNet, whose stages and units are counted from 1."""
     ours = "vit.embeddings.patch_embeddings"
     parts = {("conv_root", "gn_root"): (f"{ours}.conv", f"{ours}.norm")}
@@ -166,7 +229,7 @@ def stem_rows(config: PlainViTConfig, layout: str) -> list[Row]:
                 parts[f"{there}/conv{n}", f"{there}/gn{n}"] = f"{here}.conv{n}", f"{here}.norm{n}"
             if unit == 0:
                 parts[f"{there}/conv_proj", f"{there}/gn_proj"] = f"{here}.shortcut.0", f"{here}.shortcut.1"
-    gain = FLATTEN if "4d" in layout.split() else None
+    gain = FLATTEN if layout.flat_gains else None
     rows = []
     for (their_conv, their_norm), (conv, norm) in parts.items():
         rows += _rows(their_conv, conv, {"kernel": ("weight", CHANNELS_FIRST)}, False)
@@ -174,14 +237,14 @@ def stem_rows(config: PlainViTConfig, layout: str) -> list[Row]:
     return rows
 
 
-def rows_of(config: PlainViTConfig, layout: str) -> list[Row]:
+def rows_of(config: PlainViTConfig, layout: Layout) -> list[Row]:
     """Return the table of tensors for this model."""
     return [
         Row("embedding/kernel", "vit.embeddings.patch_embeddings.projection.weight", CHANNELS_FIRST),
         Row("embedding/bias", "vit.embeddings.patch_embeddings.projection.bias"),
         *stem_rows(config, layout),
         Row("cls", "vit.embeddings.cls_token"),
-        Row(position_name(layout), "vit.embeddings.position_embeddings.weight", DROP_FIRST_AXIS),
+        Row(layout.positions, "vit.embeddings.position_embeddings.weight", DROP_FIRST_AXIS),
         *block_rows(layout),
         *norm_rows("Transformer/encoder_norm", "vit.layernorm"),
         Row("MAPHead_0/probe", "vit.pooler.probe"),
@@ -198,12 +261,7 @@ def rows_of(config: PlainViTConfig, layout: str) -> list[Row]:
 
 
 class GoogleFormat(Format):
-    """The `.npz` files of Google's JAX code.
-
-    A layout begins with the code whose names the blocks have, "vision_transformer" or "big_vision"; further words name
-    what else differs: "scan" for layers that are stacked in one tensor, "4d" for gains of group norms of that shape,
-    the name of the position table where it is not that code's own.
-    """
+    """The `.npz` files of Google's JAX code."""
 
     name = "google"
     suffixes: tuple[str, ...] = (".npz",)
@@ -233,11 +291,11 @@ class GoogleFormat(Format):
         """
         prefix = next(prefix for prefix in PREFIXES if f"{prefix}embedding/kernel" in tensors)
         shapes = {name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in tensors.items()}
-        layout = _layout(shapes)
+        layout = Layout.of(shapes)
         geometry = _geometry(shapes, layout)
         if "MAPHead_0/probe" in shapes and "cls" in shapes:
             raise CheckpointError("cls and MAPHead_0 are both there: no model of Google's pools by both")
-        if layout.startswith("vision_transformer") and not any(place in shapes for place in POSITIONS):
+        if layout.code == "vision_transformer" and not any(place in shapes for place in POSITIONS):
             raise CheckpointError(
                 "there is no table of positions, and vision_transformer computes none: without it (its option "
                 "add_position_embedding=False) a model does not open yet"
@@ -260,7 +318,7 @@ class GoogleFormat(Format):
         head, dense = shapes.get("head/kernel"), shapes.get("pre_logits/kernel")
         config = PlainViTConfig(
             **{
-                **ALWAYS,
+                **FIXED_FIELDS,
                 **found,
                 **positions,
                 "use_class_token": "cls" in shapes,
@@ -289,7 +347,7 @@ class GoogleFormat(Format):
                     "one, which hidden_act='gelu' gives",
                 )
             )
-        return Description(config, layout, inferences, IGNORED, prefix)
+        return Description(config, str(layout), inferences, IGNORED, prefix)
 
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
@@ -307,7 +365,7 @@ class GoogleFormat(Format):
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors."""
-        return rows_of(config, _checked(layout or default_layout(config)))
+        return rows_of(config, Layout.to_write(config, layout))
 
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
         """Refuse: there is no torch module of this format."""
@@ -324,12 +382,12 @@ class GoogleFormat(Format):
         Raises:
             ExportError: names every part that Google's code has no place for.
         """
-        layout = _checked(layout or default_layout(config))
+        target = Layout.to_write(config, layout)
         learned = config.position_embedding_type == "learned"
         again = PlainViTConfig(
             **{
-                **ALWAYS,
-                **{name: getattr(config, name) for name in SAID},
+                **FIXED_FIELDS,
+                **{name: getattr(config, name) for name in FILE_FIELDS},
                 "position_embedding_type": "learned" if learned else "sincos_2d",
                 "position_embedding_on_prefix": learned and config.position_embedding_on_prefix,
                 "pooling": _pooling_of(config),
@@ -338,12 +396,11 @@ class GoogleFormat(Format):
         lost = lost_fields(config, again)
         if config.use_class_token and config.pooling == "map":
             lost.append("use_class_token=True beside the map head")
-        place = position_name(layout)
-        if config.use_class_token and learned and config.position_embedding_on_prefix != POSITIONS[place]:
-            lost.append(f"position_embedding_on_prefix={config.position_embedding_on_prefix} in {place}")
+        if config.use_class_token and learned and config.position_embedding_on_prefix != POSITIONS[target.positions]:
+            lost.append(f"position_embedding_on_prefix={config.position_embedding_on_prefix} in {target.positions}")
         if lost:
             raise ExportError("Google's code cannot express this model:", lost)
-        arrays = {name: _as_numpy(tensor) for name, tensor in revert(rows_of(config, layout), tensors, config).items()}
+        arrays = {name: _as_numpy(tensor) for name, tensor in revert(rows_of(config, target), tensors, config).items()}
         np.savez(path, **arrays)  # type: ignore[arg-type]  # no array is called like its option
 
 
@@ -354,45 +411,7 @@ def _pooling_of(config: PlainViTConfig) -> str:
     return "none" if config.pooling == "none" and not config.num_labels else "mean"
 
 
-def default_layout(config: PlainViTConfig) -> str:
-    """Return the layout of the code that adds positions where this model does."""
-    return "vision_transformer" if config.use_class_token and config.position_embedding_on_prefix else "big_vision"
-
-
-def position_name(layout: str) -> str:
-    """Return the name of the position table."""
-    words = layout.split()
-    return next((word for word in words if word in POSITIONS), OWN_POSITIONS[words[0]])
-
-
-def _checked(layout: str) -> str:
-    first, *others = layout.split()
-    unknown = [word for word in others if word not in {"scan", "4d", *POSITIONS}]
-    if first not in BLOCKS or unknown:
-        raise ExportError(
-            f"layout is {layout!r}: expected {' or '.join(BLOCKS)}, then any of scan, 4d, {', '.join(POSITIONS)}"
-        )
-    return layout
-
-
-def _layout(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the layout that these names and shapes are in."""
-    stacked = any(name.startswith("Transformer/encoderblock/") for name in shapes)
-    block = f"Transformer/encoderblock{'' if stacked else '_0'}"
-    kinds = [kind for kind, (_, attention, *_) in BLOCKS.items() if f"{block}/{attention}/query/kernel" in shapes]
-    if len(kinds) != 1:
-        expected = " or ".join(f"{attention}/query/kernel" for _, attention, *_ in BLOCKS.values())
-        raise CheckpointError(
-            f"{block} has no attention that vision_transformer or big_vision has: expected {expected}"
-        )
-    words = [kinds[0]]
-    words += ["scan"] if stacked else []
-    words += ["4d"] if len(shapes.get("gn_root/scale", ())) == 4 else []
-    words += [place for place in POSITIONS if place in shapes and place != OWN_POSITIONS[words[0]]]
-    return " ".join(words)
-
-
-def _geometry(shapes: Mapping[str, tuple[int, ...]], layout: str) -> dict[str, Any]:
+def _geometry(shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> dict[str, Any]:
     """Return the fields of our config that the shapes of kernels tell."""
     kernel = shapes["embedding/kernel"]
     if len(kernel) != 4:
@@ -400,10 +419,9 @@ def _geometry(shapes: Mapping[str, tuple[int, ...]], layout: str) -> dict[str, A
             f"embedding/kernel has shape {kernel}: expected (rows, columns, channels, width); models of variable grids "
             "(NaFlex) are not plain Vision Transformers"
         )
-    words = layout.split()
-    norm, attention, _, mlp = BLOCKS[words[0]]
-    block = f"Transformer/encoderblock{'' if 'scan' in words else '_0'}"
-    depth = shapes[f"{block}/{norm}/scale"][0] if "scan" in words else _count(shapes, "Transformer/encoderblock_")
+    norm, attention, _, mlp = BLOCKS[layout.code]
+    block = f"Transformer/encoderblock{'' if layout.stacked else '_0'}"
+    depth = shapes[f"{block}/{norm}/scale"][0] if layout.stacked else _count(shapes, "Transformer/encoderblock_")
     _, heads, head_dim = shapes[f"{block}/{attention}/query/kernel"][-3:]
     stages = _count(shapes, "block")
     stem_depths = tuple(_count(shapes, f"block{stage}/unit") for stage in range(1, stages + 1))
@@ -460,13 +478,13 @@ def _positions(
                 f"{patch_size} needs {patches} for patches"
             )
     else:
-        side = math.isqrt(rows - class_rows)
-        if side * side != rows - class_rows:
+        grid = square_grid(rows - class_rows)
+        if grid is None:
             raise AmbiguousCheckpointError(
                 f"{place} has {rows - class_rows} rows for patches, which are no square grid:",
                 {"image_size": ["(height, width)"]},
             )
-        size = (side * height, side * width)
+        size = (grid[0] * height, grid[1] * width)
     fields = {
         "position_embedding_type": "learned",
         "position_embedding_on_prefix": POSITIONS[place],

@@ -15,6 +15,7 @@ import torch
 from ...configuration_plain_vit import PlainViTConfig, stem_stride
 from ...errors import AmbiguousCheckpointError, CheckpointError, MappingError, UnknownFormatError
 from ..format import SCALES, Description, Hints, Inference, Size, unheeded
+from ..infer import head_counts, image_sizes
 from .architectures import ARCHITECTURES
 from .arguments import (
     ACTIVATIONS,
@@ -272,14 +273,6 @@ def _as_family(names: Sequence[str]) -> str:
 # The grid
 
 
-def sizes_of(patches: int, known: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return the image sizes of so many patches, (height, width) in pixels, the squarest first."""
-    height, width = known["patch_size"]
-    rows = [side for side in range(1, patches + 1) if patches % side == 0]
-    rows.sort(key=lambda side: abs(math.log(side * side / patches)))
-    return [(side * height, patches // side * width) for side in rows]
-
-
 def patches_in(size: Size, known: Mapping[str, Any]) -> int:
     """Return the number of patches of an image; what is left over at its edges is dropped."""
     return math.prod(pixels // patch for pixels, patch in zip(pair(size), known["patch_size"], strict=True))
@@ -322,7 +315,7 @@ def _image_size(
             f"image_size={hints.image_size!r} is {patches_in(hints.image_size, known)} patches of "
             f"{known['patch_size']}, and pos_embed has {rows} rows, {patches} of them for patches: correct image_size"
         )
-    return sizes_of(patches, known) if patches > 0 else []
+    return image_sizes(patches, known["patch_size"]) if patches > 0 else []
 
 
 # A name
@@ -492,9 +485,7 @@ class _Detail:
             heads = width // hints.head_dim
             self.infer("num_attention_heads", heads, f"head_dim {hints.head_dim} in a width of {width}")
         else:
-            counts = [count for count in range(1, width + 1) if width % count == 0]
-            counts.sort(key=lambda count: abs(math.log(64 * count / width)))
-            heads = self.ask("num_attention_heads", counts)
+            heads = self.ask("num_attention_heads", head_counts(width))
         if heads is not None and (heads < 1 or width % heads):
             raise CheckpointError(f"{heads} heads do not share out the width {width}: expected a divisor of it")
         self.settled.arguments["num_heads"] = heads
@@ -561,7 +552,7 @@ class _Detail:
         choices = [one for one in choices if hints.position_embedding_on_prefix in (None, one)]
         patches = {on_prefix: rows - (prefix_of(known) if on_prefix else 0) for on_prefix in choices}
         if hints.image_size is None:
-            sizes = [sizes_of(count, known) for count in patches.values() if count > 0]
+            sizes = [image_sizes(count, known["patch_size"]) for count in patches.values() if count > 0]
             # A square before what is none, with positions of the class token before without.
             sizes.sort(key=lambda one: not _is_square(one[0], known))
             merged = dict.fromkeys(size for group in itertools.zip_longest(*sizes) for size in group if size)

@@ -1,10 +1,10 @@
 """torchvision's VisionTransformer: live modules, files under today's and earlier names, and the way back."""
 
 import functools
-import math
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from ..compare_modules import class_path, differences, epsilon_of, lost_fields
 from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
 from ..format import Description, Format, Hints, Inference, StateDict, write_state_dict
+from ..infer import head_counts, square_grid
 from ..preprocessing import processor_from_torchvision
 from .architectures import ARCHITECTURES
 from .architectures import FILES as TORCHVISION_FILES
@@ -48,11 +49,32 @@ OLD_MLP_NAMES = ("mlp.linear_1", "mlp.linear_2")  # before torchvision 0.14
 HEAD = "heads.head"
 
 
+@dataclass(frozen=True)
+class Layout:
+    """What differs from today's own names; reports and hints have it as words, such as "linear heads.1".
+
+    Args:
+        linear: Whether the MLP has the names of earlier releases.
+        head: Where the classifier is: another place than torchvision's own where it was exchanged for another.
+    """
+
+    linear: bool = False
+    head: str = HEAD
+
+    @classmethod
+    def parse(cls, text: str | None) -> "Layout":
+        """Read the words."""
+        words = (text or "").split()
+        return cls("linear" in words, next((word for word in words if word.startswith("heads")), HEAD))
+
+    def __str__(self) -> str:
+        return " ".join([*(["linear"] if self.linear else []), *([self.head] if self.head != HEAD else [])])
+
+
 class TorchvisionFormat(Format):
     """torchvision's Vision Transformers.
 
-    A layout names what differs from today's own names: "linear" for the MLP of earlier releases, and the place of a
-    classifier that was exchanged for another ("heads", "heads.0", ...).
+    The words of `Layout` name what differs from today's own names.
     """
 
     name = "torchvision"
@@ -119,12 +141,13 @@ class TorchvisionFormat(Format):
         mlp_width = tensors[f"{first}.{(OLD_MLP_NAMES if old else MLP_NAMES)[0]}.weight"].shape[0]
         depth = len({name.split(".")[2] for name in tensors if name.startswith("encoder.layers.")})
         rows = tensors["encoder.pos_embedding"].shape[1]
-        side = math.isqrt(rows - 1)
-        if side * side != rows - 1:
+        grid = square_grid(rows - 1)
+        if grid is None:
             raise CheckpointError(f"encoder.pos_embedding has {rows} rows: torchvision has one and a square grid")
+        image_size = grid[0] * patch_size
         shapes = {"patch_size": patch_size, "width": width, "depth": depth, "mlp_width": mlp_width}
         unseen, inferences = _settle_unseen(shapes, hints)
-        inferences.append(Inference("image_size", side * patch_size, f"the {rows} rows of encoder.pos_embedding"))
+        inferences.append(Inference("image_size", image_size, f"the {rows} rows of encoder.pos_embedding"))
         places = [name.removesuffix(".weight") for name in tensors if name.startswith("heads.") and ".weight" in name]
         places = [place for place in places if place != "heads.pre_logits"]
         if len(places) > 1:
@@ -139,7 +162,7 @@ class TorchvisionFormat(Format):
                 depth=depth,
                 **unseen,
                 mlp_width=mlp_width,
-                image_size=side * patch_size,
+                image_size=image_size,
                 num_channels=channels,
                 representation_size=None if pre_logits is None else pre_logits.shape[0],
                 num_labels=tensors[f"{places[0]}.weight"].shape[0] if places else 0,
@@ -147,10 +170,8 @@ class TorchvisionFormat(Format):
         )
         if hints.architecture in TORCHVISION_FILES and config.num_labels == 1000:
             inferences.append(_name_as_published(config, hints.architecture))
-        words = ["linear"] if old else []
-        if places and places[0] != HEAD:
-            words.append(places[0])
-        return Description(config, " ".join(words) or None, inferences)
+        layout = Layout(old, places[0] if places else HEAD)
+        return Description(config, str(layout) or None, inferences)
 
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
@@ -164,9 +185,8 @@ class TorchvisionFormat(Format):
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors."""
-        words = (layout or "").split()
-        mlp_names = OLD_MLP_NAMES if "linear" in words else MLP_NAMES
-        head = _place_of_head(layout)
+        names = Layout.parse(layout)
+        mlp_names = OLD_MLP_NAMES if names.linear else MLP_NAMES
         kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
         return [
             *ROWS,
@@ -175,16 +195,16 @@ class TorchvisionFormat(Format):
                 Row(f"{BLOCK}.{theirs}", f"{LAYER}.mlp.{ours}")
                 for theirs, ours in zip(mlp_names, ("fc1", "fc2"), strict=True)
             ),
-            Row(head, "classifier"),
+            Row(names.head, "classifier"),
         ]
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
         """Call torchvision's own builder, where the architecture was named and the head is where it puts it."""
         named = next((one.value for one in description.inferences if one.field == "architecture"), None)
         config = description.config
-        if named is None or not config.num_labels or _place_of_head(description.layout) != HEAD:
+        if named is None or not config.num_labels or Layout.parse(description.layout) != Layout():
             return None
-        if "linear" in (description.layout or "") or config.representation_size or config.num_channels != 3:
+        if config.representation_size or config.num_channels != 3:
             return None
         from torchvision import models
 
@@ -213,7 +233,7 @@ class TorchvisionFormat(Format):
             representation_size=config.representation_size,
             norm_layer=functools.partial(nn.LayerNorm, eps=config.layer_norm_eps),
         )
-        place = _place_of_head(layout)
+        place = Layout.parse(layout).head
         if not config.num_labels:
             module.heads = nn.Identity()
         elif place == "heads":
@@ -243,10 +263,6 @@ def _fields(patch_size: int, width: int, depth: int, heads: int, mlp_width: int,
         "position_resampling": "bicubic_align_corners",
         **others,
     }
-
-
-def _place_of_head(layout: str | None) -> str:
-    return next((word for word in (layout or "").split() if word.startswith("heads")), HEAD)
 
 
 def _read_heads(heads: nn.Module) -> tuple[str | None, float, dict[str, Any]]:
@@ -310,10 +326,7 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
         heads = max(1, width // hints.head_dim)
     open_: dict[str, Sequence[object]] = {}
     if heads is None:
-        counts = [count for count in range(1, width + 1) if width % count == 0]
-        usual: int = next(iter(fitting.values()), max(1, width // 64))
-        counts.sort(key=lambda count: abs(math.log(count / usual)))
-        open_["num_attention_heads"] = counts
+        open_["num_attention_heads"] = head_counts(width, next(iter(fitting.values()), None))
     elif width % heads:
         raise CheckpointError(f"{heads} heads do not share out the width {width}: expected a divisor of it")
     if eps is None:

@@ -42,6 +42,7 @@ from ..engine import (
     then,
 )
 from ..format import Description, Format, Hints, Inference, StateDict, pair, write_state_dict
+from ..infer import divisors, grids, head_counts, image_sizes, square_grid
 from .families import FAMILIES
 from .layouts import (
     CLASS_TOKEN,
@@ -374,7 +375,7 @@ class _Reader:
         elif OUT in self.layouts[0].optional and not self.has(OUT):
             exact, source = 1, "the missing output projection"
         elif said == (None, None):
-            counts = _by_usual_width(width)
+            counts = head_counts(width)
             if OUT in self.layouts[0].optional and width == hidden_size:
                 counts.remove(1)  # a single head as wide as the model has no output projection
             self.open["num_attention_heads"] = counts
@@ -481,10 +482,10 @@ class _Reader:
 
     def image_size(self, patch_sizes: Sequence[tuple[int, int]], patches: int | None) -> tuple[int, int] | None:
         """Return the native image size of a live module whose patches make a square; it is open otherwise."""
-        grids = [] if patches is None else _by_shape(patches)
-        if self.live and grids and grids[0][0] == grids[0][1]:
-            return grids[0][0] * patch_sizes[0][0], grids[0][1] * patch_sizes[0][1]
-        pairs = itertools.product(enumerate(patch_sizes[:FEW]), enumerate(grids))
+        possible = [] if patches is None else grids(patches)
+        if self.live and patches is not None and square_grid(patches):
+            return image_sizes(patches, patch_sizes[0])[0]
+        pairs = itertools.product(enumerate(patch_sizes[:FEW]), enumerate(possible))
         ranked = {
             (rows * height, columns * width): None
             for (_, (height, width)), (_, (rows, columns)) in sorted(
@@ -503,37 +504,17 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(escaped + LEAF)
 
 
-def _by_usual_width(width: int) -> list[int]:
-    """Return the head counts that divide a width, the most usual first.
-
-    That is heads 64 wide, the package's default; where fewer than three of them fit, four heads.
-    """
-    usual = width / 64 if width >= 3 * 64 else 4
-    return sorted(_divisors(width), key=lambda count: abs(math.log(count / usual)))
-
-
 USUAL_CHANNELS = (3, 1, 4, 2)
 FEW = 12  # sizes that are named where many fit
 
 
 def _patch_sizes(numbers: int, num_channels: int | None) -> list[tuple[int, int]]:
     """Return the patches that have so many numbers: those of usual channels first, squares before others."""
-    counts = _divisors(numbers) if num_channels is None else [num_channels] if numbers % num_channels == 0 else []
+    counts = divisors(numbers) if num_channels is None else [num_channels] if numbers % num_channels == 0 else []
     counts.sort(key=lambda count: USUAL_CHANNELS.index(count) if count in USUAL_CHANNELS else len(USUAL_CHANNELS))
-    sizes = [(count, size) for count in counts for size in _by_shape(numbers // count)]
+    sizes = [(count, size) for count in counts for size in grids(numbers // count)]
     sizes.sort(key=lambda one: (one[0] not in (*USUAL_CHANNELS, num_channels), one[1][0] != one[1][1]))
     return [size for _, size in sizes]
-
-
-def _by_shape(area: int) -> list[tuple[int, int]]:
-    """Return the rectangles of an area, the squarest first, those that are wide before those that are high."""
-    sides = [(side, area // side) for side in _divisors(area)]
-    return sorted(sides, key=lambda size: (max(size) / min(size), size))
-
-
-def _divisors(number: int) -> list[int]:
-    low = [count for count in range(1, math.isqrt(number) + 1) if number % count == 0]
-    return sorted({*low, *(number // count for count in low)})
 
 
 def _cuts(image_size: tuple[int, int], patch_size: tuple[int, int], patches: int | None) -> bool:
