@@ -15,7 +15,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-floors space test-space table architectures bench quality style wheel clean
+.PHONY: help install demo test test-all test-floors space test-space table architectures bench quality style wheel try-wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,13 +65,25 @@ style: $(INSTALLED) ## put the style right where ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-wheel: $(INSTALLED) ## build dist/*.whl and check its metadata
+wheel: $(INSTALLED) ## build the sdist and, from it, the wheel into dist/, and check their metadata
 	rm -rf build dist
-	$(BIN)/python -m build --wheel --no-isolation
+	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 
+try-wheel: $(INSTALLED) ## install each file of dist/ into an empty environment, and convert the shipped checkpoint there
+	set -e; for built in $(CURDIR)/dist/*.whl $(CURDIR)/dist/*.tar.gz; do \
+		folder=$$(mktemp -d); $(PYTHON) -m venv $$folder/venv; \
+		$(CURDIR)/$(UV) pip install --python $$folder/venv/bin/python $$built; \
+		(cd $$folder; PATH=$$folder/venv/bin:$$PATH; plain-vit env; plain-vit examples; \
+			plain-vit convert examples/checkpoints/glyphs_vit.pt glyphs --num-attention-heads 4 --image-size 24 \
+				--patch-size 4 --labels examples/checkpoints/glyphs_labels.txt); \
+		rm -rf $$folder; done
+
+docs: $(INSTALLED) ## build the documentation into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean: ## remove what builds and tools leave; .venv and .peers stay
-	rm -rf build dist sweep.jsonl *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site sweep.jsonl *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path './.*' -prune -o -name __pycache__ -exec rm -rf {} +
 
 # Bytecode is compiled once, at the installation: tests and demo start many processes, and where PYTHONDONTWRITEBYTECODE is

@@ -66,7 +66,9 @@ def parser() -> argparse.ArgumentParser:
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, help: str, example: str, reads: Sequence[str] = ()) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=help, description=help, epilog=f"example: plain-vit {name} {example}")
+        added = commands.add_parser(
+            name, help=help, description=help, epilog=f"example: plain-vit {name} {example}".rstrip()
+        )
         added.add_argument("--debug", action="store_true", help="show the stack trace of an error")
         added.set_defaults(command=name, reads=reads, refuse=added.error)
         return added
@@ -103,6 +105,14 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--no-image-processor", action="store_true", help="write the model alone")
     added.add_argument("--force", action="store_true", help="replace what OUT holds")
     add_hints(added)
+
+    command("env", "print the versions of what is installed, and the machine, to report a fault with", "")
+
+    text = "write the examples that come with the package: scripts, images, and a small trained checkpoint"
+    added = command("examples", text, "my-examples")
+    added.add_argument(
+        "out", type=Path, nargs="?", default=Path("examples"), help="new folder; ./examples if not given"
+    )
 
     added = command("push", "send the folder of a saved model to the Hub, in one commit", "vit-b-16 user/vit-b-16")
     added.add_argument("folder", type=Path, help="folder of a saved model")

@@ -1,11 +1,17 @@
 """Package metadata. The settings of the tools (ruff, mypy, pytest) are in pyproject.toml."""
 
 import re
+import shutil
+import tomllib
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
+# Where the project is to be found, such as a repository's page: the one place that says so.
+ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["plain-vit"]["address"]
+RELATIVE_LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^():#]+)(?P<place>#[^)]*)?\)")
 
 INSTALL_REQUIRES = [
     # Before 2.11 torch.load gives no file offsets, without which a pickle is read whole to be opened; before 2.10
@@ -57,6 +63,7 @@ EXTRAS = {
     ],
     "space": ["gradio>=6.0", "matplotlib>=3.11", "playwright>=1.55", "pytest>=9.0", "hypothesis>=6.140"],
     "quality": ["ruff>=0.14", "mypy>=1.19"],
+    "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0"],
 }
 # The Space has an environment of its own: gradio holds Pillow back.
 EXTRAS["dev"] = sorted({requirement for name, extra in EXTRAS.items() if name != "space" for requirement in extra})
@@ -71,12 +78,46 @@ def read_version() -> str:
     return match[1]
 
 
+def long_description() -> str:
+    """Return the README; where the project has an address, its links and pictures are absolute."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    if not ADDRESS:
+        return text
+    if not re.fullmatch(r"https?://[^\s/]+(/[^\s/]+)*", ADDRESS):
+        raise ValueError(
+            f"the address {ADDRESS!r} in pyproject.toml is none: expected https://host/path, without a slash last"
+        )
+
+    def absolute(link: re.Match[str]) -> str:
+        kind = "raw" if link["picture"] else "blob"
+        return (
+            f"{link['picture']}[{link['text']}]({ADDRESS}/{kind}/v{read_version()}/{link['path']}{link['place'] or ''})"
+        )
+
+    return RELATIVE_LINK.sub(absolute, text)
+
+
+class BuildWithExamples(build_py):
+    """Puts `examples/` into the package, for `plain-vit examples`, and says where the project has no address yet."""
+
+    def run(self) -> None:
+        """Build, and copy what is beside the package in a checkout."""
+        super().run()
+        if not ADDRESS:
+            self.warn("pyproject.toml gives the project no address: the links of its description stay relative")
+        if not self.editable_mode:
+            leave_out = shutil.ignore_patterns("__pycache__", "*.pyc")
+            target = Path(self.build_lib) / "plain_vit" / "examples"
+            shutil.copytree(ROOT / "examples", target, ignore=leave_out, dirs_exist_ok=True)
+
+
 setup(
     name="plain-vit",
     version=read_version(),
     description="A Vision Transformer for the Hub that opens every plain ViT checkpoint with the same numbers",
-    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description=long_description(),
     long_description_content_type="text/markdown",
+    project_urls={"Source": ADDRESS} if ADDRESS else {},
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
     keywords="vision transformer vit image-classification transformers timm vit-pytorch checkpoint conversion",
@@ -99,5 +140,6 @@ setup(
     python_requires=">=3.11",
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS,
+    cmdclass={"build_py": BuildWithExamples},
     entry_points={"console_scripts": ["plain-vit = plain_vit_command:main"]},
 )

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import sys
 import traceback
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from typing import Any
 
 from plain_vit_command import HINTS, main
 
-from .errors import CheckpointError, PlainViTError, printable
+from .errors import CheckpointError, OutputExistsError, PlainViTError, printable
 
 
 def run(options: argparse.Namespace) -> int:
@@ -117,6 +118,27 @@ def show(options: argparse.Namespace) -> None:
     print(f"written: {page}")
 
 
+def env(options: argparse.Namespace) -> None:
+    """Print what a report of a fault needs to say of the machine."""
+    from .environment import describe_environment
+
+    for name, value in describe_environment().items():
+        print(printable(f"{name + ':':18} {value}"))
+
+
+def examples(options: argparse.Namespace) -> None:
+    """Write the examples, which are in the package where it was installed, and beside it in a checkout."""
+    from .files.writing import staged_folder
+
+    if options.out.is_dir() and any(options.out.iterdir()):
+        raise OutputExistsError(f"{options.out} is not empty: give the name of a new folder.")
+    here = Path(__file__).parent
+    shipped = next(folder / "examples" for folder in (here, here.parent) if (folder / "examples").is_dir())
+    with staged_folder(options.out, sources=[shipped]) as folder:
+        shutil.copytree(shipped, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    print(f"written: {options.out}")
+
+
 def hints_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the hints that were given, by the names that `from_checkpoint` has."""
     given = {name: getattr(options, name) for name in HINTS}
@@ -143,7 +165,10 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
     return names
 
 
-COMMANDS = {"inspect": inspect, "convert": convert, "verify": verify, "export": export, "push": push, "show": show}
+COMMANDS = {
+    "inspect": inspect, "convert": convert, "verify": verify, "export": export, "push": push, "show": show, "env": env,
+    "examples": examples,
+}  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

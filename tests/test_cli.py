@@ -2,7 +2,10 @@
 
 import argparse
 import dataclasses
+import getpass
+import importlib.metadata
 import os
+import platform
 import shlex
 import subprocess
 import sys
@@ -20,6 +23,7 @@ from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint
 from plain_vit.conversion.format import Hints
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, MappingError, OutputExistsError, PlainViTError
+from plain_vit.training.glyphs import CHARACTERS
 from plain_vit_command import HINTS, parser
 from tests.conftest import randomize_
 
@@ -179,10 +183,10 @@ def test_words_are_answered_without_importing_torch(words: list[str], code: int,
 def test_every_option_has_a_help_and_every_command_an_example() -> None:
     (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
     for name, command in commands.choices.items():
-        assert f"example: plain-vit {name} " in command.epilog
+        assert command.epilog.startswith(f"example: plain-vit {name}")
         assert [action.dest for action in command._actions if not action.help] == []
         titles = [group.title for group in command._action_groups]
-        assert titles[-1].startswith("what you know") or name == "push"
+        assert titles[-1].startswith("what you know") or name in ("push", "env", "examples")
         examples = shlex.split(command.epilog.removeprefix("example: plain-vit "))
         assert parser().parse_args(examples).command == name
 
@@ -201,3 +205,50 @@ def test_an_interrupted_command_says_so_in_one_line(
     monkeypatch.setitem(cli.COMMANDS, "inspect", interrupted)
     assert main(["inspect", "user/name"]) == 130
     assert capsys.readouterr().err == "plain-vit: interrupted\n"
+
+
+def test_env_names_versions_processor_and_threads_and_nothing_that_is_private(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "a" * 34)
+    assert main(["env"]) == 0
+    printed = capsys.readouterr().out
+    known = {name: value.strip() for name, _, value in (line.partition(":") for line in printed.splitlines())}
+    assert known["torch"] == torch.__version__
+    assert known["plain-vit"] == importlib.metadata.version("plain-vit")
+    assert known["Python"].endswith(platform.python_version())
+    assert {"system", "processor", "accelerator", "threads", "transformers", "timm"} <= known.keys()
+    assert known["threads"].startswith(f"{torch.get_num_threads()} ")
+    private = [os.environ["HF_TOKEN"], str(Path.home()), sys.prefix, str(tmp_path), platform.node(), getpass.getuser()]
+    words = set(printed.split())
+    assert not [secret for secret in private if secret in (words if len(secret) < 8 else printed)]
+
+
+def test_env_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    def nowhere(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", nowhere)
+    assert main(["env"]) == 0
+    assert capsys.readouterr().out.count("not installed") == 14  # all but torch
+
+
+def test_examples_are_written_whole_and_never_over_something(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["examples"]) == 0
+    source = Path(plain_vit.__file__).parents[1] / "examples"
+    expected = {path.relative_to(source) for path in source.rglob("*") if "__pycache__" not in path.parts}
+    assert {path.relative_to("examples") for path in Path("examples").rglob("*")} == expected
+    (tmp_path / "examples" / "mine.txt").write_text("mine")
+    assert main(["examples"]) == OutputExistsError.exit_code
+    assert "examples is not empty" in capsys.readouterr().err
+    assert (tmp_path / "examples" / "mine.txt").read_text() == "mine"
+    assert main(["examples", "other"]) == 0
+
+
+def test_the_names_of_the_shipped_labels_are_those_that_it_learned() -> None:
+    shipped = Path(plain_vit.__file__).parents[1] / "examples" / "checkpoints" / "glyphs_labels.txt"
+    assert shipped.read_text(encoding="utf-8").split() == list(CHARACTERS)

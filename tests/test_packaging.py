@@ -3,22 +3,28 @@
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import textwrap
+import tomllib
 import zipfile
 from email import message_from_bytes
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import plain_vit
 
 ROOT = Path(__file__).parent.parent
+ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["plain-vit"]["address"]
+RELATIVE_LINK = re.compile(r"\]\((?!https?://|#)([^)]*)\)")
 
 # The packages whose models are converted: imported where a live model of theirs is at hand or asked for.
 SOURCES = {"timm", "vit-pytorch"}
@@ -76,14 +82,36 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
+LEFT_BY_TOOLS = ("__pycache__", "build", "dist", "runs", "site", "*.egg-info")
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files of a folder that are not left by Python."""
+    return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+
+def copy_sources(folder: Path) -> Path:
+    """Copy the checkout: setuptools writes beside the sources, and packs what an old build/ holds."""
+    hidden = [path.name for path in ROOT.glob(".*") if path.name not in (".ci", ".github")]
+    shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*LEFT_BY_TOOLS, *hidden))
+    return folder / "source"
+
+
+def build(source: Path, kind: str) -> tuple[Path, str]:
+    """Build one distribution; return it, and what the build said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", "dist", source],
+        cwd=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    (built,) = (source / "dist").iterdir()
+    return built, done.stdout
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # Built from a copy: setuptools writes build/ and *.egg-info beside the sources, and packs what an old build/ holds.
-    source = tmp_path_factory.mktemp("wheel") / "source"
-    leave_out = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "runs", "*.egg-info")
-    shutil.copytree(ROOT, source, ignore=leave_out)
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist", source, cwd=source)
-    (built,) = (source / "dist").glob("*.whl")
+    built, said = build(copy_sources(tmp_path_factory.mktemp("wheel")), "wheel")
+    assert ("gives the project no address" in said) == (not ADDRESS)
     return built
 
 
@@ -98,7 +126,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
     package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "plain_vit").rglob("*") if path.is_file()}
-    sources = {name for name in package if "__pycache__" not in name} | {"plain_vit_command.py"}
+    examples = {f"plain_vit/{path.relative_to(ROOT).as_posix()}" for path in files_below(ROOT / "examples")}
+    sources = {name for name in package if "__pycache__" not in name} | {"plain_vit_command.py"} | examples
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == sources
 
@@ -150,3 +179,67 @@ def test_installed_command_opens_the_shipped_checkpoint_outside_the_checkout(ins
         installed / "bin" / "plain-vit", "convert", source, "converted", *words, cwd=tmp_path, PYTHONPATH=str(installed)
     )
     assert (tmp_path / "converted" / "model.safetensors").is_file()
+
+
+def description(wheel: Path) -> str:
+    """The page that a package index shows for a wheel."""
+    (name,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
+    return message_from_bytes(zipfile.ZipFile(wheel).read(name)).get_payload(decode=True).decode()
+
+
+@pytest.mark.slow
+def test_with_an_address_the_description_has_no_relative_link_and_without_one_it_is_the_readme(
+    wheel: Path, tmp_path: Path
+) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    if not ADDRESS:
+        assert description(wheel).strip() == readme.strip()
+    source = copy_sources(tmp_path)
+    settings = source / "pyproject.toml"
+    address = "https://example.org/somebody/plain-vit"
+    settings.write_text(settings.read_text().replace(f'address = "{ADDRESS}"', f'address = "{address}"'))
+    built, said = build(source, "wheel")
+    assert "no address" not in said
+    page = description(built)
+    assert len(RELATIVE_LINK.findall(readme)) > 10
+    assert RELATIVE_LINK.findall(page) == []
+    assert f"]({address}/blob/v{plain_vit.__version__}/docs/model.md)" in page
+    assert f"]({address}/raw/v{plain_vit.__version__}/docs/pictures/rollout.png)" in page
+    for path in RELATIVE_LINK.findall(readme):
+        assert (ROOT / path).exists()
+
+
+@pytest.mark.slow
+def test_the_source_distribution_holds_the_checkout_and_its_tests_run_there(tmp_path: Path) -> None:
+    source = copy_sources(tmp_path)
+    before = {path.relative_to(source).as_posix() for path in files_below(source)}
+    built, _ = build(source, "sdist")
+    empty = tmp_path / "empty"
+    with tarfile.open(built) as archive:
+        archive.extractall(empty, filter="data")
+    (unpacked,) = empty.iterdir()
+    packed = {path.relative_to(unpacked).as_posix() for path in files_below(unpacked)}
+    assert before - packed == set()
+    assert {name for name in packed - before if ".egg-info/" not in name} == {"PKG-INFO", "setup.cfg"}
+    tests = ("configuration", "golden", "what_opens", "training_documentation", "errors")
+    words = [f"tests/test_{name}.py" for name in tests]
+    said = run(
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, cwd=unpacked, PYTHONPATH=str(unpacked)
+    )
+    assert " passed" in said
+    assert "failed" not in said
+
+
+def test_the_workflows_and_the_templates_ask_for_what_there_is() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values():
+            for command in (step["run"] for step in job["steps"] if step.get("run", "").startswith(("make", "."))):
+                word, *target = command.split()
+                assert f"\n{target[0]}:" in makefile if word == "make" else (ROOT / word).is_file()
+    for path in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")):
+        form = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.name != "config.yml":
+            asked = " ".join(field["attributes"]["label"] for field in form["body"])
+            assert "`plain-vit inspect`" in asked
+            assert "`plain-vit env`" in asked

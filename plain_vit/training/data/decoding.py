@@ -38,7 +38,7 @@ def open_stored(stored: dict[str, Any] | None) -> PIL.Image.Image:
         stored: its `bytes`, or the `path` of its file.
 
     Raises:
-        One of `UNREADABLE`.
+        OSError: It cannot be read. The others of `UNREADABLE` say the same.
     """
     if stored is None:
         raise ValueError("there is none")
@@ -50,7 +50,7 @@ def decode_image(image: PIL.Image.Image) -> PIL.Image.Image:
     """Return an opened image upright and in RGB, as `datasets` decodes it.
 
     Raises:
-        One of `UNREADABLE`.
+        OSError: It cannot be read. The others of `UNREADABLE` say the same.
     """
     return in_rgb(upright(image))
 

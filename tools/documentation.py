@@ -1,0 +1,87 @@
+"""What `make docs` adds to the pages in docs/: the README and its neighbours, and a page for every public name.
+
+MkDocs calls the functions at the end. The package is read, never imported.
+"""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["plain-vit"]["address"]
+# Pages of the site that are files of the checkout.
+TAKEN_OVER = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?!https?://|#)(?P<path>[^()#]+)(?P<place>#[^)]*)?\)")
+LEGEND = (
+    "Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size. "
+    "Sizes are (height, width)."
+)
+TRAINING = sorted((ROOT / "plain_vit" / "training").rglob("[!_]*.py"))
+# transformers makes the constructor of a config out of its fields, where a reader of the source sees none.
+UNCHECKED = "\n    options:\n      docstring_options: {warn_unknown_params: false, warn_missing_types: false}"
+OPTIONS = {"plain_vit.PlainViTConfig": UNCHECKED}
+# The pages of public names: the title, and the modules whose names they list.
+REFERENCE = {
+    "api/models.md": ("Models", ["plain_vit", "plain_vit.adapters"]),
+    "api/conversion.md": ("Conversion", ["plain_vit.conversion", "plain_vit.conversion.parity"]),
+    "api/analysis.md": ("Analysis", ["plain_vit.analysis", "plain_vit.analysis.plots", "plain_vit.analysis.sheet"]),
+    "api/training.md": (
+        "Training",
+        [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in TRAINING],
+    ),
+    "api/hub.md": (
+        "Hub and tools",
+        ["plain_vit.hub", "plain_vit.model_card", "plain_vit.environment"],
+    ),
+    "api/errors.md": ("Errors", ["plain_vit.errors"]),
+}
+
+
+def public_names(module: str) -> list[str]:
+    """Return the names that a module offers: those of its `__all__`, or else what it defines without an underscore."""
+    path = ROOT.joinpath(*module.split("."))
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    statements = ast.parse(source.read_text(encoding="utf-8")).body
+    for statement in statements:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+            return list(ast.literal_eval(statement.value))
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return [found.name for found in statements if isinstance(found, kinds) and not found.name.startswith("_")]
+
+
+def reference_page(title: str, modules: list[str]) -> str:
+    """Return the page that lists the names of some modules, each with its description and its source."""
+    names = [f"{module}.{name}" for module in modules for name in public_names(module)]
+    return "\n\n".join([f"# {title}", LEGEND, *(f"::: {name}{OPTIONS.get(name, '')}" for name in names)])
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in docs/."""
+    pages = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in TAKEN_OVER.items()}
+    pages |= {page: reference_page(title, modules) for page, (title, modules) in REFERENCE.items()}
+    for page, content in pages.items():
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **known: Any) -> str:
+    """Lead the links of a page to where the site has what they name."""
+    sources = {page: name for name, page in TAKEN_OVER.items()}
+    here = ROOT / sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def led(link: re.Match[str]) -> str:
+        path = (here.parent / link["path"]).resolve().relative_to(ROOT).as_posix()
+        place = link["place"] or ""
+        if path in TAKEN_OVER:
+            return f"[{link['text']}]({TAKEN_OVER[path]}{place})"
+        if path.startswith("docs/"):
+            return f"{link['picture']}[{link['text']}]({path.removeprefix('docs/')}{place})"
+        return f"[{link['text']}]({ADDRESS}/blob/main/{path}{place})" if ADDRESS else link["text"]
+
+    return markdown if page.file.src_uri in REFERENCE else LINK.sub(led, markdown)
