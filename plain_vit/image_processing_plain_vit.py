@@ -11,6 +11,7 @@ Legend: `C` channels, `H W` pixels.
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -54,7 +55,7 @@ WRITTEN_BY_TRANSFORMERS = {
 }  # fmt: skip
 
 
-class SourcePreprocessing(BaseImageProcessor):
+class SourcePreprocessing(BaseImageProcessor, ABC):
     """What both backends share: how images are opened, converted, resized and cropped, and how settings are saved.
 
     Args:
@@ -186,9 +187,25 @@ class SourcePreprocessing(BaseImageProcessor):
             )
         return super().resize(image, SizeDict(height=height, width=width), resample, **kwargs)  # type: ignore[misc]
 
+    @abstractmethod
     def _pillow_resizes(self, image: np.ndarray | torch.Tensor) -> bool:
         """Whether Pillow resizes this array or tensor, not torch."""
-        raise NotImplementedError
+
+    def _preprocess(  # type: ignore[override]
+        self, images: list[Any], do_resize: bool, size: SizeDict, resample: Any, **kwargs: Any
+    ) -> BatchFeature:
+        """Resize on the CPU what comes from there, image by image, and let the backend do the rest."""
+        on_cpu = {_on_cpu(image) for image in images}
+        if len(on_cpu) > 1:
+            raise ValueError("got images on the CPU together with tensors on an accelerator: move them to one device")
+        if do_resize and on_cpu == {True} and self.resize_with == "pillow":
+            images, do_resize = [self.resize(image, size, resample) for image in images], False
+        tensors = [_as_tensor(image) for image in images]
+        return self._finish(tensors, do_resize=do_resize, size=size, resample=resample, **kwargs)
+
+    @abstractmethod
+    def _finish(self, images: list[torch.Tensor], **kwargs: Any) -> BatchFeature:
+        """Do every step that is left, as transformers' `_preprocess` does all of them."""
 
     def _resized_sides(self, height: int, width: int, size: Any) -> tuple[int, int]:
         """Return (height, width) after the resize, rounded as the sources round."""
@@ -300,26 +317,12 @@ class PlainViTImageProcessor(SourcePreprocessing, TorchvisionBackend):  # type: 
     def _pillow_resizes(self, image: np.ndarray | torch.Tensor) -> bool:
         return self.resize_with == "pillow" and _on_cpu(image) and image.dtype in (np.uint8, torch.uint8)
 
-    def _preprocess(  # type: ignore[override]
-        self,
-        images: list[Any],
-        do_resize: bool,
-        size: SizeDict,
-        resample: Any,
-        device: str | torch.device | None = None,
-        **kwargs: Any,
+    def _finish(
+        self, images: list[torch.Tensor], device: str | torch.device | None = None, **kwargs: Any
     ) -> BatchFeature:
-        """Resize on the CPU what comes from there, image by image; do the rest on `device`."""
-        on_cpu = {_on_cpu(image) for image in images}
-        if len(on_cpu) > 1:
-            raise ValueError("got images on the CPU together with tensors on an accelerator: move them to one device")
-        if do_resize and on_cpu == {True} and self.resize_with == "pillow":
-            images = [self.resize(image, size, resample) for image in images]
-            do_resize = False
-        images = [_as_tensor(image) for image in images]
         if device is not None:
             images = [image.to(device) for image in images]
-        return super()._preprocess(images, do_resize=do_resize, size=size, resample=resample, **kwargs)
+        return TorchvisionBackend._preprocess(self, images, **kwargs)
 
 
 class PlainViTImageProcessorPil(SourcePreprocessing, PilBackend):  # type: ignore[misc]
@@ -349,12 +352,9 @@ class PlainViTImageProcessorPil(SourcePreprocessing, PilBackend):  # type: ignor
     def _pillow_resizes(self, image: np.ndarray | torch.Tensor) -> bool:
         return True
 
-    def _preprocess(  # type: ignore[override]
+    def _finish(  # type: ignore[override]
         self,
-        images: list[Any],
-        do_resize: bool,
-        size: SizeDict,
-        resample: Any,
+        images: list[torch.Tensor],
         do_center_crop: bool,
         crop_size: SizeDict,
         do_pad: bool | None,
@@ -362,12 +362,10 @@ class PlainViTImageProcessorPil(SourcePreprocessing, PilBackend):  # type: ignor
         return_tensors: Any,
         **kwargs: Any,
     ) -> BatchFeature:
-        """Prepare image by image."""
         scaling = {name: kwargs[name] for name in SCALING}
         prepared: Any = []
         for image in images:
-            resized = _as_tensor(self.resize(image, size, resample) if do_resize else image)
-            cropped = self.center_crop(resized, crop_size) if do_center_crop else resized
+            cropped = self.center_crop(image, crop_size) if do_center_crop else image
             prepared.append(self.rescale_and_normalize(cropped, **scaling).detach().numpy())
         if do_pad:
             prepared = self.pad(prepared, pad_size=pad_size)

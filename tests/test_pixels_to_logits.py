@@ -7,7 +7,7 @@ TensorFlow, without antialiasing.
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,31 +229,40 @@ def found(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     return request.getfixturevalue(request.param)
 
 
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("name", [make.__name__ for make in SOURCES])
-def test_a_file_gives_the_pixels_and_the_logits_of_the_source(
-    name: str, file: str, sources: dict[str, Source], found: dict[str, dict[str, Any]], root: Path
-) -> None:
+@pytest.fixture(params=[make.__name__ for make in SOURCES])
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=FILES)
+def file(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def image(file: str, root: Path) -> Iterator[Image.Image]:
     with Image.open(root / "images" / file) as opened:
-        image = opened.convert("RGB")
-    assert torch.equal(found[name][file]["opened"], sources[name].prepare(image))
-    assert difference(found[name][file]["logits"], sources[name].logits(image)) < REORDERED
+        yield opened
+
+
+def test_a_file_gives_the_pixels_and_the_logits_of_the_source(
+    name: str, file: str, image: Image.Image, sources: dict[str, Source], found: dict[str, dict[str, Any]], root: Path
+) -> None:
+    outcome, image = found[name][file], image.convert("RGB")
+    assert torch.equal(outcome["opened"], sources[name].prepare(image))
+    assert difference(outcome["logits"], sources[name].logits(image)) < REORDERED
+    expected = outcome["opened"]
     if name == "of_transformers":  # whose processor decodes a path with torchvision, and turns it
         stock: Any = AutoImageProcessor.from_pretrained(root / "sources" / name)
         expected = stock(str(root / "images" / file), return_tensors="pt").pixel_values[0]
-    else:
-        expected = found[name][file]["opened"]
-    assert torch.equal(found[name][file]["pixels"], expected)
+    assert torch.equal(outcome["pixels"], expected)
 
 
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("name", [make.__name__ for make in SOURCES])
 def test_a_pipeline_answers_as_the_source_does_for_the_image_turned_and_in_rgb(
-    name: str, file: str, sources: dict[str, Source], found: dict[str, dict[str, Any]], root: Path
+    name: str, file: str, image: Image.Image, sources: dict[str, Source], found: dict[str, dict[str, Any]]
 ) -> None:
-    with Image.open(root / "images" / file) as opened:
-        image = ImageOps.exif_transpose(opened).convert("RGB")
-    assert difference(found[name][file]["scores"], sources[name].logits(image)) < REORDERED
+    turned = ImageOps.exif_transpose(image).convert("RGB")
+    assert difference(found[name][file]["scores"], sources[name].logits(turned)) < REORDERED
 
 
 def test_both_processes_compute_the_same_bits(
