@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Container, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -48,6 +49,26 @@ AUTO_MAP = {
 # Those without parameters of their own, which no source has and no initialisation here covers.
 ACTIVATIONS = sorted(ACT2FN.keys() - {"prelu", "xielu"})
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
+
+# The largest count that each field may hold: far above any model (the ViT of 22 billion parameters is 6,144 wide, and
+# DeepNet has 1,000 layers), far below what costs memory before there is a tensor of that size.
+MOST_LAYERS, MOST_PIXELS = 1000, 2**28
+LARGEST = {
+    **dict.fromkeys(("hidden_size", "head_dim", "intermediate_size", "representation_size", "num_channels"), 2**20),
+    **dict.fromkeys(("num_attention_heads", "num_register_tokens"), 2**16),
+    **dict.fromkeys(("num_hidden_layers", "num_branches"), MOST_LAYERS),
+    "num_labels": 500_000,
+}
+MAY_BE_ZERO = ("num_hidden_layers", "num_register_tokens", "num_labels")
+# The least and the largest value of each field that is a number, and what is expected of it.
+RANGES = {
+    "layer_norm_eps": (5e-324, 1, "a small positive number such as 1e-6"),
+    "attention_scale": (5e-324, 1e6, "a positive number such as head_dim ** -0.5"),
+    "initializer_range": (0, 1e6, "a deviation, 0 or more"),
+    "layer_scale_init_value": (-1e6, 1e6, "a number such as 1e-5"),
+    "pixel_mean": (-1e6, 1e6, "a level from 0 to 1 for all channels, or one for each"),
+    "pixel_std": (5e-324, 1e6, "a positive deviation for all channels, or one for each"),
+}
 
 # Keywords that transformers passes, or that it and its Trainer write beside the fields.
 TRANSFORMERS_KEYWORDS = {
@@ -270,13 +291,15 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             self._check_foreign(unknown, version)
         elif unknown:
             raise _no_field(type(self), unknown[0])
-        if (kwargs.get("num_labels") or 0) < 0:
-            raise ValueError(f"num_labels is {kwargs['num_labels']}: expected the number of classes, or 0 for no head")
+        self.check_labels(kwargs.get("num_labels"))
+        self._check_counts()
         self._normalize()
         self._check()
-        self.set_output_features_output_indices(
-            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
-        )
+        stages = {name: kwargs.pop(name, None) for name in ("out_features", "out_indices")}
+        for name, chosen in stages.items():
+            if isinstance(chosen, list | tuple) and len(chosen) > self.num_hidden_layers + 1:
+                raise ValueError(f"{name} names {len(chosen)} stages: there are {self.num_hidden_layers + 1}")
+        self.set_output_features_output_indices(**stages)
         auto_map = {**AUTO_MAP, **(kwargs.pop("auto_map", None) or {})}
         super().__post_init__(**kwargs)
         self.auto_map = auto_map
@@ -299,22 +322,58 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
                 "take it out of the dict or of config.json"
             )
 
+    def check_labels(self, number: Any = None) -> None:
+        """Refuse names of labels that no file can hold, and a number of labels that costs memory: each gets a name.
+
+        Args:
+            number: How many labels there are to be; as many as have names if not given.
+
+        Raises:
+            ValueError: names the label.
+        """
+        most, names = LARGEST["num_labels"], self.id2label
+        if number is not None and (
+            isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= int(number) <= most
+        ):
+            raise ValueError(
+                f"num_labels is {_shown(number)}: expected the number of classes, or 0 for no head, {most} at most"
+            )
+        if names is not None and (not isinstance(names, dict) or len(names) > most):
+            raise ValueError(
+                f"id2label is {_shown(names)}: expected a dict from number to name of a label, with {most} at most"
+            )
+        for key, name in (names or {}).items():
+            if not re.fullmatch("[0-9]{1,9}", str(key)):
+                raise ValueError(f"id2label has the key {_shown(key)}: expected the number of a label")
+            if not isinstance(name, str) or not _is_text(name):
+                raise ValueError(f"id2label names label {key} {_shown(name)}: expected a text")
+
+    def _check_counts(self) -> None:
+        """Refuse counts and sizes that no model has."""
+        for name, most in LARGEST.items():
+            value, least = getattr(self, name), int(name not in MAY_BE_ZERO)
+            if name != "num_labels" and value is not None and not least <= value <= most:
+                expected = f"a positive int, {most} at most" if least else f"0 or more, {most} at most"
+                raise ValueError(f"{name} is {_shown(value)}: expected {expected}")
+        blocks = self.num_hidden_layers * self.num_branches, sum(self.stem_depths[: MOST_LAYERS + 1])
+        if max(*blocks, len(self.stem_depths)) > MOST_LAYERS:
+            raise ValueError(
+                f"num_hidden_layers {self.num_hidden_layers}, num_branches {self.num_branches} and stem_depths "
+                f"{_shown(self.stem_depths)} make more than {MOST_LAYERS} blocks: expected fewer"
+            )
+
     def _normalize(self) -> None:
         """Turn sizes into an int or a tuple, and fill in the width of a head."""
         for name in ("image_size", "patch_size"):
             size = getattr(self, name)
             pair = (size, size) if isinstance(size, int) else tuple(size)
-            if len(pair) != 2 or min(pair) < 1:
-                raise ValueError(f"{name} is {size!r}: expected a positive int or (height, width) in pixels")
+            if len(pair) != 2 or min(pair) < 1 or pair[0] * pair[1] > MOST_PIXELS:
+                raise ValueError(
+                    f"{name} is {_shown(size)}: expected a positive int or (height, width) in pixels, {MOST_PIXELS} "
+                    "pixels at most"
+                )
             setattr(self, name, pair[0] if pair[0] == pair[1] else pair)
         self.stem_depths = tuple(self.stem_depths)
-        for name in ("hidden_size", "num_attention_heads", "head_dim", "intermediate_size", "num_channels",
-                     "num_branches", "representation_size"):  # fmt: skip
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: expected a positive int")
-        for name in ("num_hidden_layers", "num_register_tokens"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: expected 0 or more")
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -333,10 +392,11 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         for name in ("hidden_act", "representation_act"):
             if getattr(self, name) not in ACTIVATIONS:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: expected one of {', '.join(ACTIVATIONS)}")
-        if self.layer_norm_eps <= 0:
-            raise ValueError(f"layer_norm_eps is {self.layer_norm_eps}: expected a small positive number such as 1e-6")
-        if self.initializer_range < 0:
-            raise ValueError(f"initializer_range is {self.initializer_range}: expected a deviation, 0 or more")
+        for name, (least, most, expected) in RANGES.items():
+            value = getattr(self, name)
+            for number in value if isinstance(value, list | tuple) else [value]:
+                if number is not None and not least <= number <= most:  # NaN is between no two numbers
+                    raise ValueError(f"{name} is {_shown(value)}: expected {expected}")
         if self.problem_type not in PROBLEM_TYPES:
             raise ValueError(f"problem_type is {self.problem_type!r}: expected one of {PROBLEM_TYPES}")
         for name in ("pixel_mean", "pixel_std"):
@@ -589,6 +649,25 @@ def _warn_of_foreign(names: Sequence[str], saved: Container[str], version: str |
                 f"this config, saved by {by}, holds {_listed(some)}, which plain-vit {VERSION} does not know: {fate}",
                 stacklevel=1,
             )
+
+
+def _shown(value: Any, longest: int = 80) -> str:
+    """Return a value as one may print it, whoever chose it: cut, and without a number of thousands of digits."""
+    if isinstance(value, int) and not -(10**longest) < value < 10**longest:
+        return f"a number of more than {longest} digits"
+    if isinstance(value, list | tuple | dict) and len(value) > longest:
+        return f"a {type(value).__name__} of {len(value)} entries"
+    text = ascii(value)
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def _is_text(name: str) -> bool:
+    """Tell whether a text can be written to a file, which half of a pair of surrogates cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _listed(names: Sequence[str], most: int = 5, longest: int = 40) -> str:

@@ -10,9 +10,10 @@ Legend: `C` channels, `H W` pixels.
 """
 
 import json
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,12 @@ TORCH_FILTERS = {PILImageResampling.NEAREST, PILImageResampling.BILINEAR, PILIma
 SCALING = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 PIL_MODES = {1: "L", 3: "RGB"}  # channels -> what the sources' loaders convert an opened image to
 DEEP_MODES = {"I", "I;16", "I;16B", "I;16L", "I;16N", "F"}  # more than 8 bits: Pillow's conversion clips them at 255
+
+FLAGS = ("do_convert_rgb", "do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad")
+LAYOUTS = ("data_format", "input_data_format")
+SIZES = ("size", "crop_size", "pad_size")
+LARGEST_NUMBER = 1e6  # of a mean, a deviation or a factor
+MOST_PIXELS = 2**28  # of an image that is made: 16,384 x 16,384
 
 NOT_LEVELS = {"1", "P", "PA"} | DEEP_MODES  # what an image of these modes holds is no level of 0..255
 
@@ -107,20 +114,27 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         if self.resize_with not in RESIZERS:
             raise ValueError(f"resize_with is {self.resize_with!r}: expected one of {RESIZERS}")
         if self.pad_color is not None:
-            self.pad_color = tuple(self.pad_color)
-            if len(self.pad_color) != len(self.image_mean):
+            levels = self.pad_color if isinstance(self.pad_color, list | tuple) else ()
+            self.pad_color = tuple(levels)
+            if len(levels) != len(self.image_mean) or not all(_is_number(level, 0, 255) for level in levels):
                 raise ValueError(
                     f"pad_color is {self.pad_color}: expected one level per channel, {len(self.image_mean)} in all"
                 )
 
     def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Check mean and deviation: they also say how many channels the model has."""
+        """Check every setting; mean and deviation also say how many channels the model has."""
+        for name in SIZES:
+            size = kwargs.get(name)
+            given = dict(size) if isinstance(size, Mapping | SizeDict) else size
+            if not isinstance(given, int | dict | None) and not (isinstance(given, list | tuple) and len(given) == 2):
+                raise ValueError(f"{name} is {given!a:.200}: expected an int, (height, width) or a dict of sides")
         kwargs = super()._standardize_kwargs(**kwargs)
+        check_settings(kwargs)
         mean, std = kwargs["image_mean"], kwargs["image_std"]
-        if not (isinstance(mean, tuple) and isinstance(std, tuple) and len(mean) == len(std) > 0 and all(std)):
+        if not (isinstance(mean, tuple) and isinstance(std, tuple) and len(mean) == len(std) > 0):
             raise ValueError(
                 f"image_mean is {mean} and image_std is {std}: expected two lists with one number per channel of the "
-                "model, the deviations not 0"
+                "model"
             )
         return kwargs
 
@@ -191,7 +205,7 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
     def _pillow_resizes(self, image: np.ndarray | torch.Tensor) -> bool:
         """Whether Pillow resizes this array or tensor, not torch."""
 
-    def _preprocess(  # type: ignore[override]
+    def _preprocess(
         self, images: list[Any], do_resize: bool, size: SizeDict, resample: Any, **kwargs: Any
     ) -> BatchFeature:
         """Resize on the CPU what comes from there, image by image, and let the backend do the rest."""
@@ -229,6 +243,11 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
             )
         if min(sides) < 1:
             raise ValueError(f"an image of {height}x{width} pixels has no pixel left at {sides[0]}x{sides[1]}")
+        if sides[0] * sides[1] > MOST_PIXELS:
+            raise ValueError(
+                f"an image of {height}x{width} pixels would become {sides[0]}x{sides[1]}, and {MOST_PIXELS} pixels are "
+                "made at most: cut it to another ratio first"
+            )
         return sides
 
     def center_crop(self, image: Any, size: SizeDict, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -370,6 +389,52 @@ class PlainViTImageProcessorPil(SourcePreprocessing, PilBackend):  # type: ignor
         if do_pad:
             prepared = self.pad(prepared, pad_size=pad_size)
         return BatchFeature(data={"pixel_values": prepared}, tensor_type=return_tensors)
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of an image processor that no image can be prepared with, whoever wrote them.
+
+    Args:
+        settings: By name, as `to_dict` gives them; what is not there, or None, is passed over.
+
+    Raises:
+        ValueError: names the setting, with what was expected.
+    """
+    numbers, largest = "finite numbers, one per channel", LARGEST_NUMBER
+    wrong = [(name, "True or False") for name in FLAGS if not isinstance(settings.get(name), bool | None)]
+    if not _are_numbers(settings.get("image_mean"), -largest, largest):
+        wrong.append(("image_mean", numbers))
+    if not _are_numbers(settings.get("image_std"), 5e-324, largest):
+        wrong.append(("image_std", f"{numbers}, the deviations not 0 and not below"))
+    if not _are_numbers(settings.get("rescale_factor"), 5e-324, largest):
+        wrong.append(("rescale_factor", "a positive finite number, such as 1/255"))
+    if not (settings.get("resample") is None or _is_whole(settings["resample"], 0, max(PILImageResampling))):
+        wrong.append(("resample", f"the number of a filter of Pillow, 0 to {max(PILImageResampling):d}"))
+    layouts = [None, *(member.value for member in ChannelDimension), *ChannelDimension]
+    wrong += [(name, "channels_first or channels_last") for name in LAYOUTS if settings.get(name) not in layouts]
+    for name in SIZES:
+        sides = dict(settings.get(name) or {})
+        pixels = math.prod(sides.get(side, 1) for side in ("height", "width"))
+        if not all(_is_whole(side, 1, MOST_PIXELS) for side in sides.values()) or pixels > MOST_PIXELS:
+            wrong.append((name, f"positive ints in pixels, {MOST_PIXELS} pixels in all at most"))
+    for name, expected in wrong:
+        raise ValueError(f"{name} is {settings[name]!a:.200}: expected {expected}")
+
+
+def _is_number(value: Any, least: float, most: float) -> bool:
+    """Tell whether this is a number within these; NaN and truth values are none."""
+    kinds = (int, float, np.integer, np.floating)
+    return isinstance(value, kinds) and not isinstance(value, bool) and bool(least <= value <= most)
+
+
+def _are_numbers(value: Any, least: float, most: float) -> bool:
+    """Tell whether this is a number, several, or none at all."""
+    listed = value if isinstance(value, list | tuple) else [value]
+    return value is None or all(_is_number(number, least, most) for number in listed)
+
+
+def _is_whole(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, (int, np.integer)) and _is_number(value, least, most)
 
 
 def open_image(source: str | os.PathLike) -> Image.Image:

@@ -1,8 +1,13 @@
 """The configuration: what it refuses, what it keeps, and the sizes of the paper."""
 
 import copy
+import dataclasses
 import json
+import math
 import pickle
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -15,6 +20,7 @@ from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTMo
 from plain_vit.configuration_plain_vit import AUTO_MAP, PRESETS
 from plain_vit.layers_plain_vit import INITIALIZATIONS, NORMS, PATCH_PREDICTORS, POOLERS, QK_NORMS, STEM_STYLES
 from plain_vit.modeling_plain_vit import ATTENTIONS, LAYERS, MLPS, PATCH_EMBEDDINGS, POSITION_EMBEDDINGS
+from tests.test_writing import in_a_process, kilobytes
 from tests.tiny import VARIATIONS, pixels, tiny_config
 
 # What cannot work, and the words of the error that say what to do instead.
@@ -89,6 +95,18 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"reconstruction_target": "mean_color", "num_channels": 5}, "4 channels at most, not 5"),
     ({"pixel_mean": [0.5, 0.4]}, "one for each of the 3 channels"),
     ({"pixel_std": (0.5, 0.4)}, "one for each of the 3 channels"),
+    ({"pixel_std": 0}, "a positive deviation"),
+    ({"pixel_mean": [0.5, math.nan, 0.5]}, "a level from 0 to 1"),
+    ({"attention_scale": 0.0}, "a positive number"),
+    ({"id2label": {0: "\ud800"}}, r"names label 0 '\\ud800': expected a text"),
+    ({"id2label": {0: 3}}, "names label 0 3: expected a text"),
+    ({"id2label": {"first": "cat"}}, "the key 'first': expected the number"),
+    ({"id2label": ["cat", "dog"]}, "expected a dict"),
+    ({"num_labels": 10**9}, "500000 at most"),
+    ({"num_hidden_layers": 500, "num_branches": 3, "block_type": "branches"}, "more than 1000 blocks"),
+    ({"patch_projection": "resnet", "stem_depths": [1] * 2000}, "a list of 2000 entries make more than 1000 blocks"),
+    ({"image_size": (2**15, 2**14)}, "268435456 pixels at most"),
+    ({"out_indices": [0] * 100_000}, "names 100000 stages: there are 4"),
     ({"out_indices": [4]}, "valid indices"),
     ({"out_features": ["stage4"]}, "subset of stage_names"),
 ]  # fmt: skip
@@ -98,6 +116,38 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_work_is_refused_with_the_remedy(fields: dict[str, Any], remedy: str) -> None:
     with pytest.raises(ValueError, match=remedy):
         tiny_config(**fields)
+
+
+NUMBERS = [field.name for field in dataclasses.fields(PlainViTConfig)
+           if {int, float} & {*get_args(field.type), field.type}]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "num_labels"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e9, 10**400, -(10**9), True, "1", [[1]]], ids=ascii)
+def test_no_field_takes_what_is_no_number_or_beyond_any_model(name: str, value: Any) -> None:
+    with pytest.raises((ValueError, StrictDataclassFieldValidationError)) as caught:
+        PlainViTConfig(**{name: value})
+    assert name in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads its own size from /proc")
+def test_no_number_costs_memory_before_it_is_used(tmp_path: Path) -> None:
+    grown = in_a_process(grown_by_opening, tmp_path, [*NUMBERS, "num_labels"])
+    assert max(grown.values()) < 50, grown  # MB; 10**8 names of stages or labels are gigabytes
+
+
+def grown_by_opening(folder: Path, names: Sequence[str]) -> dict[str, float]:
+    """Return by how many MB this process grows while it opens a config with 10**8 in each field."""
+    grown = {}
+    for name in names:
+        (folder / "config.json").write_text(json.dumps({"model_type": "plain_vit", name: 10**8}))
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+        before = kilobytes("VmRSS")
+        with suppress(ValueError, StrictDataclassFieldValidationError):
+            AutoConfig.from_pretrained(folder)
+        grown[name] = (kilobytes("VmHWM") - before) / 1024
+    return grown
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 import base64
 import http.server
+import math
 import pickle
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -429,6 +432,45 @@ def test_what_is_no_image_is_refused(backend: type, tmp_path: Path) -> None:
 def test_a_setting_that_cannot_work_is_refused(settings: dict, message: str, backend: type) -> None:
     with pytest.raises(ValueError, match=message):
         backend(**settings)
+
+
+# What no file and no caller may ask for: in any setting of numbers, and in one of them.
+ODD: list[Any] = [math.nan, math.inf, -math.inf, True, "1", "false", [[1]], {"height": "7"}, 10**9, 10**400, b"1"]
+ODD_IN: dict[str, list[Any]] = {
+    "image_mean": [], "image_std": [0, -7], "rescale_factor": [0, -7], "resample": [8, -1, 2.5], "pad_color": [-1, 256],
+    "size": [0, -7, {"height": 7, "width": 0}, {"height": 2**15, "width": 2**15}, {"height": math.nan, "width": 7}],
+    "crop_size": [0, -7, {"height": 7, "width": 1e3}, {"height": True, "width": 7}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ODD_IN)
+def test_a_setting_of_numbers_takes_no_others_from_a_file_or_a_caller(name: str, backend: type) -> None:
+    for value in [*ODD, *ODD_IN[name]]:
+        listed = [[0.5, value, 0.5]] if name in ("image_mean", "image_std", "pad_color") else []
+        for odd in [value, *listed]:
+            with pytest.raises((ValueError, TypeError)) as caught:
+                backend(**{name: odd})
+            assert len(str(caught.value)) < 1000
+            if name != "pad_color":  # which a call does not take
+                with pytest.raises((ValueError, TypeError, StrictDataclassError)):
+                    backend()(noise(13, 17, 3), do_center_crop=True, **{name: odd})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["do_resize", "do_rescale", "do_normalize", "do_center_crop", "do_convert_rgb"])
+def test_a_word_is_no_truth_value(name: str, backend: type) -> None:
+    odd: list[Any] = ["false", 0, math.nan, []]
+    for value in odd:
+        with pytest.raises(ValueError, match=f"{name} is .*: expected True or False"):
+            backend(**{name: value})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_image_of_any_ratio_costs_bounded_memory(backend: type) -> None:
+    line = np.zeros((2, 60_000, 3), np.uint8)
+    with pytest.raises(ValueError, match="would become 224x6720000"):
+        backend(size={"shortest_edge": 224})(line)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -909,6 +909,10 @@ def _name_labels(config: PlainViTConfig, labels: Mapping[int, str] | Sequence[st
     if sorted(named) != list(range(config.num_labels or 0)):
         raise CheckpointError(f"id2label names {len(named)} labels: expected {config.num_labels}, numbered from 0")
     config.id2label = named
+    try:
+        config.check_labels()
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
     config.label2id = {name: index for index, name in named.items()}
 
 

@@ -16,6 +16,7 @@ from plain_vit.image_processing_plain_vit import (
     PlainViTImageProcessor,
     PlainViTImageProcessorPil,
     SourcePreprocessing,
+    check_settings,
 )
 
 from .torchvision.architectures import FILES as TORCHVISION_FILES
@@ -72,6 +73,10 @@ def processor_from_timm(
     channels = num_channels or cfg["input_size"][0]
     mean, std = (_per_channel(name, cfg[name], channels) for name in ("mean", "std"))
     height, width = _pair(image_size or cfg["input_size"][-2:])
+    if not 1e-3 <= cfg["crop_pct"] <= 1e3:
+        raise CheckpointError(
+            f"crop_pct is {cfg['crop_pct']}: expected the share of an image that is kept, such as 0.9"
+        )
     scaled = {side: math.floor(pixels / cfg["crop_pct"]) for side, pixels in (("height", height), ("width", width))}
     settings: dict[str, Any] = {"size": scaled, "crop_size": {"height": height, "width": width}, "do_center_crop": True}
     if cfg["crop_mode"] == "squash":
@@ -137,6 +142,7 @@ def processor_from_transformers(
 
     Raises:
         CheckpointError: if neither names an image processor that transformers or plain-vit has.
+        ValueError: for settings that no image can be prepared with.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name, content in (("preprocessor_config.json", preprocessor_config), ("config.json", model_config)):
@@ -144,7 +150,7 @@ def processor_from_transformers(
                 known = {key: value for key, value in content.items() if key != "auto_map"}
                 Path(folder, name).write_text(json.dumps(known), encoding="utf-8")
         try:
-            return AutoImageProcessor.from_pretrained(folder, backend=backend, trust_remote_code=False)
+            processor = AutoImageProcessor.from_pretrained(folder, backend=backend, trust_remote_code=False)
         except (OSError, ValueError) as error:
             named = preprocessor_config.get("image_processor_type") or preprocessor_config.get("feature_extractor_type")
             raise CheckpointError(
@@ -152,6 +158,8 @@ def processor_from_transformers(
                 f"{(model_config or {}).get('model_type')}: expected one of transformers or plain-vit; give the image "
                 f"processor yourself ({str(error).strip().partition(chr(10))[0]})"
             ) from error
+    check_settings(vars(processor))
+    return processor
 
 
 def processor_from_google(image_size: int | Sequence[int], *, backend: str = "torchvision") -> SourcePreprocessing:

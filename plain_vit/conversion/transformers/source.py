@@ -373,7 +373,8 @@ def _labels(config: PreTrainedConfig, num_labels: int) -> dict[str, Any]:
         raise CheckpointError(
             f"the configuration has {config.num_labels} labels, the classifier {num_labels}: correct the former"
         )
-    names = dict(config.id2label or {})  # the other way round is counted anew: files in the wild have texts as numbers
+    # Files in the wild have numbers as names, and texts as numbers the other way round, which is counted anew.
+    names = {index: str(name) for index, name in (config.id2label or {}).items()}
     return {
         "id2label": names,
         "label2id": {name: index for index, name in names.items()},
