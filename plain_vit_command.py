@@ -5,12 +5,14 @@ with transformers: it is left until there is something to do.
 """
 
 import argparse
-import importlib.metadata
+import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "google")
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
@@ -35,31 +37,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, or that of the error's kind (see `plain_vit.errors`).
     """
-    options = parser().parse_args(arguments)
-    for name in options.reads:
-        if (path := missing(getattr(options, name))) is not None:
-            print(f"plain-vit: {path!r} does not exist, and is not a Hub id (user/name)", file=sys.stderr)
-            return NOT_FOUND
     try:
-        from plain_vit import cli
-
-        return cli.run(options)
+        options = parser().parse_args(arguments)
+        for name in options.reads:
+            if (path := missing(getattr(options, name))) is not None:
+                print(f"plain-vit: {path!r} does not exist, and is not a Hub id (user/name)", file=sys.stderr)
+                return NOT_FOUND
+        return with_package(options)
     except KeyboardInterrupt:
         print("plain-vit: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
+def with_package(options: argparse.Namespace) -> int:
+    """Import the package, which takes seconds, and run the command."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if ours := in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave)
+    try:
+        from plain_vit import cli
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    return cli.run(options)
+
+
+def leave(number: int, frame: Any) -> None:
+    """Leave at once: in the middle of an import nothing has begun yet, and an exception may come out as another."""
+    os.write(2, b"plain-vit: interrupted\n")
+    os._exit(INTERRUPTED)
+
+
 def missing(named: Any) -> str | None:
     """Return the first of these paths that does not exist and cannot be the id of a Hub repository."""
     for path in map(str, named if isinstance(named, list) else [named]):
-        if not Path(path).exists() and (not HUB_ID.fullmatch(path) or path.endswith(WEIGHTS)):
+        if not os.path.exists(path) and (not HUB_ID.fullmatch(path) or path.endswith(WEIGHTS)):
             return path
     return None
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    main_parser = argparse.ArgumentParser(
+    main_parser = Parser(
         prog="plain-vit", description="Look into a ViT checkpoint, convert it, prove the numbers equal, and go back."
     )
     main_parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version and exit")
@@ -83,15 +102,17 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("source", help="file, folder or Hub id")
     added.add_argument("out", type=Path, nargs="?", help="new or empty folder; may be left out with --push")
     added.add_argument("--no-verify", action="store_true", help="do not compare with the source's own package")
-    added.add_argument("--force", action="store_true", help="replace what OUT holds")
+    added.add_argument("--force", action="store_true", help="replace OUT; a folder with other files is kept beside")
     added.add_argument("--push", metavar="REPO", help="send the folder to this repository on the Hub (user/name)")
     added.add_argument("--private", action="store_true", help="make that repository private")
     add_hints(added)
 
-    text = "print the largest difference between two checkpoints, stage by stage"
+    text = "print the largest difference between two checkpoints, stage by stage, and fail where it is too large"
     added = command("verify", text, "vit_b_16-c867db91.pth vit-b-16", ["a", "b"])
     added.add_argument("a", help="file, folder or Hub id; the options describe this one")
     added.add_argument("b", help="file, folder or Hub id")
+    allowed = "largest difference that passes, as a share of the largest value of its stage: 1e-5 if not given"
+    added.add_argument("--tolerance", type=share, metavar="SHARE", help=allowed)
     add_hints(added)
 
     text = "write a checkpoint in another package's own layout"
@@ -103,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
     dropped = "leave out a part that no output reads and the target has no place for: mask_token"
     added.add_argument("--drop", action="append", default=[], metavar="PART", help=dropped)
     added.add_argument("--no-image-processor", action="store_true", help="write the model alone")
-    added.add_argument("--force", action="store_true", help="replace what OUT holds")
+    added.add_argument("--force", action="store_true", help="replace OUT; a folder with other files is kept beside")
     add_hints(added)
 
     command("env", "print the versions of what is installed, and the machine, to report a fault with", "")
@@ -169,10 +190,19 @@ def add_hints(command: argparse.ArgumentParser) -> None:
     known.add_argument("--revision", help="branch, tag or commit of a Hub repository")
 
 
+class Parser(argparse.ArgumentParser):
+    """Prints its errors in printable characters, whatever was typed or expanded from the names of files."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error("".join(char if char.isprintable() else ascii(char)[1:-1] for char in message[:1000]))
+
+
 class ShowVersion(argparse.Action):
     """Prints the version of the installed package, which is looked up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
+        import importlib.metadata  # which takes a third of the time that printing the help does
+
         print(f"plain-vit {importlib.metadata.version('plain-vit')}")
         parser.exit()
 
@@ -183,6 +213,14 @@ def size(text: str) -> int | tuple[int, int]:
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise ValueError(text)
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def share(text: str) -> float:
+    """Read a share, 0 or more."""
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise ValueError(text)
+    return number
 
 
 def number_or_word(text: str) -> float | str:

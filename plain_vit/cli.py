@@ -1,10 +1,12 @@
 """What the commands of `plain-vit` do; `plain_vit_command.py` has their words and their help."""
 
 import argparse
-import json
+import io
+import os
 import shutil
 import sys
 import traceback
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,20 +14,43 @@ from typing import Any
 
 from plain_vit_command import HINTS, main
 
-from .errors import CheckpointError, OutputExistsError, PlainViTError, printable
+from .errors import (
+    CheckpointError,
+    OutputExistsError,
+    PlainViTError,
+    UnsafeFileError,
+    VerificationError,
+    in_bytes,
+    printable,
+)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command that was parsed, and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a letter gets its number
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        COMMANDS[options.command](options)
-    except PlainViTError as error:
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning
+            COMMANDS[options.command](options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as by `| head`: nobody reads any more, and nothing is wrong
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PlainViTError.exit_code
+    except (PlainViTError, OSError, MemoryError) as error:
         if options.debug:
             traceback.print_exc()
         else:
-            print(f"plain-vit: {type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
+            words = "there is not enough memory" if isinstance(error, MemoryError) else printable(str(error))
+            print(f"plain-vit: {type(error).__name__}: {words}", file=sys.stderr)
+        return error.exit_code if isinstance(error, PlainViTError) else PlainViTError.exit_code
     return 0
+
+
+def show_warning(message: Warning | str, *where: Any, **others: Any) -> None:
+    """Print a warning without the line of code that gave it."""
+    print(f"plain-vit: {printable(str(message))}", file=sys.stderr)
 
 
 def inspect(options: argparse.Namespace) -> None:
@@ -62,19 +87,36 @@ def convert(options: argparse.Namespace) -> None:
 
 
 def verify(options: argparse.Namespace) -> None:
-    """Print how far two checkpoints are apart."""
+    """Print how far two checkpoints are apart, and fail where that is more than the tolerance."""
     from .conversion import from_checkpoint
-    from .conversion.parity import compare_models, probe_images
+    from .conversion.api import TOLERANCE, free_memory
+    from .conversion.parity import compare_models, memory_of_probing, probe_images
 
-    a = from_checkpoint(options.a, **hints_of(options))
-    b = from_checkpoint(options.b)
-    differences = compare_models(a.model, b.model, probe_images(a.report.config))
+    names = options.a, options.b
+    opened = from_checkpoint(options.a, **hints_of(options)), from_checkpoint(options.b)
+    configs = [each.report.config for each in opened]
+    for size in ("image_shape", "num_channels", "num_labels"):
+        a, b = (getattr(config, size) for config in configs)
+        if a != b:
+            raise VerificationError(f"{size} of {names[0]} is {a}, of {names[1]} {b}: these are different models")
+    if (needed := max(map(memory_of_probing, configs))) > (free := free_memory()):
+        raise UnsafeFileError(f"comparing takes {in_bytes(needed)} of memory, and {in_bytes(free)} are free")
+    differences = compare_models(opened[0].model, opened[1].model, probe_images(configs[0]))
     print(f"{'stage':12} {'max |a - b|':>12} {'max |a|':>12} {'share':>12}")
     for stage in differences:
         print(f"{stage.stage:12} {stage.difference:12.2e} {stage.scale:12.2e} {stage.relative:12.2e}")
-    for name, opened in ((options.a, a), (options.b, b)):
-        if opened.report.unproven:
-            lines = [f"  {inference}" for inference in opened.report.unproven]
+    tolerance = TOLERANCE if options.tolerance is None else options.tolerance
+    if beyond := [stage for stage in differences if not stage.relative <= tolerance]:  # NaN is no number within it
+        first, (a_dtype, b_dtype) = beyond[0], (each.model.dtype for each in opened)
+        dtypes = "" if a_dtype == b_dtype else f" (the dtypes differ, {a_dtype} and {b_dtype})"
+        raise VerificationError(
+            f"they differ: {first.stage} by {first.relative:.1e} of its largest value, and {tolerance:.0e} is allowed"
+            f"{dtypes}; --tolerance allows more"
+        )
+    print(f"equal: no stage differs by more than {tolerance:.0e} of its largest value")
+    for name, each in zip(names, opened, strict=True):
+        if each.report.unproven:
+            lines = [f"  {inference}" for inference in each.report.unproven]
             print(printable("\n".join([f"not proven by this, as no tensor of {name} shows it:", *lines])))
 
 
@@ -152,15 +194,22 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
     Raises:
         CheckpointError: It cannot be read, or holds something else.
     """
+    from .files.containers import parse_json
+    from .files.reading import read_small_file
+
+    content = read_small_file(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        names = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        names = (
+            parse_json(content, str(path), (dict, list)) if path.suffix == ".json" else content.decode().splitlines()
+        )
         if isinstance(names, dict):
             names = {int(number): name for number, name in names.items()}
-    except (OSError, ValueError) as error:
+    except CheckpointError:
+        raise
+    except ValueError as error:
         raise CheckpointError(f"{path} cannot be read as names of labels: {error}") from error
     listed = list(names.values()) if isinstance(names, dict) else names
-    if not isinstance(listed, list) or not all(isinstance(name, str) and name.strip() for name in listed):
+    if not all(isinstance(name, str) and name.strip() for name in listed):
         raise CheckpointError(f"{path} holds more than names: expected a list, an object from number to name, or lines")
     return names
 

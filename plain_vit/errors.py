@@ -130,7 +130,7 @@ class ExportError(PlainViTError, ValueError):
 
 
 class VerificationError(PlainViTError):
-    """The converted model and its source gave different numbers."""
+    """Two models gave different numbers, such as a converted one and its source, or are of different sizes."""
 
     exit_code = 9
 
@@ -208,7 +208,16 @@ class PreparedModelError(PlainViTError, RuntimeError):
     exit_code = 17
 
 
-def _listed(values: Sequence[object]) -> str:
+def in_bytes(count: float) -> str:
+    """Return a number of bytes with a unit in which it is not 0.0."""
+    for unit in ("bytes", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def listed(values: Sequence[object]) -> str:
     """Return the first values, quoted where they are text, and the count of the rest."""
     rest = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
     return ", ".join(repr(value) for value in values[:SHOWN]) + rest
@@ -216,7 +225,7 @@ def _listed(values: Sequence[object]) -> str:
 
 def _argument_lines(candidates: Mapping[str, Sequence[object]]) -> list[str]:
     return [
-        f"  {argument}= one of {_listed(values)}" if values else f"  {argument}= which the tensors do not show at all"
+        f"  {argument}= one of {listed(values)}" if values else f"  {argument}= which the tensors do not show at all"
         for argument, values in candidates.items()
     ]
 

@@ -214,6 +214,14 @@ WRITING = {
                "test_writing.py::test_interrupted_from_the_keyboard_nothing_is_left_beside_the_target"),
     "a second writer": ("OutputError", "test_writing.py::test_a_second_writer_is_turned_away_until_the_first_is_gone"),
     "a folder that may not be written": ("OutputError", "test_writing.py::test_a_read_only_folder_is_a_clear_error"),
+    "`--force` on a folder that holds a thesis, other people's weights or an edited page": (
+        "replaced, and kept beside under another name",
+        "test_writing.py::test_force_keeps_a_folder_that_holds_what_plain_vit_did_not_write"),
+    "`kill -9` meanwhile": (
+        "every file is there", "test_writing.py::test_killed_while_a_folder_is_kept_every_thesis_survives"),
+    "a name as long as the file system takes": (
+        "written; one byte more is an OutputError",
+        "test_writing.py::test_a_name_as_long_as_a_file_system_takes_is_written_and_recovered"),
     "an output that is in use": (
         "OutputExistsError", "test_cli.py::test_an_output_in_use_is_refused_before_any_work_and_stays"),
 }  # fmt: skip
@@ -243,6 +251,30 @@ ENVIRONMENT = {
         "MissingPackageError", "test_extras.py::test_every_module_and_script_says_in_one_line_what_is_missing"),
     "a folder is named like the missing package": (
         "MissingPackageError", "test_extras.py::test_a_folder_of_the_packages_name_is_not_the_package"),
+}  # fmt: skip
+
+
+COMMAND = {
+    "two models of other sizes, NaN, or a difference above `--tolerance`": (
+        "VerificationError", "test_cli.py::test_verify_of_models_of_other_sizes_is_a_verdict"),
+    "`--labels` of a device, a pipe, a folder": (
+        "CheckpointError", "test_cli.py::test_what_is_no_ordinary_file_is_read_by_no_option"),
+    "labels that are no JSON, no UTF-8, no names, or half a character": (
+        "CheckpointError", "test_cli.py::test_odd_names_of_labels_are_refused"),
+    "names of files that no file system takes": (
+        "CheckpointError", "test_cli.py::test_a_name_that_cannot_be_is_no_fault"),
+    "Ctrl-C while the package is imported": (
+        "one line, exit code 130", "test_cli.py::test_an_interrupt_while_the_package_is_imported_is_one_line"),
+    "no memory, no permission, a full output": (
+        "one line, exit code 1", "test_cli.py::test_what_the_system_refuses_is_one_line"),
+    "a terminal without the letters, a reader who leaves (`\\| head`)": (
+        "no fault", "test_cli.py::test_a_terminal_without_a_letter_and_a_reader_who_leaves_are_no_faults"),
+    "NaN, infinity, truth values, texts or 10**9 in a config": (
+        "ValueError", "test_configuration.py::test_no_field_takes_what_is_no_number_or_beyond_any_model"),
+    "a count in a config that would cost memory": (
+        "ValueError", "test_configuration.py::test_no_number_costs_memory_before_it_is_used"),
+    "the same in an image processor": (
+        "ValueError", "test_image_processing.py::test_a_setting_of_numbers_takes_no_others_from_a_file_or_a_caller"),
 }  # fmt: skip
 
 
@@ -282,6 +314,10 @@ def page() -> str:
         "Beside the lists, files and settings are mutated at random (`tests/test_hostile_files.py`,",
         "`tests/test_fuzzed_models.py`; a thousand of each kind in the slow suite): they open with the numbers they",
         "hold, or get one of these errors.",
+        "",
+        "## On the command line, and in settings",
+        "",
+        *elsewhere(COMMAND),
         "",
         "## While writing",
         "",

@@ -6,11 +6,16 @@ import getpass
 import importlib.metadata
 import os
 import platform
+import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,14 +23,23 @@ import vit_pytorch
 from transformers import AutoModelForImageClassification
 
 import plain_vit
-from plain_vit import cli
+from plain_vit import PlainViTForImageClassification, cli
 from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint
 from plain_vit.conversion.format import Hints
-from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, MappingError, OutputExistsError, PlainViTError
+from plain_vit.errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    HubError,
+    MappingError,
+    OutputExistsError,
+    PlainViTError,
+    VerificationError,
+)
 from plain_vit.training.glyphs import CHARACTERS
 from plain_vit_command import HINTS, parser
 from tests.conftest import randomize_
+from tests.tiny import tiny_config
 
 
 @pytest.fixture
@@ -80,13 +94,82 @@ def test_verify_finds_the_first_stage_that_differs(
         foreign.transformer.layers[1][1].net[1].bias += 1
     torch.save(foreign.state_dict(), checkpoint)
     capsys.readouterr()
-    assert main(["verify", str(checkpoint), str(tmp_path / "a"), *SAID]) == 0
-    table, _, unproven = capsys.readouterr().out.partition("not proven by this")
-    shares = {line[:12].strip(): float(line.split()[-1]) for line in table.splitlines()[1:]}
-    assert "num_attention_heads = 3, from the caller" in unproven
+    assert main(["verify", str(checkpoint), str(tmp_path / "a"), *SAID]) == VerificationError.exit_code
+    printed = capsys.readouterr()
+    shares = {line[:12].strip(): float(line.split()[-1]) for line in printed.out.splitlines()[1:]}
+    assert "they differ: layer 2 by" in printed.err
     assert shares["embeddings"] == shares["layer 1"] == 0
     assert shares["layer 2"] > 1e-3
     assert shares["logits"] > 1e-3
+
+
+def test_verify_says_that_two_are_equal_and_what_that_does_not_prove(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["convert", str(checkpoint), str(tmp_path / "a"), "--no-verify", *SAID]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(checkpoint), str(tmp_path / "a"), *SAID]) == 0
+    _, _, verdict = capsys.readouterr().out.partition("equal: no stage differs by more than 1e-05")
+    assert "num_attention_heads = 3, given by the caller" in verdict or "num_attention_heads = 3, from" in verdict
+
+
+def test_verify_allows_what_is_asked_for_and_no_more(
+    foreign: torch.nn.Module, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["convert", str(checkpoint), str(tmp_path / "a"), "--no-verify", *SAID]) == 0
+    with torch.no_grad():
+        foreign.mlp_head.bias += 0.01
+    torch.save(foreign.state_dict(), checkpoint)
+    words = ["verify", str(checkpoint), str(tmp_path / "a"), *SAID]
+    assert main(words) == VerificationError.exit_code
+    assert "they differ: logits by" in capsys.readouterr().err
+    assert main([*words, "--tolerance", "1e-6"]) == VerificationError.exit_code
+    assert main([*words, "--tolerance", "0.5"]) == 0
+    for wrong in ("nan", "inf", "-1", "much"):
+        with pytest.raises(SystemExit) as stopped:
+            main([*words, f"--tolerance={wrong}"])
+        assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ({"image_size": (32, 56)}, "image_shape of .* is .24, 56., of .* .32, 56.: these are different models"),
+        ({"num_channels": 4}, "num_channels of .* is 3, of .* 4"),
+        ({"num_labels": 8}, "num_labels of .* is 7, of .* 8"),
+        ({"num_labels": 0}, "num_labels of .* is 7, of .* 0"),
+        ({"num_hidden_layers": 2}, "they differ: .* by"),
+        ({"hidden_size": 45}, "they differ: logits by"),
+        ({"patch_size": (8, 28)}, "they differ: logits by"),
+    ],
+)  # fmt: skip
+def test_verify_of_models_of_other_sizes_is_a_verdict(
+    fields: dict[str, Any], says: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for name, sizes in {"a": {}, "b": fields}.items():
+        config = tiny_config(**sizes)
+        randomize_(PlainViTForImageClassification(config), len(name)).save_pretrained(tmp_path / name)
+    refusals = []
+    for words in (("a", "b"), ("b", "a")):
+        capsys.readouterr()
+        assert main(["verify", *(str(tmp_path / word) for word in words)]) == VerificationError.exit_code
+        printed = capsys.readouterr().err
+        assert printed.startswith("plain-vit: VerificationError: ")
+        assert "Traceback" not in printed
+        refusals.append(printed)
+    assert re.search(says, refusals[0])
+
+
+def test_verify_takes_nan_for_no_number(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    model: Any = randomize_(PlainViTForImageClassification(tiny_config()))
+    model.save_pretrained(tmp_path / "a")
+    with torch.no_grad():
+        model.classifier.weight.fill_(3e38)  # finite, as a checkpoint has to be; the logits are not
+    model.save_pretrained(tmp_path / "b")
+    for words in (("a", "b"), ("b", "a"), ("b", "b")):
+        code = main(["verify", *(str(tmp_path / word) for word in words), "--tolerance", "1e30"])
+        assert code == VerificationError.exit_code
+        assert re.search("logits by (nan|inf)", capsys.readouterr().err)
 
 
 def test_export_gives_the_source_back_bit_for_bit(foreign: torch.nn.Module, checkpoint: Path, tmp_path: Path) -> None:
@@ -104,12 +187,32 @@ def test_an_output_in_use_is_refused_before_any_work_and_stays(checkpoint: Path,
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
-def test_force_replaces_a_whole_model_folder(checkpoint: Path, tmp_path: Path) -> None:
-    assert main(["convert", str(checkpoint), str(tmp_path / "out"), *SAID]) == 0
-    (tmp_path / "out" / "stale.txt").write_text("of the old model")
-    assert main(["convert", str(checkpoint), str(tmp_path / "out"), "--force", *SAID]) == 0
-    assert not (tmp_path / "out" / "stale.txt").exists()
+def test_force_replaces_a_model_folder_and_keeps_what_else_was_in_it(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = ["convert", str(checkpoint), str(tmp_path / "out"), *SAID]
+    assert main(words) == 0
+    assert main([*words, "--force"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign.pt", "out"]
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    capsys.readouterr()
+    with warnings.catch_warnings(action="default"):
+        assert main([*words, "--force"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "thesis" in line]
+    assert said == [f"plain-vit: {tmp_path}/out held what plain-vit did not write ('thesis.tex'): all that it held is "
+                    f"kept as {tmp_path}/out.kept-1"]  # fmt: skip
+    assert (tmp_path / "out.kept-1" / "thesis.tex").read_text() == "years of work"
+    from_checkpoint(tmp_path / "out.kept-1")
     from_checkpoint(tmp_path / "out")
+
+
+def test_force_keeps_a_thesis_beside_a_config_of_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text("{}")
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with warnings.catch_warnings(action="ignore"):
+        assert main(["convert", str(checkpoint), str(tmp_path / "out"), "--force", *SAID]) == 0
+    assert (tmp_path / "out.kept-1" / "thesis.tex").read_text() == "years of work"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +297,115 @@ def test_every_option_has_a_help_and_every_command_an_example() -> None:
 def test_the_options_are_the_hints() -> None:
     names = {field.name for field in dataclasses.fields(Hints)}
     assert set(HINTS) == names | {"format", "revision"}
+
+
+def test_an_interrupt_while_the_package_is_imported_is_one_line(tmp_path: Path) -> None:
+    program = (
+        "import sys, plain_vit_command as c; print('here', flush=True); sys.exit(c.main(['inspect', 'user/name']))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(plain_vit.__file__).parents[1])}
+    for seconds in (0.05, 0.6, 1.7):
+        child = subprocess.Popen(
+            [sys.executable, "-c", program], cwd=tmp_path, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert child.stdout is not None
+        assert child.stdout.readline() == "here\n"
+        time.sleep(seconds)
+        child.send_signal(signal.SIGINT)
+        assert child.communicate()[1] == "plain-vit: interrupted\n"
+        assert child.returncode == 130
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [(MemoryError(), 1), (OSError(36, "File name too long", "\x1b[31mred"), 1), (PermissionError(13, "no", "x"), 1)],
+)
+def test_what_the_system_refuses_is_one_line(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def failing(options: argparse.Namespace) -> None:
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "inspect", failing)
+    assert main(["inspect", "user/name"]) == code
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"plain-vit: {type(error).__name__}: ")
+    assert printed.count("\n") == 1
+    assert printed[:-1].isprintable()
+
+
+def test_a_terminal_without_a_letter_and_a_reader_who_leaves_are_no_faults(
+    checkpoint: Path, foreign: torch.nn.Module, tmp_path: Path
+) -> None:
+    (tmp_path / "labels.txt").write_text("\n".join(f"猫 {i}" for i in range(11)), encoding="utf-8")
+    words = (
+        f"inspect {shlex.quote(str(checkpoint))} {shlex.join(SAID)} --labels {shlex.quote(str(tmp_path))}/labels.txt"
+    )
+    command = shlex.quote(str(Path(sys.executable).with_name("plain-vit")))
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(plain_vit.__file__).parents[1])}
+    renamed = checkpoint.rename(tmp_path / "猫.pt")
+    words = words.replace(str(checkpoint), str(renamed))
+    for line in (f"{command} {words}", f"{command} {words} | true"):
+        done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stderr == ""
+        assert line.endswith("true") or "\\u732b.pt" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name, content, says",
+    [
+        ("labels.json", b'{"0": "a"', "not JSON"),
+        ("labels.json", b'"a"', "no|not a JSON object or list but str"),
+        ("labels.json", b'["a", "\\ud800"]', "half a character"),
+        ("labels.json", b'["a", 3]', "holds more than names"),
+        ("labels.json", b'["a", " "]', "holds more than names"),
+        ("labels.json", b'{"a": "b"}', "cannot be read as names of labels"),
+        ("labels.json", b'{"' + b"9" * 5000 + b'": "b"}', "cannot be read as names of labels"),
+        ("labels.json", b"[" * 100_000, "not JSON"),
+        ("labels.json", b"[" + b"1," * 600_000 + b"1]", "braces, brackets and commas"),
+        ("labels.txt", b"a\xff\nb", "cannot be read as names of labels"),
+        ("labels.txt", b"a\n\n\nb", "holds more than names"),
+        ("labels.txt", bytes(20_000_000), "20000000 bytes; at most"),
+        ("labels.txt", b"a\nb\nc", "names 3 labels: expected 11"),
+    ],
+)
+def test_odd_names_of_labels_are_refused(
+    name: str, content: bytes, says: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert main(["inspect", str(checkpoint), *SAID, "--labels", str(tmp_path / name)]) in (3, 4)
+    assert re.search(says, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("made", ["device", "pipe", "folder", "link to a device", "nothing", "no right to read"])
+def test_what_is_no_ordinary_file_is_read_by_no_option(
+    made: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    place = tmp_path / "labels.txt"
+    if made == "device":
+        place = Path("/dev/zero")
+    elif made == "pipe":
+        os.mkfifo(place)
+    elif made == "folder":
+        place.mkdir()
+    elif made == "link to a device":
+        place.symlink_to("/dev/zero")
+    elif made == "no right to read":
+        if os.geteuid() == 0:
+            pytest.skip("whoever runs this may read everything")
+        place.touch(0o000)
+    assert main(["inspect", str(checkpoint), *SAID, "--labels", str(place)]) == CheckpointError.exit_code
+    assert re.search("no ordinary file|cannot be read", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "~nobody-of-this-name/vit.pt", "a/" * 3000])
+def test_a_name_that_cannot_be_is_no_fault(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", name]) == CheckpointError.exit_code or main(["inspect", name]) == HubError.exit_code
+    assert "Traceback" not in capsys.readouterr().err
+    with pytest.raises(PlainViTError):
+        from_checkpoint(name)
 
 
 def test_an_interrupted_command_says_so_in_one_line(

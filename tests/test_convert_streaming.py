@@ -162,10 +162,10 @@ def test_a_verification_that_does_not_fit_in_memory_is_skipped_and_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, hints = old_file_of_lucidrains(tmp_path / "file")
-    monkeypatch.setattr(api, "_free_memory", lambda: 1000)
+    monkeypatch.setattr(api, "free_memory", lambda: 1000)
     (tmp_path / "out").mkdir()
     converted = convert_checkpoint(path, tmp_path / "out", **hints)
-    assert "not verified: 0.0 GB of memory are not free" in str(converted.report)
+    assert "of memory, and 1.0 KB are free" in str(converted.report)
     assert converted.report.differences is None
     from_checkpoint(tmp_path / "out")
 

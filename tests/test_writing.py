@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -43,7 +45,7 @@ def write_version(target: Path, version: int, force: bool = True) -> None:
     """Write a folder of shards and a configuration that all tell the same version."""
     with staged_folder(target, force=force) as folder:
         save_state_dict(some_tensors(version), folder / "model.safetensors", max_shard_size="300KB", progress=False)
-        (folder / "config.json").write_text(json.dumps({"version": version}))
+        (folder / "config.json").write_text(json.dumps({"model_type": "plain_vit", "version": version}))
 
 
 def version_of(target: Path) -> int:
@@ -97,11 +99,116 @@ def test_a_folder_appears_whole_and_with_nothing_beside_it(tmp_path: Path) -> No
 def test_force_replaces_the_whole_folder_and_mixes_nothing(tmp_path: Path) -> None:
     target = tmp_path / "model"
     write_version(target, 1)
-    (target / "notes.txt").write_text("of version 1")
+    (target / "preprocessor_config.json").write_text("of version 1")
     write_version(target, 2)
     assert version_of(target) == 2
-    assert not (target / "notes.txt").exists()
+    assert not (target / "preprocessor_config.json").exists()
     assert beside(target) == []
+
+
+def thesis(target: Path) -> None:
+    (target / "thesis.tex").write_text("years of work")
+
+
+def thesis_below(target: Path) -> None:
+    (target / "data").mkdir()
+    thesis(target / "data")
+
+
+def config_of_others(target: Path) -> None:
+    (target / "config.json").write_text("{}")
+    thesis(target)
+
+
+def downloaded(target: Path) -> None:
+    (target / "config.json").write_text(json.dumps({"model_type": "vit", "version": 1}))
+
+
+def own_page(target: Path) -> None:
+    (target / "README.md").write_text("# What I found out in three years")
+
+
+def link_to_weights(target: Path) -> None:
+    (target.parent / "elsewhere").mkdir()
+    shard = next(target.glob("model-00001-*"))
+    shard.rename(target.parent / "elsewhere" / "a.safetensors")
+    shard.symlink_to(target.parent / "elsewhere" / "a.safetensors")
+
+
+FOREIGN = [thesis, thesis_below, config_of_others, downloaded, own_page, link_to_weights]
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+@pytest.mark.parametrize("add", FOREIGN, ids=lambda add: add.__name__)
+def test_force_keeps_a_folder_that_holds_what_plain_vit_did_not_write(
+    add: Callable[[Path], None], swaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "model"
+    write_version(target, 1)
+    add(target)
+    held = {path.relative_to(target): path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    if not swaps:
+        monkeypatch.setattr(writing, "_exchange", lambda one, other: False)
+    with pytest.warns(UserWarning, match=rf"{target} held what plain-vit did not write \('.*'\).* is kept as .*kept-1"):
+        write_version(target, 2)
+    assert version_of(target) == 2
+    kept = tmp_path / "model.kept-1"
+    assert {path.relative_to(kept): path.read_bytes() for path in kept.rglob("*") if path.is_file()} == held
+    assert [name for name in beside(target) if name != "elsewhere"] == ["model.kept-1"]
+    thesis(target)
+    with pytest.warns(UserWarning, match="kept-2"):
+        write_version(target, 3)
+    assert (tmp_path / "model.kept-2" / "thesis.tex").read_text() == "years of work"
+
+
+def rewrite_a_thesis_for_ever(target: Path, started: Any) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    warnings.simplefilter("ignore")
+    while True:
+        (target / f"thesis-{started.value + 1}.tex").write_text("years of work")
+        started.value += 1
+        write_version(target, started.value)
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_killed_while_a_folder_is_kept_every_thesis_survives(
+    swaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not swaps:
+        monkeypatch.setattr(writing, "_exchange", lambda one, other: False)
+    target, rng = tmp_path / "model", random.Random(7)
+    write_version(target, 1)
+    begun = processes.Value("i", 0, lock=False)
+    for _ in range(10):
+        before = begun.value
+        child = processes.Process(target=rewrite_a_thesis_for_ever, args=(target, begun), daemon=True)
+        child.start()
+        while begun.value < before + 2 and child.is_alive():
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.1))
+        child.kill()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        recover(target)
+        theses = {path.name for path in tmp_path.glob("model*/thesis-*.tex") if path.read_text() == "years of work"}
+        assert theses >= {f"thesis-{number}.tex" for number in range(1, begun.value + 1)}
+
+
+def test_a_name_as_long_as_a_file_system_takes_is_written_and_recovered(tmp_path: Path) -> None:
+    for name in ("m" * 255, "模" * 85, "m" * 243 + ".safetensors"):
+        target = tmp_path / name
+        write_version(target, 1)
+        thesis(target)
+        with pytest.warns(UserWarning, match="kept-1"):
+            write_version(target, 2)
+        assert version_of(target) == 2
+        (kept,) = beside(target)
+        assert (tmp_path / kept / "thesis.tex").exists()
+        shutil.rmtree(tmp_path / kept)
+        shutil.rmtree(target)
+    with pytest.raises(OutputError, match="File name too long"):
+        write_version(tmp_path / ("m" * 256), 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_empty_folder_is_taken_as_the_target(tmp_path: Path) -> None:
@@ -220,7 +327,7 @@ def test_a_full_disk_leaves_what_was_there(limit: int, tmp_path: Path) -> None:
 
 def test_too_little_room_is_known_before_anything_is_written(tmp_path: Path) -> None:
     huge = {"a": torch.empty(2**50, device="meta")}
-    with pytest.raises(OutputError, match="GB are free"):
+    with pytest.raises(OutputError, match=r"needs 4503599\.6 GB, and .* are free"):
         save_state_dict(huge, tmp_path / "model.safetensors", progress=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -340,7 +447,7 @@ def interrupted_at_step(step: int, target: Path) -> bool:
     sys.settrace(trace)
     try:
         with staged_folder(target, force=True) as folder:
-            (folder / "config.json").write_text(str(step))
+            (folder / "config.json").write_text(json.dumps({"model_type": "plain_vit", "step": step}))
     except KeyboardInterrupt:
         pass
     finally:
@@ -351,12 +458,12 @@ def interrupted_at_step(step: int, target: Path) -> bool:
 def test_interrupted_at_every_step_of_the_guard_nothing_is_left_beside_the_target(tmp_path: Path) -> None:
     target, step = tmp_path / "model", 1
     target.mkdir()
-    (target / "config.json").write_text("0")
+    (target / "config.json").write_text(json.dumps({"model_type": "plain_vit", "step": 0}))
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         while interrupted_at_step(step, target):
             assert beside(target) == [], step
-            assert int((target / "config.json").read_text()) <= step
+            assert json.loads((target / "config.json").read_text())["step"] <= step
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, step
             step += 1
     finally:

@@ -31,6 +31,7 @@ from ..errors import (
     PlainViTError,
     UnknownFormatError,
     VerificationError,
+    in_bytes,
     printable,
 )
 from ..files.containers import LazyTensors
@@ -41,7 +42,7 @@ from .engine import Row, convert, ignored_names, revert, sources_of, stream
 from .format import EXPECTED, UNPROVEN, UNSEEN, Description, Format, Hints, Inference, unheeded
 from .google import GOOGLE
 from .live_modules import find_model, unknown_hints
-from .parity import StageDifference, compare_models, probe_images
+from .parity import StageDifference, compare_models, memory_of_probing, probe_images
 from .preprocessing import processor_from_transformers
 from .recognition import recognise, require
 from .reference import Reference
@@ -519,9 +520,9 @@ class _Recipe:
         # Theirs as it is built and what it is then given, and ours; of another dtype, both again in float32.
         dtypes = {entry.dtype for entry in self.tensors.entries.values()}
         parameters = sum(parameter.numel() for parameter in self.whole.parameters())
-        needed = 4 * parameters * (3 if dtypes == {torch.float32} else 5)
-        if needed > _free_memory():
-            return f"{needed / 1e9:.1f} GB of memory are not free"
+        needed = 4 * parameters * (3 if dtypes == {torch.float32} else 5) + memory_of_probing(self.description.config)
+        if (free := free_memory()) < needed:
+            return f"it takes {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
         # A release that is not installed may differ from the installed one in names and axes of tensors alone.
         reasons = []
         try:
@@ -934,7 +935,7 @@ def _verified(converted: Converted, recipe: _Recipe, theirs: SourceModule | str)
     return replace(converted, report=report)
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Return the bytes that a process can still take, as far as the system says."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

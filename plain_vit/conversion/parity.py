@@ -5,6 +5,7 @@ Both models see the same images; hooks catch what flows into each block, so the 
 Shapes: `B` batch, `C` channels, `H W` pixels, `N` patches, `L` tokens, `D` hidden size.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 from ..configuration_plain_vit import PlainViTConfig
+from ..errors import VerificationError
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,18 @@ def probe_images(config: PlainViTConfig, seed: int = 0) -> torch.Tensor:
     return noise * torch.tensor([1.0, 1e-3, 10.0]).view(3, 1, 1, 1)
 
 
+def memory_of_probing(config: PlainViTConfig) -> int:
+    """Return about how many bytes it takes to run two models on the probes and to keep what every stage computes.
+
+    Args:
+        config: Of either model.
+    """
+    tokens = math.prod(config.grid_size) + config.num_prefix_tokens + config.num_register_tokens
+    stages = config.hidden_size * (config.num_hidden_layers + 4) * 2 + config.intermediate_size * 3
+    attention = config.num_attention_heads * tokens * 3  # of one layer, where the weights are computed one by one
+    return 3 * 4 * (config.num_channels * math.prod(config.image_shape) * 3 + tokens * (stages + attention))
+
+
 @torch.no_grad()
 def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tensor) -> list[StageDifference]:
     """Run both models on the same images, in evaluation mode, and compare them stage by stage.
@@ -109,6 +123,9 @@ def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tenso
 
     Returns:
         One entry per stage that both have, in the order of the forward pass.
+
+    Raises:
+        VerificationError: They do not end in the same, or with another number of labels.
     """
     expected = capture_stages(source, pixel_values)
     with _attention_of(source, ours):
@@ -124,9 +141,10 @@ def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tenso
             a, b = expected[stage].double(), got[stage].double()
             differences.append(StageDifference(stage, (a - b).abs().max().item(), a.abs().max().item()))
         elif stage in ("logits", "reconstruction", "features", "pooled"):
-            raise ValueError(
-                f"{stage} have shape {tuple(expected[stage].shape)} in the source and "
-                f"{tuple(got[stage].shape) if stage in got else 'are not there'} in ours: the models cannot be compared"
+            other = f"have shape {tuple(got[stage].shape)}" if stage in got else "are not there"
+            raise VerificationError(
+                f"{stage} have shape {tuple(expected[stage].shape)} in the one model, in the other they {other}: these "
+                "are different models"
             )
     return differences
 

@@ -32,6 +32,7 @@ from ..errors import CheckpointError, UnsafeFileError
 # Far above what any Vision Transformer needs, and far below what exhausts a memory while a header is parsed.
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_TENSORS = 50_000
+MAX_JSON_PARTS = 500_000  # of a safetensors header, a tensor takes some ten
 MAX_PICKLE_OPCODES = 2_000_000
 CHUNK_BYTES = 16 * 2**20
 HUGE_PAGE = 2 * 2**20
@@ -330,18 +331,21 @@ def _safetensor(
     return take(offset, math.prod(shape) * dtype.itemsize, dtype).reshape(shape)
 
 
-def parse_json(text: bytes, what: str) -> dict[str, Any]:
-    """Parse a JSON object that somebody else wrote.
+def parse_json(text: bytes, what: str, kinds: tuple[type, ...] = (dict,)) -> Any:
+    """Parse JSON that somebody else wrote: an object, or one of the kinds that are expected.
 
     Args:
         text: The bytes, at most `MAX_HEADER_BYTES` of them.
         what: What the text is, as the error should call it.
+        kinds: What it may be as a whole: dict, list.
 
     Returns:
-        The object.
+        What was parsed.
 
     Raises:
-        CheckpointError: It is not UTF-8, not JSON, not an object, or names a key twice.
+        CheckpointError: It is not UTF-8, not JSON, holds half of a pair of surrogates, is of another kind, or names a
+            key twice.
+        UnsafeFileError: It has so many parts that it would take many times its size.
     """
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -351,14 +355,24 @@ def parse_json(text: bytes, what: str) -> dict[str, Any]:
             raise CheckpointError(f"{what} names {twice!r} twice: the file is damaged.")
         return table
 
+    parts = sum(map(text.count, (b"{", b"[", b",")))
+    if parts > MAX_JSON_PARTS:
+        raise UnsafeFileError(f"{what} has {parts} braces, brackets and commas; at most {MAX_JSON_PARTS} are read.")
     try:
         parsed = json.loads(text.decode("utf-8"), object_pairs_hook=without_duplicates)
+        if b"\\ud" in text or b"\\uD" in text:
+            json.dumps(parsed, ensure_ascii=False).encode()
     except CheckpointError:
         raise
+    except UnicodeEncodeError as error:
+        raise CheckpointError(
+            f"{what} holds half a character ({error.object[error.start]!a}): it is damaged."
+        ) from None
     except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a number of thousands of digits
         raise CheckpointError(f"{what} is not JSON ({error}): it is truncated or damaged.") from None
-    if not isinstance(parsed, dict):
-        raise CheckpointError(f"{what} is not a JSON object but {type(parsed).__name__}.")
+    if not isinstance(parsed, kinds):
+        expected = " or ".join("object" if kind is dict else kind.__name__ for kind in kinds)
+        raise CheckpointError(f"{what} is not a JSON {expected} but {type(parsed).__name__}.")
     return parsed
 
 

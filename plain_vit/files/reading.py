@@ -151,7 +151,7 @@ def read_checkpoint(
         AmbiguousCheckpointError: It holds several models; `key` settles it.
         HubError: The repository cannot be downloaded.
     """
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     repo_id = commit = None
     try:
         if not path.exists():
@@ -268,9 +268,26 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
     if not os.path.lexists(folder / name):
         return None
     path = _inside(folder, name)
-    if path.stat().st_size > MAX_HEADER_BYTES:
+    return parse_json(read_small_file(path), str(path))
+
+
+def read_small_file(path: Path) -> bytes:
+    """Read a file that says something of a model, such as its configuration or the names of its labels.
+
+    Raises:
+        CheckpointError: It is not there, or a device, a pipe or a folder, which may have no end.
+        UnsafeFileError: It is far larger than any such file.
+    """
+    try:
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing or no ordinary file: expected a text file.")
+        with path.open("rb") as file:
+            content = file.read(MAX_HEADER_BYTES + 1)  # not by its size: the files of /proc say 0
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    if len(content) > MAX_HEADER_BYTES:
         raise UnsafeFileError(f"{path} has {path.stat().st_size} bytes; at most {MAX_HEADER_BYTES} are read.")
-    return parse_json(path.read_bytes(), str(path))
+    return content
 
 
 def _check_config(config: Mapping[str, Any], path: Path, num_tensors: int) -> None:

@@ -7,11 +7,14 @@ beside the target keeps a second writer out, and what a crash leaves is cleared 
 import contextlib
 import ctypes
 import errno
+import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,7 +27,8 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from tqdm import tqdm
 
-from ..errors import OutputError, OutputExistsError
+from ..configuration_plain_vit import PlainViTConfig
+from ..errors import OutputError, OutputExistsError, in_bytes, listed
 from .containers import CHUNK_BYTES, SAFETENSORS_DTYPES, LazyTensors
 
 DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
@@ -35,16 +39,30 @@ MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "co
 LOCK, NEW, OLD = "lock", "new", "old"
 
 
+# What plain-vit itself writes into a folder, whose config.json then says so.
+WRITTEN = re.compile(
+    r"config\.json|preprocessor_config\.json|README\.md|(configuration|modeling|layers|image_processing)_plain_vit\.py"
+    r"|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+)
+LONGEST_NAME = 255  # bytes, in every file system of today
+
+
 @contextmanager
 def staged_folder(
-    target: str | os.PathLike[str], *, force: bool = False, sources: Iterable[str | os.PathLike[str]] = ()
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    sources: Iterable[str | os.PathLike[str]] = (),
+    keep: bool = True,
 ) -> Iterator[Path]:
     """Give a fresh folder to write into, which becomes the target when the block ends without an error.
 
     Args:
         target: The folder to make. It may exist if it is empty.
-        force: Replace a target that holds a model, as a whole: of what it held nothing stays.
+        force: Replace a target that holds a model, as a whole. What plain-vit wrote itself goes; a folder with anything
+            else in it, be it one file, is kept beside the target under another name, and a warning says so.
         sources: Files and folders that the output is made from, and that must not be the target, in it or around it.
+        keep: Whether such a folder is kept; not where it is part of a run, which alone writes there.
 
     Yields:
         The staging folder, beside the target.
@@ -60,7 +78,15 @@ def staged_folder(
         new.mkdir()
         yield new
         _sync(new)
-        _put_in_place(new, place)
+        foreign = foreign_names(place) if keep else []
+        if foreign:
+            kept = _put_in_place_of_foreign(new, place)
+            warnings.warn(
+                f"{place} held what plain-vit did not write ({listed(foreign)}): all that it held is kept as {kept}",
+                stacklevel=3,
+            )
+        else:
+            _put_in_place(new, place)
 
 
 @contextmanager
@@ -117,14 +143,19 @@ def recover(target: str | os.PathLike[str]) -> bool:
 
 def _place(target: str | os.PathLike[str], sources: Iterable[str | os.PathLike[str]]) -> Path:
     """Return the target's absolute path after checking it against the sources."""
-    path = Path(os.path.abspath(Path(target).expanduser()))
-    if path.is_symlink():
-        raise OutputError(f"{path} is a link to {os.readlink(path)}: give the place itself.")
+    path = Path(os.path.abspath(os.path.expanduser(target)))
+    try:
+        if path.is_symlink():
+            raise OutputError(f"{path} is a link to {os.readlink(path)}: give the place itself.")
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"{path} cannot be an output: {error.strerror}.") from error
     place = path.parent.resolve() / path.name
     if not place.name:
         raise OutputError(f"{place} cannot be an output: give a folder of its own.")
     for source in sources:
-        given = Path(source).expanduser().resolve()
+        given = Path(os.path.expanduser(source)).resolve()
         if not given.exists():  # a repository on the Hub
             continue
         if place == given:
@@ -152,8 +183,52 @@ def _check_folder(place: Path, force: bool) -> None:
         raise OutputExistsError(f"{place} holds files but no model, so force does not replace it: remove it yourself.")
 
 
+def foreign_names(folder: Path) -> list[str]:
+    """Return the names of what a folder holds that plain-vit did not write.
+
+    Where its config.json is none of plain-vit's, or its README.md was edited, that is foreign as well.
+
+    Args:
+        folder: It may be missing.
+    """
+    from ..model_card import is_untouched  # which needs all of the conversion
+
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    foreign = [name for name in names if not WRITTEN.fullmatch(name) or not _is_plain_file(folder / name)]
+    if "README.md" in names and not is_untouched((folder / "README.md").read_bytes()):
+        foreign.append("README.md")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        is_ours = config.get("model_type") == PlainViTConfig.model_type
+    except (OSError, ValueError, AttributeError, RecursionError):
+        is_ours = False
+    if names and not is_ours:
+        foreign.append("config.json" if "config.json" in names else "no config.json")
+    return foreign
+
+
+def _is_plain_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
 def _beside(place: Path, role: str) -> Path:
-    return place.with_name(f".plain-vit-{role}.{place.name}")  # the suffix stays: it says what a file is
+    """Return the place of a role beside the target; the suffix stays, because it says what a file is."""
+    name = f".plain-vit-{role}.{place.name}"
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        digest = hashlib.blake2b(os.fsencode(place.name), digest_size=16).hexdigest()
+        suffix = place.suffix if len(os.fsencode(place.suffix)) < 50 else ""
+        name = f".plain-vit-{role}.{digest}{suffix}"
+    return place.with_name(name)
+
+
+def _kept(place: Path) -> Path:
+    """Return a free name beside a target for what it held before."""
+    stem, number = place.name, 1
+    while len(os.fsencode(stem)) > LONGEST_NAME - 20:
+        stem = stem[:-1]
+    while os.path.lexists(kept := place.with_name(f"{stem}.kept-{number}")):
+        number += 1
+    return kept
 
 
 @contextmanager
@@ -257,6 +332,8 @@ def _clear(place: Path) -> None:
     new, old = _beside(place, NEW), _beside(place, OLD)
     if old.exists() and not place.exists():
         old.rename(place)
+    elif old.is_dir() and foreign_names(old):
+        old.rename(_kept(place))
     for path in (new, old):
         if path.is_dir():
             shutil.rmtree(path)
@@ -272,6 +349,22 @@ def _put_in_place(new: Path, place: Path) -> None:
         os.rename(place, _beside(place, OLD))
         os.rename(new, place)
     _sync_one(place.parent)
+
+
+def _put_in_place_of_foreign(new: Path, place: Path) -> Path:
+    """Put a new version in the place of a folder with other people's files, and return where that is kept.
+
+    The new version gets that other name first: whenever this is cut short, nothing is lost.
+    """
+    kept = _kept(place)
+    os.rename(new, kept)
+    if not _exchange(kept, place):
+        old = _beside(place, OLD)
+        os.rename(place, old)
+        os.rename(kept, place)
+        os.rename(old, kept)
+    _sync_one(place.parent)
+    return kept
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -344,9 +437,7 @@ def save_state_dict(
             f"{path}: safetensors files here hold no {', '.join(map(str, strange))}: cast the tensors first."
         )
     if (free := shutil.disk_usage(path.parent).free) < sum(sizes.values()):
-        raise OutputError(
-            f"{path} needs {sum(sizes.values()) / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: make room."
-        )
+        raise OutputError(f"{path} needs {in_bytes(sum(sizes.values()))}, and {in_bytes(free)} are free: make room.")
 
     shards = {path.name: list(like)}
     if max_shard_size is not None:

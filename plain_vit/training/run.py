@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from plain_vit.errors import OutputError, OutputExistsError, TrainingError
+from plain_vit.errors import OutputError, OutputExistsError, TrainingError, in_bytes
 from plain_vit.extras import needs
 from plain_vit.files.writing import staged_file, staged_folder
 from plain_vit.training.sharding import ShardedState
@@ -141,7 +141,7 @@ class RunFolder:
         free = shutil.disk_usage(place).free
         if self.accelerator.reduce(torch.tensor(float(free < needed), device=self.accelerator.device)) > 0:
             raise OutputError(
-                f"The disk of {self.path} has {free / 1e9:.2f} GB left, {what} needs {needed / 1e9:.2f} GB: free some, "
+                f"The disk of {self.path} has {in_bytes(free)} left, {what} needs {in_bytes(needed)}: free some, "
                 "or keep fewer with --checkpoints_kept. What has been saved is whole; --resume continues from it."
             )
 
