@@ -60,6 +60,7 @@ EXTRAS = {
         "setuptools>=80",
         "twine>=6.2",
         "playwright>=1.55",
+        "fonttools>=4.55",
     ],
     "space": ["gradio>=6.0", "matplotlib>=3.11", "playwright>=1.55", "pytest>=9.0", "hypothesis>=6.140"],
     "quality": ["ruff>=0.14", "mypy>=1.19"],

@@ -156,8 +156,10 @@ def show(options: argparse.Namespace) -> None:
     if options.compare is not None:
         second = from_checkpoint(options.compare)
         names, compare = (options.model, options.compare), (second.model, second.image_processor)
-    page = draw_sheet(options.images, first.model, first.image_processor, options.out, compare=compare, names=names)
-    print(f"written: {page}")
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"plain-vit: {printable(str(message))}", file=sys.stderr)
+        page = draw_sheet(options.images, first.model, first.image_processor, options.out, compare=compare, names=names)
+    print(f"written: {printable(str(page))}")
 
 
 def env(options: argparse.Namespace) -> None:

@@ -56,6 +56,7 @@ from plain_vit.analysis.plots import (
     plot_training_curves,
 )
 from plain_vit.analysis.sheet import SECTIONS, draw_sheet
+from plain_vit.analysis.words import class_labels
 from plain_vit.errors import AnalysisError, DataError, OutputExistsError
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 
@@ -104,8 +105,30 @@ def test_a_map_lies_over_its_whole_image() -> None:
     for i, (grey, tint) in enumerate(pictures[1::2]):
         np.testing.assert_array_equal(np.asarray(tint.get_array()), maps[i])
         assert tuple(tint.get_extent()) == tuple(grey.get_extent())
-        assert tint.get_clim() == (maps[i].min(), maps[i].max())
-    assert {"one", "two", "three", "lowest", "highest"} <= set(text_of(figure).split("\n"))
+        assert tint.get_clim() == (0, maps.max())  # one scale for all
+    ranges = {f"{a_map.min():.2g} to {a_map.max():.2g}" for a_map in maps}
+    assert {"one", "two", "three", "0", f"{maps.max():.2g}", *ranges} <= set(text_of(figure).split("\n"))
+
+
+def test_noise_beside_signal_looks_like_noise() -> None:
+    maps = random(2, 5, 4)
+    maps[1] *= 1e-3
+    figure = plot_maps_over_images(random(2, 15, 16, 3), maps)
+    tints = [axis.get_images()[1] for axis in figure.axes if len(axis.get_images()) == 2]
+    strong, weak = (tint.to_rgba(tint.get_array())[..., 3] for tint in tints)
+    assert strong.max() > 0.85
+    assert weak.max() < 0.01
+
+
+def test_the_scale_has_the_colours_that_the_map_shows() -> None:
+    figure = plot_maps_over_images(np.full((1, 15, 16), 0.5, dtype=np.float32), random(1, 5, 4))
+    figure.draw_without_rendering()
+    grey, tint = figure.axes[1].get_images()
+    ends = tint.cmap([0.0, 0.5, 1.0])
+    level = grey.to_rgba(np.array([[0.5]]))[0, 0, :3]
+    over = ends[:, 3:] * ends[:, :3] + (1 - ends[:, 3:]) * level
+    bar = figure.axes[-1].collections[-1].cmap([0.0, 0.5, 1.0])[:, :3]
+    np.testing.assert_allclose(bar, over, atol=0.01)
 
 
 def test_heads_stand_across_and_layers_down() -> None:
@@ -115,6 +138,8 @@ def test_heads_stand_across_and_layers_down() -> None:
     for tint, weights in zip(tints, maps.reshape(6, 5, 4), strict=True):
         np.testing.assert_array_equal(np.asarray(tint.get_array()), weights)
         assert tint.get_clim() == (0, weights.max())
+    below = [axis.get_xlabel() for axis in figure.axes if axis.get_images()]
+    assert below == [f"{weights.max():.2g}" for weights in maps.reshape(6, 5, 4)]
     assert figure.axes[3].get_ylabel() == "layer 1"
     assert [axis.get_title() for axis in figure.axes[:3]] == ["head 0", "head 1", "head 2"]
     rows = plot_attention_heads(random(2, 15, 16, 3), maps, row_names=["x", "y"])
@@ -127,7 +152,7 @@ def test_right_and_wrong_predictions_differ_in_mark_and_colour() -> None:
     probabilities[0, 2], probabilities[1, 3], probabilities[2, 0] = 0.999, 0.512, 1.0
     figure = plot_predictions(random(3, 8, 8), probabilities, NAMES, labels=[2, 1, 0])
     titles = [axis.title for axis in figure.axes[:3]]
-    assert [title.get_text() for title in titles] == ["✓ cow >99%", "✗ a class who… 51%\nis bee", "✓ ant 100%"]
+    assert [title.get_text() for title in titles] == ["✓ cow: >99%", "✗ a class who…: 51%\nis bee", "✓ ant: 100%"]
     assert titles[0].get_color() == titles[2].get_color() != titles[1].get_color()
     assert "✓" not in text_of(plot_predictions(random(3, 8, 8), probabilities, NAMES))
 
@@ -192,7 +217,9 @@ def test_the_logit_lens_draws_probabilities_of_the_final_favourites() -> None:
     first, second = figure.axes[1].lines
     np.testing.assert_allclose(first.get_ydata(), [0.1, 0.6])
     np.testing.assert_allclose(second.get_ydata(), [0.7, 0.3])
-    assert first.get_label() == "cow 60%"
+    legend = figure.axes[1].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["cow: 60%", "bee: 30%"]
+    assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["emb.", "0"]
 
 
 def test_norms_show_each_kind_of_token() -> None:
@@ -258,6 +285,7 @@ class Page(HTMLParser):
         super().__init__()
         self.sources: list[str] = []
         self.links: list[str] = []
+        self.texts: list[str] = []
         self.open: list[str] = []
         self.feed(text)
 
@@ -265,6 +293,7 @@ class Page(HTMLParser):
         values = dict(attrs)
         if tag == "img":
             self.sources.append(values["src"] or "")
+            self.texts.append(values["alt"] or "")
         if tag == "a":
             self.links.append(values["href"] or "")
         if tag not in ("img", "meta", "br"):
@@ -284,6 +313,13 @@ def files(tmp_path: Path) -> list[Path]:
     return paths
 
 
+def prepared(files: list[Path]) -> torch.Tensor:
+    return processor()([Image.open(path) for path in files], return_tensors="pt")["pixel_values"]
+
+
+SIZES = ("20 × 30", "8 × 8", "33 × 21")
+
+
 def test_a_sheet_holds_every_picture_and_every_array(tmp_path: Path, files: list[Path]) -> None:
     model, out = build(num_register_tokens=2), tmp_path / "sheet"
     assert draw_sheet(files, model, processor(), out, names=("a <model>", ""), progress=False) == out / "index.html"
@@ -294,13 +330,18 @@ def test_a_sheet_holds_every_picture_and_every_array(tmp_path: Path, files: list
     assert sorted(page.links) == sorted(path.name for path in out.glob("*.png"))
     embedded = [base64.b64decode(source.removeprefix("data:image/png;base64,")) for source in page.sources]
     assert len(embedded) == 3 + len(SECTIONS)  # thumbnails first
+    assert page.texts[:3] == [f"The image image <{i}>.png, {size} pixels" for i, size in enumerate(SIZES)]
+    likeliest = class_labels(NAMES, 18)[predict(model, prepared(files))[0].argmax()]
+    assert f"image <0>: {likeliest} " in page.texts[3]
+    assert len(set(page.texts)) == len(page.texts)  # each says what its own picture shows
+    assert all(len(text) > 60 and re.search(r"\d", text) for text in page.texts[3:])
     assert embedded[3] == (out / "top-classes.png").read_bytes()
     assert not re.search(r"(src|href)=\"(https?:|//|/)", text)
     assert "a &lt;model&gt;" in text
     assert "20 × 30 pixels" in text
     assert "prepared by the image processor as 15 × 16 pixels" in text
 
-    pixels = processor()([Image.open(path) for path in files], return_tensors="pt")["pixel_values"]
+    pixels = prepared(files)
     arrays = np.load(out / "arrays.npz")
     np.testing.assert_array_equal(arrays["rollout"], attention_rollout(model, pixels))
     np.testing.assert_array_equal(arrays["grad_cam"], grad_cam(model, pixels))

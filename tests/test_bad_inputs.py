@@ -246,6 +246,21 @@ HUB = {
         "HubError", "test_hub.py::test_private_is_never_pushed_into_a_public_repository"),
 }  # fmt: skip
 
+DRAWING = {
+    "dollar signs, underscores, control characters, 5,000 letters in a file's name or a label": (
+        "drawn as they are, made printable and cut",
+        "test_analysis_words.py::test_every_picture_draws_names_as_they_are"),
+    "letters that no installed font has": (
+        "their numbers, and a warning that names them",
+        "test_analysis_words.py::test_letters_that_no_font_has_are_shown_by_their_numbers_and_said"),
+    "labels that are alike where they are cut": (
+        "told apart", "test_analysis_words.py::test_labels_fit_and_differ"),
+    "many photographs; a small file of very many pixels": (
+        "300 MB beyond the process; DataError",
+        "test_analysis_memory.py::test_memory_is_bounded_for_many_photographs_and_for_bombs"),
+    "a file that is no image": (
+        "DataError", "test_analysis_memory.py::test_a_file_that_is_no_image_is_refused_before_anything_is_drawn"),
+}  # fmt: skip
 ENVIRONMENT = {
     "an extra is not installed (modules, scripts, `show`)": (
         "MissingPackageError", "test_extras.py::test_every_module_and_script_says_in_one_line_what_is_missing"),
@@ -327,6 +342,10 @@ def page() -> str:
         "",
         *elsewhere(HUB),
         "",
+        "## While drawing (`show`)",
+        "",
+        *elsewhere(DRAWING),
+        "",
         "## Without a package",
         "",
         *elsewhere(ENVIRONMENT),
@@ -339,7 +358,7 @@ def test_the_page_of_bad_inputs_is_up_to_date() -> None:
 
 
 def test_the_tests_that_the_page_names_are_there() -> None:
-    for _, test in (*WRITING.values(), *HUB.values(), *ENVIRONMENT.values()):
+    for _, test in (*WRITING.values(), *HUB.values(), *DRAWING.values(), *ENVIRONMENT.values()):
         file, _, name = test.partition("::")
         assert f"def {name}(" in (ROOT / "tests" / file).read_text(), test
 

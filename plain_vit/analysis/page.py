@@ -1,7 +1,13 @@
-"""A page that needs nothing but itself: its pictures are in it, and it is readable on a dark and on a light screen."""
+"""A page that needs nothing but itself: its pictures are in it, and it can be read on a phone, in the dark, in light.
+
+Pictures keep their size, so that their text can be read; what is wider than the screen scrolls in a frame of its own.
+"""
 
 import base64
 import html
+from collections.abc import Sequence
+
+from plain_vit.errors import printable
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -14,19 +20,21 @@ PAGE = """<!doctype html>
 @media (prefers-color-scheme: dark) {{
   :root {{ --text: #e8e8e8; --page: #16181b; --quiet: #b0b0b0; --line: #3a3d42; }}
 }}
-body {{ margin: 0 auto; max-width: 76rem; padding: 1rem 1.5rem 4rem; color: var(--text); background: var(--page);
-  font: 16px/1.5 system-ui, sans-serif; }}
+body {{ margin: 0 auto; max-width: 76rem; padding: 1rem clamp(0.75rem, 2vw, 1.5rem) 4rem; color: var(--text);
+  background: var(--page); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }}
 h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.2rem; margin: 2.5rem 0 0.3rem; }}
 p {{ max-width: 46rem; margin: 0.3rem 0 0.8rem; }} .caption {{ color: var(--quiet); }}
 table {{ border-collapse: collapse; }} td, th {{ padding: 0.25rem 1rem 0.25rem 0; text-align: left;
   border-bottom: 1px solid var(--line); vertical-align: top; }}
+td, th {{ min-width: 4.5rem; }}
 .row {{ display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }}
-.row > figure {{ flex: 0 1 auto; max-width: 100%; }} figure {{ margin: 0; }}
-body:has(.pair) {{ max-width: 120rem; }}
-@media (min-width: 60rem) {{ .pair > figure {{ width: calc(50% - 0.5rem); }} }}
+.row > * {{ flex: 0 1 auto; max-width: 100%; min-width: 0; }} figure {{ margin: 0; }}
+body:has(.pair) {{ max-width: 160rem; }}
 figcaption {{ font-weight: 600; margin-bottom: 0.3rem; }}
-img {{ max-width: 100%; height: auto; background: #ffffff; border-radius: 4px; }}
-.thumbnails img {{ height: 6rem; width: auto; image-rendering: auto; }}
+.frame {{ overflow-x: auto; }} .frame img {{ display: block; max-width: none; }}
+img {{ background: #ffffff; border-radius: 4px; }}
+.thumbnails > figure {{ max-width: min(100%, 12rem); }}
+.thumbnails img {{ height: 6rem; width: auto; max-width: 100%; object-fit: contain; image-rendering: auto; }}
 .thumbnails figcaption {{ font-weight: 400; font-size: 0.85rem; color: var(--quiet); }}
 </style>
 </head>
@@ -45,7 +53,12 @@ def html_page(title: str, body: str) -> str:
         title: Plain text.
         body: HTML that goes below the title.
     """
-    return PAGE.format(title=html.escape(title), body=body)
+    return PAGE.format(title=plain_text(title), body=body)
+
+
+def plain_text(text: object) -> str:
+    """Return HTML that shows a text as it is: no markup, no character that acts, bounded length."""
+    return html.escape(printable(str(text)))
 
 
 def inline_picture(data: bytes, text: str) -> str:
@@ -53,7 +66,38 @@ def inline_picture(data: bytes, text: str) -> str:
 
     Args:
         data: Of a PNG file.
-        text: What it shows, for those who cannot see it; plain text.
+        text: What is seen in it, for those who cannot see it; plain text.
     """
     encoded = base64.b64encode(data).decode("ascii")
-    return f'<img src="data:image/png;base64,{encoded}" alt="{html.escape(text)}">'
+    return f'<img src="data:image/png;base64,{encoded}" alt="{plain_text(text)}">'
+
+
+def framed(content: str, name: str) -> str:
+    """Return a frame in which what is wider than the screen scrolls sideways, by keyboard too.
+
+    Args:
+        content: HTML.
+        name: What it holds, for those who cannot see it; plain text.
+    """
+    return f'<div class="frame" tabindex="0" role="group" aria-label="{plain_text(name)}">{content}</div>'
+
+
+def html_table(head: Sequence[object], rows: Sequence[Sequence[object]], name: str) -> str:
+    """Return a table of plain texts in a frame of its own.
+
+    Args:
+        head: Of the columns; none if empty.
+        rows: Cells; the first of each row says what the others are.
+        name: What the table holds.
+    """
+
+    def row(cells: Sequence[object], first: str, others: str) -> str:
+        texts = [
+            f"<{kind}>{plain_text(cell)}</{kind}>"
+            for cell, kind in zip(cells, (first, *[others] * len(cells)), strict=False)
+        ]
+        return f"<tr>{''.join(texts)}</tr>"
+
+    above = f"<thead>{row(head, 'th', 'th')}</thead>" if head else ""
+    body = "".join(row(cells, "td", "td") for cells in rows)
+    return framed(f"<table>{above}<tbody>{body}</tbody></table>", name)

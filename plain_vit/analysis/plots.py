@@ -14,12 +14,13 @@ import numpy as np
 
 from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity, ResampledPositions
 from plain_vit.analysis.inspection import TokenLayout
+from plain_vit.analysis.words import Picture, class_labels, drawable
 from plain_vit.extras import needs
 
 with needs("plain-vit[analysis]"):
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LinearSegmentedColormap, Normalize
+    from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import MaxNLocator
@@ -27,13 +28,17 @@ with needs("plain-vit[analysis]"):
 SEQUENTIAL, SIGNED = "cividis", "PuOr"
 TINT = LinearSegmentedColormap.from_list("tint", [(1.0, 0.55, 0.0, 0.0), (1.0, 0.55, 0.0, 0.9)])  # clear to orange
 RIGHT, WRONG, NEUTRAL = "#00735a", "#c04a00", "#404040"  # Okabe and Ito's bluish green and vermilion, darkened for text
+OVER_GREY = ListedColormap([(1 - a) * 0.5 + a * np.array([r, g, b]) for r, g, b, a in TINT(np.linspace(0, 1, 256))])
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 def plot_maps_over_images(
     images: np.ndarray, maps: np.ndarray, *, titles: Sequence[str] | None = None, meaning: str = "attention"
-) -> Figure:
-    """Draw each image beside the same image under its map, which is tinted from its lowest to its highest value.
+) -> Picture:
+    """Draw each image beside the same image under its map, and below that the lowest and the highest value of the map.
+
+    One scale holds for all maps, from 0 to the highest value of all: noise, and a map that is the same everywhere, look
+    like it.
 
     Args:
         images: Levels 0 to 1 of shape (B, H, W, 3) or (B, H, W), as `displayable` returns them.
@@ -44,19 +49,21 @@ def plot_maps_over_images(
     count = len(images)
     pairs = min(4, count)  # image and map beside each other, at most four pairs in a row
     rows = math.ceil(count / pairs)
-    height = 1.2 * _aspect(images) + (0.35 if titles is not None else 0.15)
-    figure = _canvas(1.2 + 2.5 * pairs, max(1.9, height * rows + 0.1))
+    height = 1.1 * _aspect(images) + (0.5 if titles is not None else 0.3)
+    figure = _canvas(1.3 + 2.3 * pairs, max(1.9, height * rows + 0.1))
     axes = figure.subplots(rows, 2 * pairs, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
+    low, high = min(0.0, float(maps.min())), float(maps.max())
     for i, (image, weights) in enumerate(zip(images, maps, strict=True)):
         row, column = divmod(i, pairs)
         plain, covered = axes[row, 2 * column], axes[row, 2 * column + 1]
         _show_image(plain, image)
-        _show_map(covered, image, weights, low=float(weights.min()))
+        _show_map(covered, image, weights, low, high)
+        _label_below(covered, f"{short_number(weights.min())} to {short_number(weights.max())}")
         if titles is not None:
-            plain.set_title(titles[i], fontsize=9)
-    _relative_scale(figure, axes, f"{meaning}\n(range of each image)", ("lowest", "highest"))
+            plain.set_title(drawable(titles[i]), fontsize=9)
+    _tint_scale(figure, axes, drawable(meaning), (short_number(low), short_number(high)))
     return figure
 
 
@@ -66,8 +73,11 @@ def plot_attention_heads(
     *,
     row_names: Sequence[str] | None = None,
     column_names: Sequence[str] | None = None,
-) -> Figure:
+) -> Picture:
     """Draw a table of attention maps, each over its image, which is tinted from 0 to the highest value of the map.
+
+    That value is below each map. Heads differ a hundredfold in how sharply they attend, so one scale for all would show
+    the sharpest alone.
 
     Args:
         images: Levels 0 to 1: one image of shape (H, W, 3) or (H, W) for all rows, or such an image for each row.
@@ -79,22 +89,22 @@ def plot_attention_heads(
     rows, columns = maps.shape[:2]
     one = images.ndim == 2 or (images.ndim == 3 and images.shape[-1] == 3 and len(images) != rows)
     pictures = np.broadcast_to(images, (rows, *images.shape)) if one else images
-    row_names = row_names or [f"layer {i}" for i in range(rows)]
-    column_names = column_names or [f"head {i}" for i in range(columns)]
-    size = 1.15 if columns <= 8 else 0.9
-    figure = _canvas(1.4 + size * columns, max(1.9, 0.4 + size * _aspect(pictures) * rows))
+    row_names = [drawable(name) for name in row_names or [f"layer {i}" for i in range(rows)]]
+    column_names = [drawable(name) for name in column_names or [f"head {i}" for i in range(columns)]]
+    size = 1.15 if columns <= 6 else 0.75  # of twelve maps, so that they fit a page
+    figure = _canvas(1.4 + size * columns, max(1.9, 0.4 + (size * _aspect(pictures) + 0.17) * rows))
     axes = figure.subplots(rows, columns, squeeze=False)
     for i, image in enumerate(pictures):
         for j in range(columns):
             axis = axes[i, j]
-            _show_map(axis, image, maps[i, j], low=0)
-            axis.set_axis_on()
-            _blank(axis)
+            highest = float(maps[i, j].max())
+            _show_map(axis, image, maps[i, j], 0.0, highest)
+            _label_below(axis, short_number(highest))
             if i == 0:
                 axis.set_title(column_names[j], fontsize=8)
             if j == 0:
                 axis.set_ylabel(row_names[i], fontsize=8)
-    _relative_scale(figure, axes, "attention\n(range of each map)", ("0", "highest"))
+    _tint_scale(figure, axes, "attention", ("0", "number\nbelow\nthe map"))
     return figure
 
 
@@ -105,7 +115,7 @@ def plot_top_classes(
     *,
     top: int = 5,
     titles: Sequence[str] | None = None,
-) -> Figure:
+) -> Picture:
     """Draw images beside the likeliest classes of each.
 
     Args:
@@ -115,6 +125,7 @@ def plot_top_classes(
         top: How many classes.
         titles: One for each image.
     """
+    names = class_labels(class_names, 18)
     count, top = len(images), min(top, probabilities.shape[1])
     pairs = min(2, count)
     rows = math.ceil(count / pairs)
@@ -127,12 +138,12 @@ def plot_top_classes(
         picture, axis = axes[row, 2 * column], axes[row, 2 * column + 1]
         _show_image(picture, image)
         if titles is not None:
-            picture.set_title(titles[i], fontsize=9)
+            picture.set_title(drawable(titles[i]), fontsize=9)
         axis.set_axis_on()
         likeliest = probabilities[i].argsort()[::-1][:top]
         bars = axis.barh(range(top), probabilities[i, likeliest], color=LINES[5])
-        axis.bar_label(bars, [_percent(share) for share in probabilities[i, likeliest]], padding=3, fontsize=8)
-        axis.set_yticks(range(top), [shortened(class_names[number], 18) for number in likeliest], fontsize=8)
+        axis.bar_label(bars, [percent(share) for share in probabilities[i, likeliest]], padding=3, fontsize=8)
+        axis.set_yticks(range(top), [names[place] for place in likeliest], fontsize=8)
         axis.set(xlim=(0, 1.18), ylim=(top - 0.5, -0.5))
         axis.set_xticks([0, 0.5, 1])
         axis.tick_params(axis="x", labelsize=8)
@@ -146,7 +157,7 @@ def plot_predictions(
     probabilities: np.ndarray,
     class_names: Sequence[str],
     labels: Sequence[int] | np.ndarray | None = None,
-) -> Figure:
+) -> Picture:
     """Draw images with what the model takes them for and how sure it is; a mark says whether it is right.
 
     Args:
@@ -155,31 +166,32 @@ def plot_predictions(
         class_names: In the order of the classes.
         labels: True classes of shape (B,), where they are known.
     """
+    names = class_labels(class_names)
     count = len(images)
-    columns = min(8, count)
+    columns = min(7, count)
     rows = math.ceil(count / columns)
-    figure = _canvas(1.35 * columns, 1.75 * rows + 0.3)
+    figure = _canvas(1.5 * columns, 1.85 * rows + 0.3)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
     for i, (axis, image) in enumerate(zip(axes.flat, images, strict=False)):
         predicted = int(probabilities[i].argmax())
-        text = f"{shortened(class_names[predicted])} {_percent(probabilities[i, predicted])}"
+        text = f"{names[predicted]}: {percent(probabilities[i, predicted])}"
         colour = NEUTRAL
         if labels is not None:
             right = predicted == labels[i]
             colour = RIGHT if right else WRONG
-            text = f"✓ {text}" if right else f"✗ {text}\nis {shortened(class_names[labels[i]])}"
+            text = f"✓ {text}" if right else f"✗ {text}\nis {names[labels[i]]}"
         _show_image(axis, image)
         axis.set_axis_on()
         axis.set_xticks([])
         axis.set_yticks([])
         axis.spines[:].set(color=colour, linewidth=2.5)
-        axis.set_title(text, fontsize=9, color=colour)
+        axis.set_title(text, fontsize=8, color=colour)
     return figure
 
 
-def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Figure:
+def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Picture:
     """Draw how often each class is taken for each other; the colour is the share of the true class.
 
     Args:
@@ -198,7 +210,7 @@ def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Fig
             if number:
                 colour = "black" if shares[row, column] > 0.5 else "white"
                 axis.text(column, row, str(number), ha="center", va="center", fontsize=8, color=colour)
-        names = [shortened(name, 16) for name in class_names]
+        names = class_labels(class_names, 16)
         axis.set_xticks(range(classes), names, rotation=90 if max(map(len, names)) > 3 else 0, fontsize=8)
         axis.set_yticks(range(classes), names, fontsize=8)
     right, total = int(np.trace(matrix)), int(matrix.sum())
@@ -209,7 +221,7 @@ def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Fig
     return figure
 
 
-def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: Sequence[tuple[str, str]]) -> Figure:
+def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: Sequence[tuple[str, str]]) -> Picture:
     """Draw how often one class is taken for another.
 
     Args:
@@ -220,9 +232,11 @@ def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: S
     figure = _canvas(6.4, 0.9 + 0.3 * len(pairs))
     axis = figure.subplots()
     bars = axis.barh(range(len(pairs)), counts, color=LINES[1], height=0.7)
-    labels = [f"{count} ({_percent(share)})" for count, share in zip(counts, shares, strict=True)]
+    labels = [f"{count} ({percent(share)})" for count, share in zip(counts, shares, strict=True)]
     axis.bar_label(bars, labels, padding=3, fontsize=8)
-    names = [f"{shortened(true, 18)} taken for {shortened(predicted, 18)}" for true, predicted in pairs]
+    classes = list(dict.fromkeys(name for pair in pairs for name in pair))
+    names_of = dict(zip(classes, class_labels(classes, 18), strict=True))
+    names = [f"{names_of[true]} taken for {names_of[predicted]}" for true, predicted in pairs]
     axis.set_yticks(range(len(pairs)), names, fontsize=8)
     axis.set(xlim=(0, 1.25 * max(counts)), ylim=(len(pairs) - 0.4, -0.6))
     axis.set_xlabel("images (and their share of the true class)", fontsize=9)
@@ -231,7 +245,7 @@ def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: S
     return figure
 
 
-def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") -> Figure:
+def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") -> Picture:
     """Draw what a training run logged: losses, accuracies and learning rates, whichever it has.
 
     Args:
@@ -257,18 +271,19 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
     figure = _canvas(4.2 * len(panels), 3.2)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (label, curves) in zip(axes, panels, strict=True):
-        for i, (name, points) in enumerate(curves.items()):
+        for i, points in enumerate(curves.values()):
             marker = "o" if len(points) <= 40 else None
-            axis.plot(*zip(*points, strict=True), color=LINES[i % len(LINES)], label=name.replace("_", " "),
-                      marker=marker, markersize=3, linewidth=1.5)  # fmt: skip
-        axis.set(xlabel=x.replace("_", " "), ylabel=label if len(curves) > 1 else _with_unit(label, *curves))
+            axis.plot(*zip(*points, strict=True), color=LINES[i % len(LINES)], marker=marker, markersize=3,
+                      linewidth=1.5)  # fmt: skip
+        several = len(curves) > 1
+        axis.set(xlabel=drawable(x.replace("_", " ")), ylabel=label if several else _with_unit(label, *curves))
         _tidy(axis)
-        if len(curves) > 1:
-            axis.legend(fontsize=8, frameon=False)
+        if several:
+            _legend(axis, [drawable(name.replace("_", " ")) for name in curves])
     return figure
 
 
-def plot_patch_filters(filters: PatchFilters) -> Figure:
+def plot_patch_filters(filters: PatchFilters) -> Picture:
     """Draw principal components of the patch-embedding filters as tiles, with the share of variance of each.
 
     Three channels are drawn as colours, one as grey; otherwise each component is a row of its first twelve channels.
@@ -287,7 +302,7 @@ def plot_patch_filters(filters: PatchFilters) -> Figure:
     for axis in axes.flat:
         axis.set_axis_off()
     for i, (component, share) in enumerate(zip(scaled, filters.explained_variance, strict=True)):
-        label = f"{i + 1}: {share:.1%}"
+        label = f"{i}: {share:.1%}"
         if in_one:
             axis = axes.flat[i]
             axis.imshow((component.transpose(1, 2, 0).squeeze() + 1) / 2, cmap="gray", vmin=0, vmax=1)
@@ -308,7 +323,7 @@ def plot_patch_filters(filters: PatchFilters) -> Figure:
     return figure
 
 
-def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
+def plot_position_similarity(similarity: PositionSimilarity) -> Picture:
     """Draw for each patch how alike its position embedding and those of all patches are.
 
     Args:
@@ -339,7 +354,7 @@ def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
     return figure
 
 
-def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str]) -> Figure:
+def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str]) -> Picture:
     """Draw how alike the positions of the tokens before the patches and those of the patches are.
 
     Args:
@@ -357,7 +372,7 @@ def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str])
     axes = figure.subplots(1, len(names), squeeze=False)
     for axis, name, grid in zip(axes[0], names, similarity.prefix, strict=True):
         axis.imshow(grid, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-        axis.set_title(name, fontsize=9)
+        axis.set_title(drawable(name), fontsize=9)
         axis.set_xlabel("column of the patch", fontsize=8)
         _whole_ticks(axis)
     axes[0, 0].set_ylabel("row of the patch", fontsize=8)
@@ -367,7 +382,7 @@ def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str])
     return figure
 
 
-def plot_attention_distance(distances: np.ndarray, *, even: float | None = None) -> Figure:
+def plot_attention_distance(distances: np.ndarray, *, even: float | None = None) -> Picture:
     """Draw how far each head of each layer looks.
 
     Args:
@@ -398,7 +413,7 @@ def plot_logit_lens(
     *,
     top: int = 5,
     titles: Sequence[str] | None = None,
-) -> Figure:
+) -> Picture:
     """Draw how the probability of the likeliest classes grows from layer to layer.
 
     Args:
@@ -408,6 +423,7 @@ def plot_logit_lens(
         top: How many classes, the likeliest at the end.
         titles: One for each image.
     """
+    names = class_labels(class_names, 18)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     probabilities = np.exp(shifted) / np.exp(shifted).sum(axis=-1, keepdims=True)
     depth = logits.shape[1] - 1
@@ -419,19 +435,20 @@ def plot_logit_lens(
         _show_image(picture, image)
         picture.set_axis_off()
         if titles is not None:
-            picture.set_title(titles[i], fontsize=9)
-        for place, number in enumerate(curves[-1].argsort()[::-1][: min(top, len(LINES))]):
-            axis.plot(range(depth + 1), curves[:, number], color=LINES[place], marker="osD^vP*"[place], markersize=4,
-                      label=f"{shortened(class_names[number], 18)} {_percent(curves[-1, number])}")  # fmt: skip
+            picture.set_title(drawable(titles[i]), fontsize=9)
+        likeliest = curves[-1].argsort()[::-1][: min(top, len(LINES))]
+        for place, name in enumerate(likeliest):
+            axis.plot(range(depth + 1), curves[:, name], color=LINES[place], marker="osD^vP*"[place], markersize=4)
         axis.set(ylabel="probability", ylim=(-0.03, 1.03))
-        axis.set_xticks(range(depth + 1), ["emb.", *(str(layer) for layer in range(depth))], fontsize=8)
+        _layer_ticks(axis, depth)
         _tidy(axis)
-        axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    axes[-1, 1].set_xlabel("read after the embeddings, then after each layer")
+        labels = [f"{names[place]}: {percent(curves[-1, place])}" for place in likeliest]
+        _legend(axis, labels, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes[-1, 1].set_xlabel("after the embeddings, then after layer")
     return figure
 
 
-def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) -> Figure:
+def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) -> Picture:
     """Draw how long the tokens of one image are, by layer, and where the long ones of the last layer lie.
 
     Args:
@@ -449,11 +466,10 @@ def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) 
     others = [*enumerate(layout.before), *enumerate(layout.behind, layout.patches.stop)]
     colours = (LINES[1], LINES[2], LINES[3], LINES[4], LINES[6])
     for i, (position, name) in enumerate(others):
-        axis.plot(range(depth + 1), norms[:, position], color=colours[i % 5], linestyle="--", label=name)
-    axis.set(xlabel="after the embeddings, then after each layer", ylabel="norm of a token")
+        axis.plot(range(depth + 1), norms[:, position], color=colours[i % 5], linestyle="--", label=drawable(name))
+    axis.set(xlabel="after the embeddings, then after layer", ylabel="norm of a token")
     axis.set_ylim(0, 1.08 * axis.dataLim.y1)
-    every = math.ceil((depth + 1) / 13)
-    axis.set_xticks(range(depth + 1)[::every], ["emb.", *(str(layer) for layer in range(depth))][::every], fontsize=8)
+    _layer_ticks(axis, depth)
     _tidy(axis)
     figure.legend(fontsize=8, frameon=False, loc="outside lower left", ncols=4)
     _show_image(picture, image)
@@ -462,14 +478,14 @@ def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) 
     shown = grid.imshow(patches[-1].reshape(layout.grid_size), cmap="viridis", interpolation="nearest")
     grid.set_aspect(layout.patch_size[0] / layout.patch_size[1])
     _blank(grid)
-    grid.set_title("patches after the last layer", fontsize=9)
+    grid.set_title(f"patches after layer {depth - 1}", fontsize=9)
     figure.colorbar(shown, ax=grid, label="norm of a token", shrink=0.85).ax.tick_params(labelsize=8)
     return figure
 
 
 def plot_contributions(
     images: np.ndarray, contributions: np.ndarray, *, titles: Sequence[str] | None = None, unit: str = "class score"
-) -> Figure:
+) -> Picture:
     """Draw each image beside what its pixels add to the class score (and take from it).
 
     Args:
@@ -490,17 +506,17 @@ def plot_contributions(
         picture, axis = axes[row, 2 * column], axes[row, 2 * column + 1]
         _show_image(picture, image)
         if titles is not None:
-            picture.set_title(titles[i], fontsize=9)
+            picture.set_title(drawable(titles[i]), fontsize=9)
         # The few strongest pixels would leave the rest white.
         limit = float(np.quantile(np.abs(parts), 0.99)) or 1.0
         shown = axis.imshow(parts, cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest")
         scale = figure.colorbar(shown, ax=axis, shrink=0.85, extend="both")
         scale.ax.tick_params(labelsize=7)
-        scale.set_label(f"part of the {unit}", fontsize=8)
+        scale.set_label(drawable(f"part of the {unit}"), fontsize=8)
     return figure
 
 
-def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> Figure:
+def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> Picture:
     """Draw the position embeddings on both grids, along the directions in which those of the first differ most.
 
     Args:
@@ -520,7 +536,7 @@ def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> F
             shown = axis.imshow(grid[..., j], cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest")
             _whole_ticks(axis)
             if i == 0:
-                axis.set_title(f"component {j + 1}", fontsize=9)
+                axis.set_title(f"component {j}", fontsize=9)
             if j == 0:
                 h, w = grid.shape[:2]
                 axis.set_ylabel(f"{when}: {h} x {w}\nrow of the patch", fontsize=8)
@@ -532,7 +548,7 @@ def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> F
     return figure
 
 
-def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Figure:
+def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Picture:
     """Draw images, each beside what random augmentation makes of it.
 
     Args:
@@ -548,33 +564,50 @@ def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Fi
             axis.set_axis_off()
     axes[0, 0].set_title("original", fontsize=9)
     for draw in range(count):
-        axes[0, draw + 1].set_title(f"draw {draw + 1}", fontsize=9)
+        axes[0, draw + 1].set_title(f"draw {draw}", fontsize=9)
     return figure
 
 
-def _canvas(width: float, height: float) -> Figure:
+def _canvas(width: float, height: float) -> Picture:
     """Return an empty figure of this size, in inches, that keeps its parts from overlapping."""
-    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
+    return Picture(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
 
 
 def _show_image(axis: Axes, image: np.ndarray) -> None:
     axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
-def _show_map(axis: Axes, image: np.ndarray, weights: np.ndarray, low: float) -> None:
-    """Tint an image, in grey, the stronger the higher the map is there: clear at `low`, orange at its highest value."""
+def _show_map(axis: Axes, image: np.ndarray, weights: np.ndarray, low: float, high: float) -> None:
+    """Tint an image, in grey, the stronger the higher the map is there: clear at `low`, orange at `high`."""
     grey = image if image.ndim == 2 else image @ np.array([0.299, 0.587, 0.114])
     height, width = grey.shape
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     axis.imshow(grey, cmap="gray", vmin=-0.25, vmax=1.25, interpolation="nearest")  # neither black nor white
-    axis.imshow(weights, cmap=TINT, vmin=low, vmax=float(weights.max()), extent=extent, interpolation="nearest")
-    axis.set_axis_off()
+    axis.imshow(weights, cmap=TINT, vmin=low, vmax=high, extent=extent, interpolation="nearest")
 
 
-def _relative_scale(figure: Figure, axes: np.ndarray, label: str, ends: tuple[str, str]) -> None:
-    """Add the colour scale of maps that each have their own range."""
+def _label_below(axis: Axes, text: str) -> None:
+    """Write below a map, which has no frame and no ticks."""
+    axis.set_axis_on()
+    _blank(axis)
+    axis.set_xlabel(text, fontsize=7.5, labelpad=2)
+
+
+def _legend(axis: Axes, labels: Sequence[str], **place: Any) -> None:
+    """Name the lines in their order; matplotlib itself would leave out those whose name begins with an underscore."""
+    axis.legend(axis.lines, labels, fontsize=8, frameon=False, **place)
+
+
+def _layer_ticks(axis: Axes, depth: int) -> None:
+    """Number what is after the embeddings and after each layer, as the layers are numbered."""
+    every = math.ceil((depth + 1) / 13)
+    axis.set_xticks(range(depth + 1)[::every], ["emb.", *(str(layer) for layer in range(depth))][::every], fontsize=8)
+
+
+def _tint_scale(figure: Figure, axes: np.ndarray, label: str, ends: tuple[str, str]) -> None:
+    """Add the colour scale of maps: what the tint makes of mid-grey, since the images below it are grey."""
     scale = figure.colorbar(
-        ScalarMappable(Normalize(0, 1), TINT), ax=axes, label=label, fraction=0.03, pad=0.02, aspect=15
+        ScalarMappable(Normalize(0, 1), OVER_GREY), ax=axes, label=label, fraction=0.03, pad=0.02, aspect=15
     )
     scale.set_ticks([0, 1], labels=ends)
     scale.ax.tick_params(labelsize=8)
@@ -615,16 +648,15 @@ def _tidy(axis: Axes) -> None:
 def _with_unit(label: str, field: str) -> str:
     """Return the name of the only field of a panel, with the unit that the panel's label states."""
     _, bracket, unit = label.partition(" (")
-    return field.replace("_", " ") + bracket + unit
+    return drawable(field.replace("_", " ")) + bracket + unit
 
 
-def shortened(name: str, length: int = 12) -> str:
-    """Return the first of a class's names (ImageNet's classes list several), cut to a length that fits."""
-    name = str(name).split(",")[0]
-    return name if len(name) <= length else f"{name[: length - 1]}…"
+def short_number(value: float) -> str:
+    """Return a value with as many digits as tell something."""
+    return "0" if value == 0 else f"{value:.2g}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """Return a share in percent, never rounded to certainty."""
     if 0 < share < 0.005:
         return "<1%"

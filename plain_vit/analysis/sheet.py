@@ -1,8 +1,8 @@
 """The whole sheet: every picture of a model, or of two side by side, on one page that needs nothing else."""
 
-import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 from transformers import BaseImageProcessor
 
-from plain_vit.analysis import plots
+from plain_vit.analysis import descriptions, plots
 from plain_vit.analysis.attention import (
     attention_distance,
     attention_maps,
@@ -25,16 +25,13 @@ from plain_vit.analysis.embeddings import patch_filters, position_similarity
 from plain_vit.analysis.gradients import grad_cam
 from plain_vit.analysis.hidden_states import logit_lens, token_norms
 from plain_vit.analysis.inspection import TokenLayout, plain, token_layout
-from plain_vit.analysis.page import html_page, inline_picture
+from plain_vit.analysis.page import framed, html_page, html_table, inline_picture, plain_text
+from plain_vit.analysis.photographs import ImageFiles
 from plain_vit.analysis.results import displayable, predict
 from plain_vit.analysis.streams import average_over_images, pixel_batches
+from plain_vit.analysis.words import Picture, class_labels, distinct_labels, lacking_letters
 from plain_vit.errors import AnalysisError, DataError
-from plain_vit.extras import needs
 from plain_vit.files.writing import staged_folder
-from plain_vit.image_processing_plain_vit import open_image
-
-with needs("plain-vit[analysis]"):
-    from matplotlib.figure import Figure
 
 SHOWN = 6  # images in the pictures; attention distance averages over all
 COLUMNS = 12  # heads or layers across; of more an even choice is drawn
@@ -48,7 +45,7 @@ class Subject:
     Args:
         model: A plain ViT.
         image_processor: The model's.
-        images: All images, opened.
+        images: All images, read one at a time.
         pixel_values: The first `SHOWN` of them, normalised, of shape (B, C, H, W).
         titles: Of those.
         progress: Show a progress bar where all images are read.
@@ -56,14 +53,14 @@ class Subject:
 
     model: nn.Module
     image_processor: BaseImageProcessor
-    images: Sequence[Image.Image]
+    images: ImageFiles
     pixel_values: torch.Tensor
     titles: Sequence[str]
     progress: bool
 
     @property
     def layout(self) -> TokenLayout:
-        """Return where the tokens stand."""
+        """Return where the tokens are."""
         return token_layout(self.model, self.pixel_values)
 
     @property
@@ -78,6 +75,26 @@ class Subject:
         id2label: Any = plain(self.model).config.id2label
         return [str(id2label[number]) for number in sorted(id2label)]
 
+    @cached_property
+    def probabilities(self) -> np.ndarray:
+        """Return the probability of each class for the first images."""
+        return predict(self.model, self.pixel_values)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a section shows of one model.
+
+    Args:
+        arrays: What was computed, by name.
+        picture: Of it.
+        seen: What is seen in the picture, in words, for those who cannot see it.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    picture: Picture
+    seen: str
+
 
 @dataclass(frozen=True)
 class Section:
@@ -87,13 +104,13 @@ class Section:
         name: Of its file and of its arrays.
         title: What it is.
         caption: What one sees, and how it was computed.
-        draw: Computes the arrays, by name, and draws them.
+        draw: Computes the arrays and draws them.
     """
 
     name: str
     title: str
     caption: str
-    draw: Callable[[Subject], tuple[Mapping[str, np.ndarray], Figure]]
+    draw: Callable[[Subject], Drawn]
 
 
 def draw_sheet(
@@ -109,7 +126,8 @@ def draw_sheet(
     """Draw everything there is to see of a model into a folder.
 
     Args:
-        images: Paths or opened images. The first six are drawn; attention distance averages over all.
+        images: Paths or opened images. The first six are drawn; attention distance averages over all. Files are decoded
+            one at a time, up to 50 million pixels; a larger JPEG file is decoded at a lower resolution.
         model: A plain ViT. Without a classifier, pictures that need one are left out, and the page says so.
         image_processor: The model's.
         out: A new or empty folder: it gets `index.html`, which holds all pictures itself, the pictures as PNG files,
@@ -123,35 +141,38 @@ def draw_sheet(
 
     Raises:
         AnalysisError: There is no image or no image processor, or a model is not a plain ViT.
-        DataError: An image cannot be read.
+        DataError: An image cannot be read, or is too large.
         OutputExistsError: The folder is not empty.
     """
     if not images:
         raise AnalysisError("there is no image to show: name one or more")
-    opened = [_open(image) for image in images]
-    titles = [_title(image, i) for i, image in enumerate(images)]
+    files = ImageFiles(images)
+    files.check()
+    paths = _names(images[:SHOWN])
+    titles = distinct_labels([Path(path).stem for path in paths], paths, 18)
     models = [(model, image_processor), *([compare] if compare else [])]
     with staged_folder(out) as folder:
         subjects = [
-            _subject(a_model, processor, name, opened, titles, progress)
+            _subject(a_model, processor, name, files, titles, progress)
             for (a_model, processor), name in zip(models, names, strict=False)
         ]
         arrays: list[dict[str, np.ndarray]] = [{} for _ in subjects]
-        parts = [_facts(subjects, names, opened, titles)]
+        parts = [_facts(subjects, names, files, [Path(path).name for path in paths])]
         for section in SECTIONS:
             cells = []
             for i, subject in enumerate(subjects):
                 try:
-                    values, figure = section.draw(subject)
+                    drawn = section.draw(subject)
                 except AnalysisError as error:  # the model has no such thing: the page says which
-                    cells.append(f"<p>Nothing to draw: {html.escape(str(error))}.</p>")
+                    cells.append(f"<p>Nothing to draw: {plain_text(error)}.</p>")
                     continue
-                arrays[i].update(values)
+                arrays[i].update(drawn.arrays)
                 file = f"{section.name}{'-compared' if i else ''}.png"
-                picture = BytesIO()
-                figure.savefig(picture, dpi=DPI)
-                (folder / file).write_bytes(picture.getvalue())
-                cells.append(_picture(file, picture.getvalue(), section.title))
+                data = BytesIO()
+                drawn.picture.savefig(data, dpi=DPI)
+                (folder / file).write_bytes(data.getvalue())
+                picture = f'<a href="{file}">{inline_picture(data.getvalue(), drawn.seen)}</a>'
+                cells.append(framed(picture, section.title))
             parts.append(_section(section, cells, names))
         for values, file in zip(arrays, ("arrays.npz", "arrays-compared.npz"), strict=False):
             np.savez_compressed(folder / file, allow_pickle=False, **values)
@@ -161,129 +182,141 @@ def draw_sheet(
     return Path(out) / "index.html"
 
 
-def _open(image: str | Path | Image.Image) -> Image.Image:
-    if isinstance(image, Image.Image):
-        return image
-    try:
-        return open_image(image)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # what Pillow raises
-        raise DataError(f"{image} cannot be read as an image: {error}") from error
-
-
-def _title(image: str | Path | Image.Image, number: int) -> str:
-    return f"image {number + 1}" if isinstance(image, Image.Image) else plots.shortened(Path(image).stem, 18)
+def _names(images: Sequence[str | Path | Image.Image]) -> list[str]:
+    """Return the names of files, and of opened images their number."""
+    return [f"image {i}" if isinstance(image, Image.Image) else str(image) for i, image in enumerate(images)]
 
 
 def _subject(
     model: nn.Module,
     image_processor: BaseImageProcessor | None,
     name: str,
-    images: Sequence[Image.Image],
+    images: ImageFiles,
     titles: Sequence[str],
     progress: bool,
 ) -> Subject:
     if image_processor is None:
         raise AnalysisError(f"{name} has no image processor, which says how its images are prepared: give one")
-    try:
-        pixel_values = next(pixel_batches(images[:SHOWN], image_processor, SHOWN))
-    except (ValueError, RuntimeError) as error:
-        raise DataError(f"the image processor of {name} cannot prepare these images: {error}") from error
+    pixel_values = next(_prepared(images.first(SHOWN), image_processor, SHOWN))
     token_layout(model, pixel_values)  # refuses other models, and pixels that do not fit
-    return Subject(model, image_processor, images, pixel_values, titles[:SHOWN], progress)
+    return Subject(model, image_processor, images, pixel_values, titles, progress)
+
+
+def _prepared(images: ImageFiles, image_processor: BaseImageProcessor, batch_size: int = 32) -> Iterator[torch.Tensor]:
+    """Prepare images in batches, and explain what cannot be prepared."""
+    try:
+        yield from pixel_batches(images, image_processor, batch_size)
+    except DataError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        raise DataError(f"the image processor cannot prepare these images: {error}") from error
 
 
 # The sections
 
 
-def _draw_top_classes(subject: Subject) -> tuple[Mapping[str, np.ndarray], Figure]:
-    probabilities = predict(subject.model, subject.pixel_values)
-    figure = plots.plot_top_classes(subject.pictures, probabilities, subject.class_names, titles=subject.titles)
-    return {"probabilities": probabilities}, figure
+def _draw_top_classes(subject: Subject) -> Drawn:
+    probabilities, names = subject.probabilities, subject.class_names
+    figure = plots.plot_top_classes(subject.pictures, probabilities, names, titles=subject.titles)
+    seen = descriptions.of_top_classes(probabilities, class_labels(names, 18), subject.titles)
+    return Drawn({"probabilities": probabilities}, figure, seen)
 
 
-def _draw_last_layer(subject: Subject) -> tuple[Mapping[str, np.ndarray], Figure]:
+def _draw_last_layer(subject: Subject) -> Drawn:
     maps = attention_maps(subject.model, subject.pixel_values, layers=-1)[:, 0]
-    heads = plots.spread(maps.shape[1], COLUMNS)
-    figure = plots.plot_attention_heads(
-        subject.pictures, maps[:, heads], row_names=subject.titles, column_names=[f"head {head}" for head in heads]
-    )
-    return {"attention_last_layer": maps}, figure
+    return _table_of_maps(subject, maps, "head", "attention_last_layer")
 
 
-def _draw_layers(subject: Subject) -> tuple[Mapping[str, np.ndarray], Figure]:
+def _draw_layers(subject: Subject) -> Drawn:
     maps = attention_maps(subject.model, subject.pixel_values).mean(axis=2)
-    layers = plots.spread(maps.shape[1], COLUMNS)
+    return _table_of_maps(subject, maps, "layer", "attention_mean_of_heads")
+
+
+def _table_of_maps(subject: Subject, maps: np.ndarray, what: str, name: str) -> Drawn:
+    """Draw maps of shape (B, heads or layers, h, w), images down."""
+    columns = [f"{what} {number}" for number in range(maps.shape[1])]
+    drawn = plots.spread(maps.shape[1], COLUMNS)
     figure = plots.plot_attention_heads(
-        subject.pictures, maps[:, layers], row_names=subject.titles, column_names=[f"layer {layer}" for layer in layers]
+        subject.pictures, maps[:, drawn], row_names=subject.titles, column_names=[columns[i] for i in drawn]
     )
-    return {"attention_mean_of_heads": maps}, figure
+    return Drawn({name: maps}, figure, descriptions.of_a_table_of_maps(maps, subject.titles, columns))
 
 
-def _draw_rollout(subject: Subject) -> tuple[Mapping[str, np.ndarray], Figure]:
+def _draw_rollout(subject: Subject) -> Drawn:
     maps = attention_rollout(subject.model, subject.pixel_values)
-    return {"rollout": maps}, plots.plot_maps_over_images(
-        subject.pictures, maps, titles=subject.titles, meaning="rollout"
-    )
+    return _maps(subject, {"rollout": maps}, "rollout (share)", subject.titles)
 
 
-def _draw_grad_cam(subject: Subject) -> tuple[Mapping[str, np.ndarray], Figure]:
+def _draw_grad_cam(subject: Subject) -> Drawn:
     maps = grad_cam(subject.model, subject.pixel_values)
-    return {"grad_cam": maps}, plots.plot_maps_over_images(
-        subject.pictures, maps, titles=_predictions(subject), meaning="Grad-CAM"
-    )
+    return _maps(subject, {"grad_cam": maps}, "Grad-CAM", _predictions(subject))
 
 
-def _draw_gradient_rollout(subject: Subject) -> tuple[Mapping[str, np.ndarray], Figure]:
+def _draw_gradient_rollout(subject: Subject) -> Drawn:
     maps = gradient_rollout(subject.model, subject.pixel_values)
-    return {"gradient_rollout": maps}, plots.plot_maps_over_images(
-        subject.pictures, maps, titles=_predictions(subject), meaning="relevance"
-    )
+    return _maps(subject, {"gradient_rollout": maps}, "relevance", _predictions(subject))
 
 
-def _draw_filters(subject: Subject) -> tuple[Mapping[str, np.ndarray], Figure]:
+def _maps(subject: Subject, arrays: Mapping[str, np.ndarray], meaning: str, titles: Sequence[str]) -> Drawn:
+    """Draw one map for each image."""
+    (maps,) = arrays.values()
+    figure = plots.plot_maps_over_images(subject.pictures, maps, titles=titles, meaning=meaning)
+    return Drawn(arrays, figure, descriptions.of_maps(maps, titles))
+
+
+def _draw_filters(subject: Subject) -> Drawn:
     filters = patch_filters(subject.model)
     arrays = {"patch_filters": filters.components, "patch_filters_explained_variance": filters.explained_variance}
-    return arrays, plots.plot_patch_filters(filters)
+    return Drawn(arrays, plots.plot_patch_filters(filters), descriptions.of_filters(filters))
 
 
-def _draw_positions(subject: Subject) -> tuple[Mapping[str, np.ndarray], Figure]:
+def _draw_positions(subject: Subject) -> Drawn:
     similarity = position_similarity(subject.model, subject.layout.grid_size)
     arrays = {"position_similarity": similarity.patches, "position_similarity_prefix": similarity.prefix}
-    return arrays, plots.plot_position_similarity(similarity)
+    return Drawn(arrays, plots.plot_position_similarity(similarity), descriptions.of_positions(similarity))
 
 
-def _draw_prefix(subject: Subject) -> tuple[Mapping[str, np.ndarray], Figure]:
+def _draw_prefix(subject: Subject) -> Drawn:
     similarity = position_similarity(subject.model, subject.layout.grid_size)
     if not len(similarity.prefix):
         raise AnalysisError("no token before the patches has a position embedding")
-    return {}, plots.plot_prefix_similarity(similarity, subject.layout.before)
+    names = subject.layout.before
+    return Drawn({}, plots.plot_prefix_similarity(similarity, names), descriptions.of_maps(similarity.prefix, names))
 
 
-def _draw_distance(subject: Subject) -> tuple[Mapping[str, np.ndarray], Figure]:
-    batches = pixel_batches(subject.images, subject.image_processor)
+def _draw_distance(subject: Subject) -> Drawn:
+    batches = _prepared(subject.images, subject.image_processor)
     distances = average_over_images(attention_distance, subject.model, batches, progress=subject.progress)
     even = float(patch_distances(subject.layout.grid_size, subject.layout.patch_size).mean())
-    return {"attention_distance": distances}, plots.plot_attention_distance(distances, even=even)
+    figure = plots.plot_attention_distance(distances, even=even)
+    return Drawn({"attention_distance": distances}, figure, descriptions.of_distances(distances, even))
 
 
-def _draw_logit_lens(subject: Subject) -> tuple[Mapping[str, np.ndarray], Figure]:
-    logits = logit_lens(subject.model, subject.pixel_values)
-    figure = plots.plot_logit_lens(subject.pictures, logits, subject.class_names, titles=subject.titles)
-    return {"logit_lens": logits}, figure
+def _draw_logit_lens(subject: Subject) -> Drawn:
+    logits, names = logit_lens(subject.model, subject.pixel_values), subject.class_names
+    figure = plots.plot_logit_lens(subject.pictures, logits, names, titles=subject.titles)
+    return Drawn(
+        {"logit_lens": logits}, figure, descriptions.of_logits(logits, class_labels(names, 18), subject.titles)
+    )
 
 
-def _draw_norms(subject: Subject) -> tuple[Mapping[str, np.ndarray], Figure]:
+def _draw_norms(subject: Subject) -> Drawn:
     norms = token_norms(subject.model, subject.pixel_values)
-    return {"token_norms": norms}, plots.plot_token_norms(norms[0], subject.layout, subject.pictures[0])
+    figure = plots.plot_token_norms(norms[0], subject.layout, subject.pictures[0])
+    return Drawn({"token_norms": norms}, figure, descriptions.of_norms(norms[0], subject.layout))
 
 
 def _predictions(subject: Subject) -> list[str]:
     """Return the likeliest class of each image, which the gradients are those of."""
-    likeliest = predict(subject.model, subject.pixel_values).argmax(axis=1)
-    return [plots.shortened(subject.class_names[number]) for number in likeliest]
+    names = class_labels(subject.class_names)
+    return [names[number] for number in subject.probabilities.argmax(axis=1)]
 
 
 TINT = "Orange marks where a map is high; the image itself is grey. "
+ONE_SCALE = (
+    "One scale holds for all images of a model, from 0 to the highest value of all, and below each map are its lowest "
+    "and highest value: a map that is alike everywhere, or low everywhere, looks like it."
+)
 SECTIONS = (
     Section(
         "top-classes",
@@ -296,8 +329,8 @@ SECTIONS = (
         "attention-last-layer",
         "Attention of the last layer, by head",
         TINT + "Each map shows how much one head of the last layer attends to each patch, from the class token or, in "
-        "models without one, on average over all patches. Each is tinted from 0 to its own highest weight, so "
-        "colours of two maps are not compared.",
+        "models without one, on average over all patches. Each is tinted from 0 to its own highest weight, which is "
+        "below it: heads differ a hundredfold in how sharply they attend. Colours of two maps are not compared.",
         _draw_last_layer,
     ),
     Section(
@@ -311,28 +344,31 @@ SECTIONS = (
         "Attention rollout",
         TINT + "How much of each patch reaches the pooled feature when attention is followed through all layers: the "
         "mean of the heads of each layer, plus the identity for the residual connection, with rows scaled to sum "
-        "to 1, multiplied over the layers (Abnar and Zuidema 2020).",
+        "to 1, multiplied over the layers (Abnar and Zuidema 2020). The shares of all patches and other tokens sum to "
+        "1. " + ONE_SCALE,
         _draw_rollout,
     ),
     Section(
         "grad-cam",
         "Grad-CAM",
-        TINT + "Patches that speak for the likeliest class, which stands above each image. The features that enter the "
+        TINT
+        + "Patches that speak for the likeliest class, which is named above each image. The features that enter the "
         "attention of the last block are weighted by the mean gradient of the class score, and negative sums are "
-        "dropped (Selvaraju et al. 2017).",
+        "dropped (Selvaraju et al. 2017). " + ONE_SCALE,
         _draw_grad_cam,
     ),
     Section(
         "gradient-rollout",
         "Rollout weighted by gradients",
         TINT + "Patches that speak for the likeliest class, followed through all layers: attention times its gradient, "
-        "negative products dropped, heads averaged, all paths added up (Chefer et al. 2021).",
+        "negative products dropped, heads averaged, all paths added up (Chefer et al. 2021). " + ONE_SCALE,
         _draw_gradient_rollout,
     ),
     Section(
         "logit-lens",
         "Logit lens",
-        "When the decision falls: the probabilities that the model would give if it stopped after a layer. The "
+        "When the decision falls: the probabilities that the model would give if it stopped after the embeddings "
+        "(emb.) or after a layer. The "
         "tokens of each layer go through the model's own final norm, pooling and classifier. The five classes are "
         "those that are likeliest at the end.",
         _draw_logit_lens,
@@ -380,62 +416,65 @@ SECTIONS = (
 # The page
 
 
-def _facts(
-    subjects: Sequence[Subject], names: Sequence[str], images: Sequence[Image.Image], titles: Sequence[str]
-) -> str:
-    """Return the images, and what is known of each model, as HTML."""
-    thumbnails = []
-    for image, title in zip(images[:SHOWN], titles, strict=False):
-        small = image.convert("RGB")
-        small.thumbnail((256, 256))
-        if max(small.size) < 96:  # digits: whole pixels
-            factor = 96 // max(small.size)
-            small = small.resize((small.width * factor, small.height * factor), Image.Resampling.NEAREST)
-        file = BytesIO()
-        small.save(file, "PNG")
-        caption = f"{html.escape(title)}<br>{image.height} × {image.width} pixels"
-        thumbnails.append(
-            f"<figure>{inline_picture(file.getvalue(), title)}<figcaption>{caption}</figcaption></figure>"
-        )
-    rows = [_fact_row(subject, name) for subject, name in zip(subjects, names, strict=False)]
-    header = "".join(f"<th>{name}</th>" for name in ("", "layers", "heads", "width", "patches", "tokens", "input"))
+def _facts(subjects: Sequence[Subject], names: Sequence[str], images: ImageFiles, files: Sequence[str]) -> str:
+    """Return the images with their names, and what is known of each model, as HTML."""
+    thumbnails = [_thumbnail(image, name) for image, name in zip(images.first(SHOWN), files, strict=True)]
     more = f" Of {len(images)} images the first {SHOWN} are drawn." if len(images) > SHOWN else ""
+    classes = [name for subject in subjects for name in subject.class_names]
+    lacking = lacking_letters([*files, *classes])
+    letters = (
+        f"<p>No installed font has the letters {plain_text(lacking)}: the pictures show their numbers instead.</p>"
+        if lacking
+        else ""
+    )
+    facts = [_facts_of(subject) for subject in subjects]
+    rows = [(what, *(fact[what] for fact in facts)) for what in facts[0]]
     return (
         f'<div class="row thumbnails">{"".join(thumbnails)}</div>'
         f"<p>The images as they were given, height × width.{more} In the pictures below they are as the image "
-        f"processor prepares them.</p><table><tr>{header}</tr>{''.join(rows)}</table>"
-        f'<p class="caption">Every picture is a link to its file; the numbers are in arrays.npz.</p>'
+        f"processor prepares them.</p>{letters}{html_table(('', *names), rows, 'the models')}"
+        '<p class="caption">Layers, heads, tokens, patches and components are numbered from 0, as in the arrays. Every '
+        "picture is a link to its file; the numbers are in arrays.npz.</p>"
     )
 
 
-def _fact_row(subject: Subject, name: str) -> str:
+def _thumbnail(image: Image.Image, name: str) -> str:
+    by = max(1, max(image.size) // 1024)  # first, since a conversion to RGB copies all pixels
+    small = image.resize((-(-image.width // by), -(-image.height // by)), Image.Resampling.NEAREST).convert("RGB")
+    small.thumbnail((256, 256))
+    if max(small.size) < 96:  # digits: whole pixels
+        factor = 96 // max(small.size)
+        small = small.resize((small.width * factor, small.height * factor), Image.Resampling.NEAREST)
+    file = BytesIO()
+    small.save(file, "PNG")
+    size = f"{image.height} × {image.width} pixels"
+    picture = inline_picture(file.getvalue(), f"The image {name}, {size}")
+    return f"<figure>{picture}<figcaption>{plain_text(name)}<br>{size}</figcaption></figure>"
+
+
+def _facts_of(subject: Subject) -> dict[str, object]:
+    """Return what is known of a model, by what it is."""
     config, layout = plain(subject.model).config, subject.layout
     height, width = subject.pixel_values.shape[-2:]
-    cells = (
-        name,
-        config.num_hidden_layers,
-        config.num_attention_heads,
-        config.hidden_size,
-        "{} × {} of {} × {} pixels".format(*layout.grid_size, *layout.patch_size),
-        ", ".join([*layout.before, "patches", *layout.behind]),
-        f"prepared by the image processor as {height} × {width} pixels",
-    )
-    return f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in cells)}</tr>"
+    return {
+        "layers": config.num_hidden_layers,
+        "heads": config.num_attention_heads,
+        "width": config.hidden_size,
+        "patches": "{} × {} of {} × {} pixels".format(*layout.grid_size, *layout.patch_size),
+        "tokens": ", ".join([*layout.before, "patches", *layout.behind]),
+        "input": f"prepared by the image processor as {height} × {width} pixels",
+    }
 
 
 def _section(section: Section, cells: Sequence[str], names: Sequence[str]) -> str:
     figures = [
-        f"<figure>{f'<figcaption>{html.escape(name)}</figcaption>' if len(cells) > 1 else ''}{cell}</figure>"
+        f"<figure>{f'<figcaption>{plain_text(name)}</figcaption>' if len(cells) > 1 else ''}{cell}</figure>"
         for name, cell in zip(names, cells, strict=False)
     ]
     return (
         f'<h2 id="{section.name}">{section.title}</h2><p class="caption">{section.caption}</p>'
         f'<div class="row{" pair" if len(figures) == 2 else ""}">{"".join(figures)}</div>'
     )
-
-
-def _picture(file: str, data: bytes, title: str) -> str:
-    return f'<a href="{file}">{inline_picture(data, title)}</a>'
 
 
 __all__ = ["draw_sheet"]

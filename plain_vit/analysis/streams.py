@@ -80,14 +80,14 @@ def pixel_batches(
     Args:
         images: Opened images, arrays, or paths.
         image_processor: The model's.
-        batch_size: Images in memory at a time.
+        batch_size: Prepared images in memory at a time; of those not yet prepared it is one.
 
     Yields:
         Normalised pixels of shape (at most batch_size, C, H, W).
     """
-    images = iter(images)
-    while batch := list(itertools.islice(images, batch_size)):
-        yield image_processor(batch, return_tensors="pt")["pixel_values"]
+    pixels = (image_processor(image, return_tensors="pt")["pixel_values"] for image in images)
+    while batch := list(itertools.islice(pixels, batch_size)):
+        yield torch.cat(batch)
 
 
 def augmented_views(

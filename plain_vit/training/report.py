@@ -1,6 +1,5 @@
 """What came out of a run, as pictures and as one page that needs nothing else."""
 
-import html
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from plain_vit.analysis import confusion_matrix, displayable
-from plain_vit.analysis.page import html_page, inline_picture
+from plain_vit.analysis.page import framed, html_page, html_table, inline_picture, plain_text
 from plain_vit.extras import needs
 from plain_vit.files.writing import staged_file
 from plain_vit.training.metrics import Evaluation
@@ -25,12 +24,14 @@ with needs("plain-vit[train]"):
     from datasets import Dataset
     from matplotlib.figure import Figure
 
+    from plain_vit.analysis import descriptions
     from plain_vit.analysis.plots import (
         plot_confused_pairs,
         plot_confusion_matrix,
         plot_predictions,
         plot_training_curves,
     )
+    from plain_vit.analysis.words import class_labels
 
 MATRIX_CLASSES = 1000  # of more a confusion matrix is larger than a screen
 OPEN_TABLE = 30  # classes; a longer table is folded
@@ -85,16 +86,16 @@ def write_report(
         shown = []
         for name, (words, picture) in pictures.items():
             if picture.figure is None:
-                shown.append(f"<p>Nothing to draw. {html.escape(picture.reason)}</p>")
+                shown.append(f"<p>Nothing to draw. {plain_text(picture.reason)}</p>")
                 continue
             data = _png(picture.figure)
             with staged_file(folder / f"{name}.png", force=True) as file:
                 file.write_bytes(data)
-            above = f"<figcaption>{html.escape(words)}</figcaption>" if words else ""
-            width = ' style="max-width: 36rem"' if len(pictures) > 1 else ""  # two of them fit beside each other
-            shown.append(f"<figure{width}>{above}{inline_picture(data, f'{title} {words}'.strip())}</figure>")
+            seen = f"{words}: {picture.seen}" if words else picture.seen
+            above = f"<figcaption>{plain_text(words)}</figcaption>" if words else ""
+            shown.append(f"<figure>{above}{framed(inline_picture(data, seen), f'{title} {words}')}</figure>")
         parts.append(
-            f'<h2>{html.escape(title)}</h2><p class="caption">{html.escape(caption)}</p>'
+            f'<h2>{plain_text(title)}</h2><p class="caption">{plain_text(caption)}</p>'
             f'<div class="row">{"".join(shown)}</div>{more}'
         )
 
@@ -103,7 +104,7 @@ def write_report(
         "Values of the training are means since the last logged step, over images as augmentation left them and of the "
         "loss that is trained: with label smoothing it cannot reach 0. Values of other splits are cross-entropies of "
         "whole images, without dropout.",
-        {"curves": ("", StoryPicture(plot_training_curves(read_log(run))))},
+        {"curves": ("", _curves(run))},
     )
     section(
         f"What is taken for what, on the {split_name} split",
@@ -126,7 +127,8 @@ def write_report(
     section(
         "Where the model looks as it learns",
         "Attention of the last layer, mean of the heads, from the class token or, in models without one, on average "
-        "from all patches. Orange marks where it is high; each map has its own range. The images stay the same.",
+        "from all patches. Orange marks where it is high; each map has a range of its own, from 0 to the value below "
+        "it. The images stay the same.",
         {"attention": ("", snapshots.attention(model))},
     )
     positions = snapshots.positions(model)
@@ -140,25 +142,33 @@ def write_report(
     return folder / "index.html"
 
 
+def _curves(run: Path) -> StoryPicture:
+    rows = read_log(run)
+    return StoryPicture(plot_training_curves(rows), seen=descriptions.of_training_curves(rows))
+
+
 def _confusion(evaluation: Evaluation, class_names: list[str]) -> StoryPicture:
     classes = len(class_names)
     if classes > MATRIX_CLASSES:
         return StoryPicture(None, f"A matrix of {classes} classes is larger than a screen: see the pairs below.")
     matrix = confusion_matrix(evaluation.labels, evaluation.probabilities.argmax(axis=1), classes)
-    return StoryPicture(plot_confusion_matrix(matrix, class_names))
+    seen = descriptions.of_a_confusion_matrix(matrix, class_labels(class_names, 16))
+    return StoryPicture(plot_confusion_matrix(matrix, class_names), seen=seen)
 
 
 def _pairs(evaluation: Evaluation, class_names: list[str]) -> StoryPicture:
     pairs = confused_pairs(evaluation)
     if not pairs:
         return StoryPicture(None, "No image was taken for another class.")
-    return StoryPicture(
-        plot_confused_pairs(
-            [pair.count for pair in pairs],
-            [pair.share for pair in pairs],
-            [(class_names[pair.true], class_names[pair.predicted]) for pair in pairs],
-        )
+    named = [(class_names[pair.true], class_names[pair.predicted]) for pair in pairs]
+    figure = plot_confused_pairs([pair.count for pair in pairs], [pair.share for pair in pairs], named)
+    labels = class_labels(class_names, 18)
+    worst = pairs[0]
+    seen = (
+        f"Bars of {len(pairs)} pairs of classes; the longest: {labels[worst.true]} taken for "
+        f"{labels[worst.predicted]}, {worst.count} times"
     )
+    return StoryPicture(figure, seen=seen)
 
 
 def _mistakes(evaluation: Evaluation, split: Dataset, class_names: list[str], image_processor: Any) -> StoryPicture:
@@ -167,9 +177,9 @@ def _mistakes(evaluation: Evaluation, split: Dataset, class_names: list[str], im
         return StoryPicture(None, "There are no mistakes.")
     pixels = image_processor([split[int(row)]["image"] for row in rows], return_tensors="pt")["pixel_values"]
     pictures = displayable(pixels, image_processor)
-    return StoryPicture(
-        plot_predictions(pictures, evaluation.probabilities[rows], class_names, evaluation.labels[rows])
-    )
+    probabilities, labels = evaluation.probabilities[rows], evaluation.labels[rows]
+    figure = plot_predictions(pictures, probabilities, class_names, labels)
+    return StoryPicture(figure, seen=descriptions.of_mistakes(probabilities, labels, class_labels(class_names)))
 
 
 def _class_table(evaluation: Evaluation, class_names: list[str], split_name: str) -> str:
@@ -178,12 +188,12 @@ def _class_table(evaluation: Evaluation, class_names: list[str], split_name: str
         (result.name, result.images, result.right, *map(_share, (result.recall, result.precision, result.f1)))
         for result in results_by_class(evaluation, class_names)
     ]
-    table = _table(head, rows)
+    table = html_table(head, rows, "every class")
     if len(rows) > OPEN_TABLE:
         table = f"<details><summary>{len(rows)} classes</summary>{table}</details>"
     top5 = f" Top-5 accuracy is {top_accuracy(evaluation, 5):.2%}." if len(class_names) > 5 else ""
     return (
-        f'<h2>Every class</h2><p class="caption">On the {html.escape(split_name)} split. Recall is the share of the '
+        f'<h2>Every class</h2><p class="caption">On the {plain_text(split_name)} split. Recall is the share of the '
         f"class that was recognised, precision the share of what was taken for the class that is of it.{top5}</p>"
         + table
     )
@@ -196,18 +206,10 @@ def _share(value: float) -> str:
 def _tables(facts: Mapping[str, Mapping[str, object]]) -> str:
     """Return tables side by side."""
     tables = [
-        f"<section><h2>{html.escape(title)}</h2>{_table((), list(rows.items()))}</section>"
+        f"<section><h2>{plain_text(title)}</h2>{html_table((), list(rows.items()), title)}</section>"
         for title, rows in facts.items()
     ]
     return f'<div class="row">{"".join(tables)}</div>'
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    def row(cells: tuple[Any, ...], kind: str) -> str:
-        return "<tr>" + "".join(f"<{kind}>{html.escape(str(cell))}</{kind}>" for cell in cells) + "</tr>"
-
-    above = f"<thead>{row(head, 'th')}</thead>" if head else ""
-    return f"<table>{above}<tbody>{''.join(row(cells, 'td') for cells in rows)}</tbody></table>"
 
 
 def _png(figure: Figure) -> bytes:

@@ -26,7 +26,9 @@ with needs("plain-vit[train]"):
     from datasets import Dataset
     from matplotlib.figure import Figure
 
-    from plain_vit.analysis.plots import plot_attention_heads, plot_position_similarity, shortened, spread
+    from plain_vit.analysis import descriptions
+    from plain_vit.analysis.plots import plot_attention_heads, plot_position_similarity, spread
+    from plain_vit.analysis.words import class_labels
 
 IMAGES = 6  # of different classes
 COLUMNS = 8  # snapshots side by side; of more an even choice is drawn
@@ -39,10 +41,12 @@ class StoryPicture:
     Args:
         figure: None where there is nothing to draw.
         reason: Why there is nothing.
+        seen: What is seen in the figure, in words, for those who cannot see it.
     """
 
     figure: Figure | None
     reason: str = ""
+    seen: str = ""
 
 
 class Snapshots:
@@ -85,7 +89,8 @@ class Snapshots:
         present = np.unique(labels)
         chosen = present[spread(len(present), IMAGES)]
         self.rows = [int(np.flatnonzero(labels == label)[0]) for label in chosen]
-        self.names = [shortened(class_names[label]) for label in chosen]
+        names = class_labels(class_names)
+        self.names = [names[label] for label in chosen]
         self.files = as_files(split)
 
     def pixels(self) -> torch.Tensor:
@@ -119,7 +124,8 @@ class Snapshots:
         (h, w), (height, width) = maps.shape[-2:], token_layout(_as_plain_vit(model), pixels).patch_size
         pictures = displayable(pixels[..., : h * height, : w * width], self.image_processor)
         columns = [self._when(step) for step in taken]
-        return StoryPicture(plot_attention_heads(pictures, maps, row_names=self.names, column_names=columns))
+        figure = plot_attention_heads(pictures, maps, row_names=self.names, column_names=columns)
+        return StoryPicture(figure, seen=descriptions.of_a_table_of_maps(maps, self.names, columns))
 
     def positions(self, model: nn.Module) -> dict[str, StoryPicture]:
         """Draw how alike the position embeddings are, at the first and at the last snapshot."""
@@ -127,12 +133,12 @@ class Snapshots:
         if isinstance(taken, str):
             return {"": StoryPicture(None, taken)}
         steps = list(taken)
-        return {
-            self._when(step): StoryPicture(
-                plot_position_similarity(PositionSimilarity(taken[step].astype(np.float32), np.empty((0, 0, 0))))
-            )
-            for step in dict.fromkeys((steps[0], steps[-1]))
-        }
+        pictures = {}
+        for step in dict.fromkeys((steps[0], steps[-1])):
+            similarity = PositionSimilarity(taken[step].astype(np.float32), np.empty((0, 0, 0)))
+            seen = descriptions.of_positions(similarity)
+            pictures[self._when(step)] = StoryPicture(plot_position_similarity(similarity), seen=seen)
+        return pictures
 
     def _when(self, step: int) -> str:
         return f"epoch {step / self.total_steps * self.epochs:.1f}" if step else "start"

@@ -1,0 +1,191 @@
+"""The words in pictures: names of other people's files and classes come out as they are, and no two of them alike.
+
+A name may hold anything: dollar signs, which matplotlib would set as mathematics, control characters, scripts that the
+default font does not have. It becomes a label here, and every figure is a `Picture`, which draws labels as they are.
+"""
+
+import unicodedata
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+from plain_vit.errors import printable
+from plain_vit.extras import needs
+
+with needs("plain-vit[analysis]"):
+    from matplotlib import font_manager
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.ft2font import FaceFlags, FT2Font
+    from matplotlib.text import Text
+    from matplotlib.ticker import ScalarFormatter
+
+LONGEST = 200  # characters of a title that the caller has not cut
+
+
+class Picture(Figure):
+    """A figure whose words are drawn as they are written: no mathematics, no TeX, in fonts that have their letters."""
+
+    def draw(self, renderer: Any) -> None:
+        """Draw the figure; see `matplotlib.figure.Figure.draw`."""
+        for axes in self.axes:
+            for formatter in (axes.xaxis.get_major_formatter(), axes.yaxis.get_major_formatter()):
+                if isinstance(formatter, ScalarFormatter):
+                    formatter.set_useMathText(False)
+                    formatter.set_usetex(False)
+        for text in self.findobj(Text):
+            text.set_parse_math(False)
+            text.set_usetex(False)
+            if fonts := _fallback_fonts(frozenset(text.get_text())):
+                families = text.get_fontfamily()
+                text.set_fontfamily([*families, *(font for font in fonts if font not in families)])
+        super().draw(renderer)
+
+
+def drawable(text: str) -> str:
+    """Return a text of bounded length without a character that acts or that no installed font has: its number instead.
+
+    Args:
+        text: Of several lines, perhaps; they stay lines.
+    """
+    text = str(text)
+    shown = printable(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
+    if set(map(ord, shown)) <= _letters_of(_default_font()):
+        return shown
+    lacking = lacking_letters([shown])
+    return "".join(_number_of(letter) if letter in lacking else letter for letter in shown)
+
+
+def lacking_letters(texts: Iterable[str]) -> str:
+    """Return the letters of these texts that no installed font has, and warn of them."""
+    letters = frozenset("".join(texts)) - {"\n"}
+    covered = set(_letters_of(_default_font()))
+    for name in _fallback_fonts(letters):
+        covered |= _letters_of(font_manager.findfont(FontProperties(family=[name])))
+    lacking = "".join(sorted(letter for letter in letters if ord(letter) not in covered and letter.isprintable()))
+    if lacking:
+        _warn_of(lacking)
+    return lacking
+
+
+@lru_cache(maxsize=1000)  # once for the same letters
+def _warn_of(lacking: str) -> None:
+    warnings.warn(
+        f"no installed font has the letters {lacking[:40]}: pictures show their numbers; install a font that has "
+        "them, such as Noto Sans CJK for Chinese, Japanese and Korean",
+        stacklevel=4,
+    )
+
+
+def class_labels(class_names: Sequence[str], length: int = 12) -> list[str]:
+    """Return a label for each class: the first of its names (ImageNet's classes list several), cut to fit.
+
+    Args:
+        class_names: In the order of the classes.
+        length: Letters; wide ones count twice.
+    """
+    names = [str(name) for name in class_names]
+    return distinct_labels([name.split(",")[0].strip() or name for name in names], names, length)
+
+
+def distinct_labels(names: Sequence[str], wholes: Sequence[str], length: int = 12) -> list[str]:
+    """Return names that fit, each on one line and no two alike.
+
+    Cut names that would be alike show their ends, then more of the whole name, and at last their number, from 0.
+
+    Args:
+        names: What to show.
+        wholes: What to show of where the names are alike.
+        length: Letters; wide ones count twice.
+    """
+    short, whole = ([drawable(name).replace("\n", r"\n") for name in texts] for texts in (names, wholes))
+    forms: list[Callable[[int], str]] = [
+        lambda i: _cut(short[i], length),
+        lambda i: _cut_in_the_middle(short[i], length),
+        lambda i: _cut(whole[i], length),
+        lambda i: _cut_in_the_middle(whole[i], length),
+        lambda i: _cut(short[i], max(2, length - len(f" ({i})"))) + f" ({i})",
+    ]
+    labels = [forms[0](i) for i in range(len(names))]
+    for form in (*forms[1:], forms[-1]):  # a name may look like the number of another
+        times = Counter(labels)
+        labels = [form(i) if times[label] > 1 else label for i, label in enumerate(labels)]
+    return labels
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def _cut(text: str, length: int) -> str:
+    if _width(text) <= length:
+        return text
+    while _width(text) > length - 1:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _cut_in_the_middle(text: str, length: int) -> str:
+    if _width(text) <= length:
+        return text
+    head, tail = text[: len(text) // 2], text[len(text) // 2 :]
+    while _width(head) + _width(tail) > length - 1:
+        head, tail = (head[:-1], tail) if _width(head) > _width(tail) else (head, tail[1:])
+    return f"{head}…{tail}"
+
+
+def _number_of(letter: str) -> str:
+    return f"[U+{ord(letter):04X}]"
+
+
+def _default_font() -> str:
+    return font_manager.findfont(FontProperties())
+
+
+@cache
+def _letters_of(path: str) -> frozenset[int]:
+    """Return the letters that a font file has; none where it is made of bitmaps, which matplotlib cannot scale."""
+    try:
+        font = FT2Font(path)
+    except (RuntimeError, OSError):
+        return frozenset()
+    return frozenset(font.get_charmap()) if FaceFlags.SCALABLE in font.face_flags else frozenset()
+
+
+@lru_cache(maxsize=256)
+def _fallback_fonts(letters: frozenset[str]) -> tuple[str, ...]:
+    """Return the families of installed fonts that have what the default font lacks of these letters, the best first."""
+    needed = {ord(letter) for letter in letters if letter.isprintable()} - _letters_of(_default_font())
+    chosen: list[str] = []
+    while needed:
+        found = {name: needed & _letters_of(path) for name, path in _installed_fonts()}
+        best = max(found, key=lambda name: len(found[name]), default=None)
+        if best is None or not found[best]:
+            break
+        chosen.append(best)
+        needed -= found[best]
+    return tuple(chosen)
+
+
+@cache
+def _installed_fonts() -> tuple[tuple[str, str], ...]:
+    """Return family and file of every upright font of ordinary weight, those installed since matplotlib's cache too."""
+    known = {entry.fname for entry in font_manager.fontManager.ttflist}
+    for path in font_manager.findSystemFonts():
+        if path not in known:
+            try:
+                font_manager.fontManager.addfont(path)
+            except (RuntimeError, OSError):  # no font that can be read
+                continue
+    families = sorted(
+        {
+            entry.name
+            for entry in font_manager.fontManager.ttflist
+            if entry.style == "normal"
+            and entry.weight in (400, "normal", "regular", "book")
+            and not entry.name.startswith("Last Resort")  # its letters are boxes
+        }
+    )
+    return tuple((family, font_manager.findfont(FontProperties(family=[family]))) for family in families)

@@ -1,0 +1,90 @@
+"""The pages in a real browser, at two widths: nothing scrolls sideways but frames, and text keeps its size."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.analysis.page import html_page, html_table
+from plain_vit.analysis.sheet import draw_sheet
+from tests.conftest import randomize_
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the extra `test` has it")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium: install the system's package `chromium`")
+WIDTHS = (390, 1280)
+LONG = "a" * 150
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def sheets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Draw one model of thirteen heads and layers, and two beside each other, with names of any length."""
+    folder = tmp_path_factory.mktemp("sheets")
+    files = []
+    for i in range(6):
+        files.append(folder / f"{i} {LONG}.png")
+        Image.new("RGB", (40, 30), (40 * i, 90, 200)).save(files[-1])
+    config = PlainViTConfig(
+        hidden_size=26, num_hidden_layers=13, num_attention_heads=13, intermediate_size=8, image_size=(12, 20),
+        patch_size=(3, 4), num_labels=7, id2label={i: f"{LONG} {i}" for i in range(7)},
+    )  # fmt: skip
+    model = randomize_(PlainViTForImageClassification(config)).eval()
+    processor = PlainViTImageProcessor(size={"height": 12, "width": 20})
+    names = (f"/{LONG}/one", f"/{LONG}/two")
+    one = draw_sheet(files, model, processor, folder / "one", names=names, progress=False)
+    two = draw_sheet(
+        files[:1], model, processor, folder / "two", names=names, compare=(model, processor), progress=False
+    )
+    return [one, two]
+
+
+def assert_readable(page: Any, width: int) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    shrunk = page.evaluate(
+        "[...document.querySelectorAll('.frame img')].filter(i => i.getBoundingClientRect().width < i.naturalWidth)"
+        ".map(i => i.alt)"
+    )
+    assert shrunk == []
+    outside = page.evaluate(
+        "[...document.querySelectorAll('h1, h2, p, .frame, .thumbnails figure')].filter("
+        "e => e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert outside == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS)
+def test_sheets_can_be_read_at_any_width(browser: Any, sheets: list[Path], width: int) -> None:
+    for sheet in sheets:
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.goto(sheet.as_uri())
+        assert_readable(page, width)
+        if width == max(WIDTHS):  # everything fits a desk
+            frames = "[...document.querySelectorAll('.frame')].filter(f => f.scrollWidth > f.clientWidth)"
+            assert page.evaluate(f"{frames}.map(f => f.ariaLabel)") == []
+        page.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_and_titles_of_any_length_stay_on_the_page(browser: Any, tmp_path: Path, width: int) -> None:
+    rows = [(LONG, i, LONG, "0.5", "0.25", "x") for i in range(3)]
+    table = html_table(("class", "images", "right", "recall", "precision", "F1"), rows, "every class")
+    path = tmp_path / "index.html"
+    body = f"<h2>{LONG}</h2><div class='row'><section>{table}</section></div>"
+    path.write_text(html_page(LONG, body), encoding="utf-8")
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(path.as_uri())
+    assert_readable(page, width)
+    page.close()
