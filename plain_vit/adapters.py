@@ -1,10 +1,12 @@
-"""What tools for looking inside a model (captum, pytorch-grad-cam, ...) ask of it: plain logits, and maps of tokens."""
+"""What other tools ask of a model: logits and maps of tokens (captum, pytorch-grad-cam), layers to adapt (peft)."""
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from .configuration_plain_vit import PlainViTConfig
+from .extras import needs
 from .modeling_plain_vit import PlainViTForImageClassification, PlainViTPreTrainedModel
 
 
@@ -40,4 +42,28 @@ def token_reshaper(model: PlainViTPreTrainedModel, height: int, width: int) -> C
     return lambda hidden_states: model.tokens_to_map(hidden_states, height, width)
 
 
-__all__ = ["LogitsOnly", "token_reshaper"]
+def register_lora_targets() -> list[str]:
+    """Give peft the layers that it adapts in a plain ViT where a config names none: queries and values.
+
+    peft has a table for each method, by the type of the model, and asks for `target_modules` where it has no entry.
+    Every method whose table gives llama its `q_proj` and `v_proj` (LoRA, LoHa, LoKr, OFT, ...) then has an entry of
+    ours; one that is there already stays.
+
+    Returns:
+        The names of the layers.
+
+    Raises:
+        MissingPackageError: peft is not installed.
+
+    Source: Hu et al. 2022, section 4.2, who adapt queries and values.
+    """
+    with needs("plain-vit[train]"):
+        from peft.utils import constants
+    targets = ["q_proj", "v_proj"]
+    for name, table in vars(constants).items():
+        if name.endswith("_TARGET_MODULES_MAPPING") and table.get("llama") == targets:
+            table.setdefault(PlainViTConfig.model_type, targets)
+    return targets
+
+
+__all__ = ["LogitsOnly", "register_lora_targets", "token_reshaper"]

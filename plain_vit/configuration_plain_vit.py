@@ -193,7 +193,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             Mean colours are sorted by the levels before normalisation.
         pixel_std: Deviation that the image processor divides by.
         apply_layernorm: Put the backbone's feature maps through the final norm before the pooling.
-        reshape_hidden_states: Give the backbone's features as maps (B, D, h, w), not as tokens (B, L, D).
+        reshape_hidden_states: Give the backbone's features as maps (B, D, h, w), not as tokens (B, L, D). If
+            False, a size given as a pair stays one, also of equal sides.
         out_features: Stages that the backbone gives: "stem" (the embeddings), "stage1", ...; the last if not given.
         out_indices: The same by number; 0 is the stem.
 
@@ -372,7 +373,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
                     f"{name} is {_shown(size)}: expected a positive int or (height, width) in pixels, {MOST_PIXELS} "
                     "pixels at most"
                 )
-            setattr(self, name, pair[0] if pair[0] == pair[1] else pair)
+            # ViTPose, which wants tokens that are not laid out, reads its backbone's sizes as pairs: one given is kept.
+            is_one_number = isinstance(size, int) or (pair[0] == pair[1] and self.reshape_hidden_states)
+            setattr(self, name, pair[0] if is_one_number else pair)
         self.stem_depths = tuple(self.stem_depths)
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:

@@ -1,5 +1,6 @@
 """The heads: classifier and its losses, masked images, backbone; and the helpers for those who look inside."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from transformers import (
     UperNetForSemanticSegmentation,
     ViTConfig,
     ViTForMaskedImageModeling,
+    VitPoseConfig,
+    VitPoseForPoseEstimation,
 )
 from vit_pytorch.mpp import MPPLoss
 
@@ -353,3 +356,22 @@ def test_grad_cam_draws_maps_of_non_square_images_through_the_adapters() -> None
     assert maps.max() > 0
     with pytest.raises(ValueError, match=r"use \(24, 56\)"):
         token_reshaper(model, 25, 56)
+
+
+@pytest.mark.parametrize("size", [(24, 56), (32, 32)])
+def test_vitpose_takes_the_backbone_and_is_saved_with_it(size: tuple[int, int], tmp_path: Path) -> None:
+    given = {"use_class_token": False, "pooling": "mean", "reshape_hidden_states": False, "out_indices": [2]}
+    backbone = tiny_config(image_size=size, patch_size=(8, 8), **given)
+    pose = VitPoseForPoseEstimation(VitPoseConfig(backbone_config=backbone, num_labels=5)).eval()
+    randomize_(pose)
+    pixel_values = pixels(height=size[0], width=size[1])
+    found = pose(pixel_values).heatmaps
+    assert found.shape == (2, 5, size[0] // 8 * 4, size[1] // 8 * 4)  # four times as fine as the patches
+    pose.save_pretrained(tmp_path)
+    assert torch.equal(VitPoseForPoseEstimation.from_pretrained(tmp_path)(pixel_values).heatmaps, found)
+
+
+def test_sizes_of_equal_sides_are_one_number_where_features_are_laid_out() -> None:
+    assert tiny_config(image_size=(32, 32), patch_size=(8, 8)).patch_size == 8
+    assert tiny_config(image_size=32, patch_size=8, reshape_hidden_states=False).patch_size == 8
+    assert tiny_config(image_size=[32, 32], patch_size=8, reshape_hidden_states=False).image_size == (32, 32)

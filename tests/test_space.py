@@ -95,3 +95,23 @@ def test_without_an_image_it_says_so(address: str) -> None:
         page.get_by_role("button", name="Look").click()
         page.get_by_text(re.compile("Give an image first")).first.wait_for(timeout=60_000)
         browser.close()
+
+
+def test_a_space_made_as_its_page_says_starts_without_models_and_one_without_the_checkpoint_says_what_to_do(
+    tmp_path: Path,
+) -> None:
+    root = APP.parents[2]
+    copied = next(line for line in (APP.parent / "README.md").read_text().splitlines() if line.startswith("cp -r"))
+    for name in ("examples", "plain_vit"):
+        (tmp_path / name).symlink_to(root / name)
+    subprocess.run(["bash", "-e", "-c", copied], cwd=tmp_path, check=True)
+    space = tmp_path / "my-space"
+    words = [sys.executable, "-c", "import app; print(*app.load_models([]), sep='; ')"]
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MODELS")}
+    done = subprocess.run(words, cwd=space, env=kept, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "shipped checkpoint; before its training"
+    shutil.rmtree(space / "checkpoints")
+    done = subprocess.run(words, cwd=space, env=kept, capture_output=True, text=True)
+    assert "in the variable MODELS of the Space's settings" in done.stderr
+    assert "CheckpointError" in done.stderr

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoHaConfig, LoKrConfig, LoraConfig, PeftModel, get_peft_model
+from peft.utils import constants
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 from plain_vit import PlainViTForImageClassification, PlainViTForMaskedImageModeling
+from plain_vit.adapters import register_lora_targets
 from tests import peers
 from tests.conftest import randomize_
 from tests.tiny import difference, pixels, tiny_config
@@ -222,3 +224,20 @@ def test_torchao_s_int8_weights_load_save_and_load(tmp_path: Path) -> None:
     assert same == "True"
     size = {name: (tmp_path / name / "model.safetensors").stat().st_size for name in ("float", "int8")}
     assert size["int8"] < 0.5 * size["float"]
+
+
+def test_peft_knows_what_to_adapt_once_it_was_registered() -> None:
+    for table in (table for name, table in vars(constants).items() if name.endswith("_TARGET_MODULES_MAPPING")):
+        table.pop("plain_vit", None)
+    with pytest.raises(ValueError, match="target_modules"):
+        get_peft_model(PlainViTForImageClassification(tiny_config()), LoraConfig(r=3))
+    assert register_lora_targets() == ["q_proj", "v_proj"]
+    for kind in (LoraConfig, LoHaConfig, LoKrConfig):
+        adapted = get_peft_model(PlainViTForImageClassification(tiny_config()), kind(r=3))
+        trained = {name.rpartition(".default")[0] for name, p in adapted.named_parameters() if p.requires_grad}
+        layers = {name.rpartition(".")[0].removeprefix("base_model.model.") for name in trained}
+        assert {layer.split(".attention.")[1].split(".")[0] for layer in layers} == {"q_proj", "v_proj"}
+    constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["plain_vit"] = ["fc1"]
+    register_lora_targets()
+    assert constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["plain_vit"] == ["fc1"]  # somebody's own stays
+    del constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["plain_vit"]

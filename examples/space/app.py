@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from plain_vit import PlainViTForImageClassification
 from plain_vit.analysis import attention_maps, attention_rollout, displayable, predict
 from plain_vit.conversion import from_checkpoint
-from plain_vit.errors import PlainViTError
+from plain_vit.errors import CheckpointError, PlainViTError
 from plain_vit.extras import needs
 
 with needs("plain-vit[space]", script=__name__ == "__main__"):
@@ -31,13 +31,14 @@ with needs("plain-vit[space]", script=__name__ == "__main__"):
     from plain_vit.analysis.plots import plot_maps_over_images
 
 HERE = Path(__file__).parent
-SHIPPED = HERE.parent / "checkpoints" / "glyphs_vit.pt"
+# In a checkout the checkpoint is beside this folder; in a Space it is in it, if it was copied there.
+PLACES = (HERE / "checkpoints", HERE.parent / "checkpoints")
+CHECKPOINTS = next((folder for folder in PLACES if folder.is_dir()), None)
 SHIPPED_HINTS: dict[str, Any] = {
     "num_attention_heads": 4,
     "image_size": 24,
     "patch_size": 4,
 }  # which the file does not say
-SHIPPED_LABELS = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"  # of the rendered characters that it was trained on
 NOTHING = "nothing"
 TOP = 5
 
@@ -64,11 +65,21 @@ class Shown:
 
 
 def load_models(sources: Sequence[str]) -> dict[str, Shown]:
-    """Open the models that are named, or else the shipped one and what it was before its training."""
+    """Open the models that are named, or else the shipped one and what it was before its training.
+
+    Raises:
+        CheckpointError: None is named, and the shipped one is not here.
+    """
     if sources:
         opened = {source: from_checkpoint(source) for source in sources}
         return {source: Shown(converted.model, converted.image_processor) for source, converted in opened.items()}
-    trained = from_checkpoint(SHIPPED, **SHIPPED_HINTS, id2label=list(SHIPPED_LABELS))
+    if CHECKPOINTS is None:
+        raise CheckpointError(
+            "There is no model to show. Name some: ids on the Hub, separated by blanks, in the variable MODELS of the "
+            "Space's settings; or copy examples/checkpoints beside app.py."
+        )
+    names = (CHECKPOINTS / "glyphs_labels.txt").read_text(encoding="utf-8").splitlines()
+    trained = from_checkpoint(CHECKPOINTS / "glyphs_vit.pt", **SHIPPED_HINTS, id2label=names)
     config: Any = trained.model.config
     torch.manual_seed(0)
     untrained = PlainViTForImageClassification(config).eval()
