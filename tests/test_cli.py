@@ -97,9 +97,9 @@ def test_verify_finds_the_first_stage_that_differs(
     assert main(["verify", str(checkpoint), str(tmp_path / "a"), *SAID]) == VerificationError.exit_code
     printed = capsys.readouterr()
     shares = {line[:12].strip(): float(line.split()[-1]) for line in printed.out.splitlines()[1:]}
-    assert "they differ: layer 2 by" in printed.err
-    assert shares["embeddings"] == shares["layer 1"] == 0
-    assert shares["layer 2"] > 1e-3
+    assert "they differ: layer 1 by" in printed.err
+    assert shares["embeddings"] == shares["layer 0"] == 0
+    assert shares["layer 1"] > 1e-3
     assert shares["logits"] > 1e-3
 
 

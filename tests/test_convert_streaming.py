@@ -151,7 +151,7 @@ def test_convert_refuses_to_write_when_the_source_gives_other_numbers_unless_tol
 
     monkeypatch.setattr(VIT_PYTORCH, "rows", with_key_and_value_swapped)
     (tmp_path / "out").mkdir()
-    with pytest.raises(VerificationError, match="layer 1"):
+    with pytest.raises(VerificationError, match="layer 0"):
         convert_checkpoint(path, tmp_path / "out", **hints)
     assert not list((tmp_path / "out").iterdir())
     convert_checkpoint(path, tmp_path / "out", verify=False, **hints)

@@ -36,7 +36,7 @@ def test_ours_attends_as_the_source_does_meanwhile_and_as_before_afterwards(
     ours.set_attn_implementation(before)
     differences = compare_models(source, ours, probe_images(ours.config))
     assert [one.stage for one in differences] == [
-        "patches", "embeddings", "layer 1", "layer 2", "layer 3", "final norm", "logits"
+        "patches", "embeddings", "layer 0", "layer 1", "layer 2", "final norm", "logits"
     ]  # fmt: skip
     assert max(one.relative for one in differences) == 0.0
     assert ours.config._attn_implementation == before
@@ -61,5 +61,5 @@ def test_the_first_stage_that_differs_is_the_one_that_was_changed() -> None:
     with torch.no_grad():
         ours.vit.layers[1].mlp.fc1.bias[0] += 0.5
     shares = {one.stage: one.relative for one in compare_models(source, ours, probe_images(ours.config))}
-    assert shares["patches"] == shares["embeddings"] == shares["layer 1"] == 0
-    assert min(shares["layer 2"], shares["layer 3"], shares["final norm"], shares["logits"]) > 1e-4
+    assert shares["patches"] == shares["embeddings"] == shares["layer 0"] == 0
+    assert min(shares["layer 1"], shares["layer 2"], shares["final norm"], shares["logits"]) > 1e-4

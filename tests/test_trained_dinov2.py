@@ -33,7 +33,7 @@ from tests.trained_dinov2 import encoder_graph, photographs, read_config, run_gr
 # the same call of torch, to the bit, in float32 and in bfloat16, resampled grids included.
 OTHER_ENGINE = 1e-5
 SMALL, NATIVE, OBLONG = (224, 224), (518, 518), (448, 616)
-LAYERS = [f"layer {i}" for i in range(1, 13)]
+LAYERS = [f"layer {i}" for i in range(12)]
 DTYPES = [torch.float32, torch.bfloat16]
 
 # A pass takes seconds where the images are larger: the default run sees one photograph at one size.
@@ -123,7 +123,7 @@ def test_every_stage_is_transformers_own(dtype: torch.dtype, case: Case, folder:
 def test_the_weights_were_trained(folder: Path, stock: Any) -> None:
     """A channel of the last block stands out as no random weights have it, and neighbouring positions are alike."""
     stages = capture_stages(stock, prepared(folder, (SMALL, ("grace_hopper",))))
-    channels = stages["layer 12"][0].abs().amax(dim=0)
+    channels = stages["layer 11"][0].abs().amax(dim=0)
     assert channels.max() > 5 * channels.median()
     table = stock.embeddings.position_embeddings[0, 1:].reshape(37, 37, 384)
     cosine = torch.nn.functional.cosine_similarity

@@ -221,7 +221,7 @@ def run_graph(pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
     session = encoder_session()
     outputs = session.run(None, {session.get_inputs()[0].name: pixel_values.numpy()})
     depth = len(outputs) - 2
-    stages = ["embeddings", *(f"layer {i + 1}" for i in range(depth)), "final norm"]
+    stages = ["embeddings", *(f"layer {i}" for i in range(depth)), "final norm"]
     return {stage: torch.from_numpy(value) for stage, value in zip(stages, outputs, strict=True)}
 
 

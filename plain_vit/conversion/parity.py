@@ -68,7 +68,7 @@ class StageDifference:
     """The largest difference at one stage.
 
     Args:
-        stage: "patches", "embeddings", "layer 1" and so on, "final norm", "logits" (without a
+        stage: "patches", "embeddings", "layer 0" (its output) and so on, "final norm", "logits" (without a
             classifier "features", and "pooled" where they are).
         difference: max |a - b|.
         scale: max |a|, so that `relative` is what the project's tolerance speaks of.
@@ -178,8 +178,8 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
         after(modules[prefix + probes.patches], "patches")
         blocks = _blocks(modules, prefix, probes)
         for i, name in enumerate(blocks):
-            before(modules[name], "embeddings" if i == 0 else f"layer {i}")
-        last = f"layer {len(blocks)}" if blocks else "embeddings"
+            before(modules[name], "embeddings" if i == 0 else f"layer {i - 1}")
+        last = f"layer {len(blocks) - 1}" if blocks else "embeddings"
         if probes.end is None:
             after(modules[blocks[-1]], last)
         elif probes.end_is_norm:
@@ -203,7 +203,7 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
                 stages.setdefault(stage, output[name])
     else:
         stages["logits"] = output[0] if isinstance(output, tuple) else output
-    layers = [f"layer {i + 1}" for i in range(len(stages))]
+    layers = [f"layer {i}" for i in range(len(stages))]
     order = ["patches", "embeddings", *layers, "final norm", "logits", "reconstruction", "features", "pooled"]
     return {stage: stages[stage] for stage in order if stage in stages}
 
