@@ -141,7 +141,8 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--private", action="store_true", help="make the repository private")
     added.add_argument("--revision", help="branch to commit to, made if it is not there")
     added.add_argument("--dry-run", action="store_true", help="list what would be sent, and send nothing")
-    added.add_argument("--allow", nargs="+", default=[], metavar="PATTERN", help="send these files in any case")
+    included = "send this file of the folder besides; its exact path, once for each"
+    added.add_argument("--include", action="append", default=[], metavar="PATH", help=included)
     added.add_argument("--exclude", nargs="+", default=[], metavar="PATTERN", help="do not send these files")
     added.add_argument("--message", default="Upload model", help="of the commit")
 

@@ -23,9 +23,11 @@ INSTALL_REQUIRES = [
     "safetensors>=0.8",
     "numpy>=2.0",
     "pillow>=11.0",
-    "filelock>=3.19",
+    "filelock>=3.20.3",  # before, a link in place of the lock was followed (CVE-2025-68146, CVE-2026-22701)
     "tqdm>=4.67",
     "pyyaml>=6.0",
+    # Not an extra: every push is searched with its rules, and one without them would not be safe.
+    "detect-secrets>=1.5",
 ]
 
 EXTRAS = {

@@ -142,7 +142,7 @@ def push(options: argparse.Namespace) -> None:
     """Send a folder to the Hub."""
     from .hub import push_folder
 
-    names = ("private", "revision", "dry_run", "allow", "exclude", "message")
+    names = ("private", "revision", "dry_run", "include", "exclude", "message")
     print(push_folder(options.folder, options.repo, **{name: getattr(options, name) for name in names}))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import importlib
 import os
 import re
 import warnings
@@ -15,6 +16,9 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.dynamic_module_utils import custom_object_save
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 # Of this code, wherever it has travelled to: a saved config says by which version it was written.
 VERSION = "0.1.0"
@@ -104,9 +108,36 @@ class TravellingCode:
         if not _is_ours(type(self)):
             custom_object_save(self._ours(), folder)
 
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """Send to the Hub what `save_pretrained` saves, as `plain-vit push` sends a folder.
+
+        Where the package plain-vit is installed, all of it is searched for secrets first, the model is opened, and it
+        goes with its page and its image processor: see `plain_vit.hub.push_saved`. Where this code has travelled
+        without the package, transformers sends the files unsearched, and that is said.
+
+        Args:
+            repo_id: "user/name".
+            **options: Of transformers' own `push_to_hub`; of a model also `image_processor`.
+        """
+        hub = package_hub()
+        return super().push_to_hub(repo_id, **options) if hub is None else hub.push_saved(self, repo_id, **options)  # type: ignore[misc]
+
     def _upload_modified_files(self, working_dir: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
         self._add_code(working_dir)
         return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
+
+
+def package_hub() -> Any:
+    """Return `plain_vit.hub`; None, with a warning, where this code has travelled without the package."""
+    try:
+        importlib.import_module("plain_vit")
+    except ModuleNotFoundError:
+        logger.warning(
+            "plain-vit is not installed: the files are sent without being searched for secrets, without being opened "
+            "first, and without a page of their own."
+        )
+        return None
+    return importlib.import_module("plain_vit.hub")
 
 
 def _is_ours(kind: type) -> bool:
@@ -515,17 +546,19 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         """Build from a saved file, as `from_dict` does."""
         return cls.from_dict(cls._dict_from_json_file(json_file))
 
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
         """Save as transformers does, and name no file for an Auto class that is not there.
 
         The image processor's file may come later: saving the processor brings it.
         """
+        if push_to_hub and (hub := package_hub()) is not None:
+            return hub.save_and_push(self, save_directory, **kwargs)
         if cast(Any, self)._auto_class is None:
             self.auto_map["AutoConfig"] = AUTO_MAP["AutoConfig"]
         folder = Path(save_directory)
         kept = {name: where for name, where in self.auto_map.items() if _is_there(where, folder)}
         self.auto_map = {**AUTO_MAP, **kept}
-        super().save_pretrained(save_directory, *args, **kwargs)
+        super().save_pretrained(save_directory, push_to_hub, **kwargs)
         self._add_code(folder)
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ operations.
 Legend: `C` channels, `H W` pixels.
 """
 
+import importlib
 import json
 import math
 import os
@@ -33,6 +34,9 @@ from transformers.image_utils import (
     SizeDict,
     get_image_size_for_max_height_width,
 )
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 # Where both classes are in a saved folder, in the form that `AutoImageProcessor` reads.
 AUTO_MAP = {
@@ -296,6 +300,22 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         settings = super().to_dict()
         return {name: value for name, value in settings.items() if name not in WRITTEN_BY_TRANSFORMERS}
 
+    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> Any:
+        """Save as transformers does; where it is pushed too, as `push_to_hub` does."""
+        if push_to_hub and (hub := _package_hub()) is not None:
+            return hub.save_and_push(self, save_directory, **kwargs)
+        return super().save_pretrained(save_directory, push_to_hub, **kwargs)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """Send settings and code to the Hub, searched for secrets first where the package plain-vit is installed.
+
+        Args:
+            repo_id: "user/name".
+            **options: Of transformers' own `push_to_hub`.
+        """
+        hub = _package_hub()
+        return super().push_to_hub(repo_id, **options) if hub is None else hub.push_saved(self, repo_id, **options)
+
     def to_json_file(self, json_file_path: str | os.PathLike) -> None:
         """Write the settings, and the names of the classes unless the config.json beside them already says those.
 
@@ -318,6 +338,16 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         elif "AutoImageProcessor" not in config.get("auto_map", {}):
             settings |= {"image_processor_type": "PlainViTImageProcessor", "auto_map": AUTO_MAP}
         Path(json_file_path).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _package_hub() -> Any:
+    """Return `plain_vit.hub`; None, with a warning, where this code has travelled without the package."""
+    try:
+        importlib.import_module("plain_vit")
+    except ModuleNotFoundError:
+        logger.warning("plain-vit is not installed: the files are sent without being searched for secrets.")
+        return None
+    return importlib.import_module("plain_vit.hub")
 
 
 def _is_ours(kind: type) -> bool:

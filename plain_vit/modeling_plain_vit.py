@@ -33,7 +33,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode
+from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode, package_hub
 from .layers_plain_vit import (
     INITIALIZATIONS,
     PATCH_PREDICTORS,
@@ -424,7 +424,7 @@ def build_layer(config: PlainViTConfig, layer_idx: int) -> nn.Module:
 # Models
 
 
-class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
+class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):  # type: ignore[misc]
     """What all plain ViT models share: loading, saving, initialisation, what transformers may ask of them."""
 
     config: PlainViTConfig
@@ -508,7 +508,14 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
             )
         return patches.transpose(1, 2).unflatten(2, grid_size)
 
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+    def save_pretrained(  # type: ignore[override]
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        state_dict: dict[Any, Any] | None = None,
+        push_to_hub: bool = False,
+        **kwargs: Any,
+    ) -> None:
         """Save as transformers does, and leave no weights of an earlier save that would be loaded instead.
 
         Raises:
@@ -517,14 +524,18 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
         folder = Path(save_directory)
         if folder.is_file():
             raise NotADirectoryError(f"{folder} is a file: give the path of a folder to save the model in")
+        if push_to_hub and (hub := package_hub()) is not None:
+            return hub.save_and_push(
+                self, save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
+            )
         variant = f".{kwargs['variant']}" if kwargs.get("variant") else ""
         forms = {folder / f"model{variant}.safetensors", folder / f"model.safetensors.index{variant}.json"}
         times = {file: file.stat().st_mtime_ns for file in forms if file.is_file()}
         auto_class = self._ours()._auto_class
         if self._auto_class is None and auto_class is not None:
             self.config.auto_map[auto_class] = AUTO_MAP[auto_class]
-        super().save_pretrained(save_directory, *args, **kwargs)
-        if args[0] if args else kwargs.get("is_main_process", True):
+        super().save_pretrained(save_directory, is_main_process, state_dict, push_to_hub, **kwargs)
+        if is_main_process:
             self._add_code(folder)
         written = {file for file in forms if file.is_file() and file.stat().st_mtime_ns != times.get(file)}
         for stale in forms - written if written else ():
@@ -738,7 +749,7 @@ class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
         )
 
 
-class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):
+class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[misc]
     """The plain Vision Transformer as a source of feature maps for detection, segmentation and depth models.
 
     Stages are the embeddings ("stem") and each block ("stage1", ...); the config's `out_features` picks some. Each goes

@@ -240,8 +240,26 @@ HUB = {
         "HubError, theirs stays", "test_hub.py::test_somebody_elses_change_is_not_overwritten"),
     "a truncated download": ("HubError", "test_hub.py::test_a_cut_download_is_not_taken_for_the_file"),
     "no network, or switched off": ("HubError", "test_hub.py::test_without_a_network_it_is_said"),
-    "secrets, pickles, huge files, links in a folder to push": (
-        "PushRefusedError", "test_hub.py::test_secrets_and_pickles_are_refused_unless_asked"),
+    "files that are no part of a model's repository": (
+        "they stay here and are listed",
+        "test_push_contents.py::test_of_140_planted_files_none_is_sent_and_none_goes_by_its_path"),
+    "the same, asked for with `--include`: secrets, pickles, states of a training, what cannot be searched": (
+        "PushRefusedError", "test_push_contents.py::test_of_140_planted_files_none_is_sent_and_none_goes_by_its_path"),
+    "a secret in a file that is sent, in any encoding": (
+        "PushRefusedError", "test_push_contents.py::test_a_secret_is_found_wherever_it_is_and_however_it_is_written"),
+    "a secret of the environment": (
+        "PushRefusedError", "test_push_contents.py::test_a_secret_of_the_environment_is_known_by_itself"),
+    "other metadata of safetensors than their writers'": (
+        "PushRefusedError", "test_push_contents.py::test_metadata_of_weights_is_refused_unless_the_key_is_named"),
+    "metadata of pictures": ("left away", "test_push_contents.py::test_pictures_lose_their_metadata_and_no_pixel"),
+    "huge files, links out of the folder, pipes": (
+        "PushRefusedError", "test_hub.py::test_huge_files_links_and_pipes_are_refused"),
+    "a file that changes meanwhile": ("CheckpointError", "test_hub.py::test_a_folder_is_sent_as_it_was_looked_at"),
+    "a folder that does not open: wrong sizes, NaN, code that is not there": (
+        "CheckpointError, MappingError", "test_hub.py::test_a_folder_that_does_not_open_is_not_pushed"),
+    "a first push that is refused for good": (
+        "HubError, no repository is left", "test_hub.py::test_a_refused_first_push_leaves_no_repository"),
+    "a revision that is none": ("HubError", "test_hub.py::test_a_revision_that_cannot_be_is_named"),
     "private, into a public repository": (
         "HubError", "test_hub.py::test_private_is_never_pushed_into_a_public_repository"),
 }  # fmt: skip

@@ -2,11 +2,9 @@
 
 import json
 import os
-import pickle
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,9 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassif
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint
-from plain_vit.errors import CheckpointError, HubError, PushRefusedError
-from plain_vit.hub import LIMIT_BYTES, push_folder
+from plain_vit.errors import CheckpointError, HubError, MappingError, PushRefusedError
+from plain_vit.hub import push_folder
+from plain_vit.hub.contents import LIMIT_BYTES
 from plain_vit.model_card import ModelFacts, is_untouched, write_card
 from tests.conftest import randomize_
 from tests.hub_endpoint import HubEndpoint
@@ -206,96 +205,84 @@ def test_a_timm_repository_opens(hub: HubEndpoint, tmp_path: Path) -> None:
 # ---- what is sent and what is not ----
 
 
-def test_a_dry_run_lists_what_would_be_sent_and_asks_nobody(folder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_dry_run_lists_what_would_be_sent_and_asks_nobody(folder: Path) -> None:
     (folder / "checkpoints" / "step_00000007").mkdir(parents=True)
     (folder / "checkpoints" / "step_00000007" / "model.safetensors").write_bytes(b"x")
-    (folder / "best").mkdir()
-    (folder / "best" / "model.safetensors").write_bytes(b"x")
     (folder / "optimizer.bin").write_bytes(b"x")
+    (folder / "notes.txt").write_text("mine")
     (folder / "report").mkdir()
-    (folder / "report" / "curves.png").write_bytes(b"x")
+    Image.new("RGB", (3, 2)).save(folder / "report" / "curves.png")
+    Image.new("RGB", (3, 2)).save(folder / "report" / "passport.png")
     (folder / "__pycache__").mkdir()
-    (folder / "__pycache__" / "x.pyc").write_bytes(b"x")
-    push = push_folder(folder, REPO, dry_run=True, exclude=["config*.py"])  # the tests are offline
-    assert set(push.sent) == WHOLE - {"configuration_plain_vit.py"} | {"report/curves.png"}
-    assert push.left_out == {
-        "checkpoints/step_00000007/model.safetensors": "a checkpoint of the training",
-        "best/model.safetensors": "a checkpoint of the training",
-        "optimizer.bin": "a state of the training",
-        "__pycache__/x.pyc": "no part of a model",
-        "configuration_plain_vit.py": "excluded",
-    }
+    for number in range(7):
+        (folder / "__pycache__" / f"{number}.pyc").write_bytes(b"x")
+    push = push_folder(folder, REPO, dry_run=True, exclude=["report/cur*"])  # the tests are offline
+    assert set(push.sent) == WHOLE
+    assert push.left_out["report/curves.png"] == "excluded"
+    assert push.left_out["notes.txt"] == push.left_out["report/passport.png"] == "no part of a model's repository"
+    assert "of the training" in push.left_out["checkpoints/step_00000007/model.safetensors"]
+    assert "of the training" in push.left_out["optimizer.bin"]
+    assert len(push.left_out) == 12
     assert push.url is None
-    assert "would send to alice/model:\n  README.md (" in str(push)
-    assert "left out optimizer.bin: a state of the training" in str(push)
+    shown = str(push).splitlines()
+    assert shown[0] == "would send to alice/model:"
+    assert "  left out __pycache__/: 7 files, no part of a model's repository" in shown
+    assert "  left out notes.txt: no part of a model's repository" in shown
 
 
-TOKEN = b"hf_" + b"aB3" * 12
+def test_a_file_is_sent_besides_only_by_its_exact_path(folder: Path) -> None:
+    (folder / "notes").mkdir()
+    (folder / "notes" / "first.txt").write_text("mine")
+    (folder / "notes" / "second.txt").write_text("mine")
+    assert "notes/first.txt" in push_folder(folder, REPO, dry_run=True, include=["notes/first.txt"]).sent
+    for asked in ("notes", "notes/*", "first.txt", "./notes/first.txt", "notes/third.txt"):
+        with pytest.raises(PushRefusedError, match="exact path"):
+            push_folder(folder, REPO, dry_run=True, include=[asked])
 
 
-def hostile_archive() -> bytes:
-    with zipfile.ZipFile("archive.zip", "w") as archive:
-        archive.writestr("x/data.pkl", pickle.dumps([1]))
-    data = Path("archive.zip").read_bytes()
-    Path("archive.zip").unlink()
-    return data
+def test_what_the_model_needs_cannot_be_excluded(folder: Path) -> None:
+    for pattern in ("*.safetensors", "config.json", "layers*", "preprocessor_config.json"):
+        with pytest.raises(PushRefusedError, match="is needed"):
+            push_folder(folder, REPO, dry_run=True, exclude=[pattern])
+    (folder / "README.md").write_text("# Mine\n")
+    assert "README.md" not in push_folder(folder, REPO, dry_run=True, exclude=["README.md"]).sent
 
 
-@pytest.mark.parametrize(
-    "name, content, fault",
-    [
-        (".env", b"A=1", "named like a secret"),
-        (".env.production", b"A=1", "named like a secret"),
-        ("sub/server.pem", b"x", "named like a secret"),
-        ("id_rsa", b"x", "named like a secret"),
-        ("hf_token.txt", b"x", "named like a secret"),
-        ("credentials.json", b"{}", "named like a secret"),
-        (".hidden", b"x", "is hidden"),
-        ("notes.md", b"use " + TOKEN, "looks like a secret"),
-        ("run.json", b'{"key": "-----BEGIN RSA PRIVATE KEY-----"}', "looks like a secret"),
-        ("log.txt", b"token hf_write was used", "looks like a secret"),  # the token of this very user
-        ("pytorch_model.bin", b"x", "is a pickle"),
-        ("weights.pt", b"x", "is a pickle"),
-        ("state", pickle.dumps({"a": 1}), "is a pickle"),
-        ("weights.dat", None, "an archive with a pickle in it"),
-    ],
-)
-def test_secrets_and_pickles_are_refused_unless_asked(
-    name: str, content: bytes | None, fault: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_TOKEN", "hf_write")
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_bytes(hostile_archive() if content is None else content)
-    with pytest.raises(PushRefusedError, match=fault) as caught:
-        push_folder(folder, REPO, dry_run=True)
-    assert len(caught.value.faults) == 1
-    assert caught.value.faults[0].startswith(f"{name} ")
-    assert name in push_folder(folder, REPO, dry_run=True, allow=[name]).sent
-    assert push_folder(folder, REPO, dry_run=True, exclude=[name]).left_out[name] == "excluded"
+def test_a_folder_is_sent_as_it_was_looked_at(hub: HubEndpoint, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = huggingface_hub.HfApi.list_repo_tree
 
+    def meanwhile(self: huggingface_hub.HfApi, *arguments: Any, **options: Any) -> Any:
+        (folder / "model.safetensors").write_bytes(b"something else")
+        (folder / "config.json").write_text("something else")
+        return listed(self, *arguments, **options)
 
-def test_ordinary_files_are_not_taken_for_secrets(folder: Path) -> None:
-    for name in ("tokenizer.json", "keyboard.png", "secretary.jpg", ".gitattributes", "arguments.yaml", "log.jsonl"):
-        (folder / name).write_bytes(b"hf_ is how a token begins")
-    push_folder(folder, REPO, dry_run=True)
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_tree", meanwhile)
+    with pytest.raises(CheckpointError, match="model.safetensors changed after being looked at"):
+        push_folder(folder, REPO)
+    assert not hub.path(REPO, "model").exists()
 
 
 def test_huge_files_links_and_pipes_are_refused(folder: Path, tmp_path: Path) -> None:
-    with (folder / "huge.npz").open("wb") as file:
+    with (folder / "labels.txt").open("wb") as file:
         file.truncate(LIMIT_BYTES + 1)  # takes no room
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "private.txt").write_text("x")
-    (folder / "link.txt").symlink_to(tmp_path / "outside" / "private.txt")
+    (folder / "LICENSE").symlink_to(tmp_path / "outside" / "private.txt")
     (folder / "linked").symlink_to(tmp_path / "outside")
-    (folder / "inside.json").symlink_to("config.json")
+    (folder / "classes.txt").symlink_to("config.json")
     os.mkfifo(folder / "pipe")
+    os.mkfifo(folder / "NOTICE")
     with pytest.raises(PushRefusedError) as caught:
-        push_folder(folder, REPO, dry_run=True)
+        push_folder(folder, REPO, dry_run=True, include=["pipe", "linked"])
     faults = {fault.split()[0]: fault for fault in caught.value.faults}
-    assert set(faults) == {"huge.npz", "link.txt", "linked", "pipe"}
-    assert "5,000,000,001 bytes" in faults["huge.npz"]
+    assert set(faults) == {"labels.txt", "LICENSE", "linked", "NOTICE", "pipe"}
+    assert "5,000,000,001 bytes" in faults["labels.txt"]
     assert "link out of the folder" in faults["linked"]
+    assert "no ordinary file" in faults["pipe"]
+    for name in ("labels.txt", "LICENSE", "NOTICE"):
+        (folder / name).unlink()
+    push = push_folder(folder, REPO, dry_run=True)  # what stays here is not even opened
+    assert {"linked", "pipe"} <= set(push.left_out)
 
 
 def test_a_folder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -313,6 +300,130 @@ def test_a_folder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> 
         push_folder(folder, REPO, dry_run=True)
     with pytest.raises(CheckpointError, match="no folder"):
         push_folder(tmp_path / "gone", REPO, dry_run=True)
+
+
+def test_a_folder_that_does_not_open_is_not_pushed(folder: Path) -> None:
+    def refused(match: str) -> None:
+        with pytest.raises((CheckpointError, MappingError), match=match):
+            push_folder(folder, REPO, dry_run=True)
+
+    def settings(name: str, **changes: Any) -> None:
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**content, **changes}))
+
+    config = json.loads((folder / "config.json").read_text())
+    settings("config.json", hidden_size=config["hidden_size"] + config["num_attention_heads"])
+    refused("shape|width|tensor")
+    settings("config.json", hidden_size=config["hidden_size"])
+    for auto_map, says in (
+        ({**config["auto_map"], "AutoModel": "gone.Model"}, "gone.py is not there"),
+        ({**config["auto_map"], "AutoModel": "modeling_plain_vit.Gone"}, "has no Gone"),
+        ({**config["auto_map"], "AutoModel": "other/repo--modeling_plain_vit.PlainViTModel"}, "a file of the folder"),
+        ({"AutoModel": 3}, "a file of the folder"),
+        ([], "expected an object|describe no model"),
+    ):
+        if auto_map:
+            settings("config.json", auto_map=auto_map)
+            refused(says)
+    settings("config.json", auto_map=config["auto_map"])
+    (folder / "layers_plain_vit.py").rename(folder / "elsewhere.py")
+    refused("layers_plain_vit.py is not there")
+    (folder / "elsewhere.py").rename(folder / "layers_plain_vit.py")
+    settings("preprocessor_config.json", image_std=[0.0, 1.0, 1.0])
+    refused("image_std|deviation")
+    settings("preprocessor_config.json", image_std=[0.5, 0.5, 0.5])
+    push_folder(folder, REPO, dry_run=True)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    next(iter(tensors.values())).view(-1)[0] = float("nan")
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    refused("NaN")
+
+
+def test_code_of_ones_own_is_read_and_said_not_to_have_run(folder: Path) -> None:
+    (folder / "layers_plain_vit.py").write_text((folder / "layers_plain_vit.py").read_text() + "\n# mine\n")
+    push = push_folder(folder, REPO, dry_run=True)
+    assert push.notes == ["layers_plain_vit.py: not the code of this version of plain-vit; it was read, not run"]
+    assert push.notes[0] in str(push)
+    (folder / "layers_plain_vit.py").write_text("def:\n")
+    with pytest.raises(CheckpointError, match="layers_plain_vit.py is no Python"):
+        push_folder(folder, REPO, dry_run=True)
+
+
+def test_an_unchanged_push_sends_nothing_and_says_so(hub: HubEndpoint, folder: Path) -> None:
+    push_folder(folder, REPO)
+    commits = len(hub.repository(REPO, "model").commits)
+    again = push_folder(folder, REPO)
+    assert (dict(again.sent), set(again.unchanged)) == ({}, WHOLE)
+    assert str(again).startswith(f"nothing to send: {REPO} has all 8 files as they are")
+    assert len(hub.repository(REPO, "model").commits) == commits
+    third = push_folder(save(folder, seed=2), REPO)
+    assert set(third.sent) == {"model.safetensors"}
+    assert set(third.unchanged) == WHOLE - {"model.safetensors"}
+
+
+@pytest.mark.parametrize("status", [400, 403, 413])
+def test_a_refused_first_push_leaves_no_repository(status: int, hub: HubEndpoint, folder: Path) -> None:
+    hub.fail("POST", "/commit/", status=status)
+    with pytest.raises(HubError, match="was made for this push and, as it was refused, removed again"):
+        push_folder(folder, REPO)
+    assert not hub.path(REPO, "model").exists()
+    hub.fail("POST", "/commit/", status=status)
+    hub.fail("DELETE", "/api/repos/delete", status=403)
+    with pytest.raises(HubError, match="was made for this push and is empty"):
+        push_folder(folder, REPO)
+    push_folder(folder, REPO)
+    hub.fail("POST", "/commit/", status=status)
+    with pytest.raises(HubError, match="was not changed"):
+        push_folder(save(folder, seed=2), REPO)
+    assert set(hub.files(REPO)) == WHOLE
+
+
+def test_a_revision_that_cannot_be_is_named(hub: HubEndpoint, folder: Path) -> None:
+    for revision in ("a b", "a..b", "-x", "x.lock", "a~1", "", "/x", "\x1b[31m"):
+        with pytest.raises(HubError, match="cannot be the name of a branch") as caught:
+            push_folder(folder, REPO, revision=revision)
+        assert str(caught.value).isprintable()
+    assert not hub.path(REPO, "model").exists()
+    hub.fail("POST", "/branch/", status=400)
+    with pytest.raises(HubError, match="branch 'draft'"):
+        push_folder(folder, REPO, revision="draft")
+
+
+def test_a_model_pushes_itself_with_its_page_and_its_image_processor(hub: HubEndpoint, folder: Path) -> None:
+    loaded = PlainViTForImageClassification.from_pretrained(folder)
+    loaded.push_to_hub(REPO, tags=["insects"])
+    files = hub.files(REPO)
+    assert set(files) == WHOLE
+    assert is_untouched(files["README.md"])
+    assert b"- insects" in files["README.md"]
+    assert f'from_checkpoint("{REPO}")' in files["README.md"].decode()
+    assert AutoImageProcessor.from_pretrained(REPO).size == {"height": 24, "width": 56}
+    other = PlainViTImageProcessor(size={"height": 16, "width": 28})
+    build().push_to_hub("alice/other", image_processor=other)
+    assert set(hub.files("alice/other")) == WHOLE
+    loaded.push_to_hub("alice/other")  # what the repository has is not replaced by what is only known from loading
+    assert AutoImageProcessor.from_pretrained("alice/other").size == {"height": 16, "width": 28}
+    build(seed=2).save_pretrained(folder.parent / "third", push_to_hub=True, repo_id="alice/third")
+    assert set(hub.files("alice/third")) == WHOLE - {"preprocessor_config.json", "image_processing_plain_vit.py"}
+    assert (folder.parent / "third" / "model.safetensors").exists()
+    assert not (folder.parent / "third" / "README.md").exists()
+
+
+def test_what_a_model_or_a_processor_pushes_itself_is_searched(hub: HubEndpoint) -> None:
+    token = "hf_" + "aB3" * 12
+    labels = dict(enumerate(["ant", "bee", token, "dog", "eel", "fox", "gnu"]))
+    broken = build()
+    with torch.no_grad():
+        broken.classifier.bias[0] = float("nan")
+    for thing in (build(id2label=labels), tiny_config(id2label=labels)):
+        with pytest.raises(PushRefusedError, match=r"config\.json holds what looks like a token of Hugging Face"):
+            thing.push_to_hub(REPO)
+    with pytest.raises((CheckpointError, MappingError), match="NaN"):
+        broken.push_to_hub(REPO)
+    for message in (PlainViTImageProcessor(), build()):
+        with pytest.raises(PushRefusedError, match="message of the commit"):
+            message.push_to_hub(REPO, commit_message=token)
+    assert not hub.path(REPO, "model").exists()
 
 
 @pytest.mark.parametrize("repo_id", ["model", "a/b/c", "alice/mod el", "alice/-model", ""])
@@ -347,7 +458,7 @@ def test_a_page_that_a_person_edited_on_the_hub_stays(hub: HubEndpoint, folder: 
     assert "edited by a person" in push.left_out["README.md"]
     assert hub.files(REPO)["README.md"] == mine
     assert torch.equal(logits(from_checkpoint(REPO).model), logits(build(2)))
-    push_folder(folder, REPO, allow=["README.md"])
+    push_folder(folder, REPO, include=["README.md"])
     assert is_untouched(hub.files(REPO)["README.md"])
 
 
@@ -360,8 +471,9 @@ def test_a_page_that_nobody_edited_is_brought_up_to_date(hub: HubEndpoint, folde
 
 def test_metadata_that_the_hub_refuses_is_said_before_anything_is_sent(hub: HubEndpoint, folder: Path) -> None:
     (folder / "README.md").write_text("---\nlicense: other\n---\n# Mine\n")
-    with pytest.raises(HubError, match='"license_name" is needed'):
+    with pytest.raises(HubError, match='the metadata of README.md: "license_name" is needed'):
         push_folder(folder, REPO)
+    assert not hub.path(REPO, "model").exists()
     assert not [path for method, path, _ in hub.requests if method == "PUT" or "/commit/" in path]
 
 
@@ -385,7 +497,7 @@ def test_a_fault_that_passes_is_outlived(hub: HubEndpoint, folder: Path, slept: 
 
 def test_an_interrupted_push_is_taken_up_where_it_broke_off(hub: HubEndpoint, folder: Path, slept: list[float]) -> None:
     hub.fail("POST", "/commit/", status=500, times=99)
-    with pytest.raises(HubError, match=r"alice/model was not changed: the Hub has a fault of its own.*500"):
+    with pytest.raises(HubError, match=r"alice/model was made for this push and is empty: the Hub has a fault.*500"):
         push_folder(folder, REPO)
     assert heads(hub).keys() == {"main"}
     assert hub.files(REPO) == {}
@@ -433,16 +545,16 @@ def test_somebody_elses_change_is_not_overwritten(
     hub: HubEndpoint, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push_folder(folder, REPO)
-    listed = huggingface_hub.HfApi.list_repo_files
+    listed = huggingface_hub.HfApi.list_repo_tree
 
-    def meanwhile(self: huggingface_hub.HfApi, *arguments: Any, **options: Any) -> list[str]:
+    def meanwhile(self: huggingface_hub.HfApi, *arguments: Any, **options: Any) -> Any:
         found = listed(self, *arguments, **options)
         repository = hub.repository(REPO, "model")
         repository.commit("main", "of somebody else", repository.files("main"))
         hub.save(repository)
         return found
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", meanwhile)
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_tree", meanwhile)
     with pytest.raises(HubError, match="changed while this push went on"):
         push_folder(save(folder, seed=2), REPO)
     assert torch.equal(logits(from_checkpoint(REPO).model), logits(build(0)))
@@ -547,9 +659,9 @@ def test_convert_pushes_a_model_with_its_page_and_leaves_nothing_here(
 
 def test_push_sends_what_the_dry_run_listed(hub: HubEndpoint, folder: Path, capsys: pytest.CaptureFixture) -> None:
     (folder / "notes.pt").write_bytes(b"x")
-    assert main(["push", str(folder), REPO]) == PushRefusedError.exit_code
-    assert "notes.pt is a pickle" in capsys.readouterr().err
-    arguments = ["push", str(folder), REPO, "--exclude", "*.pt", "--revision", "draft", "--message", "First"]
+    assert main(["push", str(folder), REPO, "--include", "notes.pt"]) == PushRefusedError.exit_code
+    assert "notes.pt is a state or a log of the training, a pickle" in capsys.readouterr().err
+    arguments = ["push", str(folder), REPO, "--exclude", "*.csv", "--revision", "draft", "--message", "First"]
     assert main([*arguments, "--dry-run"]) == 0
     listed = capsys.readouterr().out
     assert not hub.path(REPO, "model").exists()

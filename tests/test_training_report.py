@@ -375,15 +375,9 @@ def test_push_sends_model_page_and_report_and_opens_from_the_hub(model_folder, t
     assert all(torch.equal(tensor, saved.state_dict()[name]) for name, tensor in pushed.state_dict().items())
     api = huggingface_hub.HfApi(endpoint=hub.url)
     files = set(api.list_repo_files("alice/tiny-digits"))
-    assert {
-        "README.md",
-        "config.json",
-        "model.safetensors",
-        "report/index.html",
-        "log.jsonl",
-        "arguments.yaml",
-    } <= files
+    assert {"README.md", "config.json", "model.safetensors", "report/index.html", "report/curves.png"} <= files
     assert not [file for file in files if file.startswith(("checkpoints", "tensorboard", "report/snapshots"))]
+    assert not files & {"log.jsonl", "arguments.yaml", "results.json", "run.json"}
     assert api.model_info("alice/tiny-digits").private
     card = huggingface_hub.ModelCard.load("alice/tiny-digits")
     assert card.data.license == "cc0-1.0"

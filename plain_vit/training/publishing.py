@@ -13,7 +13,6 @@ from plain_vit.model_card import ModelFacts, source_facts, write_card
 from plain_vit.training.benchmarks import BENCHMARKS
 from plain_vit.training.data import EMBEDDED
 
-NOT_SENT = ("tensorboard/*", "wandb/*", "report/snapshots/*")
 PICTURES = {"Training curves": "report/curves.png", "Confusion matrix": "report/confusion_matrix.png"}
 
 
@@ -105,7 +104,7 @@ def publish(
     if repo_id is None:
         return None
     try:
-        return push_folder(run, repo_id, private=private, exclude=NOT_SENT)
+        return push_folder(run, repo_id, private=private)
     except HubError as error:
         again = f"plain-vit push {run} {repo_id}" + (" --private" if private else "")
         raise HubError(f"{error} The model is whole in {run}: push it with `{again}`.") from error

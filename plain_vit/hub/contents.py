@@ -1,0 +1,189 @@
+"""What of a folder is sent: what a model repository needs, and what was asked for by its path. All else stays here."""
+
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+
+from ..errors import PushRefusedError
+from ..model_card import CARD
+from .files import look_into, look_into_text
+from .opening import ADAPTER, Opened
+from .search import secrets_in
+
+NO_PART = "no part of a model's repository"
+LIMIT_BYTES = 5_000_000_000  # of one file; a larger one is a mistake more often than a model
+
+# What lies beside the model and is part of its page: papers, names of labels, and the report that training draws.
+BESIDE = re.compile(
+    r"README\.md|(LICEN[CS]E|COPYING|NOTICE|CITATION)([.-][\w.-]{1,40})?|\.gitattributes"
+    r"|(labels?|label_names|class_names|classes|id2label|label2id|synsets?)\.(txt|json|csv)"
+    r"|report/(index\.html|(curves|confusion_matrix|confused_pairs|mistakes|attention|positions_\d{1,3})\.png)",
+)
+LINKED = re.compile(
+    r"!\[[^\]\n]{0,2000}\]\(<?([^\s()<>]{1,500})>?(?:\s[^)\n]{0,500})?\)|<img\b[^>]{0,2000}?\bsrc=[\"']?([^\s\"'>]{1,500})"
+)
+PICTURE = re.compile(r".*\.(png|jpe?g)", re.IGNORECASE)
+
+# What never goes, however it is asked for; by name here, and by content in files.py.
+NEVER = (
+    (re.compile(r"(?i)(.*/)?\.(?!gitattributes$).*"), "is hidden or in a hidden folder"),
+    (re.compile(r"(?i)(.*/)?(__pycache__|node_modules)/.*|.*\.py[cod]"), "is what Python keeps for itself"),
+    (
+        re.compile(
+            r"(?i)(.*/)?([\w-]+\.)*(env|netrc|npmrc|pypirc|pem|key|p12|pfx|jks|keystore|kdbx|ppk|asc|gpg|htpasswd)"
+            r"|(.*/)?_?netrc|(.*/)?[\w.-]+\.env\.[\w.-]+|(.*/)?id_(rsa|dsa|ecdsa|ed25519).*"
+            r"|(.*/)?(.*[._-])?(tokens?|secrets?|credentials?|passwords?|passwd)(\.\w+)?"
+        ),
+        "is named like a secret",
+    ),
+    (
+        re.compile(
+            r"(?i)(.*/)?(wandb|mlruns|mlflow|tensorboard|lightning_logs|runs|aim|neptune|comet[\w.-]*|checkpoints?|best"
+            r"|(checkpoint|global_step|step|epoch|iter)[-_]?\d+|pytorch_model_fsdp_\d+|optimizer_\d+)/.*"
+            r"|(.*/)?([\w.-]*(optimizer|scheduler|grad_?scaler|rng_state|random_states|sampler_state|dataloader_state)[\w.-]*)"
+            r"|(.*/)?(trainer_state|training_args|train_state|progress|zero_to_fp32|scaler|sampler|latest)([._][\w.-]+|$)"
+            r"|(.*/)?(events\.out\.tfevents.*|.*\.(sqlite3?|db|wandb|distcp|ckpt|pt|pth|pkl|pickle|joblib|bin|swp|swo|core)"
+            r"|core(\.\d+)?|average\.safetensors)"
+        ),
+        "is a state or a log of the training, a pickle, or what a program left behind",
+    ),
+)
+
+
+@dataclass
+class Contents:
+    """What a folder's push holds.
+
+    Args:
+        sent: Each file, as it lies there or as bytes.
+        left_out: Why each other file stays here.
+        cleaned: Pictures that go without their metadata.
+        stamps: Of the files that are sent as they lie there, to see that they stay so.
+    """
+
+    sent: dict[str, Path | bytes] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    cleaned: list[str] = field(default_factory=list)
+    stamps: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    def add_text(self, name: str, data: bytes, known: Collection[str]) -> None:
+        """Add a text that was made here, searched like any other.
+
+        Raises:
+            PushRefusedError: It holds a secret.
+        """
+        looked = look_into_text(data, "utf-8", known)
+        if looked.faults:
+            raise PushRefusedError(f"{name} was not pushed:", [f"{name} {fault}" for fault in looked.faults])
+        self.sent[name] = looked.content
+
+    def changed(self) -> list[str]:
+        """Return the files that are not any more what was looked into."""
+        return [
+            name for name, path in self.sent.items() if isinstance(path, Path) and _stamp(path) != self.stamps[name]
+        ]
+
+
+def gather(
+    folder: Path, opened: Opened, include: Sequence[str], exclude: Sequence[str], known: Collection[str]
+) -> Contents:
+    """Look into every file of a folder that is to be sent.
+
+    Args:
+        folder: Of a saved model.
+        opened: What it needs.
+        include: Paths in the folder of files that are sent besides; "model.safetensors:key" lets that key of the file's
+            metadata go.
+        exclude: Patterns of paths that stay here.
+        known: Secrets themselves.
+
+    Raises:
+        PushRefusedError: lists every file that must not be sent.
+    """
+    files = dict(_walk(folder))
+    asked, keys, faults = _asked(include, files)
+    shown = _linked(folder, files)
+    contents = Contents()
+    for name, path in files.items():
+        is_part = name in opened.needed or name in ADAPTER or bool(BESIDE.fullmatch(name)) or name in shown
+        if any(fnmatch(name, pattern) for pattern in exclude):
+            if name in opened.needed:
+                faults.append(f"{name} is needed: without it the model does not open")
+            contents.left_out[name] = "excluded"
+        elif not is_part and name not in asked:
+            contents.left_out[name] = _never(name) or NO_PART
+        elif not is_part and (never := _never(name)):
+            faults.append(f"{name} {never}: it never goes")
+        else:
+            faults += [f"{name} {fault}" for fault in _add(contents, name, path, folder, known, keys.get(name, ()))]
+    if faults:
+        message = f"{folder} was not pushed. Remove or correct these files, or leave them out with --exclude:"
+        raise PushRefusedError(message, faults)
+    return contents
+
+
+def _asked(include: Sequence[str], files: Collection[str]) -> tuple[set[str], dict[str, set[str]], list[str]]:
+    """Return the files that are asked for, the keys of metadata that may go, and what is wrong with the rest."""
+    asked: set[str] = set()
+    keys: dict[str, set[str]] = {}
+    faults = []
+    for each in include:
+        name, _, key = each.partition(":")
+        if each in files or each == CARD:  # a page that is not there is written
+            asked.add(each)
+        elif name in files and key:
+            keys.setdefault(name, set()).add(key)
+        else:
+            faults.append(f"{each} is not there: --include takes the exact path of a file in the folder")
+    return asked, keys, faults
+
+
+def _add(
+    contents: Contents, name: str, path: Path, folder: Path, known: Collection[str], keys: Collection[str]
+) -> list[str]:
+    """Add a file, or return why it must not be sent."""
+    if secrets_in(name, known) or not name.isprintable():
+        return ["has a name that holds a secret, or that cannot be printed"]
+    if not path.resolve().is_relative_to(folder.resolve()):
+        return [f"is a link out of the folder, to {path.resolve()}"]
+    if not path.is_file():
+        return ["is no ordinary file"]
+    stamp = _stamp(path)
+    if stamp[0] > LIMIT_BYTES:
+        return [f"has {stamp[0]:,} bytes; at most {LIMIT_BYTES:,} are sent"]
+    looked = look_into(path, known=known, allowed_keys=keys)
+    contents.sent[name], contents.stamps[name] = looked.content, stamp
+    if looked.cleaned:
+        contents.cleaned.append(name)
+    return looked.faults
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield every file below a folder by its path there; links to folders are not followed."""
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        for path in (Path(place, name) for name in sorted([*names, *links])):
+            yield path.relative_to(folder).as_posix(), path
+
+
+def _never(name: str) -> str | None:
+    return next((reason for pattern, reason in NEVER if pattern.fullmatch(name)), None)
+
+
+def _linked(folder: Path, files: Collection[str]) -> set[str]:
+    """Return the pictures of the folder that its page shows."""
+    page = folder / CARD
+    if not page.is_file() or page.stat().st_size > 10_000_000:
+        return set()
+    links = (one or other for one, other in LINKED.findall(page.read_text(encoding="utf-8", errors="replace")))
+    names = {PurePosixPath(link.removeprefix("./")).as_posix() for link in links if "://" not in link}
+    return {name for name in names if name in files and PICTURE.fullmatch(name) and not _never(name)}
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -1,0 +1,220 @@
+"""Opening a saved folder before it is sent, as those who download it will: strictly, and without running its code."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+
+from .. import configuration_plain_vit, image_processing_plain_vit, layers_plain_vit, modeling_plain_vit
+from ..configuration_plain_vit import PlainViTConfig
+from ..conversion import from_checkpoint
+from ..errors import CheckpointError
+from ..files.containers import open_safetensors, parse_json
+from ..files.reading import read_checkpoint
+
+CONFIG, PROCESSOR, ADAPTER = (
+    "config.json",
+    "preprocessor_config.json",
+    ("adapter_config.json", "adapter_model.safetensors"),
+)
+OURS = {
+    Path(module.__file__ or "").name: Path(module.__file__ or "")
+    for module in (configuration_plain_vit, layers_plain_vit, modeling_plain_vit, image_processing_plain_vit)
+}
+
+
+@dataclass
+class Opened:
+    """A folder that opens.
+
+    Args:
+        config: `config.json`; empty for an adapter.
+        needed: The files without which it would not open elsewhere: weights, settings and code.
+        notes: What could not be tried.
+    """
+
+    config: Mapping[str, Any]
+    needed: set[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def open_folder(folder: Path) -> Opened:
+    """Open a folder with a model, and its image processor where it has one.
+
+    Ours open with this package, every tensor accounted for; other models of transformers with its class; of an adapter
+    its tensors are read. Code in the folder is parsed, and each class that is named has to be there; it is not run.
+
+    Raises:
+        CheckpointError: It does not open, or holds NaN; `MappingError` and others of its kind say what is wrong.
+    """
+    if (folder / ADAPTER[0]).is_file() and not (folder / CONFIG).exists():
+        return _open_adapter(folder)
+    checkpoint = read_checkpoint(folder)
+    if checkpoint.config is None:
+        raise CheckpointError(f"{folder} holds no {CONFIG}: give the folder of a saved model.")
+    if checkpoint.kind != "safetensors":
+        raise CheckpointError(
+            f"{folder} holds its weights in {checkpoint.files[0].name}, which is no safetensors file, and no other is "
+            "sent: `plain-vit convert` writes them anew."
+        )
+    config = checkpoint.config
+    needed = {CONFIG, *(file.name for file in checkpoint.files)}
+    needed |= {f"{name}.index.json" for name in ("model.safetensors",) if (folder / f"{name}.index.json").is_file()}
+    auto_map = auto_map_of(config)
+    if (folder / PROCESSOR).is_file():
+        needed.add(PROCESSOR)
+        named = {*classes_of(auto_map), *classes_of(auto_map_of(checkpoint.preprocessor_config or {}))}
+    else:  # its file comes with the image processor
+        named = set(classes_of({kind: value for kind, value in auto_map.items() if kind != "AutoImageProcessor"}))
+    opened = Opened(config, needed | check_code(folder, named))
+    foreign = sorted(name for name in opened.needed if name.endswith(".py") and not _is_ours(folder / name))
+    if foreign:
+        opened.notes.append(f"{', '.join(foreign)}: not the code of this version of plain-vit; it was read, not run")
+    _open_model(folder, config, opened)
+    return opened
+
+
+def auto_map_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    auto_map = settings.get("auto_map") or {}
+    if not isinstance(auto_map, dict):
+        raise CheckpointError(f"auto_map is {auto_map!r}: expected an object from Auto class to file and class.")
+    return auto_map
+
+
+def classes_of(auto_map: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each "file.Class" of an `auto_map`, in any of the forms that transformers reads."""
+    waiting = list(auto_map.values())
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (dict, list)):
+            waiting += list(value.values() if isinstance(value, dict) else value)
+        elif value is not None:
+            parts = value.split(".") if isinstance(value, str) else []
+            if len(parts) != 2 or not all(map(str.isidentifier, parts)):
+                raise CheckpointError(
+                    f"auto_map names {value!r}: expected a file of the folder and a class, 'file.Class'."
+                )
+            yield value
+
+
+def check_code(folder: Path, named: set[str]) -> set[str]:
+    """Return the files in which these classes are, with those that they import from their folder.
+
+    Raises:
+        CheckpointError: lists every file and class that is not there, and what is no Python.
+    """
+    faults: list[str] = []
+    files: set[str] = set()
+    outlines: dict[str, Outline] = {}
+    waiting = sorted({each.partition(".")[0] for each in named})
+    while waiting:
+        module = waiting.pop()
+        path = folder / f"{module}.py"
+        if path.name in files or module in outlines:
+            continue
+        try:
+            outlines[module] = _outline(path.read_bytes())
+        except OSError:
+            faults.append(f"{path.name} is not there")
+            continue
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            faults.append(f"{path.name} is no Python: {error}")
+            continue
+        files.add(path.name)
+        waiting += outlines[module].imports - outlines.keys()
+    for module, name in (each.split(".") for each in sorted(named)):
+        if module in outlines and name not in outlines[module].names:
+            faults.append(f"{module}.py has no {name}, which auto_map names")
+    if faults:
+        lines = [f"{folder} would not open by its own code:", *(f"  - {fault}" for fault in dict.fromkeys(faults))]
+        raise CheckpointError("\n".join(lines))
+    return files
+
+
+class Outline(NamedTuple):
+    """What a file of code has on its top level, and which files beside it it imports."""
+
+    names: frozenset[str]
+    imports: frozenset[str]
+
+
+@lru_cache(maxsize=16)
+def _outline(source: bytes) -> Outline:
+    names, imports = set(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+            if node.level == 1:
+                imports |= {node.module.partition(".")[0]} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return Outline(frozenset(names), frozenset(imports))
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name in OURS and path.read_bytes() == OURS[path.name].read_bytes()
+
+
+def _open_model(folder: Path, config: Mapping[str, Any], opened: Opened) -> None:
+    model_type, architectures = config.get("model_type"), config.get("architectures")
+    of_model = {kind: value for kind, value in auto_map_of(config).items() if kind != "AutoImageProcessor"}
+    code = {f"{each.partition('.')[0]}.py" for each in classes_of(of_model)}
+    if code - OURS.keys():
+        _check_numbers(folder)
+        opened.notes.append("the model opens by its own code alone: its tensors were read, the model was not built")
+    elif model_type != PlainViTConfig.model_type and architectures and hasattr(transformers, str(architectures[0])):
+        _open_stock(folder, str(architectures[0]))
+    else:
+        from_checkpoint(folder)
+
+
+def _open_stock(folder: Path, name: str) -> None:
+    """Open a model of transformers' own, of any kind, with its class."""
+    try:
+        _, report = getattr(transformers, name).from_pretrained(
+            folder, output_loading_info=True, use_safetensors=True, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # every model has mistakes of its own
+        lines = str(error).splitlines() or [""]
+        raise CheckpointError(f"{folder} does not open as {name}: {type(error).__name__}: {lines[0]}") from error
+    faults = [f"{len(names)} tensors are {kind.removesuffix('_keys')}: {sorted(map(str, names))[0]}, ..."
+              for kind, names in report.items() if kind.endswith("_keys") and names]  # fmt: skip
+    if faults:
+        raise CheckpointError(f"{folder} does not open as {name}: {'; '.join(faults)}")
+    _check_numbers(folder)
+
+
+def _check_numbers(folder: Path) -> None:
+    checkpoint = read_checkpoint(folder)
+    _check_finite(folder, checkpoint.tensors)
+
+
+def _check_finite(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    broken = [
+        name
+        for name in tensors
+        if (tensor := tensors[name]).is_floating_point() and not tensor.float().isfinite().all()
+    ]
+    if broken:
+        raise CheckpointError(f"{folder}: {len(broken)} tensors hold NaN or infinite values, {broken[0]!r} among them.")
+
+
+def _open_adapter(folder: Path) -> Opened:
+    """Read what peft saved; without the base model it cannot be built."""
+    if not (folder / ADAPTER[1]).is_file():
+        raise CheckpointError(f"{folder} holds {ADAPTER[0]} and no {ADAPTER[1]}: save the adapter as safetensors.")
+    settings = parse_json((folder / ADAPTER[0]).read_bytes(), str(folder / ADAPTER[0]))
+    if not isinstance(settings.get("peft_type"), str) or not isinstance(settings.get("base_model_name_or_path"), str):
+        raise CheckpointError(
+            f"{folder / ADAPTER[0]} names no peft_type and no base_model_name_or_path: save it with peft."
+        )
+    _check_finite(folder, open_safetensors(folder / ADAPTER[1])[0])
+    note = f"an adapter of {settings['base_model_name_or_path']}: its tensors were read, the model was not built"
+    return Opened({}, {*ADAPTER}, [note])

@@ -1,0 +1,92 @@
+"""Telling what a file is by its content: a pickle of any protocol, and what packs others up."""
+
+import pickletools
+import re
+from io import BytesIO
+from typing import Any
+
+LONGEST = 4_000_000  # bytes of a text that is asked whether it is a pickle; the rest is not needed to know it
+MANY_STEPS = 2_000
+FEW_STEPS = 4  # a text of fewer that goes on behind its end is a text
+NAMES = re.compile(r"[^\W\d][\w.]* [^\W\d][\w.]*")  # a module and a name in it
+CALLS = ("REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD")
+BINARY_PROTOCOL = re.compile(rb"\x80[\x02-\x05]")
+
+# By their first bytes: where in the file, what, and in words.
+KINDS = (
+    (0, b"PK\x03\x04", "a zip archive, as torch.save and .npz write"),
+    (0, b"PK\x05\x06", "a zip archive"),
+    (0, b"\x1f\x8b", "compressed with gzip"),
+    (0, b"BZh", "compressed with bzip2"),
+    (0, b"\xfd7zXZ\x00", "compressed with xz"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed with zstd"),
+    (0, b"\x04\x22\x4d\x18", "compressed with lz4"),
+    (0, b"7z\xbc\xaf", "a 7z archive"),
+    (0, b"Rar!", "a rar archive"),
+    (257, b"ustar", "a tar archive"),
+    (0, b"\x93NUMPY", "a numpy array: save safetensors"),
+    (0, b"SQLite format 3", "an SQLite database"),
+    (0, b"\x7fELF", "a program or a core dump"),
+    (0, b"b0VIM", "a swap file of vim"),
+    (0, b"\x89HDF", "an HDF5 file"),
+    (0, b"%PDF", "a PDF"),
+)
+PACKED = ("zip", "gzip", "bzip2", "xz", "zstd", "lz4", "7z", "rar", "tar")
+
+
+def kind_of(data: bytes) -> str | None:
+    """Return in words what a file is that is no text, as far as its first bytes tell."""
+    if is_pickle(data):
+        return "a pickle, which runs code where it is loaded: save safetensors"
+    return next((words for place, magic, words in KINDS if data.startswith(magic, place)), None)
+
+
+def is_packed(data: bytes) -> bool:
+    """Return whether bytes are a pickle, an archive or compressed."""
+    kind = kind_of(data)
+    return kind is not None and (kind.startswith("a pickle") or any(word in kind.split(" ") for word in PACKED))
+
+
+def is_pickle(data: bytes) -> bool:
+    """Return whether bytes are a pickle of any protocol, without running any of it.
+
+    A text becomes one by its first steps: each has to find on the stack what it takes away.
+    """
+    if BINARY_PROTOCOL.match(data):
+        return True
+    data = data[:LONGEST].rstrip()
+    stack: list[object] = []
+    steps, calls = 0, False
+    try:
+        for opcode, argument, position in pickletools.genops(BytesIO(data)):
+            if opcode.name in ("GLOBAL", "INST") and not NAMES.fullmatch(str(argument)):
+                return False
+            if not _takes_from(stack, opcode):
+                return False
+            steps += 1
+            calls |= opcode.name in CALLS
+            if opcode.name == "STOP":
+                return position == len(data) - 1 or steps >= FEW_STEPS
+            if steps == MANY_STEPS:
+                return True
+    except Exception:  # pickletools raises whatever an argument makes it raise
+        pass
+    return calls and steps >= FEW_STEPS
+
+
+def _takes_from(stack: list[object], opcode: Any) -> bool:
+    """Do what a step does to the stack; return whether it could."""
+    mark = pickletools.markobject
+    before = list(opcode.stack_before)
+    if mark in before:
+        if mark not in stack:
+            return False
+        while stack.pop() is not mark:
+            pass
+        before = before[: before.index(mark)]
+    if len(before) > len(stack):
+        return False
+    if before:
+        del stack[-len(before) :]
+    stack.extend(opcode.stack_after)
+    return True

@@ -1,0 +1,247 @@
+"""Pushing a saved model to the Hub: what would be sent is looked at first, and arrives in one commit or not at all."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub.errors import HFValidationError
+from transformers import AutoImageProcessor, PreTrainedModel
+from transformers.utils import logging
+
+from ..configuration_plain_vit import PlainViTConfig
+from ..errors import CheckpointError, HubError, PushRefusedError
+from ..files.containers import parse_json
+from ..model_card import CARD, ModelFacts, addressed, card_text, is_untouched
+from .contents import gather
+from .delivery import Delivery, Push, delivered
+from .opening import CONFIG, PROCESSOR, Opened, auto_map_of, check_code, classes_of, open_folder
+from .search import known_secrets, secrets_in
+
+logger = logging.get_logger(__name__)
+
+# What git refuses in the name of a branch.
+NO_BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^/|/$|(^|/)\.|\.lock(/|$)|\.$|^@$|^-|^$")
+# The arguments of `save_pretrained(..., push_to_hub=True)` that are not about saving.
+HUB_OPTIONS = ("commit_message", "commit_description", "create_pr", "private", "revision", "tags", "token")
+
+
+def push_folder(
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    dry_run: bool = False,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    message: str = "Upload model",
+    token: str | None = None,
+) -> Push:
+    """Send the folder of a saved model to the Hub, in one commit.
+
+    Sent is what a model's repository needs: the weights (safetensors) and settings, the code that they name, the page
+    with its pictures, licence, names of labels, adapter, and the report of a training run. All else stays here and is
+    listed. The model is opened first, every file that goes is searched for secrets, and pictures go without their
+    metadata; the folder itself stays as it is, and nothing in it is executed.
+
+    What an interrupted push has uploaded is not sent again. A folder of ours without a page (`README.md`) is sent with
+    one; a page that a person has edited on the Hub stays. Weights of an earlier push that are not replaced go.
+
+    Args:
+        folder: Holds `config.json` and weights, or an adapter of peft.
+        repo_id: "user/name"; made if it is not there.
+        private: Let nobody else see it. A repository that is public already is refused.
+        revision: Branch to commit to, made if it is not there; the main one if not given.
+        dry_run: Send nothing and need no network: return what would be sent.
+        include: Exact paths in the folder of files that are sent besides: texts, PNG and JPEG pictures, safetensors.
+            "README.md" overwrites a page that was edited on the Hub; "model.safetensors:author" lets that key of the
+            file's metadata go.
+        exclude: Patterns of paths that stay here; what the model needs cannot.
+        message: Of the commit.
+        token: Of the user who pushes; that of `hf auth login` or `HF_TOKEN` if not given.
+
+    Returns:
+        What was sent, or would be.
+
+    Raises:
+        CheckpointError: The folder holds no whole model: it does not open, holds NaN, names code that is not there.
+        PushRefusedError: lists every file that holds a secret or must not go.
+        HubError: There is no token, permission or network, or the repository was changed at the same time.
+    """
+    path = Path(folder).expanduser()
+    check_repository(repo_id, token, revision=revision, needs_token=not dry_run)
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is no folder: give the folder of a saved model.")
+    known = known_secrets(token)
+    if secrets_in(message, known):
+        raise PushRefusedError(f"{path} was not pushed.", ["the message of the commit holds a secret"])
+    opened = open_folder(path)
+    contents = gather(path, opened, include, exclude, known)
+    if CARD in contents.sent:
+        page = (path / CARD).read_bytes()
+        if is_untouched(page):
+            contents.add_text(CARD, addressed(page, repo_id), known)
+    elif opened.config.get("model_type") == PlainViTConfig.model_type and CARD not in contents.left_out:
+        contents.add_text(CARD, addressed(card_text(path, ModelFacts()).encode(), repo_id), known)
+    delivery = Delivery(
+        repo_id=repo_id, contents=contents, private=private, revision=revision, message=message,
+        overwrites_card=CARD in include, notes=opened.notes,
+    )  # fmt: skip
+    return delivery.planned() if dry_run else delivered(HfApi(token=token, library_name="plain-vit"), delivery)[0]
+
+
+def push_saved(
+    thing: Any,
+    repo_id: str,
+    *,
+    image_processor: Any = None,
+    commit_message: str | None = None,
+    commit_description: str | None = None,
+    private: bool | None = None,
+    token: bool | str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    max_shard_size: int | str | None = None,
+    tags: Sequence[str] | None = None,
+    saving: Mapping[str, Any] | None = None,
+) -> CommitInfo:
+    """Save a model, an image processor or a configuration and send it as `push_folder` sends a folder.
+
+    This is what their `push_to_hub` does where this package is installed. A model goes with our page, unless the
+    repository has one, and with its image processor: the one that is given, or else that of the folder or repository
+    which the model was loaded from, unless the repository has one.
+
+    Args:
+        thing: With `save_pretrained`.
+        repo_id: "user/name", or a name alone for the user who pushes.
+        image_processor: Of a model.
+        commit_message: As in transformers, like all that follow.
+        commit_description: Of the commit.
+        private: Let nobody else see the repository.
+        token: Of the user who pushes.
+        revision: Branch to commit to, made if it is not there.
+        create_pr: Open a pull request instead.
+        max_shard_size: Of one file of weights.
+        tags: Words to find a model by, for its page.
+        saving: Other arguments of `save_pretrained`.
+
+    Returns:
+        The commit; where nothing has changed the last one.
+
+    Raises:
+        CheckpointError: What was saved does not open.
+        PushRefusedError: Something in it must not go.
+        HubError: There is no token, permission or network.
+    """
+    api = HfApi(token=token, library_name="plain-vit")
+    if "/" not in repo_id:
+        repo_id = f"{api.whoami()['name']}/{repo_id}"
+    own_token = token if isinstance(token, str) else None
+    check_repository(repo_id, own_token, revision=revision)
+    is_model = isinstance(thing, PreTrainedModel)
+    message = commit_message or f"Upload {'model' if is_model else type(thing).__name__}"
+    known = known_secrets(token)
+    if secrets_in(f"{message}\n{commit_description or ''}", known):
+        raise PushRefusedError(f"{repo_id} was not changed.", ["the message of the commit holds a secret"])
+    if is_model and max_shard_size is not None:
+        saving = {"max_shard_size": max_shard_size, **(saving or {})}
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary, repo_id.rpartition("/")[2])
+        thing.save_pretrained(folder, **(saving or {}))
+        only_new = [CARD]
+        if is_model:
+            given, image_processor = image_processor, image_processor or _processor_of(thing)
+            if image_processor is None:
+                logger.warning("No image processor goes along: give one as image_processor=, or push it too.")
+            else:
+                image_processor.save_pretrained(folder)
+                only_new += [PROCESSOR] if given is None else []
+        opened = open_folder(folder) if is_model else _settings_alone(folder)
+        contents = gather(folder, opened, (), (), known)
+        if contents.left_out:
+            logger.warning("Not sent, as no part of a model's repository: %s", ", ".join(contents.left_out))
+        if opened.config.get("model_type") == PlainViTConfig.model_type and is_model:
+            page = card_text(folder, ModelFacts(tags=tuple(tags or ())))
+            contents.add_text(CARD, addressed(page.encode(), repo_id), known)
+        delivery = Delivery(
+            repo_id=repo_id, contents=contents, private=bool(private), revision=revision, message=message,
+            description=commit_description, create_pr=create_pr, only_new=only_new, notes=opened.notes,
+            replaces_weights=is_model,
+        )  # fmt: skip
+        return delivered(api, delivery)[1]
+
+
+def save_and_push(thing: Any, folder: str | os.PathLike[str], **options: Any) -> None:
+    """Save, and push what was saved: `save_pretrained(..., push_to_hub=True)` where this package is installed.
+
+    Args:
+        thing: As for `push_saved`.
+        folder: Where to save.
+        **options: Of `save_pretrained`.
+    """
+    repo_id = options.pop("repo_id", None) or Path(folder).resolve().name
+    hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
+    options.pop("push_to_hub", None)
+    thing.save_pretrained(folder, **options)
+    if options.get("is_main_process", True):
+        push_saved(thing, repo_id, saving=options, **hub)
+
+
+def check_repository(
+    repo_id: str, token: str | None = None, *, revision: str | None = None, needs_token: bool = True
+) -> None:
+    """See, before any work and without the network, that something could be pushed.
+
+    Args:
+        repo_id: "user/name".
+        token: Of the user who pushes; that of `hf auth login` or `HF_TOKEN` if not given.
+        revision: Branch to commit to.
+        needs_token: Whether there has to be one.
+
+    Raises:
+        HubError: The id or the branch is none, or there is no token.
+    """
+    try:
+        huggingface_hub.utils.validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise HubError(f"{repo_id!r} cannot be the name of a repository: {error}") from None
+    if "/" not in repo_id:
+        raise HubError(f"{repo_id!r} names no owner: expected user/name.")
+    if revision is not None and (NO_BRANCH.search(revision) or not revision.isprintable()):
+        raise HubError(
+            f"{revision!r} cannot be the name of a branch: git allows no spaces, '..', '~', '^', ':' and so on."
+        )
+    if needs_token and token is None and huggingface_hub.get_token() is None:
+        raise HubError("There is no token: run `hf auth login`, or set HF_TOKEN to one that may write.")
+
+
+def _settings_alone(folder: Path) -> Opened:
+    """Look at what a configuration or an image processor has saved: settings and code."""
+    settings = [name for name in (CONFIG, PROCESSOR) if (folder / name).is_file()]
+    maps = (auto_map_of(parse_json((folder / name).read_bytes(), name)) for name in settings)
+    named = {each for auto_map in maps for each in classes_of(auto_map)}
+    there = {each for each in named if (folder / f"{each.split('.')[0]}.py").is_file()}
+    return Opened({}, {*settings, *check_code(folder, there)})
+
+
+def _processor_of(model: PreTrainedModel) -> Any:
+    """Return the image processor of the folder or repository that a model was loaded from, if it has one here."""
+    source = model.name_or_path
+    revision = getattr(model.config, "_commit_hash", None)
+    if not source or not Path(source).is_dir():
+        cached = huggingface_hub.try_to_load_from_cache(source, PROCESSOR, revision=revision) if source else None
+        if not isinstance(cached, str):
+            return None
+        source = str(Path(cached).parent)
+    try:
+        return AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError):
+        return None
+
+
+__all__ = ["Push", "check_repository", "push_folder", "push_saved", "save_and_push"]

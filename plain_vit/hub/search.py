@@ -1,0 +1,275 @@
+"""Searching a text for secrets: the rules of detect-secrets, and rules for what it has none for.
+
+A secret is found as it is, and written in the ways in which files write text: escaped, percent-encoded, with invisible
+characters, in base64 or hexadecimal. What is found is never part of a message.
+"""
+
+import base64
+import binascii
+import html
+import math
+import os
+import re
+import unicodedata
+import urllib.parse
+from collections import Counter
+from collections.abc import Collection, Iterator
+from functools import cache
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+
+from .pickles import is_packed
+
+CHUNK = 1_000_000  # characters that are searched at once
+OVERLAP = 20_000  # of two chunks: longer than any secret
+DEPTH = 2  # of base64 in base64
+TIMES_ESCAPED = 3  # JSON in JSON in JSON
+READABLE = np.array([chr(code).isprintable() and code < 127 for code in range(256)])
+SHORTEST_TEXT = 16  # characters in a row among numbers
+SHORTEST_KNOWN = 12  # characters; a shorter value of an environment variable may be a word of the text
+
+# Tokens that say by their first letters what they are.
+TOKENS = {
+    "a token of Hugging Face": r"\b(?:hf|api_org)_[A-Za-z0-9]{30,}",
+    "a token of GitHub": r"\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_[A-Za-z0-9_]{40,}",
+    "a token of GitLab": r"\bgl(?:pat|dt|ft|soat|rt|cbt|imt|ptt|agent|oas|ffct)-[\w-]{16,}",
+    "a token of PyPI": r"\bpypi-[\w-]{50,}",
+    "a token of npm": r"\bnpm_[A-Za-z0-9]{36}",
+    "a token of Docker": r"\bdckr_(?:pat|oat)_[\w-]{20,}",
+    "a key of AWS": r"\b(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA|AROA|AIDA)[0-9A-Z]{16}\b",
+    "a key of Google": r"\bAIza[\w-]{35}|\bya29\.[\w-]{20,}|\bGOCSPX-[\w-]{20,}",
+    "a key of Azure": r"(?i)\bAccountKey=[A-Za-z0-9+/=]{40,}|[?&]sig=[A-Za-z0-9%+/]{30,}",
+    "a key of OpenAI or Anthropic": r"\bsk-[A-Za-z0-9_-]{32,}",
+    "a key of a model service": (r"\b(?:gsk_|r8_|nvapi-|xai-|pplx-|fw_|tgp_v1_|co_|jina_|lsv2_\w\w_|csk-)[\w-]{32,}"),
+    "a key of Weights and Biases": (
+        r"\bwandb_v1_[\w-]{20,}|(?i:wandb\.ai|wandb login|wandb[_ ]?(?:api)?[_ ]?key)\W{1,6}[0-9a-f]{40}\b"
+    ),
+    "a token of Slack": (
+        r"\bxox[abeoprs](?:\.xox[bp])?-[\w-]{10,}|\bxapp-\d-[\w-]{10,}"
+        r"|hooks\.slack\.com/(?:services|workflows)/[\w/]{20,}"
+    ),
+    "an address of a Discord webhook": r"discord(?:app)?\.com/api/webhooks/\d+/[\w-]{20,}",
+    "a key of Stripe": r"\b(?:sk|rk|whsec)_(?:live_|test_)?[0-9A-Za-z]{24,}",
+    "a token of a service": (
+        r"\b(?:shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|hv[sbr]\.[\w-]{24,}|do[op]_v1_[0-9a-f]{64}|dapi[0-9a-f]{32}"
+        r"|lin_api_\w{32,}|ntn_\w{40,}|secret_\w{43}|sntrys_[\w+/=]{40,}|figd_[\w-]{30,}|PMAK-[0-9a-f-]{40,}"
+        r"|ATATT3[\w=-]{40,}|SG\.[\w-]{16,}\.[\w-]{16,}|key-[0-9a-f]{32}\b|EAAC\w{30,}|rubygems_[0-9a-f]{48}"
+        r"|cio[\w-]{32,}|tskey-[\w-]{20,}|pat-na1-[\w-]{30,}|NRAK-[A-Z0-9]{27}|glc_[\w+/=]{32,}|glsa_\w{32,})"
+    ),
+    "a private key": (
+        r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d"
+        r"|\bAGE-SECRET-KEY-1[0-9A-Z]{20,}"
+    ),
+    "a JSON web token": r"\beyJ[\w-]{10,}={0,2}\.eyJ[\w-]{10,}={0,2}\.[\w-]*",
+}
+
+# Tokens that the words around them give away.
+IN_CONTEXT = {
+    "a password in an address": r"://[^\s/:@\"'<>]{0,100}:[^\s/@\"'<>]{1,200}@[\w.\[-]",
+    "a login of a .netrc": r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+\S+",
+    "a login of Docker": r"\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\"[\w+/=.-]{8,}\"",
+    "a header with a credential": (
+        r"(?i)\b(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token|digest)\s+[\w+/=.~-]{8,}"
+    ),
+    "a bearer token": r"(?i)\bbearer\s+(?=[\w+/=.~-]*\d)[\w+/=.~-]{20,}",
+    "a password of a command": (
+        r"(?i)\b(?:curl|wget|mysql|psql|sshpass)\b[^\n]{0,200}\s(?:-u|--user|-p|--password)[ =]?[\"']?"
+        r"(?=[^\s\"']*[\d:])[^\s\"'-][^\s\"']{5,}"
+    ),
+}
+
+# A name and its value: `WANDB_API_KEY=...`, `"password": "..."`, `token: ...`.
+KEYED = re.compile(
+    r"(?P<name>pass(?:word|wd|phrase)|(?<![a-z])p(?:wd|asswort|ass)(?![a-z])|secret|credentials?|api[_.-]?(?:key|token)|tokens?"
+    r"|(?:access|auth|account|client|service|private|encryption|signing|master|session|storage|license)[_.-]?(?:key|id)?[_.-]?"
+    r"(?:key|token|secret))"
+    r"(?P<rest>[\w-]{0,24})[\"'`]?\]?\s{0,3}(?P<sign>[:=]{1,2}>?|\s)\s{0,3}(?P<quote>[\"'`]?)"
+    r"(?P<value>[^\s\"'`,;<>(){}\[\]]{6,400})",
+    re.IGNORECASE,
+)
+WORDS = re.compile(
+    r"[A-Za-z]+(?:[_.-][A-Za-z0-9]+)*|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[\d.,%eE+-]+|(?:\.{0,2}/)?[\w.-]+/[\w./-]+"
+)
+PLACEHOLDER = re.compile(
+    r"(?:your|my|the|some|insert|enter|add)[-_.].*|\$.*|%.*|\*+|[xX]+|\.+|-+|_+|#.*|none|null|true|false|required|optional"
+    r"|(?:os|self|config|args|options|torch|np|nn|model)\..*|hf_\.*|hf_x+|change_?me",
+    re.IGNORECASE,
+)
+SECRET_VARIABLES = re.compile(r"token|secret|passw|api_?key|access_?key|credential|private_?key", re.IGNORECASE)
+# Of detect-secrets: an address or a run of random characters is no secret by itself; our rule knows more names.
+UNUSED_PLUGINS = {"IPPublicDetector", "Base64HighEntropyString", "HexHighEntropyString", "KeywordDetector"}
+WITHOUT_DIGITS = {"Private Key", "Basic Auth Credentials"}
+
+ENCODED = re.compile(r"[A-Za-z0-9+/_-]{16,}={0,2}")
+HEXADECIMAL = re.compile(r"(?:[0-9a-fA-F]{2}[ :]?){12,}")
+ESCAPED = re.compile(r"\\u\{?([0-9a-fA-F]{4,6})\}?|\\U([0-9a-fA-F]{8})|\\x([0-9a-fA-F]{2})|\\([\"'/nrt])")
+INVISIBLE = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]")  # fmt: skip  # noqa: E501
+
+
+def secrets_in(text: str, known: Collection[str] = ()) -> list[tuple[int, str]]:
+    """Return the lines with what looks like a secret, and what kind it is, never itself.
+
+    Args:
+        text: Of any length.
+        known: Secrets themselves, such as the token of the user.
+    """
+    found: dict[int, str] = {}
+    line = 1
+    for start in range(0, max(1, len(text)), CHUNK):
+        chunk = text[start : start + CHUNK + OVERLAP]
+        for position, kind in _found(chunk, known, DEPTH):
+            found.setdefault(line + chunk.count("\n", 0, position), kind)
+        line += text.count("\n", start, start + CHUNK)
+    return sorted(found.items())
+
+
+def secrets_among_numbers(data: bytes, known: Collection[str] = ()) -> list[str]:
+    """Return which kinds of secrets are in the bytes of tensors: whatever can be read in them is searched.
+
+    Of random numbers eight bytes in a row that can be read are rare, and are found eight at a time.
+    """
+    numbers = np.frombuffer(data, np.uint8)
+    blocks = numbers[: len(numbers) // 8 * 8].reshape(-1, 8)
+    ascii_blocks = np.flatnonzero(blocks.view(np.uint64)[:, 0] & 0x8080808080808080 == 0)
+    readable = READABLE[blocks[ascii_blocks]].all(axis=1)
+    found, searched = [], 0
+    for place in (ascii_blocks[readable] * 8).tolist():
+        if place < searched:
+            continue
+        start, searched = place, place
+        while start > 0 and READABLE[numbers[start - 1]]:
+            start -= 1
+        while searched < len(numbers) and READABLE[numbers[searched]]:
+            searched += 1
+        if searched - start >= SHORTEST_TEXT:
+            found += [kind for _, kind in secrets_in(data[start:searched].decode("ascii"), known)]
+    return list(dict.fromkeys(found))
+
+
+def known_secrets(token: str | bool | None = None) -> set[str]:
+    """Return the secrets that this machine knows: the token of the push, and what is so called in the environment.
+
+    Args:
+        token: Of the user who pushes.
+    """
+    values = [value for name, value in os.environ.items() if SECRET_VARIABLES.search(name)]
+    long = {value for value in values if len(value) >= SHORTEST_KNOWN and not value.isalpha() and "/" not in value}
+    own = {each for each in (token, huggingface_hub.get_token()) if isinstance(each, str) and each}
+    return long | own
+
+
+def _found(text: str, known: Collection[str], depth: int) -> Iterator[tuple[int, str]]:
+    """Yield where in a chunk what is, with 0 for what only a decoded form of the chunk shows."""
+    yield from _in_plain(text, known)
+    for view in _views(text):
+        yield from ((0, f"{kind}, written in another way") for _, kind in _in_plain(view, known))
+    for position, data in _decoded(text):
+        if is_packed(data):
+            yield position, "a pickle or packed data in base64"
+        elif depth and (inner := _as_text(data)) is not None:
+            yield from ((position, f"{kind}, encoded") for _, kind in _found(inner, known, depth - 1))
+
+
+def _in_plain(text: str, known: Collection[str]) -> Iterator[tuple[int, str]]:
+    for secret in known:
+        if (position := text.find(secret)) >= 0:
+            yield position, "a secret of this machine"
+    for kind, rule in _rules():
+        for match in rule.finditer(text):
+            yield match.start(), kind
+    for match in KEYED.finditer(text):
+        if _is_a_value(match):
+            yield match.start(), f"a value called {match['name'].lower()}"
+    for plugin in _plugins():
+        for value in plugin.analyze_string(text):
+            if plugin.secret_type in WITHOUT_DIGITS or any(char.isdigit() for char in value):
+                yield max(0, text.find(value)), plugin.secret_type
+
+
+def _is_a_value(match: re.Match[str]) -> bool:
+    """Tell a secret from a word, a variable or a number after a name."""
+    name, value, sign, quoted = match["name"].lower(), match["value"], match["sign"], bool(match["quote"])
+    if PLACEHOLDER.fullmatch(value):
+        return False
+    if not quoted and match.string[match.end() : match.end() + 1] in ("(", "["):  # a call or an item in code
+        return False
+    random = any(map(str.isdigit, value)) and any(map(str.isalpha, value)) and _entropy(value) > 2.5
+    mixed = random and len(value) >= 32 and value.lower() != value != value.upper()
+    is_word = bool(WORDS.fullmatch(value)) and not mixed
+    if name.startswith("token") or name.endswith("id"):  # also what a model reads: cls_token, num_tokens
+        return random and len(value) >= 16 and not is_word and not sign.isspace()
+    if sign.isspace():
+        return random and len(value) >= 16 and not is_word
+    if quoted:
+        return random or not is_word or (name.startswith("pass") and value.isascii() and value.isalpha())
+    return (random and not is_word) or (sign == "=" and "= " not in match[0] and value.isascii() and value.isalpha())
+
+
+def _entropy(text: str) -> float:
+    """Return the bits per character."""
+    shares = [count / len(text) for count in Counter(text).values()]
+    return -sum(share * math.log2(share) for share in shares)
+
+
+def _views(text: str) -> Iterator[str]:
+    """Yield the text with other ways of writing characters undone, where it has any."""
+    if not text.isascii():
+        plain = INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
+        if plain != text:
+            yield plain
+    plain = text
+    for _ in range(TIMES_ESCAPED):
+        if not ESCAPED.search(plain):
+            break
+        plain = ESCAPED.sub(_character, plain)
+        yield plain
+    if "&" in text and (plain := html.unescape(text)) != text:
+        yield plain
+    if "%" in text and (plain := urllib.parse.unquote(text)) != text:
+        yield plain
+
+
+def _character(match: re.Match[str]) -> str:
+    if match[4] is not None:
+        return {"n": "\n", "r": "\r", "t": "\t"}.get(match[4], match[4])
+    code = int(match[1] or match[2] or match[3], 16)
+    return chr(code) if code <= 0x10FFFF else match[0]
+
+
+def _decoded(text: str) -> Iterator[tuple[int, bytes]]:
+    for match in ENCODED.finditer(text):
+        letters = match[0].rstrip("=").replace("-", "+").replace("_", "/")
+        try:
+            yield match.start(), base64.b64decode(letters + "=" * (-len(letters) % 4), validate=True)
+        except binascii.Error:
+            continue
+    for match in HEXADECIMAL.finditer(text):
+        yield match.start(), bytes.fromhex(re.sub("[ :]", "", match[0]))
+
+
+def _as_text(data: bytes) -> str | None:
+    """Return what was encoded where it is a text: words happen to be base64 too, of bytes that mean nothing."""
+    for encoding in ("utf-8", "utf-16-le"):
+        try:
+            text = data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        if text.isascii() and all(char.isprintable() or char in "\t\r\n" for char in text):
+            return text
+    return None
+
+
+@cache
+def _rules() -> list[tuple[str, re.Pattern[str]]]:
+    return [(kind, re.compile(rule)) for kind, rule in (TOKENS | IN_CONTEXT).items()]
+
+
+@cache
+def _plugins() -> list[Any]:
+    """Return the rules of detect-secrets, as objects; importing them takes a while."""
+    from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+
+    kinds: Any = get_mapping_from_secret_type_to_class().values()
+    return [kind() for kind in kinds if kind.__name__ not in UNUSED_PLUGINS]

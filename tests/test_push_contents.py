@@ -1,0 +1,324 @@
+"""What a push sends: planted secrets, pickles and training states stay here, over real HTTP, in any encoding."""
+
+import base64
+import html
+import io
+import json
+import os
+import random
+import string
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image, PngImagePlugin
+
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.errors import PushRefusedError
+from plain_vit.hub import files, push_folder
+from plain_vit.hub.files import look_into
+from plain_vit.hub.pickles import is_pickle
+from plain_vit.hub.pictures import NotAPicture, without_metadata
+from plain_vit.hub.search import secrets_in
+from tests.hub_endpoint import HubEndpoint
+from tests.planted import PICKLES, SECRETS, STATES, plant
+from tests.tiny import tiny_config
+
+REPO = "alice/model"
+WHOLE = {
+    "README.md", "config.json", "model.safetensors", "preprocessor_config.json", "configuration_plain_vit.py",
+    "layers_plain_vit.py", "modeling_plain_vit.py", "image_processing_plain_vit.py",
+}  # fmt: skip
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "saved"
+    PlainViTForImageClassification(tiny_config()).save_pretrained(folder)
+    PlainViTImageProcessor(size={"height": 24, "width": 56}).save_pretrained(folder)
+    return folder
+
+
+def secret(title: str, seed: int = 0) -> str:
+    return SECRETS[title](random.Random(f"{title} {seed}"))
+
+
+# ---- over HTTP ----
+
+
+def test_of_140_planted_files_none_is_sent_and_none_goes_by_its_path(hub: HubEndpoint, folder: Path) -> None:
+    secrets = {f"notes/{number}.txt": secret(title).encode() for number, title in enumerate(SECRETS)}
+    planted = {**secrets, **PICKLES, **STATES}
+    assert len(planted) >= 140
+    plant(folder, planted)
+    with pytest.raises(PushRefusedError) as caught:
+        push_folder(folder, REPO, include=list(planted))
+    assert {fault.split(" ")[0] for fault in caught.value.faults} == set(planted)
+    assert not hub.path(REPO, "model").exists()
+    push = push_folder(folder, REPO)
+    assert set(hub.files(REPO)) == WHOLE == set(push.sent)
+    assert set(push.left_out) == set(planted)
+
+
+def test_a_secret_in_a_file_that_is_sent_refuses_the_push(hub: HubEndpoint, folder: Path) -> None:
+    kept = {name: (folder / name).read_bytes() for name in WHOLE - {"README.md"}}
+    hidden = secret("Hugging Face token")
+    config = json.loads(kept["config.json"])
+    plants: dict[str, bytes] = {
+        "README.md": f"# Mine\n\nRun it with {hidden}.\n".encode(),
+        "config.json": json.dumps({**config, "id2label": {**config["id2label"], "0": hidden}}).encode(),
+        "modeling_plain_vit.py": kept["modeling_plain_vit.py"] + f"# {hidden}\n".encode(),
+        "LICENSE": f"Apache\n{hidden}".encode("utf-16"),
+        "labels.txt": "\n".join(["ant", hidden, "bee"]).encode(),
+        "report/index.html": f"<p>{html.escape(hidden)}</p>".encode(),
+    }
+    for name, data in plants.items():
+        plant(folder, {name: data})
+        with pytest.raises(PushRefusedError) as caught:
+            push_folder(folder, REPO)
+        assert [fault.split(" ")[0] for fault in caught.value.faults] == [name]
+        assert hidden not in str(caught.value)
+        (folder / name).unlink()
+        plant(folder, {name: kept[name]} if name in kept else {})
+    assert not hub.path(REPO, "model").exists()
+
+
+def test_the_command_and_the_message_of_the_commit_are_searched(hub: HubEndpoint, folder: Path) -> None:
+    with pytest.raises(PushRefusedError, match="message of the commit"):
+        push_folder(folder, REPO, message=f"with {secret('GitHub token')}")
+    assert not hub.path(REPO, "model").exists()
+
+
+def test_a_secret_of_the_environment_is_known_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
+    monkeypatch.setenv("HF_TOKEN", "hf_write")
+    plant(folder, {"labels.txt": b"ant\n0123456789abcdef0123456789abcdef01234567\n"})
+    with pytest.raises(PushRefusedError, match="a secret of this machine"):
+        push_folder(folder, REPO, dry_run=True)
+    plant(folder, {"labels.txt": b"ant hf_write\n"})
+    with pytest.raises(PushRefusedError, match="a secret of this machine"):
+        push_folder(folder, REPO, dry_run=True)
+
+
+# ---- metadata ----
+
+
+def test_metadata_of_weights_is_refused_unless_the_key_is_named(folder: Path) -> None:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt", "author": "bob", "place": "x"})
+    with pytest.raises(PushRefusedError, match="'author' in its metadata") as caught:
+        push_folder(folder, REPO, dry_run=True, include=["model.safetensors:place"])
+    assert len(caught.value.faults) == 1
+    push_folder(folder, REPO, dry_run=True, include=["model.safetensors:place", "model.safetensors:author"])
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": secret("npm token")})
+    for include in ([], ["model.safetensors:format"]):
+        with pytest.raises(PushRefusedError, match="token of npm in its header"):
+            push_folder(folder, REPO, dry_run=True, include=include)
+
+
+def test_a_secret_is_found_in_the_names_and_in_the_bytes_of_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    noise = np.random.default_rng(0).normal(size=5_000_000).astype(np.float32)
+    safetensors.torch.save_file({secret("Slack token"): torch.ones(2)}, path)
+    assert look_into(path, known=()).faults
+    safetensors.torch.save_file({"a": torch.from_numpy(noise)}, path)
+    assert look_into(path, known=()).faults == []
+    data = np.frombuffer(secret("Hugging Face token").encode(), np.uint8)
+    for place in (0, 7, 16 * 2**20 - 100, 16 * 2**20 - 20, noise.nbytes - len(data)):
+        planted = noise.copy()
+        planted.view(np.uint8)[place : place + len(data)] = data
+        safetensors.torch.save_file({"a": torch.from_numpy(planted)}, path)
+        assert look_into(path, known=()).faults == ["holds a token of Hugging Face among its tensors"]
+    safetensors.torch.save_file({"exp_avg": torch.ones(2)}, path)
+    assert "a state of the training" in look_into(path, known=()).faults[0]
+
+
+def pictures() -> dict[str, bytes]:
+    """Pictures of every kind that are saved, with a secret wherever a text fits."""
+    draw = np.random.default_rng(0)
+    hidden = secret("Hugging Face token")
+    texts = PngImagePlugin.PngInfo()
+    texts.add_text("Comment", hidden)
+    texts.add_text("Zipped", hidden, zip=True)
+    texts.add_itxt("Note", hidden, "en", "Note", zip=True)
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F], exif[0x9286] = 6, hidden, hidden
+    levels = {
+        "L": draw.integers(0, 256, (13, 7), np.uint8), "LA": draw.integers(0, 256, (13, 7, 2), np.uint8),
+        "RGB": draw.integers(0, 256, (13, 7, 3), np.uint8), "RGBA": draw.integers(0, 256, (13, 7, 4), np.uint8),
+        "I;16": draw.integers(0, 2**16, (13, 7), np.uint16),
+    }  # fmt: skip
+    opened = {mode: Image.fromarray(array) for mode, array in levels.items()}
+    opened |= {"P": opened["RGB"].quantize(5), "1": opened["L"].convert("1")}
+    saved = {}
+
+    def save(name: str, image: Image.Image, kind: str, **options: object) -> None:
+        file = io.BytesIO()
+        image.save(file, kind, **options)
+        saved[name] = file.getvalue() + hidden.encode()
+
+    icc = hidden.encode() * 4000
+    for mode, image in opened.items():
+        save(f"{mode}.png", image, "PNG", pnginfo=texts, exif=exif, icc_profile=icc)
+    frames = [Image.fromarray(draw.integers(0, 256, (13, 7, 3), np.uint8)) for _ in range(2)]
+    save("moving.png", opened["RGB"], "PNG", save_all=True, append_images=frames, pnginfo=texts)
+    for name, image in {"L": opened["L"], "RGB": opened["RGB"], "CMYK": opened["RGB"].convert("CMYK")}.items():
+        for progressive in (False, True):
+            save(f"{name}{progressive}.jpg", image, "JPEG", progressive=progressive, exif=exif, icc_profile=icc,
+                 comment=hidden.encode(), restart_marker_blocks=1)  # fmt: skip
+    return saved
+
+
+def test_pictures_lose_their_metadata_and_no_pixel(hub: HubEndpoint, folder: Path) -> None:
+    saved = pictures()
+    page = "# Mine\n" + "\n".join(f"![{name}](report/{name})" for name in saved)
+    inside = base64.b64encode(saved["RGB.png"]).decode()
+    report = f'<img src="data:image/png;base64,{inside}" alt="x">'.encode()
+    plant(folder, {"README.md": page.encode(), "report/index.html": report})
+    plant(folder, {f"report/{name}": data for name, data in saved.items()})
+    push = push_folder(folder, REPO)
+    assert set(push.cleaned) == {f"report/{name}" for name in [*saved, "index.html"]}
+    sent = hub.files(REPO)
+    hidden = secret("Hugging Face token").encode()
+    for name, data in saved.items():
+        clean = sent[f"report/{name}"]
+        assert hidden[:12] not in clean
+        before, after = Image.open(io.BytesIO(data)), Image.open(io.BytesIO(clean))
+        for frame in range(getattr(before, "n_frames", 1)):
+            before.seek(frame)
+            after.seek(frame)
+            assert (before.mode, before.size, before.tobytes()) == (after.mode, after.size, after.tobytes())
+        assert before.getexif().get(0x0112) == after.getexif().get(0x0112)
+        assert set(after.getexif()) <= {0x0112}
+        assert without_metadata(clean) == clean
+        assert (folder / "report" / name).read_bytes() == data  # the folder stays as it is
+    inside = sent["report/index.html"].decode().split("base64,")[1].split('"')[0]
+    assert base64.b64decode(inside) == sent["report/RGB.png"]
+
+
+def test_a_damaged_picture_is_refused_and_never_an_error_of_its_own() -> None:
+    saved = pictures()
+    draw = random.Random(0)
+    for _ in range(300):
+        data = bytearray(saved[draw.choice(list(saved))][:-37])
+        for _ in range(draw.randrange(1, 4)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        del data[draw.randrange(len(data), len(data) + 200) :]
+        try:
+            clean = without_metadata(bytes(data))
+        except NotAPicture:
+            continue
+        assert without_metadata(clean) == clean
+
+
+# ---- what counts as a secret ----
+
+CARRIERS: dict[str, Callable[[str], bytes]] = {
+    "as it is": str.encode,
+    "after a mark": lambda text: text.encode("utf-8-sig"),
+    "in UTF-16": lambda text: text.encode("utf-16"),
+    "in UTF-16 without a mark": lambda text: text.encode("utf-16-le"),
+    "in big-endian UTF-16 without a mark": lambda text: text.encode("utf-16-be"),
+    "in UTF-32": lambda text: text.encode("utf-32"),
+    "in JSON": lambda text: json.dumps({"text": text}).encode(),
+    "in JSON in JSON": lambda text: json.dumps({"text": json.dumps({"text": text})}).encode(),
+    "in JSON, escaped": lambda text: b'{"text": "' + "".join(f"\\u{ord(char):04x}" for char in text).encode() + b'"}',
+    "in HTML": lambda text: f"<p>{html.escape(text)}</p>".encode(),
+    "in HTML, by numbers": lambda text: "".join(f"&#{ord(char)};" for char in text).encode(),
+    "percent-encoded": lambda text: "".join(f"%{ord(char):02X}" for char in text).encode(),
+    "in base64": lambda text: b"see " + base64.b64encode(text.encode()),
+    "in base64 twice": lambda text: base64.b64encode(base64.b64encode(text.encode())),
+    "in hexadecimal": lambda text: text.encode().hex().encode(),
+    "with invisible characters": lambda text: "\u200b".join(text).encode(),
+    "in wide characters": lambda text: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text).encode(),
+}
+SUFFIXES = (".md", ".txt", ".json", ".html", ".py", ".yaml", "")
+WORDS = ["the", "model", "sees", "ant", "and", "16 x 16", "pixels", "(224, 0.5)", "-", "#", "*", "|", "&", "é", "花"]
+
+
+def planted_anywhere(seed: int) -> tuple[str, str, bytes]:
+    """Return which secret, how it is written, and a text with it somewhere in it."""
+    draw = random.Random(seed)
+    title, carrier = draw.choice(list(SECRETS)), draw.choice(list(CARRIERS))
+    words = " ".join(draw.choices(WORDS, k=draw.choice((0, 3, 50, 2000)))).encode()
+    if "UTF" in carrier or "JSON" in carrier:
+        around = words.decode()
+        return title, carrier, CARRIERS[carrier](f"{around}\n{secret(title, seed)}\n{around}")
+    return title, carrier, words + b"\n" + CARRIERS[carrier](secret(title, seed)) + b"\n" + words
+
+
+def check_draws(tmp_path: Path, draws: range) -> None:
+    for seed in draws:
+        title, carrier, data = planted_anywhere(seed)
+        path = tmp_path / f"file{random.Random(seed).choice(SUFFIXES)}"
+        path.write_bytes(data)
+        assert look_into(path, known=()).faults, f"draw {seed}: {title} {carrier}"
+
+
+def test_a_secret_is_found_wherever_it_is_and_however_it_is_written(tmp_path: Path) -> None:
+    check_draws(tmp_path, range(200))
+
+
+@pytest.mark.slow
+def test_a_secret_is_found_in_thousands_of_draws(tmp_path: Path) -> None:
+    check_draws(tmp_path, range(200, 4200))
+
+
+def test_a_text_is_searched_whole_whatever_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "KEPT_BYTES", 100_000)  # of a longer one it reads pieces
+    monkeypatch.setattr(files, "READ_BYTES", 30_000)
+    hidden = secret("AWS key id")
+    for encoding in ("utf-8", "utf-16-le"):
+        for place in (0, 1, 299, 300, 301, 1100, 2999):
+            lines = ["-" * 99] * 3000
+            lines[place] = f"key {hidden}"
+            (tmp_path / "LICENSE").write_text("\n".join(lines), encoding=encoding)
+            found = look_into(tmp_path / "LICENSE", known=()).faults
+            assert len(found) == 1
+            assert f"(line {place + 1})" in found[0]
+    (tmp_path / "LICENSE").write_bytes(b"-" * 200_000 + b"\0")
+    assert "cannot be looked into" in look_into(tmp_path / "LICENSE", known=()).faults[0]
+
+
+def test_ordinary_texts_hold_no_secret() -> None:
+    for path in (ROOT / "README.md", ROOT / "LICENSE", *ROOT.glob("docs/*.md"), *ROOT.glob("plain_vit/*.py")):
+        assert secrets_in(path.read_text(encoding="utf-8")) == [], path
+    for text in (
+        "hf_ is how a token begins; set HF_TOKEN=hf_xxx or api_key=$KEY, password: required, secret = None",
+        "cls_token: model-00001-of-00006.safetensors", 'token="YOUR_TOKEN"', "num_register_tokens=4",
+        "self.mask_token = nn.Parameter(torch.zeros(1, 1, 768))", "https://huggingface.co/google/vit-base-patch16-224",
+        "sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "ant, secretary bird, keyboard",
+    ):  # fmt: skip
+        assert secrets_in(text) == [], text
+
+
+def test_labels_and_prose_are_no_pickles_and_pickles_are() -> None:
+    draw = random.Random(0)
+    letters = string.ascii_letters + string.digits + " ,()[]{}'-"
+    for _ in range(3000):
+        lines = ["".join(draw.choices(letters, k=draw.randrange(1, 20))) for _ in range(draw.randrange(1, 30))]
+        assert not is_pickle("\n".join(lines).encode()), lines
+    for name, data in PICKLES.items():
+        if name.startswith(("protocol", "call", "text", "word", "old_style", "MODEL")):
+            assert is_pickle(data), name
+            assert is_pickle(data + b"\n"), name
+
+
+def test_a_page_of_other_people_may_show_only_pictures_of_the_folder(folder: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (3, 2)).save(tmp_path / "outside.png")
+    Image.new("RGB", (3, 2)).save(folder / "mine.png")
+    Image.new("RGB", (3, 2)).save(folder / "other.png")
+    (folder / "wandb").mkdir()
+    Image.new("RGB", (3, 2)).save(folder / "wandb" / "run.png")
+    os.symlink(tmp_path / "outside.png", folder / "link.png")
+    shown = ("../outside.png", "/etc/passwd", "mine.png", "wandb/run.png", "notes.txt", "https://example.org/x.png")
+    (folder / "notes.txt").write_text("x")
+    (folder / "README.md").write_text("# Mine\n" + "\n".join(f"![x]({name})" for name in shown))
+    assert set(push_folder(folder, REPO, dry_run=True).sent) == WHOLE | {"mine.png"}
+    (folder / "README.md").write_text('# Mine\n<img width="3" src="link.png">\n')
+    with pytest.raises(PushRefusedError, match="a link out of the folder"):
+        push_folder(folder, REPO, dry_run=True)
