@@ -6,8 +6,11 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
+from transformers.initialization import no_init_weights
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from . import modeling_plain_vit as modeling
+from .configuration_plain_vit import PlainViTConfig
 from .errors import PreparedModelError
 from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer
 from .modeling_plain_vit import (
@@ -40,7 +43,8 @@ def prepare_for_inference(
     In float32 every logit is within 1e-5 of the largest from the model's; in bfloat16 it differs as bfloat16 rounds.
 
     Args:
-        model: On the device where it is to run.
+        model: On the device where it is to run. One of the code that travelled with its folder works too; the copy is of
+            the package's own class.
         dtype: Of the copy; the model's own if not given.
         compile: Compile the copy too, which takes minutes. Images of another size or number compile anew.
         batch_size: How many images will come at once; others work too, perhaps slower.
@@ -49,11 +53,11 @@ def prepare_for_inference(
         PreparedModelError: for a model that is not ours or was prepared before; and by the copy, when it is to be
             trained, saved, moved or cast.
     """
-    if not isinstance(model, PlainViTPreTrainedModel):
-        raise PreparedModelError(f"{type(model).__name__} is no plain ViT: convert it first, with from_module")
     if isinstance(model, Prepared):
         raise PreparedModelError("this model is prepared already: prepare the one that it was made of")
-    prepared: Any = copy.deepcopy(model).eval().requires_grad_(False)
+    given: Any = model
+    copied = copy.deepcopy(given) if isinstance(given, PlainViTPreTrainedModel) else copy_of_travelled(given)
+    prepared: Any = copied.eval().requires_grad_(False)
     config = prepared.config
     fold_gains(prepared)
     prepared.to(dtype or prepared.dtype)
@@ -62,12 +66,30 @@ def prepare_for_inference(
         pack(prepared, batch_size * (config.num_prefix_tokens + math.prod(config.grid_size)))
     if ALL_ATTENTION_FUNCTIONS.get(config._attn_implementation) is SDPA:
         prepared.set_attn_implementation(FAST_ATTENTION)
-    prepared.__class__ = type(type(model).__name__, (Prepared, type(model)), {})
+    prepared.__class__ = type(type(model).__name__, (Prepared, type(prepared)), {})
     if compile:
         prepared.compile(options={"freezing": True} if prepared.device.type == "cpu" else None)
     height, width = (count * pixels for count, pixels in zip(config.grid_size, config.patch_shape, strict=True))
     prepared(torch.zeros(batch_size, config.num_channels, height, width, device=prepared.device))
     return cast(Model, prepared)
+
+
+def copy_of_travelled(model: Any) -> Any:
+    """Return a copy, of the package's own class, of a model that the code in its folder made (`trust_remote_code`).
+
+    Raises:
+        PreparedModelError: It is of no class of ours.
+    """
+    kind = type(model)
+    ours = getattr(modeling, kind.__name__, None) if kind.__name__ in modeling.__all__ else None
+    if ours is None or kind.__module__.rpartition(".")[2] != modeling.__name__.rpartition(".")[2]:
+        raise PreparedModelError(f"{kind.__name__} is no plain ViT: convert it first, with from_module")
+    config = PlainViTConfig.from_dict(model.config.to_dict())
+    config._attn_implementation = model.config._attn_implementation
+    with no_init_weights():
+        made = ours(config).to(model.device, model.dtype)
+    made.load_state_dict(model.state_dict())
+    return made
 
 
 class Prepared:

@@ -351,6 +351,22 @@ def _texts(folder: Path) -> Path:
     return folder / "weights.npz"
 
 
+for _what, _descr, _size in (
+    ("arrays of arrays", ("<f4", (3,)), 24), ("records", [("x", "<f4"), ("y", "<i2")], 12), ("times", "<M8[s]", 16),
+    ("records of arrays", [("x", ("<f4", (3,)))], 24), ("bytes", "|S4", 8), ("numbers of 16 bytes", "<f16", 32),
+):  # fmt: skip
+    bad_file(f"npz of {_what}", CheckpointError, "expected numbers")(
+        lambda folder, descr=_descr, size=_size: _zip(folder / "weights.npz", {"a.npy": _npy_of(descr, bytes(size))})
+    )
+
+
+def _npy_of(descr: object, data: bytes) -> bytes:
+    """Return an array of two items in any dtype that a header can name."""
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": (2,)})
+    return stream.getvalue() + data
+
+
 @bad_file("npz that unpacks to 320 MB", UnsafeFileError, "would unpack to")
 def _bomb(folder: Path) -> Path:
     with (

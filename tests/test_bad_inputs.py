@@ -199,6 +199,8 @@ def test_a_payload_in_such_a_folder_does_run_for_those_who_trust_it(claims_to_be
 # Situations that are no file: what happens, and the test that shows it.
 WRITING = {
     "the disk is full (`RLIMIT_FSIZE`)": ("OutputError", "test_writing.py::test_a_full_disk_leaves_what_was_there"),
+    "the disk is full while another package's layout is written": (
+        "OutputError", "test_writing.py::test_every_export_to_a_full_disk_leaves_what_was_there"),
     "too little room, known before": (
         "OutputError", "test_writing.py::test_too_little_room_is_known_before_anything_is_written"),
     "`kill -9` at a random moment": (

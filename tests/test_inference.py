@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import plain_vit
 from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViTForMaskedImageModeling, PlainViTModel
@@ -135,6 +136,22 @@ def test_what_a_prepared_model_cannot_is_refused(tmp_path: Path) -> None:
     assert prepared.eval() is prepared
     assert not prepared(pixels().requires_grad_()).logits.requires_grad
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["plain", "sincos", "deit", "map"])
+@pytest.mark.parametrize("kind", [PlainViTForImageClassification, PlainViTModel])
+def test_a_model_that_the_code_in_its_folder_made_is_prepared_too(kind: Any, name: str, tmp_path: Path) -> None:
+    model = build(name, kind)
+    model.save_pretrained(tmp_path)
+    travelled_kind: Any = get_class_from_dynamic_module(f"modeling_plain_vit.{kind.__name__}", tmp_path)
+    travelled = travelled_kind.from_pretrained(tmp_path).eval()
+    assert not isinstance(travelled, kind)
+    before = copy.deepcopy(travelled.state_dict())
+    prepared = prepare_for_inference(travelled)
+    assert isinstance(prepared, kind)
+    assert any(isinstance(part, JoinedAttention) for part in prepared.modules())
+    assert difference(first(prepared(pixels())), first(model(pixels()))) < REORDERED
+    assert all(torch.equal(tensor, before[key]) for key, tensor in travelled.state_dict().items())
 
 
 def test_it_is_a_public_name() -> None:

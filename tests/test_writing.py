@@ -24,13 +24,15 @@ import vit_pytorch
 from tqdm import tqdm
 from transformers import ViTConfig, ViTModel
 
+from plain_vit import PlainViTForImageClassification
 from plain_vit.cli import main
-from plain_vit.conversion import from_checkpoint
+from plain_vit.conversion import from_checkpoint, to_checkpoint
 from plain_vit.errors import OutputError, OutputExistsError
 from plain_vit.files import writing
 from plain_vit.files.containers import LazyTensor, LazyTensors
 from plain_vit.files.reading import read_checkpoint
 from plain_vit.files.writing import recover, save_state_dict, staged_file, staged_folder
+from tests.tiny import tiny_config
 
 processes = multiprocessing.get_context("fork")  # a child is ready at once, with all imports of this process
 tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it
@@ -323,6 +325,37 @@ def test_a_full_disk_leaves_what_was_there(limit: int, tmp_path: Path) -> None:
         in_a_process(write_with_a_full_disk, target, limit)
     assert version_of(target) == 1
     assert beside(target) == []
+
+
+def export_with_a_full_disk(model: Path, target: Path, format: str, limit: int) -> None:
+    opened = from_checkpoint(model)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    to_checkpoint(opened.model, target, format=format, image_processor=opened.image_processor, force=True)
+
+
+EXPORTS = {
+    "vit_pytorch": ["model.pt", "model.safetensors"], "torchvision": ["model.pth", "model.safetensors"],
+    "google": ["model.npz"], "timm": ["model"], "transformers": ["model"],
+}  # fmt: skip
+EXPRESSIBLE: dict[str, dict[str, Any]] = {
+    "vit_pytorch": {"position_embedding_on_prefix": True, "layer_norm_eps": 1e-5, "qkv_bias": False,
+                    "final_norm": "after_pooling", "patch_projection": "linear", "patch_pre_norm": True,
+                    "patch_post_norm": True},
+    "google": {"hidden_act": "gelu_pytorch_tanh"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [0, 100, 3000, 12_000])
+@pytest.mark.parametrize("format, name", [(format, name) for format, names in EXPORTS.items() for name in names])
+def test_every_export_to_a_full_disk_leaves_what_was_there(format: str, name: str, limit: int, tmp_path: Path) -> None:
+    sizes = {"image_size": 24, "patch_size": 8, **EXPRESSIBLE.get(format, {})}
+    PlainViTForImageClassification(tiny_config(**sizes)).save_pretrained(tmp_path / "ours")
+    target = tmp_path / "out" / name
+    to_checkpoint(from_checkpoint(tmp_path / "ours").model, target, format=format)
+    before = {path: path.read_bytes() for path in target.parent.rglob("*") if path.is_file()}
+    with pytest.raises(OutputError, match="was not written: File too large.*what was there before is unchanged"):
+        in_a_process(export_with_a_full_disk, tmp_path / "ours", target, format, limit)
+    assert {path: path.read_bytes() for path in target.parent.rglob("*") if path.is_file()} == before
 
 
 def test_too_little_room_is_known_before_anything_is_written(tmp_path: Path) -> None:

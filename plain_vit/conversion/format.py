@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_args
+from typing import IO, Any, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -354,4 +354,27 @@ def write_state_dict(state: StateDict, path: Path) -> None:
     if path.suffix == ".safetensors":
         save_state_dict(state, path, progress=False)
     else:
-        torch.save(state, path)
+        with path.open("wb") as file:
+            watched = _WatchedFile(file)
+            try:
+                torch.save(state, watched)  # type: ignore[arg-type]  # which asks for nothing else
+            except RuntimeError as error:
+                raise watched.fault or error from None
+
+
+class _WatchedFile:
+    """Remembers why writing failed: torch's own error, of a file on a full disk say, does not tell."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.fault: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.fault = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()

@@ -4,6 +4,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from PIL.Image import Resampling
 from transformers import AutoImageProcessor, ViTImageProcessor, ViTImageProcessorPil
 from transformers.image_processing_utils import BaseImageProcessor
 
-from plain_vit.errors import CheckpointError, ExportError
+from plain_vit.errors import CheckpointError, ExportError, OutputError
 from plain_vit.image_processing_plain_vit import (
     PlainViTImageProcessor,
     PlainViTImageProcessorPil,
@@ -144,11 +145,15 @@ def processor_from_transformers(
         CheckpointError: if neither names an image processor that transformers or plain-vit has.
         ValueError: for settings that no image can be prepared with.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in (("preprocessor_config.json", preprocessor_config), ("config.json", model_config)):
-            if content is not None:  # without the names of code, which is never asked for
-                known = {key: value for key, value in content.items() if key != "auto_map"}
-                Path(folder, name).write_text(json.dumps(known), encoding="utf-8")
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            for name, content in (("preprocessor_config.json", preprocessor_config), ("config.json", model_config)):
+                if content is not None:  # without the names of code, which is never asked for
+                    known = {key: value for key, value in content.items() if key != "auto_map"}
+                    Path(folder, name).write_text(json.dumps(known), encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"temporary files cannot be written: {error.strerror}. Make room.") from error
         try:
             processor = AutoImageProcessor.from_pretrained(folder, backend=backend, trust_remote_code=False)
         except (OSError, ValueError) as error:

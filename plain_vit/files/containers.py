@@ -527,6 +527,8 @@ def _torch_dtype(dtype: np.dtype, where: str) -> torch.dtype:
     if dtype == np.dtype("V2"):
         return torch.bfloat16
     try:
+        if dtype.kind not in "biufc":  # an array of arrays, of records, of texts or of times is none of numbers
+            raise TypeError(dtype)
         return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
     except TypeError:
         raise CheckpointError(f"{where} has the dtype {dtype}: expected numbers that torch has too.") from None

@@ -25,6 +25,7 @@ from typing import IO
 import filelock
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 from ..configuration_plain_vit import PlainViTConfig
@@ -251,12 +252,14 @@ def _only_writer(place: Path) -> Iterator[None]:
         ) from None
     except OutputError:
         raise
+    except SafetensorError as error:  # as transformers and others write safetensors; it has the number in its text
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None or int(found[1]) not in DISK_FULL:
+            raise
+        raise _disk_full(place, os.strerror(int(found[1]))) from error
     except OSError as error:
         if error.errno in DISK_FULL:
-            raise OutputError(
-                f"{place} was not written: {error.strerror}. Make room or give another place; what was there "
-                "before is unchanged."
-            ) from error
+            raise _disk_full(place, error.strerror) from error
         if began:  # then it is the caller's, about a file that may have nothing to do with the target
             raise
         raise OutputError(f"{place} cannot be written: {error.strerror} ({error.filename}).") from error
@@ -272,6 +275,12 @@ def _only_writer(place: Path) -> Iterator[None]:
                     parent.rmdir()
         finally:
             interrupts.give_back()
+
+
+def _disk_full(place: Path, reason: str | None) -> OutputError:
+    return OutputError(
+        f"{place} was not written: {reason}. Make room or give another place; what was there before is unchanged."
+    )
 
 
 class _Interrupts:
