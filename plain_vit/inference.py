@@ -43,8 +43,8 @@ def prepare_for_inference(
     In float32 every logit is within 1e-5 of the largest from the model's; in bfloat16 it differs as bfloat16 rounds.
 
     Args:
-        model: On the device where it is to run. One of the code that travelled with its folder works too; the copy is of
-            the package's own class.
+        model: On the device where it is to run. The code that travelled with its folder may have made it; the copy is
+            of the package's own class.
         dtype: Of the copy; the model's own if not given.
         compile: Compile the copy too, which takes minutes. Images of another size or number compile anew.
         batch_size: How many images will come at once; others work too, perhaps slower.
