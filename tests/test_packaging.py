@@ -12,6 +12,7 @@ import textwrap
 import tomllib
 import zipfile
 from email import message_from_bytes
+from functools import cache
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
@@ -28,8 +29,9 @@ RELATIVE_LINK = re.compile(r"\]\((?!https?://|#)([^)]*)\)")
 
 # The packages whose models are converted: imported where a live model of theirs is at hand or asked for.
 SOURCES = {"timm", "vit-pytorch"}
-# One test runs where it is installed by hand: it slows every start of transformers down.
-BY_HAND = {"torchao"}
+# What is imported only where it is there: `plain_vit.adapters` fills tables of peft on request, and one test runs with
+# torchao, which is installed by hand: it slows every start of transformers down.
+WHERE_IT_IS = {"plain_vit/*.py": {"peft"}, "tests/*.py": {"torchao"}}
 
 
 def declared(*extras: str) -> set[str]:
@@ -41,6 +43,9 @@ def declared(*extras: str) -> set[str]:
     return {canonicalize_name(requirement.name) for requirement in named}
 
 
+installed_packages = cache(packages_distributions)  # reads the list of files of every distribution
+
+
 def imported(path: Path) -> set[str]:
     """The distributions that hold what a file imports, be it at the top or inside a function."""
     names = set()
@@ -49,7 +54,7 @@ def imported(path: Path) -> set[str]:
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
             names.add(node.module.partition(".")[0])
-    installed = packages_distributions()
+    installed = installed_packages()
     scripts = (script.stem for script in (ROOT / "examples").glob("*.py"))
     here = {"plain_vit", "plain_vit_command", "tests", "tools", "examples", "benchmarks", *scripts}
     return {canonicalize_name(installed.get(name, [name])[0]) for name in names - sys.stdlib_module_names - here}
@@ -70,7 +75,7 @@ def imported(path: Path) -> set[str]:
     ],
 )
 def test_every_import_is_a_declared_requirement(pattern: str, extras: tuple[str, ...]) -> None:
-    allowed = declared(*extras) | SOURCES | (BY_HAND if pattern == "tests/*.py" else set())
+    allowed = declared(*extras) | SOURCES | WHERE_IT_IS.get(pattern, set())
     undeclared = {path.name: imported(path) - allowed for path in ROOT.glob(pattern)}
     assert undeclared
     assert not {name: missing for name, missing in undeclared.items() if missing}
