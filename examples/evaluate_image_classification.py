@@ -23,7 +23,7 @@ from plain_vit.errors import DataError, OutputExistsError
 from plain_vit.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
-    from plain_vit.training.arguments import ForwardOptions, option, run_script
+    from plain_vit.training.arguments import ForwardOptions, LabelOptions, keywords, option, run_script
     from plain_vit.training.data import load_labelled_split
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.metrics import Evaluation, evaluate_classifier
@@ -61,19 +61,14 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     """
     if arguments.output is not None and Path(arguments.output).exists():
         raise OutputExistsError(f"{arguments.output} is there already: name another file.")
-    accelerator = start_accelerator(
-        num_processes=arguments.num_processes,
-        gradient_accumulation_steps=1,
-        mixed_precision=arguments.mixed_precision,
-    )
+    accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
     split, data_classes = load_labelled_split(
         arguments.dataset,
         arguments.split,
         subset=arguments.dataset_subset,
         image_column=arguments.image_column,
-        label_column=arguments.label_column,
-        label_names=arguments.label_names,
+        **keywords(arguments, LabelOptions),
     )
     model, image_processor = open_classifier(
         arguments.model,

@@ -12,7 +12,6 @@ learning rates and shots are tried in seconds (name the same OUT again).
 - few_shot: closed-form ridge regression on a few images per class, over several seeds (the paper's section 4.1).
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +20,21 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from plain_vit.errors import OutputExistsError, TrainingError
 from plain_vit.extras import needs
 from plain_vit.files.writing import staged_file, staged_folder
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
-    from plain_vit.training.arguments import ForwardOptions, option, run_script
+    from accelerate import Accelerator
+
+    from plain_vit.training.arguments import ForwardOptions, LabelOptions, SplitOptions, keywords, option, run_script
     from plain_vit.training.data import ImageClassificationData, load_classification_data
+    from plain_vit.training.data.datasets import labels_hash
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages
     from plain_vit.training.models import checkpoint_hints, load_classifier
     from plain_vit.training.probing import (
@@ -48,15 +52,12 @@ FEATURES, SOURCE = "features.safetensors", "features.json"
 
 
 @dataclass(kw_only=True)
-class SourceOptions(ForwardOptions):
+class SourceOptions(SplitOptions, ForwardOptions):
     """Whose features of what."""
 
     _argument_group_name: ClassVar[str] = "features"
 
     image_size: list[int] | None = option(None, help="in pixels, where it is not the model's own")
-    train_split: str | None = option(None, help="split to learn from; train if not given")
-    validation_split: str | None = option(None, help="split to choose the learning rate by; found by its name")
-    test_split: str | None = option(None, help="held-out split; 'test' if not given and there is one")
     validation_fraction: float = option(0.1, help="part of the training split to carve out where there is none")
     output_dir: str = option(help="new or empty folder, or one with the features of the same model and data")
     seed: int = option(0, help="decides the carved split and the order of the images")
@@ -93,19 +94,11 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
     Returns:
         What `results.json` gets.
     """
-    accelerator = start_accelerator(
-        num_processes=arguments.num_processes,
-        gradient_accumulation_steps=1,
-        mixed_precision=arguments.mixed_precision,
-    )
+    accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
-    say = tqdm.write if accelerator.is_main_process else lambda line: None
     data = open_data(arguments)
-    splits = {"train": data.train, "validation": data.validation, "test": data.test}
-    present = {name: split for name, split in splits.items() if split is not None}
-    if len(present) < 2:
+    if len(data.splits) < 2:
         raise TrainingError("There is nothing to evaluate on: name a split with --test_split.")
-    held_out = [*present][-1]
     size = arguments.image_size
     model, image_processor = load_classifier(
         arguments.model,
@@ -121,19 +114,11 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
     source = describe_source(arguments, data)
     features = stored_features(folder, source)
     if features is None:
-        prepared = accelerator.prepare_model(model, evaluation_mode=True)
         loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
         loading["collate_fn"] = ProcessedImages(image_processor)
-        features = {}
-        for split, rows in present.items():
-            loader = accelerator.prepare(DataLoader(ReadableImages(rows), **loading))
-            batches = UnreadableImages(stop=True, say=say).watch(
-                tqdm(loader, desc=f"features of {split}", disable=not accelerator.is_main_process)
-            )
-            features[split] = extract_features(prepared, batches, accelerator, size=len(rows))
+        features = compute_features(model, data, accelerator, loading)
         if accelerator.is_main_process:
             store_features(folder, source, features)
-    classes = len(data.label_names)
     results: dict[str, Any] = {
         "model": arguments.model,
         "dataset": arguments.dataset,
@@ -144,79 +129,107 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         return results
 
     if arguments.mode in ("linear", "both"):
-        probes = train_probes(
-            features["train"],
-            classes,
-            learning_rates=arguments.learning_rates,
-            epochs=arguments.epochs,
-            batch_size=arguments.probe_batch_size,
-            weight_decay=arguments.weight_decay,
-            seed=arguments.seed,
-        )
-        accuracies = [each.accuracy(features["validation"]) for each in probes]
-        best = int(np.argmax(accuracies))
-        results["linear"] = {
-            "validation_accuracies": dict(zip(map(str, arguments.learning_rates), accuracies, strict=True)),
-            "learning_rate": arguments.learning_rates[best],
-            f"{held_out}_accuracy": probes[best].accuracy(features[held_out]),
-        }
-        for rate, accuracy in zip(arguments.learning_rates, accuracies, strict=True):
-            say(f"linear probe, learning rate {rate:8.1e}: validation accuracy {accuracy:.2%}")
-        say(
-            f"linear probe: {held_out} accuracy {results['linear'][f'{held_out}_accuracy']:.2%} at the learning rate "
-            f"{arguments.learning_rates[best]:g}, which the validation split chose; the model is in {folder}"
-        )
-        with torch.no_grad():
-            head.weight.copy_(probes[best].weight)
-            head.bias.copy_(probes[best].bias)
+        results["linear"] = probe_linearly(arguments, features, data, head)
+        tqdm.write(f"the model is in {folder}")
         save_model(model, image_processor, folder)
     if arguments.mode in ("few_shot", "both"):
-        results["few_shot"] = {}
-        for shots in arguments.shots:
-            accuracies = few_shot_accuracies(
-                features["train"], features[held_out], classes, shots=shots, seeds=arguments.seeds, l2=arguments.l2
-            )
-            results["few_shot"][str(shots)] = accuracies
-            say(
-                f"{shots:4d} shots: {held_out} accuracy {np.mean(accuracies):.2%} on average over "
-                f"{len(accuracies)} seeds, {min(accuracies):.2%} to {max(accuracies):.2%}"
-            )
+        results["few_shot"] = probe_few_shots(arguments, features, data)
     write_file(folder / "results.json", json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def compute_features(
+    model: PreTrainedModel, data: ImageClassificationData, accelerator: Accelerator, loading: dict[str, Any]
+) -> dict[str, Features]:
+    """Run the model over all splits."""
+    prepared = accelerator.prepare_model(model, evaluation_mode=True)
+    features = {}
+    for split, rows in data.splits.items():
+        loader = accelerator.prepare(DataLoader(ReadableImages(rows), **loading))
+        bar = tqdm(loader, desc=f"features of {split}", disable=not accelerator.is_main_process)
+        batches = UnreadableImages(stop=True, say=tqdm.write).watch(bar)
+        features[split] = extract_features(prepared, batches, accelerator, size=len(rows))
+    return features
+
+
+def probe_linearly(
+    arguments: ProbeArguments, features: dict[str, Features], data: ImageClassificationData, head: nn.Linear
+) -> dict[str, Any]:
+    """Train linear classifiers, put the one that the validation split chooses into the head, and return its results."""
+    probes = train_probes(
+        features["train"],
+        len(data.label_names),
+        learning_rates=arguments.learning_rates,
+        epochs=arguments.epochs,
+        batch_size=arguments.probe_batch_size,
+        weight_decay=arguments.weight_decay,
+        seed=arguments.seed,
+    )
+    accuracies = [each.accuracy(features["validation"]) for each in probes]
+    for rate, accuracy in zip(arguments.learning_rates, accuracies, strict=True):
+        tqdm.write(f"linear probe, learning rate {rate:8.1e}: validation accuracy {accuracy:.2%}")
+    best = probes[int(np.argmax(accuracies))]
+    held_out = best.accuracy(features[data.held_out])
+    tqdm.write(
+        f"linear probe: {data.held_out} accuracy {held_out:.2%} at the learning rate {best.learning_rate:g}, which the "
+        "validation split chose"
+    )
+    with torch.no_grad():
+        head.weight.copy_(best.weight)
+        head.bias.copy_(best.bias)
+    return {
+        "validation_accuracies": dict(zip(map(str, arguments.learning_rates), accuracies, strict=True)),
+        "learning_rate": best.learning_rate,
+        f"{data.held_out}_accuracy": held_out,
+    }
+
+
+def probe_few_shots(
+    arguments: ProbeArguments, features: dict[str, Features], data: ImageClassificationData
+) -> dict[str, list[float]]:
+    """Return the accuracies of ridge regression by the number of images per class, one for each seed."""
+    held_out, results = data.held_out, {}
+    for shots in arguments.shots:
+        accuracies = few_shot_accuracies(
+            features["train"],
+            features[held_out],
+            len(data.label_names),
+            shots=shots,
+            seeds=arguments.seeds,
+            l2=arguments.l2,
+        )
+        results[str(shots)] = accuracies
+        tqdm.write(
+            f"{shots:4d} shots: {held_out} accuracy {np.mean(accuracies):.2%} on average over "
+            f"{len(accuracies)} seeds, {min(accuracies):.2%} to {max(accuracies):.2%}"
+        )
     return results
 
 
 def open_data(arguments: ProbeArguments) -> ImageClassificationData:
     """Open the data set, with a validation split carved out where it has none and a probe needs one."""
-    options: dict[str, Any] = {
+    name = arguments.dataset
+    options = {
+        **keywords(arguments, LabelOptions, SplitOptions),
         "subset": arguments.dataset_subset,
         "image_column": arguments.image_column,
-        "label_column": arguments.label_column,
-        "label_names": arguments.label_names,
-        "train_split": arguments.train_split,
-        "validation_split": arguments.validation_split,
-        "test_split": arguments.test_split,
         "seed": arguments.seed,
     }
-    data = load_classification_data(arguments.dataset, **options)
+    data = load_classification_data(name, **options)
     if data.validation is None:
-        data = load_classification_data(arguments.dataset, **options, validation_fraction=arguments.validation_fraction)
+        data = load_classification_data(name, **options, validation_fraction=arguments.validation_fraction)
     return data
 
 
 def describe_source(arguments: ProbeArguments, data: ImageClassificationData) -> dict[str, Any]:
     """Return what decides the features."""
-    splits = {"train": data.train, "validation": data.validation, "test": data.test}
     return {
         "model": arguments.model,
         "image_size": arguments.image_size,
         "mixed_precision": arguments.mixed_precision,
         "dataset": arguments.dataset,
         "classes": data.label_names,
-        **{
-            f"{name} labels": hashlib.sha256(str(split["label"][:]).encode()).hexdigest()
-            for name, split in splits.items()
-            if split is not None
-        },
+        **{f"{name} labels": labels_hash(split) for name, split in data.splits.items()},
     }
 
 

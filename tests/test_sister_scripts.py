@@ -18,8 +18,14 @@ from plain_vit import (
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
 from plain_vit.training.data import load_splits
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
-from plain_vit.training.masking import CORRUPTIONS, Corruption, MaskedPrediction, draw_corruption, rearrange_patches
 from plain_vit.training.run import read_log
+from plain_vit.training.tasks.masked_patches import (
+    CORRUPTIONS,
+    Corruption,
+    MaskedPrediction,
+    draw_corruption,
+    rearrange_patches,
+)
 from tests.conftest import randomize_
 from tests.tiny import tiny_config
 from tests.training_runs import (

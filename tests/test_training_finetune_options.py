@@ -18,6 +18,7 @@ from plain_vit.training.data import load_splits
 from plain_vit.training.metrics import evaluate_classifier
 from plain_vit.training.models import load_classifier
 from plain_vit.training.run import read_log
+from plain_vit.training.tasks import classification
 from tests.training_runs import assert_same_bits, open_script, save_stock_vit, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,7 +90,7 @@ def test_low_rank_run_saves_a_plain_model_that_gives_the_accuracy_it_reports(run
 def test_low_rank_run_goes_on_to_the_same_bits(run, monkeypatch):
     options = {"lora_rank": 2, "checkpoints_kept": 9, "checkpoint_every": 2}
     whole = run("whole", **options)
-    monkeypatch.setattr(script, "save_classifier", stop)
+    monkeypatch.setattr(classification, "save_classifier", stop)
     with pytest.raises(KeyboardInterrupt):
         run("half", **options)
     monkeypatch.undo()
@@ -146,7 +147,7 @@ def test_the_last_weights_are_evaluated_once(run, monkeypatch, validation_fracti
         sizes.append(size)
         return evaluate_classifier(*arguments, size=size)
 
-    monkeypatch.setattr(script, "evaluate_classifier", evaluate)
+    monkeypatch.setattr(classification, "evaluate_classifier", evaluate)
     folder = run("once", evaluations=2, validation_fraction=validation_fraction, dataset="digits")
     assert len(sizes) == evaluations
     assert sizes[-1] == 360
@@ -233,7 +234,7 @@ def test_run_with_unreadable_images_goes_on_to_the_same_bits(streaming, num_work
     assert results["images_evaluated"] == 29
     assert results["unreadable_images_left_out"] == 1
     assert results["unreadable_images_replaced"] in ((2, 3) if not streaming else range(1, 5))
-    monkeypatch.setattr(script, "evaluate_classifier", evaluate_but_stop_at(2))
+    monkeypatch.setattr(classification, "evaluate_classifier", evaluate_but_stop_at(2))
     with pytest.raises(KeyboardInterrupt):
         run("half", **options)
     monkeypatch.undo()
@@ -245,7 +246,7 @@ def test_run_with_unreadable_images_goes_on_to_the_same_bits(streaming, num_work
 
 def evaluate_but_stop_at(number: int) -> Any:
     """Return the script's evaluation, which is interrupted when it is called for that time."""
-    original, calls = script.evaluate_classifier, itertools.count(1)
+    original, calls = classification.evaluate_classifier, itertools.count(1)
 
     def evaluate(*arguments: Any, **keywords: Any) -> Any:
         if next(calls) == number:

@@ -1,1 +1,1 @@
-"""What the training scripts in `examples/` share: data, batches, optimisation, evaluation, the folder of a run."""
+"""Parts that the training scripts in `examples/` share: the loop and its tasks, data, optimisation, folders of runs."""

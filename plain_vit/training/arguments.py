@@ -1,4 +1,4 @@
-"""The options of the training scripts: in groups, from the command line, from a file and from recipes."""
+"""Options of the training scripts: in groups, from the command line, from a file and from recipes."""
 
 import dataclasses
 import math
@@ -29,18 +29,24 @@ def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
 
 
 @dataclass(kw_only=True)
-class CheckpointOptions:
-    """Which model is opened."""
+class WeightsOptions:
+    """Which weights are opened."""
 
     model: str = option(help="transformers folder or Hub id, or another library's checkpoint")
     model_hints: list[str] | None = option(
         None, help="name=value: what another library's checkpoint does not say, such as num_attention_heads=4"
     )
+
+
+@dataclass(kw_only=True)
+class CheckpointOptions(WeightsOptions):
+    """Which model is opened, of any class."""
+
     trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
 
 
 @dataclass(kw_only=True)
-class LabelledImagesOptions:
+class ImageOptions:
     """Which images are opened."""
 
     dataset: str = option(
@@ -49,18 +55,82 @@ class LabelledImagesOptions:
     )
     dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
     image_column: str | None = option(None, help="found by its type if not given")
+
+
+@dataclass(kw_only=True)
+class LabelOptions:
+    """What their labels are."""
+
     label_column: str | None = option(None, help="found by its type if not given")
     label_names: str | None = option(None, help="text file with one class per line, for labels that are plain numbers")
 
 
 @dataclass(kw_only=True)
-class ForwardOptions(LabelledImagesOptions, CheckpointOptions):
+class SplitOptions:
+    """Which splits are learnt from, and which are evaluated."""
+
+    train_split: str | None = option(None, help="split to learn from, or several joined by +; train if not given")
+    validation_split: str | None = option(
+        None, help="split to choose the best weights by; found by its name if not given"
+    )
+    test_split: str | None = option(None, help="held-out split; 'test' if not given and there is one")
+
+
+@dataclass(kw_only=True)
+class ProcessOptions:
+    """Which processes do the work."""
+
+    num_workers: int = option(0, help="processes that prepare images, per process that computes")
+    num_processes: int | None = option(None, help="refuse to run with another number of processes")
+    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of the forward and backward passes")
+
+
+@dataclass(kw_only=True)
+class ForwardOptions(ProcessOptions, LabelOptions, ImageOptions, CheckpointOptions):
     """Which images go through which model, that is not trained."""
 
     batch_size: int = option(256, help="images per forward pass, over all processes")
-    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of the forward pass")
-    num_workers: int = option(0, help="processes that prepare images, per process")
-    num_processes: int | None = option(None, help="refuse to run with another number of processes")
+
+
+@dataclass(kw_only=True)
+class StepOptions:
+    """How many steps are taken, of how many images, and how far each one goes."""
+
+    epochs: float | None = option(None, help="passes over the training images; 10 if neither they nor steps are given")
+    steps: int | None = option(None, help="optimizer steps, instead of epochs")
+    batch_size: int = option(64, help="images per optimizer step, over all processes and micro-batches")
+    gradient_accumulation_steps: int = option(1, help="micro-batches that make one optimizer step")
+    optimizer: str = option("adamw", help="of torch.optim, in small letters (the paper: sgd), or timm:NAME")
+    learning_rate: float = option(1e-3, help="at its peak")
+    momentum: float = option(0.9, help="of SGD; first beta of Adam")
+    weight_decay: float = option(0.05, help="of matrices and kernels; nothing else decays")
+    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = option(
+        "cosine", help="of the learning rate after the warm-up"
+    )
+    warmup_fraction: float = option(0.1, help="part of the optimizer steps in which the learning rate rises")
+    warmup_steps: int | None = option(None, help="the same as a number of optimizer steps")
+    max_grad_norm: float = option(1.0, help="gradients are clipped to this norm; 0 leaves them")
+
+
+@dataclass(kw_only=True)
+class FolderOptions(ProcessOptions):
+    """Where a run goes, and when it is logged, evaluated and saved."""
+
+    output_dir: str = option(help="empty or new folder")
+    resume: bool = option(False, help="go on from the newest checkpoint in output_dir")
+    evaluations: int | None = option(None, help="how often to evaluate, evenly spread; once per epoch if not given")
+    log_every: int = option(10, help="optimizer steps between logged values")
+    checkpoint_every: int | None = option(
+        None, help="optimizer steps between checkpoints; at each evaluation if not given"
+    )
+    checkpoints_kept: int = option(2, help="how many checkpoints stay; 0: write none")
+    report_to: str = option("none", help="tensorboard, trackio and wandb, separated by commas")
+    seed: int = option(0, help="decides everything random")
+
+
+@dataclass(kw_only=True)
+class LoopOptions(FolderOptions, StepOptions):
+    """What the training loop reads, whatever is trained."""
 
 
 # The groups of fine-tuning.
@@ -84,7 +154,6 @@ class ModelOptions(CheckpointOptions):
     lora_alpha: int = option(16, help="the additions are scaled by lora_alpha / lora_rank")
     lora_targets: list[str] = option([], help="layers that get additions; queries and values if not given")
     gradient_checkpointing: bool = option(False, help="save memory by computing the forward pass twice")
-    compile: bool = option(False, help="torch.compile the model for training")
     image_size: list[int] | None = option(
         None, help="train at this size, in pixels: one number, or height and width; positions are resampled once"
     )
@@ -93,16 +162,11 @@ class ModelOptions(CheckpointOptions):
 
 
 @dataclass(kw_only=True)
-class DataOptions(LabelledImagesOptions):
+class DataOptions(SplitOptions, LabelOptions, ImageOptions):
     """What it learns from."""
 
     _argument_group_name: ClassVar[str] = "data"
 
-    train_split: str | None = option(None, help="split to learn from, or several joined by +; train if not given")
-    validation_split: str | None = option(
-        None, help="split to choose the best epoch by; found by its name if not given"
-    )
-    test_split: str | None = option(None, help="held-out split; 'test' if not given and there is one")
     validation_fraction: float = option(0.0, help="part of the training split to carve out as validation split")
     shots_per_class: int | None = option(None, help="learn from this many images per class")
     corrupted: Literal["stop", "skip"] = option(
@@ -114,30 +178,25 @@ class DataOptions(LabelledImagesOptions):
 
 
 @dataclass(kw_only=True)
-class OptimizationOptions:
+class LearnerOptions:
+    """How its weights are kept."""
+
+    layer_decay: float = option(1.0, help="learning rate of a block, relative to the block above it")
+    ema_decay: float | None = option(None, help="evaluate and save a moving average of the weights with this decay")
+    shard: bool = option(False, help="divide weights, optimizer states and averages among the processes (FSDP2)")
+    compile: bool = option(False, help="torch.compile the model for training")
+
+
+@dataclass(kw_only=True)
+class OptimizationOptions(LearnerOptions, StepOptions):
     """How it learns."""
 
     _argument_group_name: ClassVar[str] = "optimisation"
 
     recipe: list[str] = option([], help="named options that the others override (--list_recipes); several: in order")
-    epochs: float | None = option(None, help="passes over the training images; 10 if neither they nor steps are given")
-    steps: int | None = option(None, help="optimizer steps, instead of epochs")
-    batch_size: int = option(64, help="images per optimizer step, over all processes and micro-batches")
-    gradient_accumulation_steps: int = option(1, help="micro-batches that make one optimizer step")
     auto_micro_batch: bool = option(
         False, help="try before training what fits into memory, and make more micro-batches of a step if need be"
     )
-    optimizer: str = option("adamw", help="of torch.optim, in small letters (the paper: sgd), or timm:NAME")
-    learning_rate: float = option(1e-3, help="at its peak")
-    momentum: float = option(0.9, help="of SGD; first beta of Adam")
-    weight_decay: float = option(0.05, help="of matrices and kernels; nothing else decays")
-    layer_decay: float = option(1.0, help="learning rate of a block, relative to the block above it")
-    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = option(
-        "cosine", help="of the learning rate after the warm-up"
-    )
-    warmup_fraction: float = option(0.1, help="part of the optimizer steps in which the learning rate rises")
-    warmup_steps: int | None = option(None, help="the same as a number of optimizer steps")
-    max_grad_norm: float = option(1.0, help="gradients are clipped to this norm; 0 leaves them")
     loss: Literal["cross_entropy", "bce"] = option("cross_entropy", help="bce: one yes or no per class")
     class_balance: Literal["none", "loss", "sampler"] = option(
         "none", help="give rare classes as much weight as others: in the loss, or by drawing them more often"
@@ -147,15 +206,11 @@ class OptimizationOptions:
     distillation_weight: float = option(0.5, help="share of the teacher in the loss")
     distillation_temperature: float = option(1.0, help="of soft distillation")
     label_smoothing: float = option(0.1, help="part of the target that is spread over all classes")
-    ema_decay: float | None = option(None, help="evaluate and save a moving average of the weights with this decay")
-    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of forward and backward")
 
 
 @dataclass(kw_only=True)
-class AugmentationOptions:
-    """How its images are varied."""
-
-    _argument_group_name: ClassVar[str] = "augmentation"
+class TransformOptions:
+    """How each of its images is varied."""
 
     crop_scale: float = option(1.0, help="smallest part of an image that a random crop may keep; 1: no crop")
     resize_to: int | None = option(
@@ -168,6 +223,14 @@ class AugmentationOptions:
     magnitude: int = option(9, help="of randaugment")
     augmentation_layers: int = option(2, help="of randaugment: operations on one image")
     random_erasing: float = option(0.0, help="probability")
+
+
+@dataclass(kw_only=True)
+class AugmentationOptions(TransformOptions):
+    """How its images are varied, each by itself and together."""
+
+    _argument_group_name: ClassVar[str] = "augmentation"
+
     repeated_augmentation: int = option(
         1, help="copies of an image in a batch, each augmented anew; an epoch has so many times fewer distinct images"
     )
@@ -176,33 +239,18 @@ class AugmentationOptions:
 
 
 @dataclass(kw_only=True)
-class RunOptions:
+class RunOptions(FolderOptions):
     """Where it goes, when it is looked at, and on how many processes."""
 
     _argument_group_name: ClassVar[str] = "run"
 
-    output_dir: str = option(help="empty or new folder")
-    resume: bool = option(False, help="go on from the newest checkpoint in output_dir")
     early_stopping: int | None = option(
         None, help="stop after this many evaluations in a row without a better validation accuracy"
     )
-    evaluations: int | None = option(None, help="how often to evaluate, evenly spread; once per epoch if not given")
     eval_batch_size: int = option(256, help="images per evaluation batch, over all processes")
-    log_every: int = option(10, help="optimizer steps between logged values")
-    checkpoint_every: int | None = option(
-        None, help="optimizer steps between checkpoints; at each evaluation if not given"
-    )
-    checkpoints_kept: int = option(2, help="how many checkpoints stay; 0: write none")
-    num_workers: int = option(0, help="processes that prepare images, per training process")
-    num_processes: int | None = option(None, help="refuse to run with another number of processes")
-    shard: bool = option(False, help="divide weights, optimizer states and averages among the processes (FSDP2)")
-    seed: int = option(0, help="decides everything random")
-
-    report_to: str = option("none", help="tensorboard, trackio and wandb, separated by commas")
     report: bool = option(True, help="draw curves, confusion matrix and mistakes into output_dir/report")
     picture_every: float = option(5.0, help="epochs between looks at attention and positions for the report; 0: none")
     dry_run: bool = option(False, help="print the plan and what it needs, and write nothing")
-
     license: str | None = option(
         None, help="of the weights, for their page; what the page of the model says if not given"
     )
@@ -210,7 +258,17 @@ class RunOptions:
     hub_private: bool = option(False, help="make that repository private")
 
 
-# Of these, the one that is given last takes the place of the others.
+@dataclass(kw_only=True)
+class ClassifierOptions(RunOptions, AugmentationOptions, OptimizationOptions, DataOptions, ModelOptions, LoopOptions):
+    """Everything that is asked of the training of a classifier."""
+
+
+def keywords(options: Any, *groups: Any) -> dict[str, Any]:
+    """Return the options of whole groups as keywords, for a function that takes them all by these names."""
+    return {each.name: getattr(options, each.name) for group in groups for each in dataclasses.fields(group)}
+
+
+# Of these, the one that is given last replaces the others.
 ALTERNATIVES = (frozenset({"epochs", "steps"}), frozenset({"warmup_fraction", "warmup_steps"}))
 
 

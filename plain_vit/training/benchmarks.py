@@ -1,4 +1,4 @@
-"""The usual benchmarks by short names: where the Hub has them, their columns, and which splits the paper uses."""
+"""Benchmarks by their usual short names: where the Hub has them, their columns, and which splits the paper uses."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a run would need, measured on the model itself before anything is trained or written."""
+"""Memory and disk that a run would need, measured on the model itself before anything is trained or written."""
 
 import shutil
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""The losses of a classifier: by labels, hard or blended, and by a teacher.
+"""Classification and distillation losses.
 
 Legend: `B` batch, `K` classes.
 """

@@ -1,4 +1,4 @@
-"""How many images fit into the memory at once, and what becomes of memory that was freed."""
+"""Memory: how many images fit in at once, and what becomes of what was freed."""
 
 import ctypes
 import platform
@@ -77,7 +77,7 @@ def is_lack_of_memory(error: RuntimeError) -> bool:
 
 
 @contextmanager
-def lack_of_memory_explained() -> Iterator[None]:
+def explain_out_of_memory() -> Iterator[None]:
     """Say what to do when a training step does not fit into memory.
 
     Raises:

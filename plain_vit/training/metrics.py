@@ -1,4 +1,4 @@
-"""How good a classifier is, over any number of processes, without a network."""
+"""Accuracy and loss of a classifier, over any number of processes, without a network."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -52,6 +52,11 @@ class Evaluation:
     def count(self) -> int:
         """Return how many images were evaluated."""
         return len(self.labels)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Return what a run logs of it."""
+        return {"loss": self.loss, "accuracy": self.accuracy}
 
 
 @torch.no_grad()

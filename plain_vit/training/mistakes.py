@@ -1,4 +1,4 @@
-"""What a classifier gets wrong: by class, by pair of classes, and image by image."""
+"""Mistakes of a classifier: by class, by pair of classes, and image by image."""
 
 from dataclasses import dataclass
 

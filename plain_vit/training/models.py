@@ -1,4 +1,4 @@
-"""The model that a run starts from, with a head for the classes at hand."""
+"""Models that runs start from, with a head for the classes at hand; teachers; low-rank additions."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Which parameter learns how fast, and when."""
+"""Optimizers, parameter groups, schedules, moving averages."""
 
 import fnmatch
 import inspect

@@ -1,4 +1,4 @@
-"""What frozen features hold: linear classifiers, many learning rates at once, and ridge regression on a few images.
+"""Probes of frozen features: linear classifiers, many learning rates at once, and ridge regression on a few images.
 
 Legend: `N` images, `D` features, `K` classes, `P` probes (one for each learning rate).
 """

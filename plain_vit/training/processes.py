@@ -1,4 +1,4 @@
-"""The processes of a run: as many as were asked for, others that prepare images, and an end on request."""
+"""Processes of a run: those that train, those that prepare images, and an end on request."""
 
 import multiprocessing
 import multiprocessing.forkserver
@@ -21,7 +21,7 @@ with needs("plain-vit[train]"):
 
 
 def start_accelerator(
-    *, num_processes: int | None, gradient_accumulation_steps: int, mixed_precision: str
+    *, num_processes: int | None, gradient_accumulation_steps: int = 1, mixed_precision: str
 ) -> Accelerator:
     """Start the one or many processes of a run; on a CPU they keep the memory that a step frees for the next one.
 

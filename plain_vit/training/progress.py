@@ -1,4 +1,4 @@
-"""What a person sees of a run while it runs: one bar, and a table with one line per evaluation."""
+"""Progress of a run: one bar, and a table with one line per evaluation."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,8 @@
-"""What came out of a run, as pictures and as one page that needs nothing else."""
+"""Report of a run: pictures, and one page that needs nothing else."""
 
 import platform
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
@@ -18,7 +19,7 @@ from plain_vit.files.writing import staged_file
 from plain_vit.training.metrics import Evaluation
 from plain_vit.training.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from plain_vit.training.run import read_log, write_file
-from plain_vit.training.snapshots import Snapshots, StoryPicture
+from plain_vit.training.snapshots import Snapshots, OptionalFigure
 
 with needs("plain-vit[train]"):
     from datasets import Dataset
@@ -50,81 +51,58 @@ def environment() -> dict[str, str]:
 
 
 def write_report(
-    run: Path,
+    snapshots: Snapshots,
     facts: Mapping[str, Mapping[str, object]],
     evaluation: Evaluation,
     split: Dataset,
     *,
     split_name: str,
-    class_names: list[str],
     model: nn.Module,
-    image_processor: Any,
-    snapshots: Snapshots,
 ) -> Path:
     """Draw the report of a run into `report` below its folder.
 
     Args:
-        run: The folder of the run, with its log.
+        snapshots: Of the model while it learnt.
         facts: Tables of what is known of the run, by their titles.
         evaluation: Of the split.
         split: Rows with an `image` and a `label`, as they were evaluated.
         split_name: What to call the split.
-        class_names: In the order of the classes.
         model: That was evaluated.
-        image_processor: The model's.
-        snapshots: Of the model while it learnt.
 
     Returns:
         The path of the page.
     """
+    run, class_names, image_processor = snapshots.run, snapshots.class_names, snapshots.image_processor
     folder = run / "report"
     folder.mkdir(exist_ok=True)
     parts = [_tables(facts)]
-
-    def section(title: str, caption: str, pictures: Mapping[str, tuple[str, StoryPicture]], more: str = "") -> None:
-        """Add a section; of each picture the name of the file, the words above it, and what to draw."""
-        shown = []
-        for name, (words, picture) in pictures.items():
-            if picture.figure is None:
-                shown.append(f"<p>Nothing to draw. {plain_text(picture.reason)}</p>")
-                continue
-            data = _png(picture.figure)
-            with staged_file(folder / f"{name}.png", force=True) as file:
-                file.write_bytes(data)
-            seen = f"{words}: {picture.seen}" if words else picture.seen
-            above = f"<figcaption>{plain_text(words)}</figcaption>" if words else ""
-            shown.append(f"<figure>{above}{framed(inline_picture(data, seen), f'{title} {words}')}</figure>")
-        parts.append(
-            f'<h2>{plain_text(title)}</h2><p class="caption">{plain_text(caption)}</p>'
-            f'<div class="row">{"".join(shown)}</div>{more}'
-        )
-
-    section(
+    section = partial(_section, folder)
+    parts += section(
         "Training curves",
         "Values of the training are means since the last logged step, over images as augmentation left them and of the "
         "loss that is trained: with label smoothing it cannot reach 0. Values of other splits are cross-entropies of "
         "whole images, without dropout.",
         {"curves": ("", _curves(run))},
     )
-    section(
+    parts += section(
         f"What is taken for what, on the {split_name} split",
         "Rows are true classes, columns what they were taken for. The numbers count images, the colour is the share "
         "of the true class.",
         {"confusion_matrix": ("", _confusion(evaluation, class_names))},
     )
-    section(
+    parts += section(
         "Classes that are confused most often",
         f"Of the {split_name} split: how many images of one class were taken for another.",
         {"confused_pairs": ("", _pairs(evaluation, class_names))},
     )
-    section(
+    parts += section(
         "The most confident mistakes",
         f"Images of the {split_name} split as the model sees them, with what it took them for, its probability, and "
         "what they are. Wrong labels show here too.",
         {"mistakes": ("", _mistakes(evaluation, split, class_names, image_processor))},
     )
     parts.append(_class_table(evaluation, class_names, split_name))
-    section(
+    parts += section(
         "Where the model looks as it learns",
         "Attention of the last layer, mean of the heads, from the class token or, in models without one, on average "
         "from all patches. Orange marks where it is high; each map has a range of its own, from 0 to the value below "
@@ -132,7 +110,7 @@ def write_report(
         {"attention": ("", snapshots.attention(model))},
     )
     positions = snapshots.positions(model)
-    section(
+    parts += section(
         "Position-embedding similarity",
         "Each tile belongs to the patch of its row and column, and shows the cosine between the position embedding of "
         "that patch and those of all patches.",
@@ -142,24 +120,43 @@ def write_report(
     return folder / "index.html"
 
 
-def _curves(run: Path) -> StoryPicture:
+def _section(folder: Path, title: str, caption: str, pictures: Mapping[str, tuple[str, OptionalFigure]]) -> list[str]:
+    """Return a section; of each picture the name of its file, the words above it, and what to draw."""
+    shown = []
+    for name, (words, picture) in pictures.items():
+        if picture.figure is None:
+            shown.append(f"<p>Nothing to draw. {plain_text(picture.reason)}</p>")
+            continue
+        data = _png(picture.figure)
+        with staged_file(folder / f"{name}.png", force=True) as file:
+            file.write_bytes(data)
+        seen = f"{words}: {picture.seen}" if words else picture.seen
+        above = f"<figcaption>{plain_text(words)}</figcaption>" if words else ""
+        shown.append(f"<figure>{above}{framed(inline_picture(data, seen), f'{title} {words}')}</figure>")
+    return [
+        f'<h2>{plain_text(title)}</h2><p class="caption">{plain_text(caption)}</p>',
+        f'<div class="row">{"".join(shown)}</div>',
+    ]
+
+
+def _curves(run: Path) -> OptionalFigure:
     rows = read_log(run)
-    return StoryPicture(plot_training_curves(rows), seen=descriptions.of_training_curves(rows))
+    return OptionalFigure(plot_training_curves(rows), seen=descriptions.of_training_curves(rows))
 
 
-def _confusion(evaluation: Evaluation, class_names: list[str]) -> StoryPicture:
+def _confusion(evaluation: Evaluation, class_names: list[str]) -> OptionalFigure:
     classes = len(class_names)
     if classes > MATRIX_CLASSES:
-        return StoryPicture(None, f"A matrix of {classes} classes is larger than a screen: see the pairs below.")
+        return OptionalFigure(None, f"A matrix of {classes} classes is larger than a screen: see the pairs below.")
     matrix = confusion_matrix(evaluation.labels, evaluation.probabilities.argmax(axis=1), classes)
     seen = descriptions.of_a_confusion_matrix(matrix, class_labels(class_names, 16))
-    return StoryPicture(plot_confusion_matrix(matrix, class_names), seen=seen)
+    return OptionalFigure(plot_confusion_matrix(matrix, class_names), seen=seen)
 
 
-def _pairs(evaluation: Evaluation, class_names: list[str]) -> StoryPicture:
+def _pairs(evaluation: Evaluation, class_names: list[str]) -> OptionalFigure:
     pairs = confused_pairs(evaluation)
     if not pairs:
-        return StoryPicture(None, "No image was taken for another class.")
+        return OptionalFigure(None, "No image was taken for another class.")
     named = [(class_names[pair.true], class_names[pair.predicted]) for pair in pairs]
     figure = plot_confused_pairs([pair.count for pair in pairs], [pair.share for pair in pairs], named)
     labels = class_labels(class_names, 18)
@@ -168,18 +165,18 @@ def _pairs(evaluation: Evaluation, class_names: list[str]) -> StoryPicture:
         f"Bars of {len(pairs)} pairs of classes; the longest: {labels[worst.true]} taken for "
         f"{labels[worst.predicted]}, {worst.count} times"
     )
-    return StoryPicture(figure, seen=seen)
+    return OptionalFigure(figure, seen=seen)
 
 
-def _mistakes(evaluation: Evaluation, split: Dataset, class_names: list[str], image_processor: Any) -> StoryPicture:
+def _mistakes(evaluation: Evaluation, split: Dataset, class_names: list[str], image_processor: Any) -> OptionalFigure:
     rows = confident_mistakes(evaluation)
     if not len(rows):
-        return StoryPicture(None, "There are no mistakes.")
+        return OptionalFigure(None, "There are no mistakes.")
     pixels = image_processor([split[int(row)]["image"] for row in rows], return_tensors="pt")["pixel_values"]
     pictures = displayable(pixels, image_processor)
     probabilities, labels = evaluation.probabilities[rows], evaluation.labels[rows]
     figure = plot_predictions(pictures, probabilities, class_names, labels)
-    return StoryPicture(figure, seen=descriptions.of_mistakes(probabilities, labels, class_labels(class_names)))
+    return OptionalFigure(figure, seen=descriptions.of_mistakes(probabilities, labels, class_labels(class_names)))
 
 
 def _class_table(evaluation: Evaluation, class_names: list[str], split_name: str) -> str:

@@ -1,5 +1,6 @@
-"""The folder of a run: whose it is, what was logged, and checkpoints that are complete or absent."""
+"""Folder of a run: its options, its log, and checkpoints that are complete or absent."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -23,6 +24,20 @@ with needs("plain-vit[train]"):
 
 OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
 PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, beside what Accelerate writes
+
+
+# What may change when a run is resumed, because it does not decide the result.
+FREE_ON_RESUME = (
+    "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "eval_batch_size",
+    "report_to", "report", "picture_every", "dry_run",
+    "license", "push_to_hub", "hub_private",
+)  # fmt: skip
+
+
+def deciding_options(options: Any, **others: Any) -> dict[str, Any]:
+    """Return what decides the result of a run: the options that do, and what else its script names."""
+    values = {name: value for name, value in dataclasses.asdict(options).items() if name not in FREE_ON_RESUME}
+    return {**values, **{name.replace("_", " "): value for name, value in others.items()}}
 
 
 class RunFolder:

@@ -1,11 +1,10 @@
-"""How a model learns to look: its attention over a few images and its position embeddings, every few epochs.
+"""Snapshots of a model that learns: its attention over a few images and its position embeddings, every few epochs.
 
 Legend: `B` images, `h w` patch grid.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ from plain_vit.errors import AnalysisError, DataError, PlainViTError
 from plain_vit.extras import needs
 from plain_vit.files.writing import staged_file
 from plain_vit.training.data.decoding import as_files, read_rows
+from plain_vit.training.loop import Loop
 
 with needs("plain-vit[train]"):
-    from accelerate import Accelerator, DistributedType
+    from accelerate import DistributedType
     from datasets import Dataset
     from matplotlib.figure import Figure
 
@@ -35,8 +35,8 @@ COLUMNS = 8  # snapshots side by side; of more an even choice is drawn
 
 
 @dataclass(frozen=True)
-class StoryPicture:
-    """What the snapshots of a run show, or why they show nothing.
+class OptionalFigure:
+    """A picture of a run, or why there is none.
 
     Args:
         figure: None where there is nothing to draw.
@@ -53,38 +53,25 @@ class Snapshots:
     """What a model attends to at some of its steps, kept as arrays in the folder of the run.
 
     Args:
-        folder: Where the arrays go, one file for each snapshot.
+        loop: Of the run, begun; the main process alone looks.
         split: Rows with an `image` and a `label`, whose first images of some classes are looked at.
         class_names: In the order of the classes.
         image_processor: The model's.
         every: Epochs between snapshots; 0 takes none.
-        epochs: Of the run.
-        total_steps: Of the run.
-        sharded: No process holds a whole model, so none can look.
-        accelerator: Only its main process looks.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        split: Dataset,
-        class_names: list[str],
-        image_processor: Any,
-        *,
-        every: float,
-        epochs: float,
-        total_steps: int,
-        sharded: bool,
-        accelerator: Accelerator,
+        self, loop: Loop[Any], split: Dataset, class_names: list[str], image_processor: Any, *, every: float
     ) -> None:
-        self.folder, self.image_processor = folder, image_processor
-        self.epochs, self.total_steps = epochs, total_steps
-        self.asked = every > 0
-        self.sharded = sharded or accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
-        marks = np.arange(0, epochs, every) if self.asked and not self.sharded else np.array([])
-        steps = {round(float(mark) / epochs * total_steps) for mark in marks}
-        self.steps = frozenset(steps | {total_steps}) if steps else frozenset()
-        self.taking = accelerator.is_main_process
+        self.run, self.class_names, self.image_processor = loop.run.path, class_names, image_processor
+        self.folder = self.run / "report" / "snapshots"
+        self.epochs, self.total_steps = loop.schedule.epochs, loop.schedule.total_steps
+        divided = loop.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+        self.asked, self.sharded = every > 0, divided or loop.learner.shard
+        marks = np.arange(0, self.epochs, every) if self.asked and not self.sharded else np.array([])
+        steps = {round(float(mark) / self.epochs * self.total_steps) for mark in marks}
+        self.steps = frozenset(steps | {self.total_steps}) if steps else frozenset()
+        self.taking = loop.accelerator.is_main_process
         labels = np.asarray(split["label"][:])
         present = np.unique(labels)
         chosen = present[spread(len(present), IMAGES)]
@@ -114,30 +101,30 @@ class Snapshots:
         with staged_file(self.folder / f"step_{step:08d}.npz", force=True) as file, file.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
 
-    def attention(self, model: nn.Module) -> StoryPicture:
+    def attention(self, model: nn.Module) -> OptionalFigure:
         """Draw the attention over each image, from the first snapshot to the last."""
         taken = self._taken("attention", model)
         if isinstance(taken, str):
-            return StoryPicture(None, taken)
+            return OptionalFigure(None, taken)
         maps = np.stack([values.astype(np.float32) for values in taken.values()], axis=1)  # B snapshots h w
         pixels = self.pixels()
         (h, w), (height, width) = maps.shape[-2:], token_layout(_as_plain_vit(model), pixels).patch_size
         pictures = displayable(pixels[..., : h * height, : w * width], self.image_processor)
         columns = [self._when(step) for step in taken]
         figure = plot_attention_heads(pictures, maps, row_names=self.names, column_names=columns)
-        return StoryPicture(figure, seen=descriptions.of_a_table_of_maps(maps, self.names, columns))
+        return OptionalFigure(figure, seen=descriptions.of_a_table_of_maps(maps, self.names, columns))
 
-    def positions(self, model: nn.Module) -> dict[str, StoryPicture]:
+    def positions(self, model: nn.Module) -> dict[str, OptionalFigure]:
         """Draw how alike the position embeddings are, at the first and at the last snapshot."""
         taken = self._taken("positions", model)
         if isinstance(taken, str):
-            return {"": StoryPicture(None, taken)}
+            return {"": OptionalFigure(None, taken)}
         steps = list(taken)
         pictures = {}
         for step in dict.fromkeys((steps[0], steps[-1])):
             similarity = PositionSimilarity(taken[step].astype(np.float32), np.empty((0, 0, 0)))
             seen = descriptions.of_positions(similarity)
-            pictures[self._when(step)] = StoryPicture(plot_position_similarity(similarity), seen=seen)
+            pictures[self._when(step)] = OptionalFigure(plot_position_similarity(similarity), seen=seen)
         return pictures
 
     def _when(self, step: int) -> str:

@@ -1,5 +1,6 @@
 """Image classification data sets: opening them, finding their columns, checking and splitting them."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -207,6 +208,22 @@ class ImageClassificationData:
     train_images: int
     unreadable: Sequence[str] = ()
 
+    @property
+    def splits(self) -> dict[str, Any]:
+        """Return the splits that there are by their names, the training split first and the held-out one last."""
+        splits = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: split for name, split in splits.items() if split is not None}
+
+    @property
+    def watched(self) -> str:
+        """Return the name of the split to evaluate along the way; `validation` alone may choose weights."""
+        return [*self.splits][1]
+
+    @property
+    def held_out(self) -> str:
+        """Return the name of the split to evaluate at the end."""
+        return [*self.splits][-1]
+
 
 def load_classification_data(
     name: str,
@@ -268,18 +285,9 @@ def load_classification_data(
     if streaming:
         chosen |= {role: _stored(split) for role, split in chosen.items() if role != "train"}
     chosen, names = _with_class_labels(chosen, _read_names(label_names))
-    labels = {role: np.asarray(split["label"]) for role, split in chosen.items() if isinstance(split, Dataset)}
-    if "test" in chosen and test_split is None and (labels["test"] == -1).all():
-        del chosen["test"]  # the Hub's way of publishing a test split whose labels are secret
-    if len(names) < 2 or ("train" in labels and len(np.unique(labels["train"])) < 2):
-        only = names[int(labels["train"][0])] if "train" in labels else names[0]
-        raise DataError(f"All training images are {only!r}: with one class there is nothing to learn.")
-    for role, split in chosen.items():
-        if isinstance(split, Dataset):
-            _check_labels(role, labels[role], names)
-            chosen[role] = split.cast_column("image", Image(mode="RGB"))
+    chosen = _checked(chosen, names, test_is_named=test_split is not None)
     if validation_fraction:
-        chosen["train"], chosen["validation"] = _carve(chosen["train"], labels["train"], validation_fraction, seed)
+        chosen["train"], chosen["validation"] = _carve(chosen["train"], validation_fraction, seed)
     if shots_per_class is not None:
         chosen["train"] = _few_shots(chosen["train"], shots_per_class, names, seed)
     unreadable: list[str] = []
@@ -493,6 +501,19 @@ def _with_class_labels(splits: dict[str, Any], given: list[str] | None = None) -
     return splits, names
 
 
+def _checked(splits: dict[str, Any], names: list[str], *, test_is_named: bool) -> dict[str, Any]:
+    """Return stored splits in RGB, when their labels are in order; a test split whose labels are secret is left out."""
+    labels = {role: np.asarray(split["label"]) for role, split in splits.items() if isinstance(split, Dataset)}
+    if not test_is_named and "test" in splits and (labels["test"] == -1).all():
+        del splits["test"], labels["test"]  # the Hub's way of publishing it
+    if len(names) < 2 or ("train" in labels and len(np.unique(labels["train"])) < 2):
+        only = names[int(labels["train"][0])] if "train" in labels else names[0]
+        raise DataError(f"All training images are {only!r}: with one class there is nothing to learn.")
+    for role, numbers in labels.items():
+        _check_labels(role, numbers, names)
+    return {**splits, **{role: splits[role].cast_column("image", Image(mode="RGB")) for role in labels}}
+
+
 def _check_labels(role: str, labels: np.ndarray, names: Sequence[str]) -> None:
     wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
     if len(wrong):
@@ -502,7 +523,8 @@ def _check_labels(role: str, labels: np.ndarray, names: Sequence[str]) -> None:
         )
 
 
-def _carve(train: Dataset, labels: np.ndarray, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+def _carve(train: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    labels = np.asarray(train["label"])
     try:
         kept, carved = train_test_split(np.arange(len(labels)), test_size=fraction, stratify=labels, random_state=seed)
     except ValueError as error:  # fewer images than classes on one of the sides
@@ -522,3 +544,8 @@ def _few_shots(train: Dataset, shots: int, names: Sequence[str], seed: int) -> D
             raise DataError(f"The class {name!r} has {len(rows)} training images, fewer than the {shots} asked for.")
         kept.append(rows[:shots])
     return train.select(np.sort(np.concatenate(kept)))
+
+
+def labels_hash(split: Any) -> str:
+    """Return a hash of the labels of a split, in their order."""
+    return hashlib.sha256(str(split["label"][:]).encode()).hexdigest()

@@ -156,7 +156,7 @@ class UnreadableImages:
             DataError: An image cannot be read, and `stop` was asked for.
         """
         for batch in batches:
-            for broken in filter(None, batch.pop("broken")):
+            for broken in filter(None, batch.pop("broken", ())):
                 if self.stop:
                     raise DataError(f"An image cannot be read: {broken}. Mend it, or train with --corrupted skip.")
                 self.count += 1

@@ -1,4 +1,4 @@
-"""The order in which rows are drawn, and randomness as a function of what it is for.
+"""Orders in which rows are drawn, and randomness as a function of what it is for.
 
 Everything random is a function of the seed, the epoch, the row of the image and which of its copies it is. So a batch
 is the same in whichever process or worker it is made, and a run resumed in the middle of an epoch sees what it would

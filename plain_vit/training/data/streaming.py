@@ -71,7 +71,7 @@ class StreamedImages(torch.utils.data.IterableDataset):
         process, processes = self.process
         part = process * workers + number
         rows = self._rows(self.stream.shard(num_shards=processes * workers, index=part))
-        ahead: deque[dict[str, Any]] = deque()  # rows that took the place of one before them, and are still to come
+        ahead: deque[dict[str, Any]] = deque()  # rows that replaced one before them, and are still to come
         for place in itertools.count():
             row = ahead.popleft() if ahead else next(rows)
             if place < batches * self.batch_size:

@@ -1,11 +1,13 @@
-"""Hiding parts of images, for models that learn to predict them.
+"""Masked patches as a task of the training loop: parts of images are hidden, and a model learns to predict them.
 
 Everything random is a function of the seed, the epoch and the row of the image, as in the sampling of the data.
 
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +19,10 @@ from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling
 from plain_vit.training.data.augmentation import TrainingTransform
 from plain_vit.training.data.decoding import as_files
 from plain_vit.training.data.sampling import randomness
+from plain_vit.training.loop import Batch, Means, Task
 
 with needs("plain-vit[train]"):
+    from accelerate import Accelerator
     from datasets import Dataset
 
 
@@ -28,8 +32,8 @@ class Corruption:
 
     Args:
         ratio: Share of the patches that are predicted, above 0, below 1.
-        hidden: Share of those that the mask token takes the place of.
-        exchanged: Share of those that another patch of the image takes the place of; the rest stay as they are.
+        hidden: Share of those that are replaced by the mask token.
+        exchanged: Share of those that are replaced by another patch of the image; the rest stay as they are.
         block: Patches along each side of the squares that are predicted or not as a whole.
 
     Raises:
@@ -204,3 +208,45 @@ class MaskedPrediction(nn.Module):
             return loss, loss.new_zeros(())
         right = logits.argmax(dim=-1) == decoder.colors(pixel_values).flatten(1)
         return loss, (right & predicted.flatten(1)).sum()
+
+
+class MaskedPatches(Task[Means]):
+    """What is in patches of an image that are hidden, exchanged or seen as they are.
+
+    Args:
+        model: what predicts.
+        image_processor: the model's.
+        predicted: patches of each image that are predicted.
+    """
+
+    def __init__(self, model: PlainViTForMaskedImageModeling, image_processor: Any, predicted: int) -> None:
+        self.image_processor = image_processor
+        self.measures = {"accuracy": predicted} if model.config.reconstruction_target == "mean_color" else {}
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the mean loss of a batch and, of colours, how many predictions are right."""
+        loss, right = model(**batch)
+        return loss, dict.fromkeys(self.measures, right)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int) -> Means:
+        """Return the mean loss over the images and, of colours, the accuracy."""
+        model.eval()
+        sums = torch.zeros(3, device=accelerator.device, dtype=torch.float64)
+        for batch in batches:
+            losses, right = model(**batch, each=True)
+            values = torch.stack([losses.double(), right.double(), torch.ones_like(losses.double())], dim=1)
+            sums += accelerator.gather_for_metrics(values).sum(dim=0)
+        loss, all_right, count = sums.tolist()
+        if count != size:
+            raise TrainingError(f"{int(count)} images were evaluated, but the set has {size}.")
+        accuracy = {name: all_right / count / predicted for name, predicted in self.measures.items()}
+        return Means({"loss": loss / count, **accuracy}, int(count))
+
+    def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
+        """Write what `PlainViTForMaskedImageModeling` opens, and fine-tuning continues from."""
+        state = {name.removeprefix("model."): tensor for name, tensor in accelerator.get_state_dict(model).items()}
+        bare = accelerator.unwrap_model(model).model
+        bare.save_pretrained(folder, state_dict=state, is_main_process=accelerator.is_main_process)
+        if accelerator.is_main_process:
+            self.image_processor.save_pretrained(folder)

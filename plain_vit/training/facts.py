@@ -1,0 +1,150 @@
+"""Facts of a fine-tuning run: what it would do and need, what came of it, and what the page of its model says."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from plain_vit.extras import needs
+from plain_vit.model_card import ModelFacts
+from plain_vit.training.arguments import AugmentationOptions, ClassifierOptions, OptimizationOptions, keywords
+from plain_vit.training.data import ImageClassificationData
+from plain_vit.training.data.augmentation import input_size
+from plain_vit.training.dry_run import describe_needs, measure_needs
+from plain_vit.training.learner import Learner
+from plain_vit.training.loop import Loop, Schedule
+from plain_vit.training.metrics import Evaluation
+from plain_vit.training.mistakes import top_accuracy
+from plain_vit.training.optimization import learning_rate_factor
+from plain_vit.training.publishing import training_facts
+from plain_vit.training.report import environment
+from plain_vit.training.tasks.classification import Classification
+
+with needs("plain-vit[train]"):
+    from accelerate import DistributedType
+
+Facts = dict[str, object]
+
+
+def run_facts(
+    options: ClassifierOptions, data: ImageClassificationData, schedule: Schedule, model: nn.Module, kind: type
+) -> Facts:
+    """Return what a person wants to know of the run; `kind` is the class of what is saved."""
+    parameters = list(model.parameters())
+    return {
+        "started from": options.model + (" (architecture only)" if options.from_scratch else ""),
+        "model": kind.__name__,
+        "parameters": f"{sum(p.numel() for p in parameters):,}",
+        "of them trained": f"{sum(p.numel() for p in parameters if p.requires_grad):,}",
+        "data set": options.dataset,
+        "images": count_images(data),
+        "classes": len(data.label_names),
+        "steps": f"{schedule.total_steps:,} of {options.batch_size} images, {schedule.epochs:.1f} epochs",
+        "optimizer": f"{options.optimizer}, weight decay {options.weight_decay}",
+        "learning rate": f"{options.learning_rate}, {options.schedule} after {schedule.warmup_steps} warm-up steps",
+        "seed": options.seed,
+    }
+
+
+def count_images(data: ImageClassificationData) -> str:
+    """Say how many images each split has."""
+    counts = {name: data.train_images if name == "train" else len(split) for name, split in data.splits.items()}
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def report_facts(
+    options: ClassifierOptions,
+    data: ImageClassificationData,
+    task: Classification,
+    loop: Loop[Evaluation],
+    results: dict[str, Any],
+) -> dict[str, Facts]:
+    """Return what the report says of the run, in tables by their titles."""
+    model = loop.accelerator.unwrap_model(loop.learner.model)
+    result: Facts = {
+        f"{data.held_out} accuracy": f"{results[f'{data.held_out}_accuracy']:.2%}",
+        f"{data.held_out} loss": f"{results[f'{data.held_out}_loss']:.4f}",
+        "images evaluated": results["images_evaluated"],
+        "weights": "those the validation split chose" if data.validation is not None else "the last ones",
+        "images per second": f"{results['images_per_second']:.0f}, while training",
+        "waiting for data": f"{results['waiting_for_data']:.0%} of that time",
+        "seconds in all": results["seconds"],
+    }
+    return {
+        "Result": result,
+        "Run": run_facts(options, data, loop.schedule, model, task.kind),
+        "Environment": {"processes": loop.accelerator.num_processes, **environment()},
+    }
+
+
+def describe_plan(
+    options: ClassifierOptions,
+    data: ImageClassificationData,
+    schedule: Schedule,
+    learner: Learner,
+    task: Classification,
+) -> dict[str, Facts]:
+    """Return what the run would do and what it would need, in tables by their titles; the weights are spoilt by it."""
+    accelerator, total = learner.accelerator, schedule.total_steps
+    processes, accumulation = accelerator.num_processes, options.gradient_accumulation_steps
+    micro_batch = options.batch_size // (processes * accumulation)
+    marks = {f"{share:.0%}": min(int(share * total), total - 1) for share in (0, 0.25, 0.5, 0.75, 1)}
+    warmup = schedule.warmup_steps
+    factors = {
+        mark: learning_rate_factor(step, total=total, warmup=warmup, schedule=options.schedule)
+        for mark, step in marks.items()
+    }
+    rates = ", ".join(f"{mark} {factor * options.learning_rate:.2e}" for mark, factor in factors.items())
+    splits = data.splits
+    facts = {
+        **run_facts(options, data, schedule, learner.model, task.kind),
+        "learning rate at": f"{rates} of the steps",
+        "a step": f"{options.batch_size} images = {processes} processes x {accumulation} micro-batches x "
+        f"{micro_batch} images",
+        "precision": options.mixed_precision,
+        "evaluations": f"{len(schedule.evaluation_steps)} of {len(splits[data.watched]):,} {data.watched} images, "
+        f"at the end {len(splits[data.held_out]):,} {data.held_out} images",
+        "checkpoints": f"{len(schedule.checkpoint_steps)}" if options.checkpoints_kept else "none",
+    }
+    sharded = options.shard or accelerator.distributed_type == DistributedType.FSDP
+    shape = (3, *input_size(task.image_processor))
+    averaged = learner.average is not None
+    tables = describe_needs(
+        measure_needs(learner.model, learner.optimizer, accelerator, shape, averaged=averaged),
+        Path(options.output_dir),
+        micro_batch=micro_batch,
+        shards=processes if sharded else 1,
+        checkpoints_kept=options.checkpoints_kept,
+        keeps_best=data.validation is not None,
+    )
+    return {"Run": facts, **tables}
+
+
+def model_facts(
+    options: ClassifierOptions,
+    data: ImageClassificationData,
+    schedule: Schedule,
+    result: Evaluation,
+    processes: int,
+) -> ModelFacts:
+    """Return what the page of the model says of the run."""
+    values = {**keywords(options, OptimizationOptions, AugmentationOptions), "mixed_precision": options.mixed_precision}
+    recipe = {name: value for name, value in values.items() if value not in (None, [], "none") and value is not False}
+    if options.teacher is None:
+        recipe = {name: value for name, value in recipe.items() if not name.startswith("distillation")}
+    if options.augmentation != "randaugment":
+        recipe = {name: value for name, value in recipe.items() if name not in ("magnitude", "augmentation_layers")}
+    top5 = {"top5_accuracy": top_accuracy(result, 5)} if len(data.label_names) > 5 else {}
+    steps = {"steps": schedule.total_steps, "warmup_steps": schedule.warmup_steps}
+    return training_facts(
+        Path(options.output_dir),
+        source=options.model,
+        from_scratch=options.from_scratch,
+        dataset=options.dataset,
+        split_name=data.held_out,
+        results={"accuracy": result.accuracy, **top5},
+        images=count_images(data),
+        recipe={**recipe, **steps, "seed": options.seed},
+        environment={"processes": str(processes), **environment()},
+        license=options.license,
+    )

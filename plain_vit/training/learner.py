@@ -1,0 +1,105 @@
+"""A model that learns, with its optimizer and a moving average of its weights, whole or divided among processes."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from plain_vit.extras import needs
+from plain_vit.training.arguments import StepOptions
+from plain_vit.training.models import as_saved
+from plain_vit.training.optimization import average_of, make_optimizer
+from plain_vit.training.sharding import ShardedState, blocks_to_shard, held_here, shard
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+
+
+class Learner:
+    """A model that learns; `prepare` puts it on its device.
+
+    Args:
+        model: with the weights to begin with.
+        options: which optimizer, and how fast.
+        accelerator: of the run.
+        layer_decay: see `make_optimizer`.
+        ema_decay: evaluate and save a moving average of the weights with this decay.
+        shard: divide all of it among the processes.
+        compile: compile the model.
+
+    Raises:
+        TrainingError: The average, the optimizer or the division cannot be had.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: StepOptions,
+        accelerator: Accelerator,
+        *,
+        layer_decay: float = 1.0,
+        ema_decay: float | None = None,
+        shard: bool = False,
+        compile: bool = False,
+    ) -> None:
+        self.model, self.options, self.accelerator, self.layer_decay = model, options, accelerator, layer_decay
+        self.shard, self.compile = shard, compile
+        self.optimizer: Any = self._make_optimizer()  # then what Accelerate makes of it
+        self.average = None if ema_decay is None else average_of(model, ema_decay, accelerator)
+        self.blocks = blocks_to_shard(model, accelerator) if shard else []
+        self.sharded: ShardedState | None = None
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        return make_optimizer(
+            self.model,
+            self.options.optimizer,
+            learning_rate=self.options.learning_rate,
+            weight_decay=self.options.weight_decay,
+            layer_decay=self.layer_decay,
+            momentum=self.options.momentum,
+        )
+
+    def prepare(self) -> None:
+        """Compile and divide where that is asked for, and let Accelerate wrap what is whole."""
+        if self.compile:
+            # Between the blocks sharded weights are gathered, which is not compiled.
+            for part in self.blocks or [self.model]:
+                part.compile()
+        if not self.shard:
+            self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+            return
+        shard(self.model, self.accelerator)
+        self.optimizer = AcceleratedOptimizer(self._make_optimizer(), device_placement=False)
+        if self.average is not None:
+            shard(self.average.module, self.accelerator)
+        self.sharded = ShardedState(self.model, self.optimizer.optimizer, self.average)
+        self.accelerator.print("each process holds {:,} of {:,} parameters".format(*held_here(self.model)))
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """Return the weights to evaluate and save: the average where there is one."""
+        return self.model if self.average is None else self.average.module
+
+    def final(self) -> nn.Module:
+        """Return `evaluated`, with low-rank additions added into a copy."""
+        bare = self.accelerator.unwrap_model(self.evaluated)
+        return as_saved(bare) if hasattr(bare, "merge_and_unload") else self.evaluated
+
+    def set_learning_rate(self, factor: float) -> None:
+        """Let each group of parameters learn at this part of its peak rate."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+
+    def learn(self, loss: torch.Tensor, max_grad_norm: float) -> None:
+        """Add the gradients of a micro-batch, and with the last one of a step move the weights."""
+        self.accelerator.backward(loss)
+        if self.accelerator.sync_gradients and max_grad_norm:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def update_average(self) -> None:
+        """Let the average follow the weights."""
+        if self.average is not None:
+            self.average.update_parameters(self.accelerator.unwrap_model(self.model))

@@ -1,0 +1,409 @@
+"""Training loop for any task: steps, evaluations, the log, checkpoints, resuming, and stopping on request."""
+
+import dataclasses
+import json
+import math
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from plain_vit.errors import TrainingError
+from plain_vit.extras import needs
+from plain_vit.training.arguments import LoopOptions, as_yaml, check_options
+from plain_vit.training.data.decoding import UnreadableImages
+from plain_vit.training.data.sampling import randomness
+from plain_vit.training.learner import Learner
+from plain_vit.training.memory import explain_out_of_memory
+from plain_vit.training.optimization import learning_rate_factor, train_mode
+from plain_vit.training.processes import StopRequest, loading_options, start_accelerator
+from plain_vit.training.progress import Progress
+from plain_vit.training.run import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
+from plain_vit.training.trackers import start_trackers, tracker_names
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
+    from accelerate.utils import set_seed
+
+Batch = dict[str, Any]
+
+
+class Judged(Protocol):
+    """What a pass over a set gave: values by their names, `loss` among them, and of how many images."""
+
+    @property
+    def values(self) -> Mapping[str, float]: ...
+
+    @property
+    def count(self) -> int: ...
+
+
+Result = TypeVar("Result", bound=Judged)
+
+
+@dataclass(frozen=True)
+class Means:
+    """Values that are means over a set, the same in every process; see `Judged`."""
+
+    values: Mapping[str, float]
+    count: int
+
+
+class Task(ABC, Generic[Result]):
+    """What is learnt from a batch, how it is judged, and how the model is saved.
+
+    `measures` names what is summed over the images of a batch beside the loss, each with how many of it one image has.
+    `score` names the value of an evaluation by which the validation split chooses weights; None takes the last ones.
+    """
+
+    measures: Mapping[str, int] = {}
+    score: str | None = None
+
+    def prepare(self, accelerator: Accelerator) -> None:
+        """Put what the task itself needs on the device; it is called once, when the model has been put there."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Return the mean loss of a batch, to be learnt from, and the sum of each measure over its images."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int) -> Result:
+        """Run the model over a whole set of so many images, each image once."""
+
+    @abstractmethod
+    def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
+        """Write what opens the model, and its image processor; all processes come here."""
+
+    def reopen(self, folder: Path) -> nn.Module:
+        """Open what `save` wrote, where weights are chosen among several evaluations or no process holds them whole."""
+        raise TrainingError(f"{type(self).__name__} cannot open what it saved: train without choosing and sharding.")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The optimizer steps of a run, and after which of them it is evaluated and saved.
+
+    Args:
+        total_steps: of the run.
+        epochs: passes over the training images that these are.
+        warmup_steps: in which the learning rate rises.
+        evaluation_steps: after these the watched split is evaluated.
+        checkpoint_steps: after these a checkpoint is written.
+    """
+
+    total_steps: int
+    epochs: float
+    warmup_steps: int
+    evaluation_steps: frozenset[int]
+    checkpoint_steps: frozenset[int]
+
+
+def make_schedule(options: LoopOptions, images: int, processes: int) -> Schedule:
+    """Count the steps of a run.
+
+    Args:
+        options: of the run.
+        images: to learn from.
+        processes: that share each step.
+
+    Raises:
+        TrainingError: A step does not divide among the processes, or the warm-up is longer than the run.
+    """
+    parts = processes * options.gradient_accumulation_steps
+    if options.batch_size % parts:
+        raise TrainingError(
+            f"batch_size {options.batch_size} does not divide among {processes} processes x "
+            f"{options.gradient_accumulation_steps} micro-batches: use a multiple of {parts}."
+        )
+    passes = 10.0 if options.epochs is None else options.epochs
+    total = options.steps or math.ceil(passes * images / options.batch_size)
+    epochs = total * options.batch_size / images
+    warmup = round(options.warmup_fraction * total) if options.warmup_steps is None else options.warmup_steps
+    if warmup > total:
+        raise TrainingError(
+            f"The warm-up takes {warmup} steps, the run {total}: give --warmup_steps or --warmup_fraction."
+        )
+    evaluations = options.evaluations or max(1, round(epochs))
+    evaluation_steps = frozenset(math.ceil(total * (count + 1) / evaluations) for count in range(evaluations))
+    every = options.checkpoint_every
+    return Schedule(
+        total_steps=total,
+        epochs=epochs,
+        warmup_steps=warmup,
+        evaluation_steps=evaluation_steps,
+        checkpoint_steps=frozenset(range(every, total + 1, every)) if every else evaluation_steps,
+    )
+
+
+def start_run(options: LoopOptions) -> tuple[Accelerator, dict[str, Any]]:
+    """Check the options that every run has, and start its processes; what is random follows from its seed.
+
+    Returns:
+        The accelerator, and how a `DataLoader` is to work.
+
+    Raises:
+        TrainingError: An option is outside its range or does not fit another, or the number of processes.
+    """
+    check_options(options)
+    tracker_names(options.report_to)
+    accelerator = start_accelerator(
+        num_processes=options.num_processes,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        mixed_precision=options.mixed_precision,
+    )
+    set_seed(options.seed)
+    return accelerator, loading_options(options.num_workers)
+
+
+class Loop(Generic[Result]):
+    """A run: a learner that learns a task from batches, by a schedule, into a folder.
+
+    Everything random in a step is a function of the seed and the step, so that a resumed run repeats it.
+
+    Args:
+        task: what is learnt.
+        learner: what learns.
+        schedule: how many steps, and what happens after which of them.
+        run: the folder.
+        options: of the run.
+        watched_name: what the split is called that is evaluated along the way.
+        early_stopping: stop after so many evaluations without a better score.
+        skip_unreadable: count images that cannot be read instead of ending at the first one.
+    """
+
+    def __init__(
+        self,
+        task: Task[Result],
+        learner: Learner,
+        schedule: Schedule,
+        run: RunFolder,
+        options: LoopOptions,
+        *,
+        watched_name: str = "validation",
+        early_stopping: int | None = None,
+        skip_unreadable: bool = False,
+    ) -> None:
+        self.task, self.learner, self.schedule, self.run, self.options = task, learner, schedule, run, options
+        self.watched_name, self.early_stopping = watched_name, early_stopping
+        self.chooses_by = task.score if watched_name == "validation" else None
+        self.accelerator = run.accelerator
+        self.trackers = tracker_names(options.report_to)
+        self.checkpoint_size = checkpoint_bytes(learner.model, learner.average)
+        self.unreadable = UnreadableImages(stop=not skip_unreadable, say=tqdm.write)
+        self.step, self.stale = 0, 0
+        self.best_score: float | None = None
+        self.result: Result | None = None  # of the weights after step `result_step`, on the watched split
+        self.result_step = -1
+
+    # The run begins, or goes on from its newest checkpoint.
+
+    def begin(self) -> None:
+        """Claim the folder, or load its newest checkpoint; then the trackers start."""
+        options = self.options
+        # The next checkpoint is written before an old one goes; the best model and the last one are kept beside them.
+        checkpoints = options.checkpoints_kept + 1 if options.checkpoints_kept else 0
+        self.run.require_space((checkpoints + 2) * self.checkpoint_size, "the run")
+        self.learner.prepare()
+        self.task.prepare(self.accelerator)
+        progress = self.run.begin(self.learner.average, self.learner.sharded) or {}
+        is_main = self.accelerator.is_main_process
+        if is_main:
+            write_file(self.run.path / "arguments.yaml", as_yaml(options))
+        self.step, self.stale = progress.get("step", 0), progress.get("stale", 0)
+        self.best_score = progress.get("best_score")
+        self.unreadable.count = progress.get("unreadable", 0) * is_main
+        start_trackers(self.accelerator, self.trackers, self.run.path, dataclasses.asdict(options), step=self.step)
+        # Sums of this process since the last line of the log, and since the last evaluation: loss, measures, images.
+        nothing = [0.0] * (len(self.task.measures) + 2)
+        device = self.accelerator.device
+        self.window = torch.tensor(progress.get("window", nothing), device=device) * is_main
+        self.since_evaluation = torch.tensor(progress.get("since", nothing), device=device) * is_main
+
+    @property
+    def micro_batch(self) -> int:
+        """Return how many images one process takes at once."""
+        parts = self.accelerator.num_processes * self.accelerator.gradient_accumulation_steps
+        return self.options.batch_size // parts
+
+    # The run.
+
+    def train(
+        self, batches: Iterable[Batch], watched: DataLoader, look: Callable[[int, nn.Module], None] | None = None
+    ) -> None:
+        """Take the steps that are left, until early stopping or a signal ends the run.
+
+        Args:
+            batches: micro-batches of this process, from the step on at which the run is.
+            watched: prepared by the accelerator, what is evaluated along the way.
+            look: called with the number of steps taken and the model to be evaluated, before the first and after each.
+        """
+        self.watched, self.look = watched, look or (lambda step, model: None)
+        total, images = self.schedule.total_steps, self.options.batch_size
+        self.bar = Progress(total=total * images, done=self.step * images, shown=self.accelerator.is_main_process)
+        self.bar.say(
+            f"{total} steps of {images} images in {self.accelerator.num_processes} processes, "
+            f"{self.schedule.epochs:.1f} epochs" + (f", from step {self.step} on" if self.step else "")
+        )
+        with self.bar, StopRequest() as self.stop, explain_out_of_memory():
+            if self.step == 0:
+                self.look(0, self.learner.model)
+            train_mode(self.learner.model)
+            for micro_step, batch in enumerate(self.bar.batches(self.unreadable.watch(batches))):
+                if micro_step % self.accelerator.gradient_accumulation_steps == 0:
+                    if self.stale == self.early_stopping:
+                        why = f"{self.stale} evaluations without a better accuracy"
+                        self.bar.say(f"Stopped early after step {self.step}: {why}.")
+                        break
+                    self._begin_step()
+                self._learn(batch)
+                if self.accelerator.sync_gradients:
+                    self._end_step()
+
+    def _begin_step(self) -> None:
+        # Dropout and what blends a batch depend on the step alone, so that a resumed run repeats them.
+        torch.manual_seed(randomness(self.options.seed, self.step, self.accelerator.process_index))
+        schedule = self.schedule
+        factor = learning_rate_factor(
+            self.step, total=schedule.total_steps, warmup=schedule.warmup_steps, schedule=self.options.schedule
+        )
+        self.learner.set_learning_rate(factor)
+        self.learning_rate = factor * self.options.learning_rate
+
+    def _learn(self, batch: Batch) -> None:
+        """Add the gradients of one micro-batch; the last one of a step moves the weights."""
+        images = len(next(iter(batch.values())))
+        with self.accelerator.accumulate(self.learner.model):
+            loss, sums = self.task.loss(self.learner.model, batch)
+            self.learner.learn(loss, self.options.max_grad_norm)
+        seen = torch.stack([loss.detach().float() * images, *sums.values(), torch.full_like(loss.detach(), images)])
+        self.window += seen
+        self.since_evaluation += seen
+
+    def _end_step(self) -> None:
+        self.step += 1
+        self.bar.update(self.options.batch_size)
+        self.learner.update_average()
+        last = self.step == self.schedule.total_steps
+        if self.step % self.options.log_every == 0 or last:
+            self._log()
+        if self.step in self.schedule.evaluation_steps:
+            self._evaluate()
+        with self.bar.pause():
+            self.look(self.step, self.learner.evaluated)
+        if self.stop.requested_anywhere(self.accelerator):
+            self._save_checkpoint()
+            self.accelerator.end_training()
+            self.bar.say(f"Stopped after step {self.step} of {self.schedule.total_steps}: go on with --resume.")
+            sys.exit(128 + signal.SIGTERM)
+        if self.options.checkpoints_kept and self.step in self.schedule.checkpoint_steps:
+            with self.bar.pause():
+                self._save_checkpoint()
+
+    def _log(self) -> None:
+        values = self._means(self.window)
+        logged = {f"train_{name}": value for name, value in values.items()}
+        self.run.log(step=self.step, learning_rate=self.learning_rate, **logged)
+        self.accelerator.log(self.bar.rates(), step=self.step)
+        self.bar.show(**{name: _as_text(name, value) for name, value in values.items()})
+
+    def _means(self, sums: torch.Tensor) -> dict[str, float]:
+        """Return the means over what all processes have summed up, which begins anew."""
+        loss, *others, images = self.accelerator.reduce(sums).tolist()
+        sums.zero_()
+        measured = zip(self.task.measures.items(), others, strict=True)
+        return {"loss": loss / images, **{name: total / images / of_one for (name, of_one), total in measured}}
+
+    def _evaluate(self) -> None:
+        """Evaluate the watched split, and keep the weights if they are the best so far and may be chosen."""
+        learnt, name = self._means(self.since_evaluation), self.watched_name
+        with self.bar.pause():
+            result = self._judge(self.learner.evaluated, self.watched)
+        self.result, self.result_step = result, self.step
+        train_mode(self.learner.model)
+        epoch = self.step / self.schedule.total_steps * self.schedule.epochs
+        self.run.log(step=self.step, epoch=epoch, **{f"{name}_{each}": value for each, value in result.values.items()})
+        both = {f"train {each}": value for each, value in learnt.items()}
+        both |= {f"{name} {each}": value for each, value in result.values.items()}
+        self.bar.row(
+            {
+                "epoch": f"{epoch:.1f}",
+                "step": str(self.step),
+                **{each.replace("accuracy", "acc"): _as_text(each, value) for each, value in both.items()},
+                "evaluated": f"{result.count} of {_size(self.watched)}",
+                "lr": f"{self.learning_rate:.2e}",
+            }
+        )
+        self.stale += 1
+        score = None if self.chooses_by is None else result.values[self.chooses_by]
+        if score is not None and (self.best_score is None or score > self.best_score):
+            self.best_score, self.stale = score, 0
+            self._save_best()
+
+    def _judge(self, model: nn.Module, loader: DataLoader) -> Result:
+        return self.task.evaluate(model, self.unreadable.watch(loader), self.accelerator, size=_size(loader))
+
+    def _save_best(self) -> None:
+        with shared_staging(self.run.path / "best", self.accelerator) as folder:
+            self.task.save(folder, self.learner.evaluated, self.accelerator)
+
+    def _save_checkpoint(self) -> None:
+        self.run.require_space(self.checkpoint_size, "the next checkpoint")
+        progress = {
+            "step": self.step,
+            "best_score": self.best_score,
+            "stale": self.stale,
+            "window": self.accelerator.reduce(self.window).tolist(),
+            "since": self.accelerator.reduce(self.since_evaluation).tolist(),
+            "unreadable": self.unreadable.count_everywhere(self.accelerator),
+        }
+        keep, learner = self.options.checkpoints_kept, self.learner
+        self.run.save(progress, keep=keep, average=learner.average, sharded=learner.sharded)
+
+    # The end of the run.
+
+    def final_model(self) -> nn.Module:
+        """Return the weights that the watched split chose, else the last ones, ready to be evaluated and saved."""
+        if self.learner.sharded is None and self.chooses_by is None:
+            return self.learner.final().eval()
+        if self.chooses_by is None:
+            self._save_best()
+        chosen = self.task.reopen(self.run.path / "best")
+        return self.accelerator.prepare_model(chosen, evaluation_mode=True).eval()
+
+    def judge(self, model: nn.Module, loader: DataLoader) -> Result:
+        """Evaluate a model, unless the loop has just evaluated it on the same split."""
+        current = self.result_step == self.step and model is self.learner.evaluated and loader is self.watched
+        if self.result is not None and current:
+            return self.result
+        return self._judge(model, loader)
+
+    def figures(self, *, since: float) -> dict[str, float]:
+        """Return the steps of the run, the seconds since its start, and how fast it was."""
+        return {"steps": self.step, "seconds": round(time.perf_counter() - since, 1), **self.bar.rates()}
+
+    def finish(self, model: nn.Module, results: Mapping[str, Any]) -> None:
+        """Write the results, and the model in place of what the folder holds of one."""
+        if self.accelerator.is_main_process:
+            write_file(self.run.path / "results.json", json.dumps(results, indent=2) + "\n")
+        with shared_staging(self.run.path / "model", self.accelerator) as folder:
+            self.task.save(folder, model, self.accelerator)
+        if self.accelerator.is_main_process:
+            move_into(self.run.path / "model", self.run.path)
+
+
+def _size(loader: DataLoader) -> int:
+    images: Any = loader.dataset
+    return len(images)
+
+
+def _as_text(name: str, value: float) -> str:
+    return f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"

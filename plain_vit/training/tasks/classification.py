@@ -1,0 +1,121 @@
+"""Image classification as a task of the training loop: by labels, and by a teacher's answers."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from plain_vit.extras import needs
+from plain_vit.training.arguments import ClassifierOptions
+from plain_vit.training.data import ImageClassificationData
+from plain_vit.training.data.augmentation import batch_mixing
+from plain_vit.training.loop import Batch, Task
+from plain_vit.training.losses import balancing_weights, classification_loss, distillation_loss
+from plain_vit.training.metrics import Evaluation, evaluate_classifier
+from plain_vit.training.models import Teacher, as_saved, merged
+from plain_vit.training.sharding import is_sharded, whole_state
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
+
+
+class Classification(Task[Evaluation]):
+    """Which of some classes an image is of.
+
+    Args:
+        model: any transformers image classifier, before it is prepared.
+        image_processor: the model's.
+        data: whose classes are learnt.
+        options: which loss, which blends of images, and how much of the teacher.
+        normalize: training pixels, from levels of 0 to 255 to what the model reads.
+        teacher: whose answers are learnt too.
+    """
+
+    measures = {"accuracy": 1}
+    score = "accuracy"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        image_processor: Any,
+        data: ImageClassificationData,
+        options: ClassifierOptions,
+        normalize: Callable[[torch.Tensor], torch.Tensor],
+        teacher: Teacher | None = None,
+    ) -> None:
+        self.image_processor, self.options, self.normalize = image_processor, options, normalize
+        self.kind: type[PreTrainedModel] = type(as_saved(model))
+        self.teacher = teacher
+        classes = len(data.label_names)
+        self.mix = batch_mixing(mixup=options.mixup, cutmix=options.cutmix, num_classes=classes)
+        self.class_weights = None
+        if options.class_balance == "loss":
+            self.class_weights = balancing_weights(data.train["label"], classes)
+
+    def prepare(self, accelerator: Accelerator) -> None:
+        """Put the teacher and the weights of the classes on the device."""
+        if self.class_weights is not None:
+            self.class_weights = self.class_weights.to(accelerator.device)
+        if self.teacher is not None:
+            self.teacher = accelerator.prepare_model(self.teacher, evaluation_mode=True)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the mean loss of a batch, and how many of its images are taken for what they are."""
+        options = self.options
+        pixels, targets = self.mix(self.normalize(batch["pixel_values"]), batch["labels"])
+        logits = model(pixel_values=pixels).logits.float()
+        loss = classification_loss(
+            logits,
+            targets,
+            kind=options.loss,
+            label_smoothing=options.label_smoothing,
+            class_weights=self.class_weights,
+        )
+        if self.teacher is not None:
+            distilled = distillation_loss(
+                logits,
+                self.teacher(pixels),
+                kind=options.distillation,
+                temperature=options.distillation_temperature,
+            )
+            loss = torch.lerp(loss, distilled, options.distillation_weight)
+        return loss, {"accuracy": (logits.argmax(dim=-1) == batch["labels"]).sum()}
+
+    def evaluate(
+        self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int
+    ) -> Evaluation:
+        """Return accuracy and loss, and the probabilities of each image."""
+        return evaluate_classifier(model, batches, accelerator, size=size)
+
+    def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
+        """Write what `AutoModelForImageClassification` and `AutoImageProcessor` open."""
+        save_classifier(folder, model, self.image_processor, accelerator)
+
+    def reopen(self, folder: Path) -> nn.Module:
+        """Open what was saved, low-rank additions added in."""
+        return self.kind.from_pretrained(folder)
+
+
+def save_classifier(folder: Path, model: nn.Module, image_processor: Any, accelerator: Accelerator) -> None:
+    """Write what `AutoModelForImageClassification` and `AutoImageProcessor` open."""
+    bare = accelerator.unwrap_model(model)
+    if is_sharded(bare):
+        state = whole_state(bare)  # all processes take part
+        if accelerator.is_main_process:
+            if hasattr(bare, "merge_and_unload"):
+                merged(bare, state).save_pretrained(folder)
+            else:
+                bare.save_pretrained(folder, state_dict=state)
+            image_processor.save_pretrained(folder)
+        return
+    saved = as_saved(bare)
+    saved.save_pretrained(
+        folder,
+        state_dict=accelerator.get_state_dict(model) if saved is bare else saved.state_dict(),
+        is_main_process=accelerator.is_main_process,
+    )
+    if accelerator.is_main_process:
+        image_processor.save_pretrained(folder)

@@ -1,0 +1,153 @@
+"""The training loop with a task of its own: a regression in this one file, beside which nothing is changed."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from plain_vit import PlainViTModel
+from plain_vit.errors import TrainingError
+from plain_vit.training.arguments import LoopOptions
+from plain_vit.training.data.sampling import ShuffledStream
+from plain_vit.training.learner import Learner
+from plain_vit.training.loop import Batch, Loop, Means, Task, make_schedule, start_run
+from plain_vit.training.run import RunFolder, deciding_options, read_log
+from tests.tiny import tiny_config
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+IMAGES = 41
+
+
+class BrightnessOf(Dataset):
+    """Images of noise with how bright each one is; asked for as `ShuffledStream` does, or by number."""
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.brightness = torch.rand(IMAGES, generator=generator)
+        self.pixels = torch.randn(IMAGES, 3, 24, 56, generator=generator) * 0.1 + self.brightness[:, None, None, None]
+
+    def __len__(self) -> int:
+        return IMAGES
+
+    def __getitem__(self, place: int | tuple[int, ...]) -> dict[str, torch.Tensor]:
+        row = place if isinstance(place, int) else place[1]
+        return {"pixel_values": self.pixels[row], "brightness": self.brightness[row]}
+
+
+class Regressor(nn.Module):
+    """A plain ViT with one number in place of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = tiny_config()
+        self.vit = PlainViTModel(config)
+        self.head = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.head(self.vit(pixel_values).pooler_output)[:, 0]
+
+
+class Regression(Task[Means]):
+    """How bright an image is."""
+
+    measures = {"absolute_error": 1}
+    score = "closeness"
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        answers = model(pixel_values=batch["pixel_values"])
+        errors = (answers - batch["brightness"]).abs().sum()
+        return F.mse_loss(answers, batch["brightness"]), {"absolute_error": errors.detach()}
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int) -> Means:
+        model.eval()
+        both = []
+        for batch in batches:
+            answers = model(pixel_values=batch["pixel_values"])
+            both.append(accelerator.gather_for_metrics((answers, batch["brightness"])))
+        answers, truth = (torch.cat(parts) for parts in zip(*both, strict=True))
+        assert len(answers) == size
+        loss = F.mse_loss(answers, truth).item()
+        return Means({"loss": loss, "closeness": -loss}, len(answers))
+
+    def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
+        if accelerator.is_main_process:
+            save_file(accelerator.unwrap_model(model).state_dict(), folder / "model.safetensors")
+
+    def reopen(self, folder: Path) -> nn.Module:
+        model = Regressor()
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        return model
+
+
+def regress(folder: Path, *, stop_after: int | None = None, **changes: object) -> Means:
+    """Train a regression of 9 steps in batches of 12, two micro-batches each."""
+    options = LoopOptions(**{
+        "output_dir": str(folder), "steps": 9, "batch_size": 12, "gradient_accumulation_steps": 2, "log_every": 2,
+        "evaluations": 3, "checkpoint_every": 2, "learning_rate": 0.003, **changes,
+    })  # fmt: skip
+    accelerator, loading = start_run(options)
+    learner = Learner(Regressor(), options, accelerator, ema_decay=0.5)
+    run = RunFolder(folder, accelerator, deciding_options(options), resume=options.resume)
+    loop = Loop(Regression(), learner, make_schedule(options, IMAGES, accelerator.num_processes), run, options)
+    loop.begin()
+    total = loop.schedule.total_steps * options.batch_size
+    order = ShuffledStream(IMAGES, length=total, seed=options.seed, start=loop.step * options.batch_size)
+    batches, watched = accelerator.prepare(
+        DataLoader(BrightnessOf(seed=0), batch_size=loop.micro_batch, sampler=order, **loading),
+        DataLoader(BrightnessOf(seed=1), batch_size=7, **loading),
+    )
+
+    def look(step: int, model: nn.Module) -> None:
+        if step == stop_after:
+            raise KeyboardInterrupt
+
+    loop.train(batches, watched, look=look)
+    final = loop.final_model()
+    result = loop.judge(final, watched)
+    loop.finish(final, {**result.values, **loop.figures(since=0.0)})
+    accelerator.free_memory()
+    return result
+
+
+def test_third_task_learns_chooses_and_saves(tmp_path):
+    result = regress(tmp_path / "run")
+    lines = read_log(tmp_path / "run")
+    assert [line["step"] for line in lines if "train_absolute_error" in line] == [2, 4, 6, 8, 9]
+    losses = {line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line}
+    assert losses.keys() == {3, 6, 9}
+    assert result.values["loss"] == min(losses.values()) < losses[9]
+    learnt = [line["train_loss"] for line in lines if "train_loss" in line]
+    assert learnt[-1] < 0.1 * learnt[0]
+    assert result.count == IMAGES
+
+
+def test_third_task_goes_on_to_the_same_bits(tmp_path):
+    regress(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        regress(tmp_path / "stopped", stop_after=5)
+    regress(tmp_path / "stopped", resume=True)
+    assert read_log(tmp_path / "stopped") == read_log(tmp_path / "whole")
+    whole, stopped = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
+    assert all(torch.equal(tensor, stopped[name]) for name, tensor in whole.items())
+
+
+def test_task_that_cannot_be_evaluated_is_an_error_when_it_is_made():
+    class Half(Task[Means]):
+        def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            raise AssertionError
+
+    with pytest.raises(TypeError, match="abstract methods? '?evaluate'?, '?save'?"):
+        Half()
+
+
+def test_step_that_does_not_divide_is_refused(tmp_path):
+    options = LoopOptions(output_dir=str(tmp_path), steps=1, batch_size=12, gradient_accumulation_steps=5)
+    with pytest.raises(TrainingError, match="does not divide among 1 processes x 5 micro-batches: use a multiple of 5"):
+        make_schedule(options, IMAGES, 1)
