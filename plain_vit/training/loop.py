@@ -223,10 +223,18 @@ class Loop(Generic[Result]):
         self.unreadable.count = progress.get("unreadable", 0) * is_main
         start_trackers(self.accelerator, self.trackers, self.run.path, dataclasses.asdict(options), step=self.step)
         # Sums of this process since the last line of the log, and since the last evaluation: loss, measures, images.
-        nothing = [0.0] * (len(self.task.measures) + 2)
-        device = self.accelerator.device
-        self.window = torch.tensor(progress.get("window", nothing), device=device) * is_main
-        self.since_evaluation = torch.tensor(progress.get("since", nothing), device=device) * is_main
+        self.window, self.since_evaluation = (self._sums(progress.get(name)) for name in ("window", "since"))
+
+    def _sums(self, saved: list[list[float]] | None) -> torch.Tensor:
+        """Return the sums of this process, of those that a checkpoint holds for each, or zeros."""
+        accelerator = self.accelerator
+        own = torch.zeros(len(self.task.measures) + 2, device=accelerator.device)
+        if saved is None:
+            return own
+        of_each = torch.tensor(saved, device=accelerator.device)
+        if len(of_each) == accelerator.num_processes:
+            return of_each[accelerator.process_index]
+        return of_each.sum(dim=0) if accelerator.is_main_process else own  # there were more processes, or fewer
 
     @property
     def micro_batch(self) -> int:
@@ -284,7 +292,9 @@ class Loop(Generic[Result]):
         with self.accelerator.accumulate(self.learner.model):
             loss, sums = self.task.loss(self.learner.model, batch)
             self.learner.learn(loss, self.options.max_grad_norm)
-        seen = torch.stack([loss.detach().float() * images, *sums.values(), torch.full_like(loss.detach(), images)])
+        loss = loss.detach().float()
+        measured = [sums[name].detach() for name in self.task.measures]
+        seen = torch.stack([loss * images, *measured, torch.full_like(loss, images)])
         self.window += seen
         self.since_evaluation += seen
 
@@ -361,8 +371,9 @@ class Loop(Generic[Result]):
             "step": self.step,
             "best_score": self.best_score,
             "stale": self.stale,
-            "window": self.accelerator.reduce(self.window).tolist(),
-            "since": self.accelerator.reduce(self.since_evaluation).tolist(),
+            # Of each process: joined, a resumed run would add them up in another order.
+            "window": self.accelerator.gather(self.window[None]).tolist(),
+            "since": self.accelerator.gather(self.since_evaluation[None]).tolist(),
             "unreadable": self.unreadable.count_everywhere(self.accelerator),
         }
         keep, learner = self.options.checkpoints_kept, self.learner
