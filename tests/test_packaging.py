@@ -67,7 +67,7 @@ def imported(path: Path) -> set[str]:
         ("plain_vit/conversion/**/*.py", ()),
         ("plain_vit/files/*.py", ()),
         ("plain_vit/hub/*.py", ()),
-        ("plain_vit/training/*.py", ("train",)),
+        ("plain_vit/training/**/*.py", ("train",)),
         ("plain_vit/analysis/*.py", ("analysis",)),
         ("examples/*.py", ("train", "analysis")),
         ("benchmarks/*.py", ("train", "analysis", "test")),

@@ -117,6 +117,8 @@ def test_any_image_classifier_is_evaluated_and_its_classes_must_match(tmp_path):
     assert [row["name"] for row in results["classes"]] == [f"LABEL_{digit}" for digit in range(10)]
     with pytest.raises(DataError, match="no split 'validation', only train, test"):
         evaluation.evaluate(evaluation.EvaluateArguments(**options, split="validation"))
+    with pytest.raises(TrainingError, match="The config of .* says what it is: leave out num_attention_heads"):
+        evaluation.evaluate(evaluation.EvaluateArguments(**options, model_hints=["num_attention_heads=4"]))
     save_resnet(tmp_path, num_labels=3)
     with pytest.raises(DataError, match="The data has 10 classes, the model 3"):
         evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 import yaml
 from transformers import HfArgumentParser
 
-from plain_vit.errors import PlainViTError, TrainingError
-from plain_vit.training.recipes import describe_recipes, recipe_options
+from ..errors import PlainViTError, TrainingError
+from .recipes import describe_recipes, recipe_options
 
 Options = TypeVar("Options")
 

@@ -5,20 +5,20 @@ from typing import Any
 
 from torch import nn
 
-from plain_vit.extras import needs
-from plain_vit.model_card import ModelFacts
-from plain_vit.training.arguments import AugmentationOptions, ClassifierOptions, OptimizationOptions, keywords
-from plain_vit.training.data import ImageClassificationData
-from plain_vit.training.data.augmentation import input_size
-from plain_vit.training.dry_run import describe_needs, measure_needs
-from plain_vit.training.learner import Learner
-from plain_vit.training.loop import Loop, Schedule
-from plain_vit.training.metrics import Evaluation
-from plain_vit.training.mistakes import top_accuracy
-from plain_vit.training.optimization import learning_rate_factor
-from plain_vit.training.publishing import training_facts
-from plain_vit.training.report import environment
-from plain_vit.training.tasks.classification import Classification
+from ..extras import needs
+from ..model_card import ModelFacts
+from .arguments import AugmentationOptions, ClassifierOptions, OptimizationOptions, keywords
+from .data import ImageClassificationData
+from .data.augmentation import input_size
+from .dry_run import describe_needs, measure_needs
+from .learner import Learner
+from .loop import Loop, Schedule
+from .metrics import Evaluation
+from .mistakes import top_accuracy
+from .optimization import learning_rate_factor
+from .publishing import training_facts
+from .report import environment
+from .tasks.classification import Classification
 
 with needs("plain-vit[train]"):
     from accelerate import DistributedType

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from plain_vit.extras import needs
-from plain_vit.training.arguments import StepOptions
-from plain_vit.training.models import as_saved
-from plain_vit.training.optimization import average_of, make_optimizer
-from plain_vit.training.sharding import ShardedState, blocks_to_shard, held_here, shard
+from ..extras import needs
+from .arguments import StepOptions
+from .models import as_saved
+from .optimization import average_of, make_optimizer
+from .sharding import ShardedState, blocks_to_shard, held_here, shard
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

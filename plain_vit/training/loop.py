@@ -17,18 +17,18 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from plain_vit.errors import TrainingError
-from plain_vit.extras import needs
-from plain_vit.training.arguments import LoopOptions, as_yaml, check_options
-from plain_vit.training.data.decoding import UnreadableImages
-from plain_vit.training.data.sampling import randomness
-from plain_vit.training.learner import Learner
-from plain_vit.training.memory import explain_out_of_memory
-from plain_vit.training.optimization import learning_rate_factor, train_mode
-from plain_vit.training.processes import StopRequest, loading_options, start_accelerator
-from plain_vit.training.progress import Progress
-from plain_vit.training.run import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
-from plain_vit.training.trackers import start_trackers, tracker_names
+from ..errors import TrainingError
+from ..extras import needs
+from .arguments import LoopOptions, as_yaml, check_options
+from .data.decoding import UnreadableImages
+from .data.sampling import randomness
+from .learner import Learner
+from .memory import explain_out_of_memory
+from .optimization import learning_rate_factor, train_mode
+from .processes import StopRequest, loading_options, start_accelerator
+from .progress import Progress
+from .run import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
+from .trackers import start_trackers, tracker_names
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

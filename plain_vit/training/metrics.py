@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from plain_vit.errors import TrainingError
-from plain_vit.extras import needs
+from ..errors import TrainingError
+from ..extras import needs
 
 with needs("plain-vit[train]"):
     import datasets

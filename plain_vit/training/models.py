@@ -18,14 +18,14 @@ from transformers import (
     PreTrainedModel,
 )
 
-from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
-from plain_vit.conversion import from_checkpoint
-from plain_vit.conversion.format import EXPECTED
-from plain_vit.errors import TrainingError
-from plain_vit.extras import needs
-from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
-from plain_vit.modeling_plain_vit import PlainViTForImageClassification, PlainViTPositionEmbedding
-from plain_vit.training.data.augmentation import input_size, pixel_levels
+from ..configuration_plain_vit import PRESET_NAME, PlainViTConfig
+from ..conversion import from_checkpoint
+from ..conversion.format import EXPECTED
+from ..errors import TrainingError
+from ..extras import needs
+from ..image_processing_plain_vit import PlainViTImageProcessor
+from ..modeling_plain_vit import PlainViTForImageClassification, PlainViTPositionEmbedding
+from .data.augmentation import input_size, pixel_levels
 
 # The layers that get low-rank additions by default (Hu et al. 2022, section 4.2), as their classes call them.
 QUERY_AND_VALUE = {"q_proj", "v_proj", "query", "value", "q", "v"}
@@ -174,35 +174,40 @@ def _open(
         height, width = (size, size) if isinstance(size, int) else size
         processor: Any = PlainViTImageProcessor(size={"height": height, "width": width})
         return _fresh(PlainViTForImageClassification, config, label_names), processor
-    if not is_transformers_checkpoint(source):
-        converted = from_checkpoint(source, **hints)
-        model, processor = converted.model, converted.image_processor
-        if processor is None:
-            raise TrainingError(
-                f"{source} does not say how its images were prepared: convert it first, with these said."
-            )
-        if not isinstance(model, PlainViTForImageClassification):
-            body, model = model, _fresh(PlainViTForImageClassification, model.config, label_names)
-            model.get_submodule("vit").load_state_dict(body.state_dict())
-    else:
-        if hints:
-            raise TrainingError(f"The config of {source} says what it is: leave out {', '.join(hints)}.")
-        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
-        if from_scratch:
-            stored = _with_labels(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code), label_names)
-            model = AutoModelForImageClassification.from_config(
-                stored, trust_remote_code=trust_remote_code, dtype=torch.float32
-            )
-            return model, processor
-        model, loading = AutoModelForImageClassification.from_pretrained(
-            source, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
+    if from_scratch and not hints and is_transformers_checkpoint(source):
+        stored = _with_labels(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code), label_names)
+        model = AutoModelForImageClassification.from_config(
+            stored, trust_remote_code=trust_remote_code, dtype=torch.float32
         )
-        missing = set(loading["missing_keys"]) - head_of(model)
-        if missing:
-            raise TrainingError(f"{source} lacks weights of its model: {', '.join(sorted(missing)[:5])}.")
+        return model, AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
+    model, processor, missing = _stored(source, trust_remote_code=trust_remote_code, hints=hints)
+    if processor is None:
+        raise TrainingError(f"{source} does not say how its images were prepared: convert it first, with these said.")
+    if missing == ["classifier"]:
+        body, model = model, _fresh(PlainViTForImageClassification, model.config, label_names)
+        model.get_submodule("vit").load_state_dict(body.state_dict())
+    elif missing := sorted(set(missing) - head_of(model)):
+        raise TrainingError(f"{source} lacks weights of its model: {', '.join(missing[:5])}.")
     if from_scratch:
         return _fresh(type(model), model.config, label_names), processor
     return with_new_head(model, label_names), processor
+
+
+def _stored(
+    source: str, *, trust_remote_code: bool, hints: Mapping[str, Any]
+) -> tuple[PreTrainedModel, Any, list[str]]:
+    """Open the model of a checkpoint in float32, its image processor or None, and the names of the weights it lacks."""
+    if not is_transformers_checkpoint(source):
+        converted = from_checkpoint(source, **hints)
+        missing = [] if isinstance(converted.model, PlainViTForImageClassification) else ["classifier"]
+        return converted.model, converted.image_processor, missing
+    if hints:
+        raise TrainingError(f"The config of {source} says what it is: leave out {', '.join(hints)}.")
+    processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
+    model, loading = AutoModelForImageClassification.from_pretrained(
+        source, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
+    )
+    return model, processor, sorted(loading["missing_keys"])
 
 
 def is_transformers_checkpoint(source: str) -> bool:
@@ -324,18 +329,9 @@ def open_classifier(
         The model, in float32, and its image processor.
 
     Raises:
-        TrainingError: It has no head or no image processor.
+        TrainingError: It has no head or no image processor, or says itself what the hints say.
     """
-    if is_transformers_checkpoint(source):
-        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
-        model, loading = AutoModelForImageClassification.from_pretrained(
-            source, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
-        )
-        missing = sorted(loading["missing_keys"])
-    else:
-        converted = from_checkpoint(source, **(hints or {}))
-        model, processor = converted.model, converted.image_processor
-        missing = [] if isinstance(model, PlainViTForImageClassification) else ["classifier"]
+    model, processor, missing = _stored(source, trust_remote_code=trust_remote_code, hints=hints or {})
     if missing or processor is None:
         lacking = ", ".join(missing[:5]) or "an image processor"
         raise TrainingError(f"{source} lacks {lacking}: name a fine-tuned classifier.")

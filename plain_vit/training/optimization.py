@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from plain_vit.errors import TrainingError
-from plain_vit.extras import needs
+from ..errors import TrainingError
+from ..extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator, DistributedType

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from plain_vit.errors import DataError, TrainingError
-from plain_vit.extras import needs
-from plain_vit.training.models import head_of
+from ..errors import DataError, TrainingError
+from ..extras import needs
+from .models import head_of
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

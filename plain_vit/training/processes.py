@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import torch
 
-from plain_vit.errors import TrainingError
-from plain_vit.extras import needs
-from plain_vit.training.memory import keep_freed_memory
+from ..errors import TrainingError
+from ..extras import needs
+from .memory import keep_freed_memory
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

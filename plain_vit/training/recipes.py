@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plain_vit.errors import TrainingError
+from ..errors import TrainingError
 
 
 @dataclass(frozen=True)

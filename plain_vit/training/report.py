@@ -12,27 +12,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from plain_vit.analysis import confusion_matrix, displayable
-from plain_vit.analysis.page import framed, html_page, html_table, inline_picture, plain_text
-from plain_vit.extras import needs
-from plain_vit.files.writing import staged_file
-from plain_vit.training.metrics import Evaluation
-from plain_vit.training.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
-from plain_vit.training.run import read_log, write_file
-from plain_vit.training.snapshots import Snapshots, OptionalFigure
+from ..analysis import confusion_matrix, displayable
+from ..analysis.page import framed, html_page, html_table, inline_picture, plain_text
+from ..extras import needs
+from ..files.writing import staged_file
+from .metrics import Evaluation
+from .mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
+from .run import read_log, write_file
+from .snapshots import OptionalFigure, Snapshots
 
 with needs("plain-vit[train]"):
     from datasets import Dataset
     from matplotlib.figure import Figure
 
-    from plain_vit.analysis import descriptions
-    from plain_vit.analysis.plots import (
-        plot_confused_pairs,
-        plot_confusion_matrix,
-        plot_predictions,
-        plot_training_curves,
-    )
-    from plain_vit.analysis.words import class_labels
+    from ..analysis import descriptions
+    from ..analysis.plots import plot_confused_pairs, plot_confusion_matrix, plot_predictions, plot_training_curves
+    from ..analysis.words import class_labels
 
 MATRIX_CLASSES = 1000  # of more a confusion matrix is larger than a screen
 OPEN_TABLE = 30  # classes; a longer table is folded

@@ -4,8 +4,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from plain_vit.errors import TrainingError
-from plain_vit.extras import needs
+from ..errors import TrainingError
+from ..extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

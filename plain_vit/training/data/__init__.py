@@ -1,6 +1,6 @@
 """Image data sets by name, as rows of images and labels; how rows become batches is in the files beside."""
 
-from plain_vit.training.data.datasets import (
+from .datasets import (
     EMBEDDED,
     ImageClassificationData,
     find_columns,

@@ -13,10 +13,10 @@ import PIL.Image
 import torch
 from torchvision.transforms import InterpolationMode, v2
 
-from plain_vit.errors import DataError, TrainingError
-from plain_vit.extras import needs
-from plain_vit.training.data.decoding import as_files, in_rgb, orientation, stored_rows, try_image, upright
-from plain_vit.training.data.sampling import cpu_randomness
+from ...errors import DataError, TrainingError
+from ...extras import needs
+from .decoding import as_files, in_rgb, orientation, stored_rows, try_image, upright
+from .sampling import cpu_randomness
 
 with needs("plain-vit[train]"):
     from datasets import Dataset

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from plain_vit.errors import DataError
-from plain_vit.extras import needs
-from plain_vit.training.benchmarks import BENCHMARKS
-from plain_vit.training.data.decoding import as_files, read_rows
-from plain_vit.training.glyphs import CHARACTERS, render_glyphs
+from ...errors import DataError
+from ...extras import needs
+from ..benchmarks import BENCHMARKS
+from ..glyphs import CHARACTERS, render_glyphs
+from .decoding import as_files, read_rows
 
 with needs("plain-vit[train]"):
     from datasets import (

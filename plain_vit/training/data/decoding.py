@@ -14,8 +14,8 @@ import PIL.Image
 import PIL.ImageOps
 import torch
 
-from plain_vit.errors import DataError
-from plain_vit.extras import needs
+from ...errors import DataError
+from ...extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from plain_vit.errors import DataError
-from plain_vit.extras import needs
-from plain_vit.training.data.augmentation import TrainingTransform
+from ...errors import DataError
+from ...extras import needs
+from .augmentation import TrainingTransform
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from plain_vit.extras import needs
-from plain_vit.training.arguments import ClassifierOptions
-from plain_vit.training.data import ImageClassificationData
-from plain_vit.training.data.augmentation import batch_mixing
-from plain_vit.training.loop import Batch, Task
-from plain_vit.training.losses import balancing_weights, classification_loss, distillation_loss
-from plain_vit.training.metrics import Evaluation, evaluate_classifier
-from plain_vit.training.models import Teacher, as_saved, merged
-from plain_vit.training.sharding import is_sharded, whole_state
+from ...extras import needs
+from ..arguments import ClassifierOptions
+from ..data import ImageClassificationData
+from ..data.augmentation import batch_mixing
+from ..loop import Batch, Task
+from ..losses import balancing_weights, classification_loss, distillation_loss
+from ..metrics import Evaluation, evaluate_classifier
+from ..models import Teacher, as_saved, merged
+from ..sharding import is_sharded, whole_state
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

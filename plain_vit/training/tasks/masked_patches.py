@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from plain_vit.errors import DataError, TrainingError
-from plain_vit.extras import needs
-from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling
-from plain_vit.training.data.augmentation import TrainingTransform
-from plain_vit.training.data.decoding import as_files
-from plain_vit.training.data.sampling import randomness
-from plain_vit.training.loop import Batch, Means, Task
+from ...errors import DataError, TrainingError
+from ...extras import needs
+from ...modeling_plain_vit import PlainViTForMaskedImageModeling
+from ..data.augmentation import TrainingTransform
+from ..data.decoding import as_files
+from ..data.sampling import randomness
+from ..loop import Batch, Means, Task
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
