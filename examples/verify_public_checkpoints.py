@@ -32,8 +32,9 @@ from torch import nn
 from tqdm import tqdm
 
 from plain_vit.conversion import Converted, from_checkpoint
-from plain_vit.conversion.api import FORMATS, TOLERANCE
 from plain_vit.conversion.parity import compare_models, probe_images
+from plain_vit.conversion.report import TOLERANCE
+from plain_vit.conversion.sources import FORMATS
 from plain_vit.errors import ExportError
 from plain_vit.extras import needs
 from plain_vit_command import size

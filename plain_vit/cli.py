@@ -89,8 +89,9 @@ def convert(options: argparse.Namespace) -> None:
 def verify(options: argparse.Namespace) -> None:
     """Print how far two checkpoints are apart, and fail where that is more than the tolerance."""
     from .conversion import from_checkpoint
-    from .conversion.api import TOLERANCE, free_memory
     from .conversion.parity import compare_models, memory_of_probing, probe_images
+    from .conversion.plan import free_memory
+    from .conversion.report import TOLERANCE
 
     names = options.a, options.b
     opened = from_checkpoint(options.a, **hints_of(options)), from_checkpoint(options.b)

@@ -3,7 +3,6 @@
 Nothing is invented: what nobody said is left out. A page that a person has edited is never overwritten.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,10 @@ from huggingface_hub.utils import validate_repo_id
 from PIL.Image import Resampling
 
 from .configuration_plain_vit import PlainViTConfig
-from .conversion.api import Report
 from .conversion.parity import StageDifference
+from .conversion.report import Report
 from .errors import CheckpointError
+from .files.marks import MARK, is_untouched, marked
 from .files.reading import read_checkpoint
 
 CARD = "README.md"
@@ -36,7 +36,6 @@ MAX_CARD = 1_000_000  # characters of a source's page that are read
 BIBTEX = re.compile(r"^```bibtex\r?\n(.*?)\r?\n```", re.MULTILINE | re.DOTALL)
 # Licences in timm's table of models that the Hub knows by the same name; others it calls "other".
 LICENSES_OF_TIMM = {"apache-2.0", "mit", "cc-by-nc-4.0", "apple-ascl", "apple-amlr"}
-MARK = re.compile(r"\r?\n<!-- written by plain-vit, ([0-9a-f]{16}): once edited, this page is not overwritten -->\s*\Z")
 
 VIT_CITATION = """\
 @inproceedings{dosovitskiy2021image,
@@ -140,14 +139,7 @@ def card_text(folder: Path, facts: ModelFacts) -> str:
     for name in (*facts.curves.values(), *(place for place in facts.examples.values() if "://" not in place)):
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name} is not there: give pictures by their paths in the folder.")
-    return _marked(_card(folder, facts))
-
-
-def is_untouched(card: bytes) -> bool:
-    """Return whether a page is as plain-vit wrote it."""
-    text = card.decode(errors="replace")
-    mark = MARK.search(text)
-    return mark is not None and mark[1] == _hash(text[: mark.start()])
+    return marked(_card(folder, facts))
 
 
 def addressed(card: bytes, repo_id: str) -> bytes:
@@ -155,7 +147,7 @@ def addressed(card: bytes, repo_id: str) -> bytes:
     if not is_untouched(card):
         return card
     text = MARK.sub("", card.decode())
-    return _marked(re.sub(rf"\b{PLACEHOLDER}/[\w.-]*\w", repo_id, text)).encode()
+    return marked(re.sub(rf"\b{PLACEHOLDER}/[\w.-]*\w", repo_id, text)).encode()
 
 
 def facts_of_conversion(report: Report, name: str, revision: str | None = None) -> ModelFacts:
@@ -244,14 +236,6 @@ def _is_repo_id(name: str) -> bool:
 
 
 # ---- the page ----
-
-
-def _marked(card: str) -> str:
-    return f"{card}\n<!-- written by plain-vit, {_hash(card)}: once edited, this page is not overwritten -->\n"
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.replace("\r\n", "\n").encode()).hexdigest()[:16]
 
 
 def _card(folder: Path, facts: ModelFacts) -> str:

@@ -14,9 +14,9 @@ import torchvision
 from timm.models import deit, vision_transformer, vision_transformer_hybrid
 
 from plain_vit.conversion import from_module
-from plain_vit.conversion.api import FORMATS
 from plain_vit.conversion.format import Hints
 from plain_vit.conversion.recognition import recognise
+from plain_vit.conversion.sources import FORMATS
 from plain_vit.conversion.timm.architectures import ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES, TIMM_VERSION
 from plain_vit.conversion.timm.arguments import DEFAULTS
 from plain_vit.conversion.timm.families import FAMILIES, LOOKALIKES

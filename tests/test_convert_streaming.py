@@ -16,7 +16,7 @@ import torchvision
 import vit_pytorch
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
-from plain_vit.conversion import api, convert_checkpoint, from_checkpoint
+from plain_vit.conversion import convert_checkpoint, from_checkpoint, plan
 from plain_vit.conversion.engine import Row
 from plain_vit.conversion.vit_pytorch.source import VIT_PYTORCH
 from plain_vit.errors import CheckpointError, MappingError, VerificationError
@@ -162,7 +162,7 @@ def test_a_verification_that_does_not_fit_in_memory_is_skipped_and_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, hints = old_file_of_lucidrains(tmp_path / "file")
-    monkeypatch.setattr(api, "free_memory", lambda: 1000)
+    monkeypatch.setattr(plan, "free_memory", lambda: 1000)
     (tmp_path / "out").mkdir()
     converted = convert_checkpoint(path, tmp_path / "out", **hints)
     assert "of memory, and 1.0 KB are free" in str(converted.report)

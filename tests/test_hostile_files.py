@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from hypothesis import strategies
 
-from plain_vit.conversion import api, from_checkpoint
+from plain_vit.conversion import from_checkpoint, open
 from plain_vit.errors import CheckpointError, PlainViTError, UnsafeFileError
 from plain_vit.files import containers
 from plain_vit.files.reading import check_layer_numbers, read_checkpoint
@@ -221,7 +221,7 @@ def test_a_layer_number_beyond_the_count_of_tensors_is_refused_before_anything_i
     path = tmp_path / "bomb.safetensors"
     tensors = {anchor: torch.ones(8, 3, 4, 4), "blocks.0.norm1.weight": torch.ones(8)}
     safetensors.torch.save_file({**tensors, name.format(number): torch.ones(8)}, path)
-    monkeypatch.setattr(api, "recognise", None)  # nothing is looked at, let alone built
+    monkeypatch.setattr(open, "recognise", None)  # nothing is looked at, let alone built
     with pytest.raises(UnsafeFileError, match=f"number {number}, and only 3 tensors"):
         from_checkpoint(path)
 

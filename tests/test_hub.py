@@ -22,9 +22,10 @@ from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import CheckpointError, HubError, MappingError, PushRefusedError
+from plain_vit.files.marks import is_untouched
 from plain_vit.hub import push_folder
 from plain_vit.hub.contents import LIMIT_BYTES
-from plain_vit.model_card import ModelFacts, is_untouched, write_card
+from plain_vit.model_card import ModelFacts, write_card
 from tests.conftest import randomize_
 from tests.hub_endpoint import HubEndpoint
 from tests.tiny import pixels, tiny_config

@@ -23,16 +23,11 @@ from transformers import (
 from transformers.image_processing_utils import BaseImageProcessor
 
 from plain_vit import PlainViTConfig
-from plain_vit.conversion import preprocessing
-from plain_vit.conversion.preprocessing import (
-    default_processor,
-    processor_from_google,
-    processor_from_timm,
-    processor_from_torchvision,
-    processor_from_transformers,
-    processor_to_timm,
-    stock_processor,
-)
+from plain_vit.conversion.google import processor_from_google
+from plain_vit.conversion.pixels import BACKENDS, INTERPOLATIONS, default_processor
+from plain_vit.conversion.timm.pixels import processor_from_timm, processor_to_timm
+from plain_vit.conversion.torchvision.pixels import processor_from_torchvision
+from plain_vit.conversion.transformers.pixels import processor_from_transformers, stock_processor
 from plain_vit.errors import CheckpointError, ExportError
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
 
@@ -208,7 +203,7 @@ def test_the_model_type_names_the_processor_where_an_old_file_does_not() -> None
 def test_plain_vits_own_folders_open_too(backend: str) -> None:
     settings = {"size": {"height": 31, "width": 43}, "resize_mode": "cover"}
     processor = processor_from_transformers(settings, json.loads(PlainViTConfig().to_json_string()), backend=backend)
-    assert type(processor) is preprocessing.BACKENDS[backend]
+    assert type(processor) is BACKENDS[backend]
     assert processor.to_dict().items() >= settings.items()
 
 
@@ -321,7 +316,7 @@ def test_an_unknown_backend_is_refused() -> None:
 
 def test_interpolations_have_timms_names_and_pillows_numbers() -> None:
     modes = {mode.value for mode in torchvision.transforms.InterpolationMode} - {"nearest-exact"}
-    assert {name: str_to_pil_interp(name) for name in modes} == preprocessing.INTERPOLATIONS
+    assert {name: str_to_pil_interp(name) for name in modes} == INTERPOLATIONS
 
 
 MODES = ("RGB", "L", "RGBA", "LA", "CMYK", "P", "1", "YCbCr", "HSV")
@@ -351,7 +346,7 @@ def test_any_image_by_any_settings_has_timms_pixels_or_is_refused_as_by_timm(dra
             "input_size": (3, *target),
             "crop_pct": float(rng.choice([1.0, 0.875, 0.9, 0.95, rng.uniform(0.3, 1.2)])),
             "crop_mode": str(rng.choice(["center", "squash", "border"])),
-            "interpolation": str(rng.choice(list(preprocessing.INTERPOLATIONS))),
+            "interpolation": str(rng.choice(list(INTERPOLATIONS))),
             "mean": tuple(rng.uniform(0, 1, 3).tolist()),
             "std": tuple(rng.uniform(0.05, 2, 3).tolist()),
         }

@@ -17,7 +17,8 @@ from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, Pl
 from plain_vit.cli import main
 from plain_vit.conversion.parity import StageDifference
 from plain_vit.errors import CheckpointError
-from plain_vit.model_card import ModelFacts, addressed, is_untouched, source_facts, write_card
+from plain_vit.files.marks import is_untouched
+from plain_vit.model_card import ModelFacts, addressed, source_facts, write_card
 from tests.hub_endpoint import HubEndpoint, metadata_faults
 from tests.tiny import tiny_config
 

@@ -27,7 +27,7 @@ from transformers import AutoImageProcessor, ViTConfig, ViTForImageClassificatio
 from vit_pytorch import ViT
 
 from plain_vit.conversion import from_checkpoint
-from plain_vit.conversion.preprocessing import processor_from_torchvision
+from plain_vit.conversion.torchvision.pixels import processor_from_torchvision
 from tests.conftest import randomize_
 from tests.test_conversion_timm_files import save_folder
 from tests.timm_models import tiny_timm

@@ -16,7 +16,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint
-from plain_vit.conversion.api import FORMATS
+from plain_vit.conversion.sources import FORMATS
 from plain_vit.errors import MappingError, PlainViTError, UnknownFormatError
 
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from vit_pytorch import ViT
 
-from plain_vit.conversion import api, from_checkpoint, from_module
+from plain_vit.conversion import from_checkpoint, from_module, plan
+from plain_vit.conversion import reference as references
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, MappingError, VerificationError
 from tests.conftest import randomize_
 from tests.peers import vit_pytorch_release
@@ -168,7 +169,7 @@ def test_damaged_weights_are_the_error_and_not_the_reference(tmp_path: Path) -> 
 def test_more_ways_than_can_be_tried_are_asked_about(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     theirs, images = small(), torch.randn(2, 3, 15, 28)
     path, logits = saved(theirs, tmp_path), answer(theirs, images)
-    monkeypatch.setattr(api, "MAX_WAYS", 15)
+    monkeypatch.setattr(references, "MAX_WAYS", 15)
     with pytest.raises(AmbiguousCheckpointError, match="there are 32 ways .* up to 15: give some of these") as caught:
         from_checkpoint(path, reference=(images, logits))
     assert set(caught.value.candidates) == {"num_attention_heads", "patch_size"}
@@ -183,13 +184,13 @@ def test_all_ways_share_one_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch,
     images = torch.randn(2, 3, 25, 25)
     path = saved(randomize_(theirs).eval(), tmp_path)
     converted: list[object] = []
-    whole = api._Recipe._convert
+    whole = plan.ConversionPlan._convert
 
     def counted(recipe: Any, *arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
         converted.append(recipe)
         return whole(recipe, *arguments, **options)
 
-    monkeypatch.setattr(api._Recipe, "_convert", counted)
+    monkeypatch.setattr(plan.ConversionPlan, "_convert", counted)
     report = from_checkpoint(path, reference=(images, answer(theirs, images))).report
     assert (report.config.num_attention_heads, report.config.attention_scale) == (3, 24**-0.5)
     tried = int(str(report).split(" ways were tried")[0].rsplit(" ", 1)[1])

@@ -15,7 +15,8 @@ from ..configuration_plain_vit import ACTIVATIONS, PlainViTConfig
 from ..errors import CheckpointError
 from ..files.writing import save_state_dict
 from .engine import Row
-from .preprocessing import default_processor
+from .infer import pair
+from .pixels import default_processor
 
 Size = int | tuple[int, int]
 StateDict = Mapping[str, torch.Tensor]
@@ -230,10 +231,10 @@ def unheeded(hints: Hints, description: Description) -> list[str]:
     return faults
 
 
-def pair(size: Size) -> tuple[int, int]:
-    """Return the height and width of a size; one number is both."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
+def check_hints(hints: Hints, description: Description, source: str) -> None:
+    """Refuse hints that the source contradicts or that nothing was read from."""
+    if faults := unheeded(hints, description):
+        raise CheckpointError(f"the hints contradict {source}: {'; '.join(faults)}. Correct these, or leave them out")
 
 
 class Format(ABC):

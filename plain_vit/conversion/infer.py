@@ -1,6 +1,7 @@
 """Head counts, grids and image sizes that fit what the tensors of a checkpoint show, the likeliest first."""
 
 import math
+from collections.abc import Sequence
 
 USUAL_HEAD_DIM = 64
 
@@ -37,3 +38,9 @@ def square_grid(patches: int) -> tuple[int, int] | None:
 def image_sizes(patches: int, patch_size: tuple[int, int]) -> list[tuple[int, int]]:
     """Return the image sizes (height, width) of so many patches, in pixels, the squarest grid first."""
     return [(rows * patch_size[0], columns * patch_size[1]) for rows, columns in grids(patches)]
+
+
+def pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """Return the height and width of a size; one number is both."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width

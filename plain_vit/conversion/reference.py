@@ -1,14 +1,26 @@
 """Logits that a source gave for some pixels, which tell apart the ways to read its checkpoint."""
 
+import itertools
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from ..errors import CheckpointError
+from ..errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    PlainViTError,
+    VerificationError,
+)
+from ..files.containers import LazyTensors
+from .compare_modules import empty_model
+from .format import EXPECTED, Description, Format, Hints, Inference
+from .plan import ConversionPlan, without_prefix
+from .report import REFERENCE, TOLERANCE
 
 # Against logits that somebody else computed, perhaps on another machine. Wrong heads or poolings are far beyond, a
 # wrong epsilon is not. Half precision rounds more, in every layer: so many of its roundings are allowed for.
@@ -82,3 +94,158 @@ class Reference:
             )
         distance = ((got - self.logits).abs().max() / self.logits.abs().max()).item()
         return distance if math.isfinite(distance) else math.inf
+
+
+Way = tuple[Hints, Description]
+SHOW_PROGRESS_FROM = 20  # ways to read a checkpoint
+MAX_WAYS = 1000  # of a ViT-B each takes a tenth of a second and more for one image
+
+
+class ForeignCheckpoint:
+    """A checkpoint of another package that is being opened, perhaps in more than one way."""
+
+    def __init__(self, origin: Format, tensors: LazyTensors, settings: Mapping[str, Any]):
+        self.origin = origin
+        self.tensors = tensors
+        self.settings = settings
+        self.notes: list[str] = []
+
+    def describe(self, hints: Hints) -> Description:
+        """Describe it in the one way that it can be understood."""
+        return self.origin.describe_checkpoint(self.tensors.meta(), self.settings, hints)
+
+    def plan(self, description: Description) -> ConversionPlan:
+        """Return how the checkpoint becomes ours if it is this."""
+        tensors = LazyTensors(without_prefix(self.tensors.entries, description.prefix))
+        rows = self.origin.rows(description.config, description.layout)
+        return ConversionPlan(empty_model(description.config), rows, tensors, description, self.origin, self.settings)
+
+    def try_reference(self, hints: Hints, reference: Reference) -> Description:
+        """Describe it in every way that it can be understood, and return the one that gives these logits.
+
+        Raises:
+            VerificationError: None does.
+            AmbiguousCheckpointError: Several do, or there are too many to try.
+        """
+        tolerance = reference.tolerance(entry.dtype for entry in self.tensors.entries.values())
+        tried: list[tuple[float, Hints, Description]] = []
+        impossible: list[Exception] = []
+        faults: list[Exception] = []
+        nearest = math.inf
+        for ways in self.possible(hints, reference, impossible):
+            tried += self.distances(ways, reference, faults)
+            nearest = min((attempt[0] for attempt in tried), default=math.inf)
+            if nearest <= tolerance:
+                break
+        if not tried:
+            fault = next(iter([*faults, *impossible]))
+            if isinstance(fault, PlainViTError):
+                raise fault
+            raise VerificationError(f"the reference cannot be of this checkpoint: {fault}") from fault
+        if not nearest <= tolerance:
+            raise VerificationError(
+                f"none of the {len(tried)} ways to read the checkpoint gives the logits of the reference; the nearest "
+                f"is off by {nearest:.1e} of the largest ({tolerance:.0e} are allowed). Take pixels as the model saw "
+                "them, and logits of the same dtype as they were computed in, in evaluation mode."
+            )
+        asked = [field.name for field in fields(Hints)
+                 if any(getattr(one[1], field.name) != getattr(hints, field.name) for one in tried)]  # fmt: skip
+        # A second way is as good where rounding explains what sets it apart from the reference or from the first.
+        fitting = [attempt for attempt in tried if attempt[0] <= max(TOLERANCE, 10 * nearest)]
+        # Several hints may describe one and the same model.
+        fitting = list({str(attempt[2].config): attempt for attempt in reversed(fitting)}.values())[::-1]
+        if len(fitting) > 1:
+            remaining = {name: list({getattr(one[1], name): None for one in fitting}) for name in asked}
+            raise AmbiguousCheckpointError(
+                f"the reference fits {len(fitting)} of {len(tried)} ways to read the checkpoint; take more images, of "
+                "several kinds, or give:",
+                {name: values for name, values in remaining.items() if len(values) > 1},
+            )
+        ((distance, complete, description),) = fitting
+        found = f"{REFERENCE}, off by {distance:.1e} of its largest logit; {len(tried)} ways were tried"
+        inferences = [Inference(name, getattr(complete, name), found) for name in asked]
+        if distance > TOLERANCE:
+            self.notes.append(
+                f"the reference is off by {distance:.1e} of its largest logit, more than float32 in another order of "
+                f"operations explains ({TOLERANCE}): if it is of the same dtype, try layer_norm_eps= or hidden_act="
+            )
+        others = [inference for inference in description.inferences if inference.field not in asked]
+        return replace(description, inferences=[*others, *inferences])
+
+    def possible(self, hints: Hints, reference: Reference, impossible: list[Exception]) -> Iterator[list[Way]]:
+        """Yield the ways to complete the hints: first by what is asked for, then by what settles it otherwise.
+
+        What cannot be is added to the impossible.
+        """
+        try:
+            yield [(hints, self.describe(hints))]
+        except AmbiguousCheckpointError as error:
+            if not error.candidates or not error.candidates.keys() <= EXPECTED.keys() - {"key"}:
+                raise
+            if "patch_size" in error.candidates and hints.num_channels is None:  # they settle each other
+                hints = replace(hints, num_channels=reference.pixel_values.shape[1])
+                yield from self.possible(hints, reference, impossible)
+                return
+            for candidates in filter(None, (error.candidates, error.otherwise)):
+                yield self.completed(hints, candidates, reference, impossible)
+
+    def completed(
+        self, hints: Hints, candidates: Mapping[str, Sequence[Any]], reference: Reference, impossible: list[Exception]
+    ) -> list[Way]:
+        """Return every way to give all of these arguments and those that are then asked for; none that is impossible.
+
+        Raises:
+            AmbiguousCheckpointError: There are too many, or an argument has no candidates.
+        """
+        height, width = reference.pixel_values.shape[-2:]
+        if "image_size" in candidates and hints.image_size is None:
+            others = {name: values for name, values in candidates.items() if name != "image_size"}
+            ways = self.completed(replace(hints, image_size=(height, width)), others, reference, impossible)
+            if ways or not candidates["image_size"]:
+                return ways
+        count = math.prod(map(len, candidates.values()))
+        if not 0 < count <= MAX_WAYS:
+            raise AmbiguousCheckpointError(
+                f"there are {count} ways to read the checkpoint, and a reference tells apart up to {MAX_WAYS}: give "
+                "some of these, as the model was built:",
+                candidates,
+            )
+        ways = []
+        for values in itertools.product(*candidates.values()):
+            settled: dict[str, Any] = dict(zip(candidates, values, strict=True))
+            complete = replace(hints, **settled)
+            try:
+                ways.append((complete, self.describe(complete)))
+            except AmbiguousCheckpointError as error:
+                further = {name: value for name, value in error.candidates.items() if name not in settled}
+                if not further:
+                    raise
+                ways += self.completed(complete, further, reference, impossible)
+            except (PlainViTError, ValueError) as error:
+                impossible.append(error)
+        return ways
+
+    def distances(
+        self, ways: Sequence[Way], reference: Reference, faults: list[Exception]
+    ) -> list[tuple[float, Hints, Description]]:
+        """Return how far each way is from the logits.
+
+        A way in which the weights do not load, or the pixels do not fit, adds to the faults.
+        """
+        converted: dict[tuple[object, ...], dict[str, torch.Tensor]] = {}
+        known: dict[str, float | None] = {}  # of models that compute the same
+        distances = []
+        for complete, description in tqdm(ways, desc="trying", unit="way", disable=len(ways) < SHOW_PROGRESS_FROM):
+            computed = description.config.to_dict()
+            if description.config.position_resampling == "truncate":  # the grid of the table is not looked at
+                del computed["image_size"]
+            key = str(computed)
+            if key not in known:
+                known[key] = None
+                try:
+                    known[key] = reference.distance(self.plan(description).load(converted))
+                except (PlainViTError, ValueError) as error:
+                    faults.append(error)
+            if (distance := known[key]) is not None:
+                distances.append((distance, complete, description))
+        return distances

@@ -31,6 +31,7 @@ from tqdm import tqdm
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import OutputError, OutputExistsError, in_bytes, listed
 from .containers import CHUNK_BYTES, SAFETENSORS_DTYPES, LazyTensors
+from .marks import is_untouched
 
 DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -192,8 +193,6 @@ def foreign_names(folder: Path) -> list[str]:
     Args:
         folder: It may be missing.
     """
-    from ..model_card import is_untouched  # which needs all of the conversion
-
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     foreign = [name for name in names if not WRITTEN.fullmatch(name) or not _is_plain_file(folder / name)]
     if "README.md" in names and not is_untouched((folder / "README.md").read_bytes()):

@@ -22,7 +22,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoFile
 
 from ..errors import CheckpointError, HubError, PlainViTError, printable
-from ..model_card import CARD, is_untouched
+from ..files.marks import is_untouched
+from ..model_card import CARD
 from .contents import NO_PART, Contents
 
 TRIES = 4

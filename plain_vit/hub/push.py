@@ -16,7 +16,8 @@ from transformers.utils import logging
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import CheckpointError, HubError, PushRefusedError
 from ..files.containers import parse_json
-from ..model_card import CARD, ModelFacts, addressed, card_text, is_untouched
+from ..files.marks import is_untouched
+from ..model_card import CARD, ModelFacts, addressed, card_text
 from .contents import gather
 from .delivery import Delivery, Push, delivered
 from .opening import CONFIG, PROCESSOR, Opened, auto_map_of, check_code, classes_of, open_folder

@@ -3,7 +3,7 @@
 Source: timm 1.0.31, `timm/models/vision_transformer.py` and `timm/models/deit.py`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import ExportError, UnknownFormatError
 from ..compare_modules import epsilon_of, lost_fields
+from ..infer import pair
 from .architectures import ARCHITECTURES, OLD_NAMES
 from .families import FAMILIES
 
@@ -279,12 +280,6 @@ def _joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
 def timm_name_for(table: Mapping[Any, Any], ours: Any) -> Any:
     """Return timm's word for ours, the first where it has several; the table's first where it has none."""
     return next((word for word, meaning in table.items() if meaning == ours), next(iter(table)))
-
-
-def pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) of a size that may be an int."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
 
 
 def ratio_of(width: int, hidden_size: int) -> float:

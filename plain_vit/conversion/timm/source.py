@@ -20,7 +20,6 @@ from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError, Un
 from ...files.writing import save_state_dict
 from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Transform, revert
 from ..format import Description, Format, Hints, Inference, StateDict
-from ..preprocessing import processor_from_timm, processor_to_timm
 from .architectures import PUBLISHED_FILES
 from .arguments import (
     ACTIVATIONS,
@@ -34,6 +33,7 @@ from .arguments import (
     timm_name_for,
 )
 from .modules import CLASS_PATHS, arguments_of, build, unknown_parts
+from .pixels import processor_from_timm, processor_to_timm
 from .shapes import (
     CODE_ONLY,
     Settled,

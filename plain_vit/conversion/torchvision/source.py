@@ -17,9 +17,9 @@ from ..compare_modules import class_path, differences, epsilon_of, lost_fields
 from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
 from ..format import Description, Format, Hints, Inference, StateDict, write_state_dict
 from ..infer import head_counts, square_grid
-from ..preprocessing import processor_from_torchvision
 from .architectures import ARCHITECTURES
 from .architectures import FILES as TORCHVISION_FILES
+from .pixels import processor_from_torchvision
 
 CLASS = "torchvision.models.vision_transformer.VisionTransformer"
 EPS = 1e-6  # partial(nn.LayerNorm, eps=1e-6) in every builder

@@ -23,7 +23,6 @@ from ...image_processing_plain_vit import SourcePreprocessing
 from ..compare_modules import MASKED, class_path, differences, lost_fields
 from ..engine import Row, ignored_names, revert
 from ..format import UNSEEN, Description, Format, Hints, Inference, StateDict
-from ..preprocessing import processor_from_transformers, stock_processor
 from .families import (
     AIMV2,
     ARCHITECTURES,
@@ -43,6 +42,7 @@ from .families import (
     VIT_MSN,
     Architecture,
 )
+from .pixels import processor_from_transformers, stock_processor
 
 # Attributes that change no number: what was given beside the parts that were made from it, switches of training,
 # plans for several devices. What a configuration says was read from the model's own, which all parts share.

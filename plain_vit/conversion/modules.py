@@ -1,0 +1,130 @@
+"""Live modules in and out, with the same numbers: `from_module` and `to_module`."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import PreTrainedModel
+
+from .. import modeling_plain_vit as modeling
+from ..errors import (
+    ExportError,
+    PlainViTError,
+    UnknownFormatError,
+)
+from .compare_modules import class_path, empty_model
+from .engine import convert, sources_of
+from .export import naming_droppable_parts, our_tensors
+from .format import Format, Hints, check_hints
+from .live_modules import find_model, unknown_hints
+from .plan import fill_module, of_one_dtype, without_empty_head, without_prefix
+from .sources import FORMATS, format_named
+
+
+def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -> PreTrainedModel:
+    """Turn a live ViT of another package into ours, with the same numbers.
+
+    Wrappers (DDP, a compiled or Lightning module, MAE, DINO, an extractor) are unwrapped.
+
+    Args:
+        module: The model, or something that holds it. It stays as it is.
+        format: One of `FORMATS`, for a class that does not come from its package, such as a copy of its source.
+        **hints: Fields of `Hints`, for what even a live module does not say.
+
+    Returns:
+        Our model, of the source's dtype, device and training mode; it shares no memory with the source. Without a
+        classifier it is a `PlainViTModel`.
+
+    Raises:
+        UnknownFormatError: There is no ViT of a known package in the module.
+        AmbiguousCheckpointError: There are several, or the module does not say everything.
+        ExportError: It has parts that plain-vit does not know.
+    """
+    if unknown := hints.keys() - {field.name for field in fields(Hints)}:
+        raise unknown_hints(sorted(unknown), [field.name for field in fields(Hints)])
+    known = Hints(**hints)
+    if format is not None:
+        format_named(format)
+    found, source = find_model(module, FORMATS, format, known.key)
+    with _explain_module_errors(found, source):
+        description = source.describe_module(found, known)
+    check_hints(known, description, type(found).__name__)
+    model, tensors = empty_model(description.config), without_prefix(found.state_dict(), description.prefix)
+    rows = source.rows(description.config, description.layout)
+    state = convert(rows, tensors, model.state_dict(), description.config, description.ignored)
+    model.load_state_dict(of_one_dtype(state), assign=True)
+    trained = {name for name, parameter in found.named_parameters() if parameter.requires_grad}
+    _freeze(model, sources_of(rows, state), set(without_prefix(dict.fromkeys(trained), description.prefix)))
+    return without_empty_head(model).train(found.training)
+
+
+def to_module(
+    model: PreTrainedModel, format: str, *, layout: str | None = None, drop: Collection[str] = ()
+) -> nn.Module:
+    """Turn our model into a live module of another package, with every tensor bit for bit.
+
+    Args:
+        model: A `PlainViTForImageClassification`, or a `PlainViTModel`.
+        format: One of `FORMATS`; its package must be installed.
+        layout: Which of the format's layouts; that of the installed package if not given.
+        drop: Names in `DROPPABLE` of parts to leave out, where the target has no place for them.
+
+    Returns:
+        The module, of the model's dtype, device and training mode; it shares no memory with the model.
+
+    Raises:
+        ExportError: lists every part that the target cannot express, and which of them can be dropped.
+    """
+    target, (config, tensors) = format_named(format), our_tensors(model, drop)
+    with naming_droppable_parts(config):
+        module = target.build_module(config, layout)
+    fill_module(module, target, config, tensors, layout)
+    made: dict[str, list[str]] = {}
+    for ours, sources in sources_of(target.rows(config, layout), tensors).items():
+        for source in sources:
+            made.setdefault(source, []).append(ours)
+    prefix = "vit." if isinstance(model, modeling.PlainViTModel) else ""
+    trained = {prefix + name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    _freeze(module, made, trained)
+    return module.train(model.training)
+
+
+def _freeze(module: nn.Module, sources: Mapping[str, Sequence[str]], trained: Collection[str]) -> None:
+    """Freeze the parameters that are made of frozen ones, and those alone.
+
+    Args:
+        module: Theirs or ours.
+        sources: What each of its parameters is made from.
+        trained: Those of the other side that are not frozen.
+
+    Raises:
+        ExportError: names the parameters that are made of trained and of frozen ones.
+    """
+    mixed = []
+    for name, parameter in module.named_parameters():
+        if name in sources:
+            given = [source in trained for source in sources[name]]
+            parameter.requires_grad_(any(given))
+            mixed += [f"{name} holds {', '.join(sources[name])}"] if len(set(given)) > 1 else []
+    if mixed:
+        raise ExportError("one parameter cannot be trained in part; freeze all of these, or none:", mixed)
+
+
+@contextmanager
+def _explain_module_errors(module: nn.Module, origin: Format) -> Iterator[None]:
+    """Say what a module is not, in whatever way reading it as a model of a format fails."""
+    try:
+        yield
+    except (PlainViTError, ValueError):
+        raise
+    except (
+        *(AttributeError, LookupError, StopIteration, TypeError, ArithmeticError, RuntimeError, AssertionError),
+        StrictDataclassError,
+    ) as error:
+        raise UnknownFormatError(
+            f"{class_path(module)} does not have the parts of a plain ViT of {origin.name} "
+            f"({type(error).__name__}: {error}): pass the model as its package builds it, or the format that it is of"
+        ) from error

@@ -1,0 +1,292 @@
+"""Checkpoints of every source in: `from_checkpoint` and `convert_checkpoint`."""
+
+import copy
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.initialization import no_init_weights
+
+from .. import modeling_plain_vit as modeling
+from ..configuration_plain_vit import PlainViTConfig
+from ..errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    PlainViTError,
+    VerificationError,
+)
+from ..files.containers import LazyTensors
+from ..files.reading import Checkpoint, check_layer_numbers, read_checkpoint, strip_wrappers
+from ..files.writing import save_state_dict
+from .engine import Row, ignored_names
+from .format import UNSEEN, Description, Format, Hints, Inference, check_hints
+from .parity import compare_models, probe_images
+from .plan import ConversionPlan, SourceModule
+from .recognition import recognise, require
+from .reference import ForeignCheckpoint, Reference
+from .report import TOLERANCE, Converted, Report
+from .sources import FORMATS, format_named
+from .transformers.pixels import processor_from_transformers
+
+MAX_SHARD_SIZE = "50GB"  # transformers' own default
+
+
+def from_checkpoint(
+    source: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    revision: str | None = None,
+    reference: tuple[torch.Tensor, torch.Tensor] | None = None,
+    id2label: Mapping[int, str] | Sequence[str] | None = None,
+    verify: bool = False,
+    **hints: Any,
+) -> Converted:
+    """Open a checkpoint of any known source as our model; nothing is guessed and nothing left out in silence.
+
+    Weights of a safetensors file are mapped, as transformers does it, and copied where they are changed; those of other
+    files are read.
+
+    Args:
+        source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt` or `.npz` file, a folder, or a Hub id. Our own folders
+            open too, strictly.
+        format: One of `FORMATS`, where the names of the tensors do not tell.
+        revision: Branch, tag or commit of a Hub repository.
+        reference: Pixels of shape (B, C, H, W) and the logits (B, num_labels) that the source gives for them, in
+            evaluation mode: what the checkpoint does not say is found by trying.
+        id2label: Names of the labels.
+        verify: Compare with the source's own model, where its package is installed.
+        **hints: Fields of `Hints`, for what the checkpoint does not say: `num_attention_heads`, `layer_norm_eps`,
+            `architecture` and so on.
+
+    Returns:
+        The model in evaluation mode, its image processor and a report.
+
+    Raises:
+        CheckpointError: It cannot be read, or a hint contradicts it; `UnknownFormatError`: it is of no known source.
+        AmbiguousCheckpointError: It does not say everything; lists what is open, with the candidates.
+        MappingError: Tensors are missing, left over or of a wrong shape.
+        VerificationError: The source's own model, or the reference, gives other numbers.
+    """
+    plan, converted = _inspect(source, Hints(**hints), format, revision, reference, id2label)
+    theirs = plan.source_module() if verify else None
+    converted = replace(converted, model=plan.load())
+    return converted if theirs is None else _verified(converted, plan, theirs)
+
+
+def convert_checkpoint(
+    source: str | os.PathLike[str], folder: str | os.PathLike[str], *, verify: bool = True, **options: Any
+) -> Converted:
+    """Write a checkpoint of any known source as a Hugging Face folder, with a bar that shows the bytes per second.
+
+    Without a comparison the tensors go from file to file, one row of the table at a time.
+
+    Args:
+        source: As for `from_checkpoint`.
+        folder: Where to write: a folder that is there and empty, such as that of `writing.staged_folder`.
+        verify: Compare with the source's own model first, where its package is installed and both fit in memory.
+        **options: As for `from_checkpoint`.
+
+    Returns:
+        As `from_checkpoint`; without a comparison the model's parameters are on the meta device.
+
+    Raises:
+        PlainViTError: As from `from_checkpoint`; what the folder then holds is not whole.
+    """
+    other = [options.pop(name, None) for name in ("format", "revision", "reference", "id2label")]
+    plan, converted = _inspect(source, Hints(**options), *other)
+    theirs = plan.source_module() if verify else None
+    if isinstance(theirs, SourceModule):
+        converted = _verified(replace(converted, model=plan.load()), plan, theirs)
+        tensors: Any = converted.model.state_dict()
+    else:
+        converted = replace(converted, model=plan.check())
+        converted = converted if theirs is None else _verified(converted, plan, theirs)
+        tensors = plan.stream()
+    model = converted.model
+    _save_config(model, Path(folder))
+    # Files and metadata as `save_pretrained` makes them: both ways give the same bytes.
+    path, metadata = Path(folder, "model.safetensors"), {"format": "pt"}
+    save_state_dict(tensors, path, metadata, like=model.state_dict(), max_shard_size=MAX_SHARD_SIZE)
+    if converted.image_processor is not None:
+        converted.image_processor.save_pretrained(folder)
+    return converted
+
+
+def _inspect(
+    source: str | os.PathLike[str],
+    hints: Hints,
+    format: str | None,
+    revision: str | None,
+    reference: tuple[torch.Tensor, torch.Tensor] | None,
+    id2label: Mapping[int, str] | Sequence[str] | None,
+) -> tuple[ConversionPlan, Converted]:
+    """Find out what a checkpoint is; what it becomes is still on the meta device."""
+    checkpoint = read_checkpoint(source, key=hints.key, revision=revision)
+    given = hints.given()
+    settings, preprocessor = checkpoint.config or {}, checkpoint.preprocessor_config or {}
+    if settings.get("model_type") == PlainViTConfig.model_type:
+        said = {**given, "format": format, "reference": reference}
+        if superfluous := [name for name, value in said.items() if value is not None]:
+            raise CheckpointError(
+                f"{source} is a folder of plain-vit's own, whose config.json says everything: leave out "
+                + ", ".join(superfluous)
+            )
+        with _explain_errors(source):
+            plan = _plan_of_ours(source, checkpoint)
+            processor = processor_from_transformers(preprocessor, settings) if preprocessor else None
+        notes: list[str] = []
+        counters: tuple[str, ...] = ()
+    else:
+        check_layer_numbers(checkpoint.tensors, os.fspath(source))
+        stripped = strip_wrappers(checkpoint.tensors)
+        tensors = LazyTensors({short: checkpoint.tensors.entries[name] for name, short in stripped.names.items()})
+        names = (tensors, FORMATS, str(source), checkpoint.tensors, checkpoint.wrappers)
+        origin = recognise(*names) if format is None else format_named(format)
+        require(origin, *names)
+        foreign = ForeignCheckpoint(origin, tensors, settings)
+        with _explain_errors(source):
+            published = None if hints.architecture else _published_architecture(Path(source), origin)
+            if published is not None:
+                hints = replace(hints, architecture=str(published.value))
+            known = None if reference is None else Reference.read(reference)
+            description = foreign.describe(hints) if known is None else foreign.try_reference(hints, known)
+            check_hints(hints, description, str(source))
+            if published is not None:
+                others = [inference for inference in description.inferences if inference.field != published.field]
+                description = replace(description, inferences=[published, *others])
+            _check_settled(description, hints, origin)
+            plan = foreign.plan(description)
+            processor, assumed = origin.image_processor(description.config, settings, preprocessor, hints)
+            _check_pixels(hints, processor)
+        notes = [*(f"wrapper {name!r} removed" for name in stripped.prefixes), *foreign.notes, *assumed]
+        counters = stripped.counters
+    config = cast(PlainViTConfig, plan.whole.config)
+    if id2label is not None:
+        _name_labels(config, id2label)
+    unused = ignored_names(plan.tensors, plan.description.ignored)
+    report = Report(
+        source=os.fspath(source),
+        format=PlainViTConfig.model_type if plan.origin is None else plan.origin.name,
+        layout=plan.description.layout,
+        config=config,
+        inferences=plan.description.inferences,
+        given_hints=given,
+        used=len(plan.tensors) - len(unused),
+        ignored=unused | dict.fromkeys(counters, "a counter of the training"),
+        notes=[*checkpoint.notes, *notes],
+    )
+    return plan, Converted(plan.model, processor, report)
+
+
+@contextmanager
+def _explain_errors(source: str | os.PathLike[str]) -> Iterator[None]:
+    """Say that it is the settings that make no sense, in whatever way building a model of them fails."""
+    try:
+        yield
+    except AmbiguousCheckpointError as error:
+        raise AmbiguousCheckpointError(error.message, error.candidates, error.otherwise, str(source)) from error
+    except PlainViTError:
+        raise
+    except (
+        *(ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError),
+        StrictDataclassError,
+    ) as error:
+        raise CheckpointError(f"{source}: its settings and the hints describe no model: {error}") from error
+
+
+def _plan_of_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> ConversionPlan:
+    """Read a folder of our own, in which every tensor of the model has to be there and nothing else."""
+    # The code that travels with what is made of it is ours, whatever the folder names.
+    config = PlainViTConfig.from_dict(
+        {name: value for name, value in (checkpoint.config or {}).items() if name != "auto_map"}
+    )
+    named = config.architectures or ["PlainViTForImageClassification"]
+    if len(named) != 1 or named[0] not in modeling.__all__:
+        raise CheckpointError(f"{source} is of {named}: expected one of {', '.join(modeling.__all__)}")
+    with torch.device("meta"), no_init_weights():
+        model: PreTrainedModel = getattr(modeling, named[0])(config)
+    rows = [Row(name, name) for name in model.state_dict()]
+    return ConversionPlan(model, rows, checkpoint.tensors, Description(config), None)
+
+
+def _check_settled(description: Description, hints: Hints, origin: Format) -> None:
+    """Refuse a description that leaves open what no tensor shows: the caller says it, or a source that is named."""
+    named = {inference.field for inference in description.inferences} | hints.given().keys()
+    if unsettled := [field for field in UNSEEN if field not in named]:
+        raise RuntimeError(f"the format {origin.name} names no source of {', '.join(unsettled)}: that is a fault in it")
+
+
+def _check_pixels(hints: Hints, processor: Any) -> None:
+    """Refuse a mean or deviation that the image processor does not have."""
+    for name in ("image_mean", "image_std"):
+        said, found = getattr(hints, name), getattr(processor, name, None)
+        if said is not None and (found is None or tuple(said) != tuple(found)):
+            raise CheckpointError(f"{name} is {tuple(said)}, and the source prepares pixels with {found}: leave it out")
+
+
+def _published_architecture(path: Path, origin: Format) -> Inference | None:
+    """Return the architecture of a published file, known by its name, which carries the beginning of its own hash.
+
+    Raises:
+        CheckpointError: The file has the name of a published one, and other bytes.
+    """
+    name = path.name.partition(".")[0]
+    if name not in origin.published_files or not path.is_file():
+        return None
+    expected = name.rpartition("-")[2]
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()[: len(expected)]
+    architecture = origin.published_files[name]
+    if found != expected:
+        raise CheckpointError(
+            f"{path} has the name of a published file, whose SHA-256 begins with {expected}; its own begins with "
+            f"{found}. Download it again, or, if it holds other weights of that model, give architecture={architecture}"
+        )
+    return Inference("architecture", architecture, f"the SHA-256 of the published file {name}")
+
+
+def _save_config(model: PreTrainedModel, folder: Path) -> None:
+    """Write what `save_pretrained` writes beside the weights: config.json and the code that travels."""
+    model.config.dtype = str(model.dtype).removeprefix("torch.")
+    model.config.architectures = [type(model).__name__]
+    if model.is_remote_code():
+        custom_object_save(model, folder, config=cast(Any, model.config))
+    model.config.save_pretrained(folder)
+
+
+def _name_labels(config: PlainViTConfig, labels: Mapping[int, str] | Sequence[str]) -> None:
+    named = dict(labels.items() if isinstance(labels, Mapping) else enumerate(labels))
+    if sorted(named) != list(range(config.num_labels or 0)):
+        raise CheckpointError(f"id2label names {len(named)} labels: expected {config.num_labels}, numbered from 0")
+    config.id2label = named
+    try:
+        config.check_labels()
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    config.label2id = {name: index for index, name in named.items()}
+
+
+def _verified(converted: Converted, plan: ConversionPlan, theirs: SourceModule | str) -> Converted:
+    """Compare our model with the source's own, stage by stage, in float32, or note why it is not.
+
+    Raises:
+        VerificationError: The largest difference is beyond the tolerance.
+    """
+    report, model = converted.report, converted.model
+    if isinstance(theirs, str):
+        return replace(converted, report=replace(report, notes=[*report.notes, f"not verified: {theirs}"]))
+    notes = [*report.notes, *plan.fill(theirs)]
+    ours = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
+    differences = compare_models(theirs.module.float().eval(), ours, probe_images(report.config))
+    report = replace(report, differences=differences, notes=notes, is_independent=theirs.is_independent)
+    if any(not stage.relative <= TOLERANCE for stage in differences):
+        raise VerificationError(f"our model and the source's own differ by more than {TOLERANCE}:\n{report}")
+    return replace(converted, report=report)

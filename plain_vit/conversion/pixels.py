@@ -1,0 +1,73 @@
+"""Image processors of a source: what all of them are made with."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PIL.Image import Resampling
+
+from ..image_processing_plain_vit import (
+    PlainViTImageProcessor,
+    PlainViTImageProcessorPil,
+    SourcePreprocessing,
+)
+from .infer import pair
+
+BACKENDS = {"pil": PlainViTImageProcessorPil, "torchvision": PlainViTImageProcessor}
+INTERPOLATIONS = {  # timm's and torchvision's name -> Pillow's number, which transformers stores
+    "nearest": Resampling.NEAREST.value,
+    "bilinear": Resampling.BILINEAR.value,
+    "bicubic": Resampling.BICUBIC.value,
+    "lanczos": Resampling.LANCZOS.value,
+    "box": Resampling.BOX.value,
+    "hamming": Resampling.HAMMING.value,
+}
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def default_processor(
+    image_size: int | Sequence[int],
+    num_channels: int = 3,
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    backend: str = "torchvision",
+) -> tuple[SourcePreprocessing, tuple[str, ...]]:
+    """Return a processor for a source that records nothing about its pixels, and what had to be assumed.
+
+    Args:
+        image_size: Input size of the model in pixels, an int or (height, width).
+        num_channels: Channels of the model.
+        mean: Mean of each channel of values in 0..1; 0.5 is assumed if not given.
+        std: Deviation of each channel of values in 0..1; 0.5 is assumed if not given.
+        backend: "torchvision" (tensors) or "pil" (arrays): the same pixels.
+
+    Returns:
+        The processor, which stretches the image to `image_size` (bilinear), and one sentence per assumption, for the
+        report of the conversion.
+    """
+    height, width = pair(image_size)
+    assumed = [f"the images were stretched to {height}x{width} pixels, bilinear: the checkpoint does not say"]
+    if mean is None or std is None:
+        assumed.append(
+            "pixels were scaled to [-1, 1] (image_mean 0.5, image_std 0.5): the checkpoint does not say; "
+            "give image_mean and image_std if they were not"
+        )
+    processor = make_processor(
+        backend,
+        size={"height": height, "width": width},
+        resample=INTERPOLATIONS["bilinear"],
+        image_mean=tuple(mean or (0.5,) * num_channels),
+        image_std=tuple(std or (0.5,) * num_channels),
+    )
+    return processor, tuple(assumed)
+
+
+def make_processor(backend: str, **settings: Any) -> SourcePreprocessing:
+    if backend not in BACKENDS:
+        raise ValueError(unknown_value("backend", backend, BACKENDS))
+    return BACKENDS[backend](**settings)
+
+
+def unknown_value(name: str, got: object, known: Sequence[str] | Mapping[str, Any]) -> str:
+    return f"{name} is {got!r}: expected one of {', '.join(known)}"

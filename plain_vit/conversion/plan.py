@@ -1,0 +1,178 @@
+"""A conversion that is understood but not yet done: model, table and tensors; and the source's own model beside it."""
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from .. import modeling_plain_vit as modeling
+from ..configuration_plain_vit import PlainViTConfig
+from ..errors import (
+    CheckpointError,
+    ExportError,
+    MappingError,
+    in_bytes,
+)
+from ..files.containers import LazyTensors
+from .engine import Row, convert, ignored_names, revert, stream
+from .format import Description, Format
+from .parity import memory_of_probing
+
+T = TypeVar("T")
+
+
+class SourceModule(NamedTuple):
+    """A model of the source's own package, which of its layouts the tensors have there, and whose reading built it."""
+
+    module: nn.Module
+    layout: str | None
+    is_independent: bool = False
+
+
+@dataclass
+class ConversionPlan:
+    """How a checkpoint becomes ours: all is known but the values of its tensors, none of which has been read.
+
+    Args:
+        whole: Our model on the meta device, with the names that the rows have.
+        rows: The conversion table.
+        tensors: The source's tensors, by the names that the rows have.
+        description: What the checkpoint was found to be.
+        origin: Its format; None for our own.
+        settings: The configuration that lay beside the tensors.
+    """
+
+    whole: PreTrainedModel
+    rows: Sequence[Row]
+    tensors: LazyTensors
+    description: Description
+    origin: Format | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that is handed out: without a classifier only the encoder."""
+        return self.whole if self.origin is None else without_empty_head(self.whole)
+
+    def load(self, converted: dict[tuple[object, ...], dict[str, torch.Tensor]] | None = None) -> PreTrainedModel:
+        """Give the model its weights; `converted` remembers them between equal tables, and shares their memory."""
+        shapes = ((name, tensor.shape) for name, tensor in self.whole.state_dict().items())
+        key = (*map(repr, self.rows), *shapes)
+        state = (converted or {}).get(key)
+        if state is None:
+            state = self._convert(self.tensors.mapped(), owned=True)
+            if converted is not None:
+                converted[key] = state
+        self.whole.load_state_dict(state, assign=True)
+        return self.model.eval()
+
+    def check(self) -> PreTrainedModel:
+        """Compare names, shapes and dtypes with the model, which takes the dtype and stays on the meta device."""
+        try:
+            self.whole.load_state_dict(self._convert(self.tensors.meta()), assign=True)
+        except MappingError:
+            deque(self.stream(), maxlen=0)  # says what is wrong with the values too
+            raise
+        return self.model.eval()
+
+    def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Read and convert the tensors, one after the other, by the names in the model that is handed out."""
+        prefix = "" if self.model is self.whole else "vit."
+        expected, description = self.whole.state_dict(), self.description
+        tensors = self.tensors.mapped()
+        for name, tensor in stream(self.rows, tensors, expected, description.config, description.ignored):
+            yield name.removeprefix(prefix), tensor
+
+    def source_module(self) -> SourceModule | str:
+        """Build the source's own model, still with weights of its own, or return the reason why there is none."""
+        if self.origin is None:
+            return "the source is plain-vit's own"
+        # Theirs as it is built and what it is then given, and ours; of another dtype, both again in float32.
+        dtypes = {entry.dtype for entry in self.tensors.entries.values()}
+        parameters = sum(parameter.numel() for parameter in self.whole.parameters())
+        needed = 4 * parameters * (3 if dtypes == {torch.float32} else 5) + memory_of_probing(self.description.config)
+        if (free := free_memory()) < needed:
+            return f"it takes {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
+        # A release that is not installed may differ from the installed one in names and axes of tensors alone.
+        reasons = []
+        try:
+            if (module := self.origin.independent_module(self.description, self.settings)) is not None:
+                return SourceModule(module, self.description.layout, is_independent=True)
+        except ImportError as error:
+            reasons.append(str(error))
+        for layout in dict.fromkeys([self.description.layout, None]):
+            try:
+                return SourceModule(self.origin.build_module(self.description.config, layout), layout)
+            except (ExportError, ImportError) as error:
+                reasons.append(str(error))
+        return reasons[0]
+
+    def fill(self, theirs: SourceModule) -> Sequence[str]:
+        """Give the source's own model the source's tensors, and return what has to be said of that."""
+        origin, config = cast(Format, self.origin), self.description.config
+        if theirs.layout != self.description.layout:
+            fill_module(theirs.module, origin, config, self.whole.state_dict(), theirs.layout)
+            return [
+                f"compared with the installed release, where the tensors of {self.description.layout} lie otherwise"
+            ]
+        tensors = self.tensors.mapped()
+        unused = ignored_names(tensors, self.description.ignored)
+        used = {name: tensors[name] for name in tensors if name not in unused}
+        theirs.module.load_state_dict(dict(origin.for_module(used, config, theirs.layout)), assign=True)
+        return []
+
+    def _convert(self, tensors: Mapping[str, torch.Tensor], owned: bool = False) -> dict[str, torch.Tensor]:
+        expected, description = self.whole.state_dict(), self.description
+        state = convert(self.rows, tensors, expected, description.config, description.ignored, owned=owned)
+        return of_one_dtype(state)
+
+
+def fill_module(
+    module: nn.Module, target: Format, config: PlainViTConfig, tensors: Mapping[str, torch.Tensor], layout: str | None
+) -> None:
+    """Give a module of another package our tensors."""
+    state = revert(target.rows(config, layout), tensors, config)
+    like = next(iter(tensors.values()))
+    for name, tensor in module.state_dict().items():
+        if tensor.numel() == 0:  # a class token of no rows
+            state.setdefault(name, tensor.to(like.device, like.dtype))
+    module.load_state_dict(dict(target.for_module(state, config, layout)), assign=True)
+
+
+def without_empty_head(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model that is handed out: the encoder alone where there is no classifier."""
+    # Without a classifier DeiT's output is still the mean of two tokens, which only the classification model takes.
+    headed = model.config.num_labels or model.config.use_distillation_token
+    return model if headed or isinstance(model, modeling.PlainViTForMaskedImageModeling) else cast(Any, model).vit
+
+
+def of_one_dtype(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a state dict whose tensors are all of one dtype.
+
+    Raises:
+        CheckpointError: They are of several.
+    """
+    dtypes = {str(tensor.dtype) for tensor in state.values()}
+    if len(dtypes) > 1:
+        raise CheckpointError(f"the tensors are of several dtypes, {', '.join(sorted(dtypes))}: save them in one")
+    return state
+
+
+def without_prefix(tensors: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """Name a source's tensors without the prefix of its model; those that do not have it keep their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def free_memory() -> int:
+    """Return the bytes that a process can still take, as far as the system says."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,165 @@
+"""A further source of checkpoints, in one class and one entry of the registry, that nothing else knows of."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from plain_vit import PlainViTConfig
+from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
+from plain_vit.conversion.engine import DROP_FIRST_AXIS, SPLIT_QKV, Row, revert
+from plain_vit.conversion.format import Description, Format, Hints, Inference, StateDict, write_state_dict
+from plain_vit.conversion.infer import head_counts, square_grid
+from plain_vit.conversion.sources import FORMATS
+from plain_vit.errors import AmbiguousCheckpointError
+from tests.conftest import randomize_
+from tests.tiny import difference
+
+TOLERANCE = 1e-5
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.mix(self.before(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        x = x + self.out((scores @ v).transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.after(x))))
+
+
+class Sixth(nn.Module):
+    """The model of a package that exists in this file alone."""
+
+    def __init__(
+        self, side: int = 24, patch: int = 8, width: int = 24, depth: int = 2, heads: int = 3, classes: int = 5
+    ) -> None:
+        super().__init__()
+        self.side = side
+        self.cut = nn.Conv2d(3, width, patch, patch)
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(torch.zeros(1, 1 + (side // patch) ** 2, width))
+        self.body = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.last, self.answer = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        x = self.cut(pixels).flatten(2).mT
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places
+        for block in self.body:
+            x = block(x)
+        return self.answer(self.last(x)[:, 0])
+
+
+class SixthFormat(Format):
+    name = "sixth"
+    suffixes = (".pt", ".safetensors")
+
+    def matches_names(self, names: Collection[str]) -> bool:
+        return "cut.weight" in names and "body.0.mix.weight" in names
+
+    def matches_module(self, module: nn.Module) -> bool:
+        return isinstance(module, Sixth)
+
+    def describe_module(self, module: nn.Module, hints: Hints) -> Description:
+        known = Hints(num_attention_heads=module.get_submodule("body.0").heads)
+        return self.describe_checkpoint(module.state_dict(), {}, known)
+
+    def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
+        width, channels, patch, _ = tensors["cut.weight"].shape
+        if hints.num_attention_heads is None:
+            raise AmbiguousCheckpointError("sixth shows no heads; give", {"num_attention_heads": head_counts(width)})
+        grid = square_grid(tensors["places"].shape[1] - 1)
+        assert grid is not None
+        config = PlainViTConfig(
+            hidden_size=width,
+            num_hidden_layers=len({name.split(".")[1] for name in tensors if name.startswith("body.")}),
+            num_attention_heads=hints.num_attention_heads,
+            intermediate_size=tensors["body.0.up.weight"].shape[0],
+            image_size=grid[0] * patch,
+            patch_size=patch,
+            num_channels=channels,
+            layer_norm_eps=1e-5,
+            num_labels=tensors["answer.weight"].shape[0],
+        )
+        code = [Inference(field, getattr(config, field), "sixth, which has no other")
+                for field in ("attention_scale", "layer_norm_eps", "hidden_act")]  # fmt: skip
+        return Description(config, inferences=code)
+
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        attention = "vit.layers.{}.attention"
+        return [
+            Row("cut", "vit.embeddings.patch_embeddings.projection"),
+            Row("first", "vit.embeddings.cls_token"),
+            Row("places", "vit.embeddings.position_embeddings.weight", DROP_FIRST_AXIS),
+            Row("body.{}.before", "vit.layers.{}.layernorm_before"),
+            Row("body.{}.mix", tuple(f"{attention}.{name}_proj" for name in "qkv"), SPLIT_QKV),
+            Row("body.{}.out", f"{attention}.o_proj"),
+            Row("body.{}.after", "vit.layers.{}.layernorm_after"),
+            Row("body.{}.up", "vit.layers.{}.mlp.fc1"),
+            Row("body.{}.down", "vit.layers.{}.mlp.fc2"),
+            Row("last", "vit.layernorm"),
+            Row("answer", "classifier"),
+        ]
+
+    def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
+        return Sixth(
+            config.image_shape[0],
+            config.patch_shape[0],
+            config.hidden_size,
+            config.num_hidden_layers,
+            config.num_attention_heads,
+            config.num_labels or 0,
+        )
+
+    def write(
+        self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
+    ) -> None:
+        write_state_dict(revert(self.rows(config, layout), tensors, config), path)
+
+
+@pytest.fixture
+def sixth(monkeypatch: pytest.MonkeyPatch) -> Sixth:
+    """A model of that package, which is registered while the test runs."""
+    monkeypatch.setitem(FORMATS, "sixth", SixthFormat())
+    module = Sixth()
+    randomize_(module)
+    return module.eval()
+
+
+def test_a_sixth_source_goes_in_and_out_live(sixth: Sixth) -> None:
+    images = torch.randn(2, 3, 24, 24)
+    model = from_module(sixth)
+    assert difference(model(images).logits, sixth(images)) <= TOLERANCE
+    back = to_module(model, "sixth")
+    assert type(back) is Sixth
+    assert all(torch.equal(tensor, back.state_dict()[name]) for name, tensor in sixth.state_dict().items())
+
+
+def test_a_sixth_source_goes_in_and_out_as_a_file(sixth: Sixth, tmp_path: Path) -> None:
+    path, images = tmp_path / "sixth.pt", torch.randn(2, 3, 24, 24)
+    torch.save(sixth.state_dict(), path)
+    with pytest.raises(AmbiguousCheckpointError, match="--num-attention-heads 4"):
+        from_checkpoint(path)
+    converted = from_checkpoint(path, num_attention_heads=3, verify=True)
+    assert converted.report.format == "sixth"
+    assert converted.report.differences is not None  # with the module that it builds
+    assert difference(converted.model(images).logits, sixth(images)) <= TOLERANCE
+    found = from_checkpoint(path, reference=(images, sixth(images).detach())).report.config
+    assert found.num_attention_heads == 3
+    to_checkpoint(converted.model, tmp_path / "again.pt", format="sixth")
+    again = torch.load(tmp_path / "again.pt")
+    assert all(torch.equal(tensor, again[name]) for name, tensor in sixth.state_dict().items())
+
+
+def test_a_source_that_lacks_a_method_cannot_be_made() -> None:
+    half = type("Half", (SixthFormat,), {"write": Format.write})
+    with pytest.raises(TypeError, match="abstract method '?write'?"):
+        half()
