@@ -273,7 +273,7 @@ def store_features(folder: Path, source: dict[str, Any], features: dict[str, Fea
 
 def save_model(model: Any, image_processor: Any, folder: Path) -> None:
     """Write what `AutoModelForImageClassification` and `AutoImageProcessor` open."""
-    with staged_folder(folder / "model", force=True) as staged:
+    with staged_folder(folder / "model", force=True, keep=False) as staged:
         model.save_pretrained(staged)
         image_processor.save_pretrained(staged)
     move_into(folder / "model", folder)

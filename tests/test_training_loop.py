@@ -126,6 +126,17 @@ def test_third_task_learns_chooses_and_saves(tmp_path):
     learnt = [line["train_loss"] for line in lines if "train_loss" in line]
     assert learnt[-1] < 0.1 * learnt[0]
     assert result.count == IMAGES
+    # The best weights were replaced once, and nothing is left of those before.
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left == {
+        "arguments.yaml",
+        "best",
+        "checkpoints",
+        "log.jsonl",
+        "model.safetensors",
+        "results.json",
+        "run.json",
+    }
 
 
 def test_third_task_goes_on_to_the_same_bits(tmp_path):

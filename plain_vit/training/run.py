@@ -195,7 +195,7 @@ def shared_staging(target: Path, accelerator: Accelerator) -> Iterator[Path]:
     with ExitStack() as main_process:
         place: list[str | None] = [None]
         if accelerator.is_main_process:
-            place = [str(main_process.enter_context(staged_folder(target, force=True)))]
+            place = [str(main_process.enter_context(staged_folder(target, force=True, keep=False)))]
         broadcast_object_list(place)
         yield Path(str(place[0]))
         accelerator.wait_for_everyone()
