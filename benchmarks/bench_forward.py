@@ -8,7 +8,7 @@ from benchmarks.harness import Case, name_of_run
 from benchmarks.models import PEERS, Setting, build, logits_of, require_equal
 from benchmarks.sweep import FORWARD, parser, sweep
 from plain_vit import prepare_for_inference
-from plain_vit.modeling_plain_vit import FAST_ATTENTION
+from plain_vit.attention_plain_vit import FAST_ATTENTION
 
 NOTES = """One set of weights in every package (vit-pytorch's ViT has two norms more and no biases in query, key and
 value; its own weights are checked against their conversion); the logits were found equal before anything was timed, and

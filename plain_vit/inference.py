@@ -11,17 +11,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from . import modeling_plain_vit as modeling
 from .configuration_plain_vit import PlainViTConfig
+from .attention_plain_vit import FAST_ATTENTION, SDPA, PlainViTAttention
 from .errors import PreparedModelError
 from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer
-from .modeling_plain_vit import (
-    FAST_ATTENTION,
-    SDPA,
-    PlainViTAttention,
-    PlainViTLayer,
-    PlainViTMLP,
-    PlainViTPreTrainedModel,
-    attend,
-)
+from .modeling_plain_vit import PlainViTLayer, PlainViTMLP, PlainViTPreTrainedModel
 
 Model = TypeVar("Model", bound=PlainViTPreTrainedModel)
 
@@ -169,11 +162,16 @@ class JoinedAttention(PlainViTAttention):
         self.o_proj = attention.o_proj
 
     def forward(
-        self, hidden_states: torch.Tensor, read: int | None = None, output_attentions: bool = False, **kwargs: Any
+        self,
+        hidden_states: torch.Tensor,
+        num_output_tokens: int | None = None,
+        output_attentions: bool = False,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         query, key, value = self.qkv_proj(hidden_states).unflatten(-1, (3, -1, self.head_dim)).unbind(2)
-        query, key = self.q_norm(query[:, :read]).transpose(1, 2), self.k_norm(key).transpose(1, 2)  # B heads L d
-        attended, weights = attend(self, query, key, value.transpose(1, 2), output_attentions, **kwargs)
+        query = self.q_norm(query[:, :num_output_tokens]).transpose(1, 2)  # B heads L d
+        key = self.k_norm(key).transpose(1, 2)
+        attended, weights = self.attend(query, key, value.transpose(1, 2), output_attentions, **kwargs)
         return self.o_proj(self.norm(attended.flatten(2))), weights
 
 

@@ -1,4 +1,4 @@
-"""The variations that a config can choose instead of the plain layers: norms, MLPs, blocks, poolers, positions.
+"""Variations that a config can choose instead of the plain layers: norms, MLPs, blocks, patch embeddings, positions.
 
 Shapes: `B` batch, `C` channels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head width.
 """
@@ -19,9 +19,9 @@ from .configuration_plain_vit import PlainViTConfig
 # Fresh weights: each table says how its source draws every kind of tensor; `std` is the config's initializer_range
 
 
-def drawn_as(kind: str, layer: nn.Module) -> nn.Module:
-    """Say which kind of layer this is, for a source that draws it otherwise than "dense"; return it."""
-    layer.drawn_as = kind  # type: ignore[assignment]
+def init_as(kind: str, layer: nn.Module) -> nn.Module:
+    """Mark the kind of a layer, for a source that draws it otherwise than "dense"; return it."""
+    layer.init_kind = kind  # type: ignore[assignment]
     return layer
 
 
@@ -68,19 +68,19 @@ def _bias(layer: nn.Linear | nn.Conv2d, draw: Callable[[torch.Tensor], Any]) -> 
         draw(layer.bias)
 
 
-def _drawn(layers: dict[str, Callable], tokens: dict[str, Callable]) -> dict[str, Callable[[Any, float], Any]]:
+def _all_kinds(layers: dict[str, Callable], tokens: dict[str, Callable]) -> dict[str, Callable[[Any, float], Any]]:
     """Return a whole table: kinds of layers are drawn as "dense" and kinds of tokens as "tokens" where not named."""
     kinds = dict.fromkeys(("mlp", "patches", "classifier"), layers["dense"])
     names = ("cls_token", "distillation_token", "register_tokens", "positions")
     return {
-        **kinds, **layers, "zeros": _zero_layer, "last_gain": lambda gain, std: init.ones_(gain),
+        **kinds, "last_gain": lambda norm, std: init.ones_(norm.weight), **layers,
         **dict.fromkeys(names, tokens["tokens"]), **tokens, "mask_token": lambda token, std: init.zeros_(token),
     }  # fmt: skip
 
 
 INITIALIZATIONS: dict[str, dict[str, Callable[[Any, float], Any]]] = {
-    "transformers": _drawn({"dense": _normal_layer}, {"tokens": _normal}),
-    "timm": _drawn(
+    "transformers": _all_kinds({"dense": _normal_layer}, {"tokens": _normal}),
+    "timm": _all_kinds(
         {"dense": lambda layer, std: _normal_layer(layer, 0.02), "patches": _torch_layer},
         {
             "tokens": lambda token, std: init.normal_(token, std=1e-6),
@@ -88,38 +88,50 @@ INITIALIZATIONS: dict[str, dict[str, Callable[[Any, float], Any]]] = {
             "positions": lambda table, std: _normal(table, 0.02),
         },
     ),
-    "google": _drawn(
-        {"dense": _xavier_layer, "mlp": _xavier_mlp_layer, "patches": _lecun_layer, "classifier": _zero_layer},
+    "google": _all_kinds(
+        {
+            "dense": _xavier_layer,
+            "mlp": _xavier_mlp_layer,
+            "patches": _lecun_layer,
+            "classifier": _zero_layer,
+            "last_gain": lambda norm, std: init.zeros_(norm.weight),
+        },
         {
             "tokens": lambda token, std: init.normal_(token, std=0.02),
             "cls_token": lambda token, std: init.zeros_(token),
-            "last_gain": lambda gain, std: init.zeros_(gain),
         },
     ),
-    "vit_pytorch": _drawn({"dense": _torch_layer}, {"tokens": lambda token, std: init.normal_(token)}),
+    "vit_pytorch": _all_kinds({"dense": _torch_layer}, {"tokens": lambda token, std: init.normal_(token)}),
 }
+
+
+class FreshWeights:
+    """What a config starts from: draws each kind of tensor as its source does."""
+
+    def __init__(self, config: PlainViTConfig):
+        self.std = config.initializer_range
+        self.kinds = dict(INITIALIZATIONS[config.initialization])
+        if config.zero_init_classifier:
+            self.kinds["classifier"] = _zero_layer
+
+    def draw(self, kind: str, tensor: Any) -> None:
+        """Draw a tensor of this kind, or the tensors of a layer; nothing where there is none."""
+        if tensor is not None:
+            self.kinds[kind](tensor, self.std)
+
+    def draw_module(self, module: nn.Module) -> None:
+        """Draw what a module itself holds: as it says, where it has tensors of its own; else by the kind of layer."""
+        if hasattr(module, "init_own_weights"):
+            module.init_own_weights(self)  # type: ignore[operator]
+        elif hasattr(module, "init_kind"):
+            self.draw(str(module.init_kind), module)
+        elif isinstance(module, nn.Linear | nn.Conv2d):
+            self.draw("dense", module)
 
 
 # Norms
 
-
-class PerHeadRMSNorm(nn.Module):
-    """Scale each head's query or key to length sqrt(d), times a learned gain (vit-pytorch's qk norm)."""
-
-    def __init__(self, num_heads: int, head_dim: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(num_heads, head_dim))
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return F.normalize(hidden_states, dim=-1) * hidden_states.shape[-1] ** 0.5 * self.weight  # B L heads d
-
-
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
-QK_NORMS: dict[str | None, Callable[[PlainViTConfig, int], nn.Module]] = {
-    None: lambda config, head_dim: nn.Identity(),
-    "norm": lambda config, head_dim: NORMS[config.norm_type](head_dim, eps=config.layer_norm_eps),
-    "rms_per_head": lambda config, head_dim: PerHeadRMSNorm(config.num_attention_heads, head_dim),
-}
 
 
 def norm_or_identity(config: PlainViTConfig, present: bool, width: int | None = None) -> nn.Module:
@@ -142,6 +154,10 @@ class LayerScale(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states * self.weight
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Start every gain at the same value."""
+        init.constant_(self.weight, self.initial_value)
 
 
 class StochasticDepth(nn.Module):
@@ -175,11 +191,11 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        self.gate = drawn_as("mlp", nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias))
-        self.fc1 = drawn_as("mlp", nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias))
+        self.gate = init_as("mlp", nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias))
+        self.fc1 = init_as("mlp", nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias))
         self.activation = ACT2FN[config.hidden_act]
         self.norm = norm_or_identity(config, config.mlp_inner_norm, config.intermediate_size)
-        self.fc2 = drawn_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
+        self.fc2 = init_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -193,10 +209,10 @@ class PackedSwiGLU(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        self.fc1 = drawn_as("mlp", nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias))
+        self.fc1 = init_as("mlp", nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias))
         self.activation = ACT2FN[config.hidden_act]
         self.norm = norm_or_identity(config, config.mlp_inner_norm, config.intermediate_size)
-        self.fc2 = drawn_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
+        self.fc2 = init_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -205,12 +221,14 @@ class PackedSwiGLU(nn.Module):
 
 
 # Blocks: each takes makers of its attention and its MLP, so that every kind of either fits every kind of block, and
-# gives the first `read` tokens, or all
+# adds to the tokens that its attention gives: to all, or in the last block to the first few where no other is read
 
 
 def first_tokens(hidden_states: torch.Tensor, count: int | None) -> torch.Tensor:
     """Return the first tokens, or all where no count is given."""
-    return hidden_states if count is None else hidden_states[:, :count].contiguous()
+    if count is None or count == hidden_states.shape[1]:
+        return hidden_states
+    return hidden_states[:, :count].contiguous()
 
 
 def cast_once(hidden_states: torch.Tensor) -> torch.Tensor:
@@ -234,9 +252,9 @@ class PostNormLayer(GradientCheckpointingLayer):
         self.layernorm_after = norm_or_identity(config, True)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, read: int | None = None, **kwargs: Any) -> torch.Tensor:
-        attended, _ = self.attention(hidden_states, read, **kwargs)
-        hidden_states = first_tokens(hidden_states, read) + self.drop_path(self.layernorm_before(attended))
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        attended, _ = self.attention(hidden_states, **kwargs)
+        hidden_states = first_tokens(hidden_states, attended.shape[1]) + self.drop_path(self.layernorm_before(attended))
         return hidden_states + self.drop_path(self.layernorm_after(self.mlp(hidden_states)))
 
 
@@ -251,11 +269,12 @@ class ParallelLayer(GradientCheckpointingLayer):
         self.layer_scale1 = layer_scale_or_identity(config)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, read: int | None = None, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         normed = self.layernorm_before(hidden_states)
-        attended, _ = self.attention(normed, read, **kwargs)
-        transformed = self.mlp(first_tokens(normed, read))
-        return first_tokens(hidden_states, read) + self.drop_path(self.layer_scale1(attended + transformed))
+        attended, _ = self.attention(normed, **kwargs)
+        transformed = self.mlp(first_tokens(normed, attended.shape[1]))
+        hidden_states = first_tokens(hidden_states, attended.shape[1])
+        return hidden_states + self.drop_path(self.layer_scale1(attended + transformed))
 
 
 class AttentionBranch(nn.Module):
@@ -268,8 +287,8 @@ class AttentionBranch(nn.Module):
         self.layer_scale = layer_scale_or_identity(config)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, read: int | None = None, **kwargs: Any) -> torch.Tensor:
-        return self.drop_path(self.layer_scale(self.attention(self.layernorm(hidden_states), read, **kwargs)[0]))
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return self.drop_path(self.layer_scale(self.attention(self.layernorm(hidden_states), **kwargs)[0]))
 
 
 class MLPBranch(nn.Module):
@@ -295,9 +314,9 @@ class BranchesLayer(GradientCheckpointingLayer):
         self.attention_branches = nn.ModuleList([AttentionBranch(config, layer_idx, attention) for _ in branches])
         self.mlp_branches = nn.ModuleList([MLPBranch(config, layer_idx, mlp) for _ in branches])
 
-    def forward(self, hidden_states: torch.Tensor, read: int | None = None, **kwargs: Any) -> torch.Tensor:
-        branches = [branch(hidden_states, read, **kwargs) for branch in self.attention_branches]
-        hidden_states = first_tokens(hidden_states, read) + torch.stack(branches).sum(dim=0)
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        branches = [branch(hidden_states, **kwargs) for branch in self.attention_branches]
+        hidden_states = first_tokens(hidden_states, branches[0].shape[1]) + torch.stack(branches).sum(dim=0)
         return hidden_states + torch.stack([branch(hidden_states) for branch in self.mlp_branches]).sum(dim=0)
 
 
@@ -312,7 +331,7 @@ class LinearPatchEmbeddings(nn.Module):
         self.patch_height, self.patch_width = config.patch_shape
         width = self.patch_height * self.patch_width * config.num_channels
         self.pre_norm = norm_or_identity(config, config.patch_pre_norm, width)
-        self.projection = drawn_as("patches", nn.Linear(width, config.hidden_size, bias=config.patch_bias))
+        self.projection = init_as("patches", nn.Linear(width, config.hidden_size, bias=config.patch_bias))
         self.post_norm = norm_or_identity(config, config.patch_post_norm)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -336,7 +355,7 @@ class StandardizedConv2d(nn.Conv2d):
 
     def __init__(self, config: PlainViTConfig, channels_in: int, channels_out: int, kernel: int, stride: int = 1):
         super().__init__(channels_in, channels_out, kernel, stride, bias=False)
-        drawn_as("patches", self)
+        init_as("patches", self)
         self.standardize = STEM_STYLES[config.stem_style][0]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -372,7 +391,7 @@ class Bottleneck(nn.Module):
         self.conv2 = StandardizedConv2d(config, inner, inner, 3, stride)
         self.norm2 = nn.GroupNorm(32, inner, eps)
         self.conv3 = StandardizedConv2d(config, inner, channels_out, 1)
-        self.norm3 = drawn_as("last_gain", nn.GroupNorm(32, channels_out, eps))
+        self.norm3 = init_as("last_gain", nn.GroupNorm(32, channels_out, eps))
         self.shortcut: nn.Module = nn.Identity()
         if channels_in != channels_out or stride != 1:
             conv = StandardizedConv2d(config, channels_in, channels_out, 1, stride)
@@ -400,7 +419,7 @@ class ResNetPatchEmbeddings(nn.Module):
             channels = wide
         height, width = (pixels // config.stem_stride for pixels in config.patch_shape)
         projection = nn.Conv2d(channels, config.hidden_size, (height, width), (height, width), bias=config.patch_bias)
-        self.projection = drawn_as("patches", projection)
+        self.projection = init_as("patches", projection)
         self.post_norm = norm_or_identity(config, config.patch_post_norm)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -546,245 +565,3 @@ def _cubic(distance: torch.Tensor, a: float) -> torch.Tensor:
 def _triangle(distance: torch.Tensor) -> torch.Tensor:
     """Linear interpolation kernel."""
     return (1 - distance.abs()).clamp(min=0)
-
-
-# Poolers: each turns tokens (B, L, D) into features
-
-
-class ClassTokenPooler(nn.Module):
-    """Read the class token."""
-
-    def __init__(self, config: PlainViTConfig):
-        super().__init__()
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return hidden_states[:, 0]
-
-
-class NoPooler(nn.Module):
-    """Pass on every token."""
-
-    def __init__(self, config: PlainViTConfig):
-        super().__init__()
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return hidden_states
-
-
-def fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Attend by torch's fused kernel; it takes no batch of 0 images."""
-    if query.shape[0] == 0:
-        return query @ key.transpose(-2, -1) @ value
-    return F.scaled_dot_product_attention(query, key, value)
-
-
-class PatchPooler(nn.Module):
-    """Base of the poolers that read the patches, or all tokens where the config says so."""
-
-    def __init__(self, config: PlainViTConfig):
-        super().__init__()
-        self.first = 0 if config.pool_prefix_tokens else config.num_prefix_tokens
-        self.after = 0 if config.pool_prefix_tokens or not config.register_tokens_last else config.num_register_tokens
-
-    def select(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return the tokens that are pooled."""
-        return hidden_states[:, self.first : hidden_states.shape[1] - self.after]
-
-
-class MeanPooler(PatchPooler):
-    """Average the patches."""
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.select(hidden_states).mean(dim=1)
-
-
-class MaxPooler(PatchPooler):
-    """Take the largest value of each channel over the patches."""
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.select(hidden_states).amax(dim=1)
-
-
-class MeanMaxPooler(PatchPooler):
-    """Take the midpoint of mean and maximum."""
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.select(hidden_states)
-        return 0.5 * (hidden_states.amax(dim=1) + hidden_states.mean(dim=1))
-
-
-class ClassMeanPooler(PatchPooler):
-    """Put the class token and the average of the patches side by side (Oquab et al. 2023, section 7.1)."""
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return torch.cat((hidden_states[:, 0], self.select(hidden_states).mean(dim=1)), dim=1)
-
-
-class MapPooler(PatchPooler):
-    """Let a learned probe attend to the patches, then an MLP (Zhai et al. 2022, section 3.2)."""
-
-    def __init__(self, config: PlainViTConfig):
-        super().__init__(config)
-        width = config.hidden_size
-        self.num_heads = config.num_attention_heads
-        self.probe = nn.Parameter(torch.zeros(1, 1, width))
-        self.q_proj = nn.Linear(width, width)
-        self.k_proj = nn.Linear(width, width)
-        self.v_proj = nn.Linear(width, width)
-        self.o_proj = nn.Linear(width, width)
-        self.layernorm = norm_or_identity(config, True)
-        inner = config.intermediate_size * (2 if config.mlp_type == "swiglu_packed" else 1)  # as timm counts them
-        self.fc1 = drawn_as("mlp", nn.Linear(width, inner))
-        self.activation = ACT2FN[config.hidden_act]
-        self.fc2 = drawn_as("mlp", nn.Linear(inner, width))
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.select(hidden_states)
-        probe = self.probe.expand(hidden_states.shape[0], -1, -1)
-        query, key, value = (
-            projection(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # B heads L d
-            for projection, tokens in (
-                (self.q_proj, probe), (self.k_proj, hidden_states), (self.v_proj, hidden_states)
-            )
-        )  # fmt: skip
-        pooled = fused_attention(query, key, value)
-        pooled = self.o_proj(pooled.transpose(1, 2).flatten(2))
-        pooled = pooled + self.fc2(self.activation(self.fc1(self.layernorm(pooled))))
-        return pooled[:, 0]
-
-
-class QueryPooler(PatchPooler):
-    """Let a learned query attend to the patches, and project what it found (AIMv2: Fini et al. 2024)."""
-
-    def __init__(self, config: PlainViTConfig):
-        super().__init__(config)
-        width = config.hidden_size
-        self.num_heads = config.num_attention_heads
-        self.query = nn.Parameter(torch.zeros(1, 1, width))
-        self.k_proj = nn.Linear(width, width, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(width, width, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(width, width)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.select(hidden_states)
-        query, key, value = (
-            tokens.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # B heads L d
-            for tokens in (
-                self.query.expand(hidden_states.shape[0], -1, -1),
-                self.k_proj(hidden_states),
-                self.v_proj(hidden_states),
-            )
-        )
-        pooled = fused_attention(query, key, value)
-        return self.o_proj(pooled.transpose(1, 2).flatten(2))[:, 0]
-
-
-class RefinementPooler(nn.Module):
-    """Let all tokens attend to each other without weights; read the class token, or their average where there is none.
-
-    Source: the "prr" pooling of timm 1.0.31 (patch representation refinement).
-    """
-
-    def __init__(self, config: PlainViTConfig):
-        super().__init__()
-        self.num_heads = config.num_attention_heads
-        self.use_class_token = config.use_class_token
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        heads = hidden_states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # B heads L d
-        refined = fused_attention(heads, heads, heads).transpose(1, 2).flatten(2)
-        return refined[:, 0] if self.use_class_token else refined.mean(dim=1)
-
-
-POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
-    "cls": ClassTokenPooler,
-    "mean": MeanPooler,
-    "max": MaxPooler,
-    "mean_max": MeanMaxPooler,
-    "cls_mean": ClassMeanPooler,
-    "map": MapPooler,
-    "query": QueryPooler,
-    "prr": RefinementPooler,
-    "none": NoPooler,
-}
-
-
-def differential_lambda_init(layer_idx: int) -> float:
-    """Return the fixed part of the weight of the second attention map (Ye et al. 2024, section 2.1)."""
-    return 0.8 - 0.6 * math.exp(-0.3 * layer_idx)
-
-
-# What a masked-image model predicts of a patch. Each turns features (B, D, h, w) into an image (B, C, H, W), the logits
-# (B, N, colours) of a choice among colours, and the mean loss over the patches that `masked` (B, h, w) hides
-
-
-class PixelPredictor(nn.Module):
-    """Predict every pixel of each patch by one dense layer (Xie et al. 2022, section 3.3)."""
-
-    def __init__(self, config: PlainViTConfig):
-        super().__init__()
-        self.shape = (config.num_channels, *config.patch_shape)
-        self.projection = nn.Linear(config.hidden_size, math.prod(self.shape))
-
-    def forward(
-        self, features: torch.Tensor, pixel_values: torch.Tensor, masked: torch.Tensor | None
-    ) -> tuple[torch.Tensor, None, torch.Tensor | None]:
-        pixels = self.projection(features.permute(0, 2, 3, 1)).unflatten(-1, self.shape)  # B h w C rows columns
-        image = pixels.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
-        if masked is None:
-            return image, None, None
-        hidden = masked.repeat_interleave(self.shape[1], 1).repeat_interleave(self.shape[2], 2).unsqueeze(1)  # B 1 H W
-        difference = F.l1_loss(image, pixel_values.to(image.dtype), reduction="none") * hidden
-        return image, None, difference.sum() / (hidden.sum() * self.shape[0]).clamp(min=1)
-
-
-class MeanColorPredictor(nn.Module):
-    """Predict the mean colour of each patch, as one of 8 levels per channel (Dosovitskiy et al. 2021, B.1.2)."""
-
-    LEVELS = 8  # 3 bits
-
-    def __init__(self, config: PlainViTConfig):
-        super().__init__()
-        self.num_channels = config.num_channels
-        self.patch_shape = config.patch_shape
-        self.mean, self.std = config.pixel_mean, config.pixel_std
-        self.projection = nn.Linear(config.hidden_size, self.LEVELS**config.num_channels)
-
-    def forward(
-        self, features: torch.Tensor, pixel_values: torch.Tensor, masked: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        logits = self.projection(features.permute(0, 2, 3, 1))  # B h w colours
-        image = self.paint(logits.argmax(dim=-1), logits)
-        if masked is None:
-            return image, logits.flatten(1, 2), None
-        losses = F.cross_entropy(logits.permute(0, 3, 1, 2), self.colors(pixel_values), reduction="none")  # B h w
-        return image, logits.flatten(1, 2), (losses * masked).sum() / masked.sum().clamp(min=1)
-
-    def colors(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return the number of each patch's mean colour, of shape (B, h, w): channel 0 is its lowest digit."""
-        mean, std = self.statistics(pixel_values)
-        averages = F.avg_pool2d(pixel_values * std + mean, self.patch_shape)
-        bounds = torch.arange(1, self.LEVELS, device=averages.device, dtype=averages.dtype) / self.LEVELS
-        return (torch.bucketize(averages.contiguous(), bounds) * self.digits(averages.device)).sum(dim=1)
-
-    def paint(self, colors: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Return the normalised image (B, C, H, W) of these colours (B, h, w), each level at its middle."""
-        mean, std = self.statistics(like)
-        levels = colors.unsqueeze(1) // self.digits(colors.device) % self.LEVELS  # B C h w
-        image = ((levels + 0.5) / self.LEVELS - mean) / std
-        return image.repeat_interleave(self.patch_shape[0], 2).repeat_interleave(self.patch_shape[1], 3)
-
-    def digits(self, device: torch.device) -> torch.Tensor:
-        """Return what one level of each channel counts, of shape (C, 1, 1)."""
-        return (self.LEVELS ** torch.arange(self.num_channels, device=device)).view(-1, 1, 1)
-
-    def statistics(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the image processor subtracted and divided by, each of shape (C or 1, 1, 1)."""
-        mean, std = like.new_tensor(self.mean), like.new_tensor(self.std)
-        return mean.view(-1, 1, 1), std.view(-1, 1, 1)
-
-
-PATCH_PREDICTORS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
-    "pixels": PixelPredictor,
-    "mean_color": MeanColorPredictor,
-}

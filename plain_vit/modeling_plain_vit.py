@@ -1,15 +1,14 @@
 """The plain Vision Transformer (Dosovitskiy et al. 2021), top to bottom in the order of the paper's Figure 1.
 
 The plain model is here: patch embeddings, class token and positions, blocks of attention and MLP, a final
-norm, a pooled feature, a classifier. What a config can choose instead is in `layers_plain_vit.py`, one class per
-choice, and is picked in the tables below.
+norm, a pooled feature, a classifier. Attention is in `attention_plain_vit.py`, what reads the tokens of the last block
+in `heads_plain_vit.py`, and what a config can choose instead of the plain layers in `layers_plain_vit.py`: one class
+per choice, picked in a table.
 
-Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head
-width.
+Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size.
 """
 
 import copy
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -29,34 +27,26 @@ from transformers.modeling_outputs import (
     ImageClassifierOutput,
     MaskedImageModelingOutput,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .attention_plain_vit import ATTENTIONS
 from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode, package_hub
+from .heads_plain_vit import PATCH_PREDICTORS, POOLERS, has_user_hooks, image_classification_loss
 from .layers_plain_vit import (
-    INITIALIZATIONS,
-    PATCH_PREDICTORS,
-    POOLERS,
-    QK_NORMS,
     BranchesLayer,
-    LayerScale,
+    FreshWeights,
     LinearPatchEmbeddings,
-    MapPooler,
     PackedSwiGLU,
     ParallelLayer,
     PatchDropout,
-    PerHeadRMSNorm,
     PostNormLayer,
-    QueryPooler,
     ResNetPatchEmbeddings,
     SinCos2DPositionEmbedding,
     StochasticDepth,
     SwiGLU,
-    cast_once,
-    differential_lambda_init,
-    drawn_as,
     first_tokens,
+    init_as,
     layer_scale_or_identity,
     norm_or_identity,
     resample_positions,
@@ -72,7 +62,7 @@ class PlainViTPatchEmbeddings(nn.Module):
         super().__init__()
         size = config.patch_shape
         projection = nn.Conv2d(config.num_channels, config.hidden_size, size, size, bias=config.patch_bias)
-        self.projection = drawn_as("patches", projection)
+        self.projection = init_as("patches", projection)
         self.post_norm = norm_or_identity(config, config.patch_post_norm)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -96,6 +86,10 @@ class PlainViTPositionEmbedding(nn.Module):
             return self.weight
         prefix, patches = self.weight[: self.num_prefix_rows], self.weight[self.num_prefix_rows :]
         return torch.cat((prefix, resample_positions(patches, self.grid_size, grid_size, self.resampling)))
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Draw the table."""
+        fresh.draw("positions", self.weight)
 
 
 PATCH_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
@@ -196,177 +190,24 @@ class PlainViTEmbeddings(nn.Module):
         patches = self.patch_dropout(hidden_states[:, num_prefix:end])
         return torch.cat((hidden_states[:, :num_prefix], patches, hidden_states[:, end:]), dim=1)
 
-
-# Attention: softmax(q k^T / sqrt(d)) v (equations 5 to 8)
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend with plain matrix products, and return the weights too."""
-    weights = torch.matmul(query, key.transpose(2, 3)) * scaling  # B heads L L
-    if attention_mask is not None:
-        weights = weights + attention_mask
-    weights = nn.functional.softmax(weights, dim=-1)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-    return torch.matmul(weights, value).transpose(1, 2), weights  # B L heads d
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Draw the tokens."""
+        for kind in ("cls_token", "distillation_token", "register_tokens", "mask_token"):
+            fresh.draw(kind, getattr(self, kind))
 
 
-SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
-LONGEST_PRODUCTS = 1024  # tokens; the weights of all heads of a longer image take much memory and save little time
-
-
-def fast_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attend by what was measured fastest: plain matrix products for bf16 on a CPU, torch's fused kernel elsewhere."""
-    on_cpu = query.device.type == "cpu" and query.dtype == torch.bfloat16 and not torch.compiler.is_exporting()
-    if attention_mask is not None or not on_cpu or key.shape[2] > LONGEST_PRODUCTS:
-        return SDPA(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
-    query = query if scaling == 1 else query * scaling
-    weights = torch.matmul(query, key.transpose(2, 3)).softmax(dim=-1)  # B heads L L
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-    return torch.matmul(weights, value).transpose(1, 2), None  # B L heads d
-
-
-# "sdpa" is the default. "plain_vit" was its name here once, and folders may say so.
-DEFAULT_ATTENTION, FAST_ATTENTION = "sdpa", "plain_vit_fast"
-AttentionInterface.register("plain_vit", SDPA)
-AttentionInterface.register(FAST_ATTENTION, fast_attention_forward)
-
-
-class PlainViTAttention(nn.Module):
-    """Multi-head self-attention with separate query, key and value projections."""
-
-    def __init__(self, config: PlainViTConfig, layer_idx: int):
-        super().__init__()
-        self.config = config
-        heads, self.head_dim = config.attention_shape
-        self.scaling = self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        self.attention_dropout = config.attention_probs_dropout_prob
-        self.is_causal = False
-        width = heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
-        self.q_norm = QK_NORMS[config.qk_norm](config, self.head_dim)
-        self.k_norm = QK_NORMS[config.qk_norm](config, self.head_dim)
-        self.norm = norm_or_identity(config, config.attention_inner_norm, width)
-        self.o_proj = output_projection(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(
-        self, hidden_states: torch.Tensor, read: int | None = None, output_attentions: bool = False, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        hidden_states, heads = cast_once(hidden_states), (-1, self.head_dim)
-        query = self.q_norm(self.q_proj(first_tokens(hidden_states, read)).unflatten(-1, heads)).transpose(1, 2)
-        key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
-        value = self.v_proj(hidden_states).unflatten(-1, heads).transpose(1, 2)
-        attended, weights = attend(self, query, key, value, output_attentions, **kwargs)
-        attended = self.o_proj(self.norm(attended.flatten(2)))
-        return self.dropout(attended), weights
-
-
-class PlainViTDifferentialAttention(nn.Module):
-    """The difference of two attention maps, so that what both see cancels (Ye et al. 2024, section 2.1)."""
-
-    def __init__(self, config: PlainViTConfig, layer_idx: int):
-        super().__init__()
-        self.config = config
-        heads, head_dim = config.attention_shape
-        self.half_dim = head_dim // 2
-        self.scaling = self.half_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        self.attention_dropout = config.attention_probs_dropout_prob
-        self.is_causal = False
-        width = heads * head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
-        self.q_norm = QK_NORMS[config.qk_norm](config, self.half_dim)
-        self.k_norm = QK_NORMS[config.qk_norm](config, self.half_dim)
-        self.lambda_init = differential_lambda_init(layer_idx)
-        self.lambda_q1 = nn.Parameter(torch.zeros(self.half_dim))
-        self.lambda_k1 = nn.Parameter(torch.zeros(self.half_dim))
-        self.lambda_q2 = nn.Parameter(torch.zeros(self.half_dim))
-        self.lambda_k2 = nn.Parameter(torch.zeros(self.half_dim))
-        self.head_norm = nn.RMSNorm(head_dim, eps=1e-5)
-        self.norm = norm_or_identity(config, config.attention_inner_norm, width)
-        self.o_proj = output_projection(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(
-        self, hidden_states: torch.Tensor, read: int | None = None, output_attentions: bool = False, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        hidden_states, halves = cast_once(hidden_states), (-1, 2, self.half_dim)
-        query = self.q_norm(self.q_proj(first_tokens(hidden_states, read)).unflatten(-1, halves)).transpose(1, 2)
-        key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, halves)).transpose(1, 2)  # B heads L 2 d/2
-        value = self.v_proj(hidden_states).unflatten(-1, (-1, 2 * self.half_dim)).transpose(1, 2)
-        first = torch.exp(torch.sum(self.lambda_q1 * self.lambda_k1).float())
-        second = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2).float())
-        share = (first - second + self.lambda_init).type_as(value)
-        attended, weights = attend(self, query[..., 0, :], key[..., 0, :], value, output_attentions, **kwargs)
-        noise, noise_weights = attend(self, query[..., 1, :], key[..., 1, :], value, output_attentions, **kwargs)
-        attended = self.head_norm(attended - share * noise) * (1 - self.lambda_init)
-        attended = self.o_proj(self.norm(attended.flatten(2)))
-        if weights is not None and noise_weights is not None:
-            weights = weights - share * noise_weights
-        return self.dropout(attended), weights
-
-
-def attend(
-    module: PlainViTAttention | PlainViTDifferentialAttention,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output_attentions: bool,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attend by the implementation the config names; by the eager one where the weights themselves are asked for.
-
-    In evaluation torch's fused kernel gives the bits of most sources. Training needs none of them, and takes what is
-    fastest; what someone put in the place of transformers' own "sdpa" is left as it is. Kernels take no batch of 0.
-    """
-    implementation = "eager" if output_attentions or query.shape[0] == 0 else module.config._attn_implementation
-    attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-    if module.training and attention_interface is SDPA:
-        attention_interface = fast_attention_forward
-    dropout = module.attention_dropout if module.training else 0.0
-    return attention_interface(module, query, key, value, None, scaling=module.scaling, dropout=dropout, **kwargs)
-
-
-def output_projection(config: PlainViTConfig) -> nn.Module:
-    """Return the layer that mixes the joined heads, or nothing where the config has none."""
-    if not config.attention_output_projection:
-        return nn.Identity()
-    return nn.Linear(math.prod(config.attention_shape), config.hidden_size, bias=config.attention_output_bias)
-
-
-# MLP: two dense layers with a GELU between them
+# MLP: fc2(gelu(fc1(z))), of each token alone
 
 
 class PlainViTMLP(nn.Module):
-    """Widen each token, bend it, narrow it again."""
+    """Two dense layers with an activation between."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        self.fc1 = drawn_as("mlp", nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias))
+        self.fc1 = init_as("mlp", nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias))
         self.activation = ACT2FN[config.hidden_act]
         self.norm = norm_or_identity(config, config.mlp_inner_norm, config.intermediate_size)
-        self.fc2 = drawn_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
+        self.fc2 = init_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -374,8 +215,7 @@ class PlainViTMLP(nn.Module):
         return self.dropout(self.fc2(self.norm(hidden_states)))
 
 
-# Block: z' = attention(norm(z)) + z, then z = mlp(norm(z')) + z' (equations 2 and 3). A block gives the first `read`
-# tokens, or all
+# Block: z' = attention(norm(z)) + z, then z = mlp(norm(z')) + z' (equations 2 and 3)
 
 
 class PlainViTLayer(GradientCheckpointingLayer):
@@ -391,17 +231,13 @@ class PlainViTLayer(GradientCheckpointingLayer):
         self.layer_scale2 = layer_scale_or_identity(config)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, read: int | None = None, **kwargs: Any) -> torch.Tensor:
-        attended, _ = self.attention(self.layernorm_before(hidden_states), read, **kwargs)
-        hidden_states = first_tokens(hidden_states, read) + self.drop_path(self.layer_scale1(attended))
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        attended, _ = self.attention(self.layernorm_before(hidden_states), **kwargs)
+        hidden_states = first_tokens(hidden_states, attended.shape[1]) + self.drop_path(self.layer_scale1(attended))
         transformed = self.mlp(self.layernorm_after(hidden_states))
         return hidden_states + self.drop_path(self.layer_scale2(transformed))
 
 
-ATTENTIONS: dict[str, Callable[[PlainViTConfig, int], nn.Module]] = {
-    "self": PlainViTAttention,
-    "differential": PlainViTDifferentialAttention,
-}
 MLPS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "mlp": PlainViTMLP,
     "swiglu": SwiGLU,
@@ -444,31 +280,7 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):  # type: ignore[
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # the norms
-        drawn, std = INITIALIZATIONS[self.config.initialization], self.config.initializer_range
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            kind: str = getattr(module, "drawn_as", "dense")
-            if kind == "classifier" and self.config.zero_init_classifier:
-                kind = "zeros"
-            drawn[kind](module, std)
-        elif isinstance(module, PlainViTEmbeddings):
-            for kind in ("cls_token", "distillation_token", "register_tokens", "mask_token"):
-                if getattr(module, kind) is not None:
-                    drawn[kind](getattr(module, kind), std)
-        elif isinstance(module, PlainViTPositionEmbedding):
-            drawn["positions"](module.weight, std)
-        elif isinstance(module, LayerScale):
-            init.constant_(module.weight, module.initial_value)
-        elif isinstance(module, nn.GroupNorm) and hasattr(module, "drawn_as"):
-            drawn[str(module.drawn_as)](module.weight, std)
-        elif isinstance(module, PerHeadRMSNorm):
-            init.ones_(module.weight)
-        elif isinstance(module, MapPooler):
-            init.trunc_normal_(module.probe, std=self.config.hidden_size**-0.5)
-        elif isinstance(module, QueryPooler):
-            init.normal_(module.query, std=std)
-        elif isinstance(module, PlainViTDifferentialAttention):
-            for weight in (module.lambda_q1, module.lambda_k1, module.lambda_q2, module.lambda_k2):
-                init.normal_(weight, std=0.1)
+        FreshWeights(self.config).draw_module(module)
 
     @property
     def num_prefix_tokens(self) -> int:
@@ -578,7 +390,7 @@ class PlainViTModel(PlainViTPreTrainedModel):
         self,
         pixel_values: torch.Tensor,
         bool_masked_pos: torch.Tensor | None = None,
-        read: int | None = None,
+        num_output_tokens: int | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode images.
@@ -586,8 +398,8 @@ class PlainViTModel(PlainViTPreTrainedModel):
         Args:
             pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W.
             bool_masked_pos: Patches to hide, true where hidden, of shape (B, N) or (B, h, w).
-            read: Give so many of the first tokens, and let the last block compute no others; all if not given. For a
-                pooling that reads no others.
+            num_output_tokens: Give so many of the first tokens, and let the last block compute no others; all if not
+                given. For a pooling that reads no others.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Raises:
@@ -598,7 +410,9 @@ class PlainViTModel(PlainViTPreTrainedModel):
         hidden_states = self.embeddings(as_weights(pixel_values, self), bool_masked_pos)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            hidden_states = layer(hidden_states, read if index == last else None, **kwargs)
+            hidden_states = layer(
+                hidden_states, num_output_tokens=num_output_tokens if index == last else None, **kwargs
+            )
         hidden_states = self.layernorm(hidden_states)
         pooled = None
         if self.add_pooling_layer:
@@ -643,7 +457,8 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
             ValueError: for pixels that do not fit, and for labels that are no classes (on a CPU; a GPU would have to
                 wait for the check).
         """
-        outputs = self.vit(pixel_values, read=self.tokens_read(**kwargs), return_dict=True, **kwargs)
+        read = self.num_output_tokens(**kwargs)
+        outputs = self.vit(pixel_values, num_output_tokens=read, return_dict=True, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
         if self.distillation_classifier is not None:
             distilled = self.distillation_classifier(self.dropout(outputs.last_hidden_state[:, 1]))
@@ -658,27 +473,19 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
         """Whether the logits are to be a source's to the last bit: in evaluation."""
         return not self.training
 
-    def tokens_read(self, **kwargs: Any) -> int | None:
-        """Return how many of the first tokens the logits need of the last block; None for all.
+    def num_output_tokens(self, **kwargs: Any) -> int | None:
+        """Return how many of the first tokens the last block has to compute for the logits; None for all.
 
         All are computed where someone sees them (hidden states, attentions, hooks), and for the bits of a source that
         computes all.
         """
-        outputs = ("output_hidden_states", "output_attentions")
-        seen = any(kwargs.get(name) or getattr(self.config, name) for name in outputs)
-        if self.is_exact or seen or self.config.pooling != "cls":
+        vit, outputs = self.vit, ("output_hidden_states", "output_attentions")
+        read = getattr(vit.pooler, "num_tokens_read", None)  # a pooler of someone else's may read all
+        if read is None or self.is_exact or any(kwargs.get(name) or getattr(self.config, name) for name in outputs):
             return None
-        if any(is_watched(module) for module in (self.vit, self.vit.layernorm, *self.vit.layers[-1:].modules())):
-            return None
-        return 1 + self.config.use_distillation_token
-
-
-def is_watched(module: nn.Module) -> bool:
-    """Return whether a hook sees what this module takes in or gives; not those that collect only what is asked for."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return any(
-        getattr(hook, "__module__", None) != capture_outputs.__module__ for kind in hooks for hook in kind.values()
-    )
+        last_block = vit.layers[-1].modules() if len(vit.layers) else ()
+        seen = any(has_user_hooks(module) for module in (vit, *last_block, vit.layernorm, vit.pooler))
+        return None if seen else read
 
 
 @dataclass
@@ -805,7 +612,7 @@ def representation(config: PlainViTConfig) -> nn.Module:
     if config.representation_size is None:
         return nn.Identity()
     return nn.Sequential(
-        drawn_as("patches", nn.Linear(config.pooled_size, config.representation_size, bias=config.representation_bias)),
+        init_as("patches", nn.Linear(config.pooled_size, config.representation_size, bias=config.representation_bias)),
         ACT2FN[config.representation_act],
     )
 
@@ -815,61 +622,7 @@ def classifier(config: PlainViTConfig) -> nn.Module:
     if not config.num_labels:
         return nn.Identity()
     width = config.representation_size or config.pooled_size
-    return drawn_as("classifier", nn.Linear(width, config.num_labels))
-
-
-def image_classification_loss(
-    labels: torch.Tensor,
-    logits: torch.Tensor,
-    config: PlainViTConfig,
-    num_items_in_batch: torch.Tensor | int | None = None,
-    **kwargs: Any,
-) -> torch.Tensor:
-    """Return the loss of the config's problem type, or of the one that the labels show.
-
-    Args:
-        labels: Class indices of shape (B,), -100 where there is none; multi-hot floats of shape (B, num_labels); or
-            targets of a regression, of shape (B,) or (B, num_labels).
-        logits: Of shape (B, num_labels).
-        config: `num_labels` and `problem_type`; without one, a single label means regression, int64 and int32
-            mean classes, and anything else means several labels at once.
-        num_items_in_batch: Numbers in all the `labels` of the batches that make one step; the loss is divided by it, so
-            that accumulated gradients are those of one large batch.
-        **kwargs: Ignored; what else the model was called with.
-
-    Raises:
-        TypeError: for labels that are no tensor.
-        ValueError: for labels that are no classes (on a CPU).
-    """
-    if not isinstance(labels, torch.Tensor):
-        raise TypeError(f"labels is a {type(labels).__name__}: expected a tensor, as torch.tensor makes of it")
-    labels = labels.to(logits.device)
-    reduction = "mean" if num_items_in_batch is None else "sum"
-    num_labels, problem_type = config.num_labels or 0, config.problem_type
-    if problem_type is None:
-        classes = labels.dtype in (torch.int64, torch.int32)
-        problem_type = "single_label_classification" if classes else "multi_label_classification"
-        problem_type = "regression" if num_labels == 1 else problem_type
-    if problem_type == "single_label_classification":
-        check_classes(labels, num_labels)
-        loss = nn.functional.cross_entropy(logits.view(-1, num_labels), labels.view(-1), reduction=reduction)
-    elif problem_type == "multi_label_classification":
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction=reduction)
-    else:
-        loss = nn.functional.mse_loss(logits.view(labels.shape), labels.to(logits.dtype), reduction=reduction)
-    return loss if num_items_in_batch is None else loss / num_items_in_batch
-
-
-def check_classes(labels: torch.Tensor, num_labels: int) -> None:
-    """Refuse labels that are no classes where looking at them costs nothing."""
-    if labels.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
-    if len(wrong):
-        raise ValueError(
-            f"labels hold {sorted(set(wrong.tolist()))}: expected classes from 0 to {num_labels - 1}, or -100 for "
-            "none; give the config as many num_labels as the data has"
-        )
+    return init_as("classifier", nn.Linear(width, config.num_labels))
 
 
 def as_weights(pixel_values: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:

@@ -17,9 +17,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
 import plain_vit
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel, configuration_plain_vit
+from plain_vit.attention_plain_vit import ATTENTIONS, QK_NORMS
 from plain_vit.configuration_plain_vit import AUTO_MAP, PRESETS
-from plain_vit.layers_plain_vit import INITIALIZATIONS, NORMS, PATCH_PREDICTORS, POOLERS, QK_NORMS, STEM_STYLES
-from plain_vit.modeling_plain_vit import ATTENTIONS, LAYERS, MLPS, PATCH_EMBEDDINGS, POSITION_EMBEDDINGS
+from plain_vit.heads_plain_vit import PATCH_PREDICTORS, POOLERS
+from plain_vit.layers_plain_vit import INITIALIZATIONS, NORMS, STEM_STYLES
+from plain_vit.modeling_plain_vit import LAYERS, MLPS, PATCH_EMBEDDINGS, POSITION_EMBEDDINGS
 from tests.test_writing import in_a_process, kilobytes
 from tests.tiny import VARIATIONS, pixels, tiny_config
 

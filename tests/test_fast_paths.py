@@ -11,8 +11,9 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from plain_vit import PlainViTForImageClassification, layers_plain_vit, modeling_plain_vit
-from plain_vit.modeling_plain_vit import DEFAULT_ATTENTION, FAST_ATTENTION, LONGEST_PRODUCTS
+from plain_vit import PlainViTForImageClassification, attention_plain_vit, layers_plain_vit
+from plain_vit.attention_plain_vit import DEFAULT_ATTENTION, FAST_ATTENTION, LONGEST_PRODUCTS
+from plain_vit.heads_plain_vit import POOLERS
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
@@ -59,7 +60,7 @@ def test_it_is_sdpa_and_another_may_be_asked_for() -> None:
 
 def test_transformers_own_sdpa_is_not_replaced() -> None:
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
-    assert modeling_plain_vit.SDPA is sdpa_attention_forward
+    assert attention_plain_vit.SDPA is sdpa_attention_forward
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -148,7 +149,7 @@ def test_one_cast_for_several_products_changes_no_logit_and_keeps_less(
     results = []
     for once in (True, False):
         if not once:
-            for module in (modeling_plain_vit, layers_plain_vit):
+            for module in (attention_plain_vit, layers_plain_vit):
                 monkeypatch.setattr(module, "cast_once", lambda hidden_states: hidden_states)
         model, kept = build(name).train(), dict[int, int]()
 
@@ -210,6 +211,30 @@ def test_other_poolings_read_every_token(name: str) -> None:
     assert tokens_of_last_mlp(model, pixels()) == 12 + model.config.num_prefix_tokens
 
 
+@pytest.mark.parametrize("pooling", sorted(POOLERS))
+def test_a_pooler_reads_as_many_of_the_first_tokens_as_it_says(pooling: str) -> None:
+    model: Any = build(pooling=pooling)
+    tokens = torch.randn(2, 13, 40, generator=torch.Generator().manual_seed(3))
+    expected, read = model.vit.pooler(tokens), model.vit.pooler.num_tokens_read
+    changed = []
+    for index in range(13):
+        others = tokens.clone()
+        others[:, index] *= 4
+        changed.append(not torch.equal(model.vit.pooler(others), expected))
+    assert (read is None) == any(changed[1:])
+    assert not any(changed[read:] if read else [])
+
+
+def test_another_pooler_in_its_place_gets_every_token() -> None:
+    class LastToken(nn.Module):
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return hidden_states[:, 12]
+
+    model = build().train()
+    model.vit.pooler = LastToken()
+    assert model(pixels()).logits.shape == (2, 7)
+
+
 @pytest.mark.parametrize("output", ["output_hidden_states", "output_attentions"])
 @pytest.mark.parametrize("by_config", [False, True])
 def test_what_is_asked_for_is_computed_for_every_token(output: str, by_config: bool) -> None:
@@ -234,4 +259,11 @@ def test_a_hook_sees_every_token(watched: str, register: str) -> None:
         pytest.skip("torch hooks into the gradients of tensors, and this module gives a dataclass")
     getattr(model.get_submodule(watched), register)(look)
     model(pixels()).logits.sum().backward()
+    assert shapes == [13]
+
+
+def test_a_hook_of_the_pooler_sees_every_token() -> None:
+    model, shapes = build().train(), []
+    model.vit.pooler.register_forward_pre_hook(lambda _module, inputs: shapes.append(inputs[0].shape[1]))
+    model(pixels())
     assert shapes == [13]

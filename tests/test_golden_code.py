@@ -39,10 +39,10 @@ DATA = {"config.json", "model.safetensors", "preprocessor_config.json"}
 # A folder of each kind whose code differs most from the plain one.
 FIELDS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "differential": {"attention_type": "differential", "qk_norm": "norm", "patch_projection": "linear"},
-    "branches": {"block_type": "branches", "num_branches": 2, "qk_norm": "rms_per_head", "mlp_type": "swiglu"},
+    "differential": {"attention_type": "differential", "qk_norm": "norm", "initialization": "timm"},
+    "branches": {"block_type": "branches", "num_branches": 2, "qk_norm": "rms_per_head", "pooling": "query"},
     "parallel": {"block_type": "parallel", "mlp_type": "swiglu_packed", "pooling": "map", "initialization": "google"},
-    "post_norm": {"block_type": "post_norm", "attention_inner_norm": True, "pooling": "cls_mean"},
+    "post_norm": {"block_type": "post_norm", "attention_inner_norm": True, "initialization": "vit_pytorch"},
 }
 
 # Runs without the package: argv are the folder to work in and, to save before all is opened, the fields of each model.
@@ -82,12 +82,15 @@ for folder in sorted(path.parent for path in root.glob("*/*/config.json")):
     assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
     backbone = type(AutoBackbone.from_config(config, **trust)).from_pretrained(folder)
     image = (pixel_values[0] * 40 + 100).to(torch.uint8)
+    torch.manual_seed(2)
+    fresh = AutoModelForImageClassification.from_config(config, **trust).state_dict()
     found[str(folder.relative_to(root))] = {
         "logits": model(pixel_values).logits.detach(),
         "attentions": model(pixel_values, output_attentions=True).attentions[-1].detach(),
         "tokens": AutoModel.from_pretrained(folder, **trust).eval()(pixel_values).last_hidden_state.detach(),
         "map": backbone.eval()(pixel_values).feature_maps[0].detach(),
         "image": AutoImageProcessor.from_pretrained(folder, **trust)(image, return_tensors="pt").pixel_values,
+        "fresh": torch.cat([tensor.flatten() for tensor in fresh.values()]),
     }
 torch.save(found, root / "found.pt")
 """
@@ -191,6 +194,13 @@ def test_an_old_folder_opens_with_today_s_package(root: Path, then: Any, name: s
         assert difference(backbone.eval()(pixel_values).feature_maps[0], expected["map"]) < REORDERED
     image = (pixel_values[0] * 40 + 100).to(torch.uint8)
     assert difference(processor(image, return_tensors="pt").pixel_values, expected["image"]) < ROUNDED
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS))
+def test_fresh_weights_of_a_seed_are_the_old_ones(root: Path, then: Any, name: str) -> None:
+    torch.manual_seed(2)
+    fresh = PlainViTForImageClassification(PlainViTConfig.from_pretrained(root / "old" / name)).state_dict()
+    assert torch.equal(torch.cat([tensor.flatten() for tensor in fresh.values()]), then[f"old/{name}"]["fresh"])
 
 
 def test_saved_again_a_folder_holds_today_s_code_alone_under_the_old_names(root: Path, saved_again: Path) -> None:

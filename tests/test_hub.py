@@ -31,7 +31,9 @@ from tests.hub_endpoint import HubEndpoint
 from tests.tiny import pixels, tiny_config
 
 REPO = "alice/model"
-CODE = {"configuration_plain_vit.py", "layers_plain_vit.py", "modeling_plain_vit.py", "image_processing_plain_vit.py"}
+CODE = {
+    f"{name}_plain_vit.py" for name in ("attention", "configuration", "heads", "image_processing", "layers", "modeling")
+}
 WHOLE = {"README.md", "config.json", "model.safetensors", "preprocessor_config.json"} | CODE
 
 

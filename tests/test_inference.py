@@ -10,10 +10,10 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import plain_vit
 from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViTForMaskedImageModeling, PlainViTModel
+from plain_vit.attention_plain_vit import FAST_ATTENTION
 from plain_vit.errors import PreparedModelError
 from plain_vit.inference import JoinedAttention, PackedLinear, prepare_for_inference
 from plain_vit.layers_plain_vit import LayerScale
-from plain_vit.modeling_plain_vit import FAST_ATTENTION
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 

@@ -218,6 +218,19 @@ def test_a_head_that_was_loaded_is_not_set_to_zero(tmp_path: Any) -> None:
     assert torch.equal(model.classifier.weight, pretrained.state_dict()["classifier.weight"])
 
 
+def test_a_layer_that_a_subclass_adds_is_drawn_as_the_dense_layers_of_its_source() -> None:
+    class WithNeck(PlainViTForImageClassification):
+        def __init__(self, config: Any):
+            super().__init__(config)
+            self.neck = nn.Linear(WIDTH, 500)
+            self.post_init()
+
+    neck = WithNeck(tiny_config(**LARGE, initialization="google")).neck
+    bound = (6 / (WIDTH + 500)) ** 0.5  # Xavier
+    assert 0.98 * bound < neck.weight.abs().max() <= bound
+    assert (neck.bias == 0).all()
+
+
 def test_fresh_models_with_one_seed_are_equal() -> None:
     states = []
     for _ in range(2):

@@ -34,7 +34,7 @@ from plain_vit import (
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
-HUB_FILES = {"configuration_plain_vit.py", "layers_plain_vit.py", "modeling_plain_vit.py"}
+HUB_FILES = {f"{name}_plain_vit.py" for name in ("attention", "configuration", "heads", "layers", "modeling")}
 LABELS = dict(enumerate(["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]))
 # Folders that hold one kind of everything; "bare" is saved without an image processor.
 FOLDERS: dict[str, dict[str, Any]] = {

@@ -1,0 +1,221 @@
+"""Attention, softmax(q k^T / sqrt(d)) v (equations 5 to 8), its variations, and the kernels that compute it.
+
+Shapes: `B` batch, `L` tokens, `D` hidden size, `d` head width.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from .configuration_plain_vit import PlainViTConfig
+from .layers_plain_vit import NORMS, FreshWeights, cast_once, first_tokens, norm_or_identity
+
+# Kernels
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend with plain matrix products, and return the weights too."""
+    weights = torch.matmul(query, key.transpose(2, 3)) * scaling  # B heads L L
+    if attention_mask is not None:
+        weights = weights + attention_mask
+    weights = nn.functional.softmax(weights, dim=-1)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2), weights  # B L heads d
+
+
+SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
+LONGEST_PRODUCTS = 1024  # tokens; the weights of all heads of a longer image take much memory and save little time
+
+
+def fast_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attend by what was measured fastest: plain matrix products for bf16 on a CPU, torch's fused kernel elsewhere."""
+    on_cpu = query.device.type == "cpu" and query.dtype == torch.bfloat16 and not torch.compiler.is_exporting()
+    if attention_mask is not None or not on_cpu or key.shape[2] > LONGEST_PRODUCTS:
+        return SDPA(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+    query = query if scaling == 1 else query * scaling
+    weights = torch.matmul(query, key.transpose(2, 3)).softmax(dim=-1)  # B heads L L
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2), None  # B L heads d
+
+
+# "sdpa" is the default. "plain_vit" was its name here once, and folders may say so.
+DEFAULT_ATTENTION, FAST_ATTENTION = "sdpa", "plain_vit_fast"
+AttentionInterface.register("plain_vit", SDPA)
+AttentionInterface.register(FAST_ATTENTION, fast_attention_forward)
+
+
+# Norms of query and key
+
+
+class PerHeadRMSNorm(nn.Module):
+    """Scale each head's query or key to length sqrt(d), times a learned gain (vit-pytorch's qk norm)."""
+
+    def __init__(self, num_heads: int, head_dim: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(num_heads, head_dim))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        normed = nn.functional.normalize(hidden_states, dim=-1)
+        return normed * hidden_states.shape[-1] ** 0.5 * self.weight  # B L heads d
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Start as an identity but for the length."""
+        init.ones_(self.weight)
+
+
+QK_NORMS: dict[str | None, Callable[[PlainViTConfig, int], nn.Module]] = {
+    None: lambda config, head_dim: nn.Identity(),
+    "norm": lambda config, head_dim: NORMS[config.norm_type](head_dim, eps=config.layer_norm_eps),
+    "rms_per_head": lambda config, head_dim: PerHeadRMSNorm(config.num_attention_heads, head_dim),
+}
+
+
+# Attentions: each takes tokens (B, L, D) and gives the first `num_output_tokens` of them, or all, and the weights where
+# they are asked for
+
+
+class Attention(nn.Module):
+    """Base of the attentions: separate projections of query, key and value, whose products have `width` terms."""
+
+    def __init__(self, config: PlainViTConfig, width: int):
+        super().__init__()
+        self.config = config
+        self.scaling = width**-0.5 if config.attention_scale is None else config.attention_scale
+        self.attention_dropout = config.attention_probs_dropout_prob
+        self.is_causal = False  # read by the kernels
+        joined = math.prod(config.attention_shape)
+        self.q_proj = nn.Linear(config.hidden_size, joined, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, joined, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, joined, bias=config.qkv_bias)
+        self.q_norm = QK_NORMS[config.qk_norm](config, width)
+        self.k_norm = QK_NORMS[config.qk_norm](config, width)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output_attentions: bool, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend by the implementation the config names; by the eager one where the weights themselves are asked for.
+
+        In evaluation torch's fused kernel gives the bits of most sources. Training needs none of them, and takes what
+        is fastest; what someone put in the place of transformers' own "sdpa" is left as it is. Kernels take no batch
+        of 0.
+        """
+        implementation = "eager" if output_attentions or query.shape[0] == 0 else self.config._attn_implementation
+        kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        if self.training and kernel is SDPA:
+            kernel = fast_attention_forward
+        dropout = self.attention_dropout if self.training else 0.0
+        return kernel(self, query, key, value, None, scaling=self.scaling, dropout=dropout, **kwargs)
+
+
+class PlainViTAttention(Attention):
+    """Multi-head self-attention."""
+
+    def __init__(self, config: PlainViTConfig, layer_idx: int):
+        heads, head_dim = config.attention_shape
+        super().__init__(config, head_dim)
+        self.head_dim = head_dim
+        self.norm = norm_or_identity(config, config.attention_inner_norm, heads * head_dim)
+        self.o_proj = output_projection(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        num_output_tokens: int | None = None,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        hidden_states, heads = cast_once(hidden_states), (-1, self.head_dim)
+        asking = first_tokens(hidden_states, num_output_tokens)
+        query = self.q_norm(self.q_proj(asking).unflatten(-1, heads)).transpose(1, 2)
+        key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
+        value = self.v_proj(hidden_states).unflatten(-1, heads).transpose(1, 2)
+        attended, weights = self.attend(query, key, value, output_attentions, **kwargs)
+        attended = self.o_proj(self.norm(attended.flatten(2)))
+        return self.dropout(attended), weights
+
+
+class PlainViTDifferentialAttention(Attention):
+    """The difference of two attention maps, so that what both see cancels (Ye et al. 2024, section 2.1)."""
+
+    def __init__(self, config: PlainViTConfig, layer_idx: int):
+        heads, head_dim = config.attention_shape
+        super().__init__(config, head_dim // 2)
+        self.half_dim = head_dim // 2
+        self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer_idx)
+        self.lambda_q1 = nn.Parameter(torch.zeros(self.half_dim))
+        self.lambda_k1 = nn.Parameter(torch.zeros(self.half_dim))
+        self.lambda_q2 = nn.Parameter(torch.zeros(self.half_dim))
+        self.lambda_k2 = nn.Parameter(torch.zeros(self.half_dim))
+        self.head_norm = nn.RMSNorm(head_dim, eps=1e-5)
+        self.norm = norm_or_identity(config, config.attention_inner_norm, heads * head_dim)
+        self.o_proj = output_projection(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        num_output_tokens: int | None = None,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        hidden_states, halves = cast_once(hidden_states), (-1, 2, self.half_dim)
+        asking = first_tokens(hidden_states, num_output_tokens)
+        query = self.q_norm(self.q_proj(asking).unflatten(-1, halves)).transpose(1, 2)
+        key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, halves)).transpose(1, 2)  # B heads L 2 d/2
+        value = self.v_proj(hidden_states).unflatten(-1, (-1, 2 * self.half_dim)).transpose(1, 2)
+        share = self.noise_share().type_as(value)
+        attended, weights = self.attend(query[..., 0, :], key[..., 0, :], value, output_attentions, **kwargs)
+        noise, noise_weights = self.attend(query[..., 1, :], key[..., 1, :], value, output_attentions, **kwargs)
+        attended = self.head_norm(attended - share * noise) * (1 - self.lambda_init)
+        attended = self.o_proj(self.norm(attended.flatten(2)))
+        if weights is not None and noise_weights is not None:
+            weights = weights - share * noise_weights
+        return self.dropout(attended), weights
+
+    def noise_share(self) -> torch.Tensor:
+        """Return the learned weight of the second map."""
+        first = torch.exp(torch.sum(self.lambda_q1 * self.lambda_k1).float())
+        second = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2).float())
+        return first - second + self.lambda_init
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Draw the vectors of that weight as the paper's code does."""
+        for weight in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
+            init.normal_(weight, std=0.1)
+
+
+ATTENTIONS: dict[str, Callable[[PlainViTConfig, int], nn.Module]] = {
+    "self": PlainViTAttention,
+    "differential": PlainViTDifferentialAttention,
+}
+
+
+def output_projection(config: PlainViTConfig) -> nn.Module:
+    """Return the layer that mixes the joined heads, or nothing where the config has none."""
+    if not config.attention_output_projection:
+        return nn.Identity()
+    return nn.Linear(math.prod(config.attention_shape), config.hidden_size, bias=config.attention_output_bias)

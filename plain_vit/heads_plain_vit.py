@@ -1,0 +1,340 @@
+"""Readers of the last block's tokens: poolers, the loss of a classifier, the predictions of a masked-image model.
+
+Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head
+width.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_plain_vit import PlainViTConfig
+from .layers_plain_vit import FreshWeights, init_as, norm_or_identity
+
+# Poolers: each turns tokens (B, L, D) into features, and says how many of the first tokens it reads, so that the last
+# block computes no others
+
+
+class Pooler(nn.Module):
+    """Base of the poolers.
+
+    Attributes:
+        num_tokens_read: How many of the first tokens are read; None for all.
+    """
+
+    num_tokens_read: int | None = None
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+
+
+def has_user_hooks(module: nn.Module) -> bool:
+    """Return whether a hook sees what this module takes in or gives; not those that collect only what is asked for."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(
+        getattr(hook, "__module__", None) != capture_outputs.__module__ for kind in hooks for hook in kind.values()
+    )
+
+
+class ClassTokenPooler(Pooler):
+    """Read the class token; a distillation token, where there is one, is read beside it."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        self.num_tokens_read = 1 + config.use_distillation_token
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states[:, 0]
+
+
+class NoPooler(Pooler):
+    """Pass on every token."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states
+
+
+def fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Attend by torch's fused kernel; it takes no batch of 0 images."""
+    if query.shape[0] == 0:
+        return query @ key.transpose(-2, -1) @ value
+    return F.scaled_dot_product_attention(query, key, value)
+
+
+class PatchPooler(Pooler):
+    """Base of the poolers that read the patches, or all tokens where the config says so."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        self.first = 0 if config.pool_prefix_tokens else config.num_prefix_tokens
+        self.after = 0 if config.pool_prefix_tokens or not config.register_tokens_last else config.num_register_tokens
+
+    def select(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return the tokens that are pooled."""
+        return hidden_states[:, self.first : hidden_states.shape[1] - self.after]
+
+
+class MeanPooler(PatchPooler):
+    """Average the patches."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.select(hidden_states).mean(dim=1)
+
+
+class MaxPooler(PatchPooler):
+    """Take the largest value of each channel over the patches."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.select(hidden_states).amax(dim=1)
+
+
+class MeanMaxPooler(PatchPooler):
+    """Take the midpoint of mean and maximum."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        hidden_states = self.select(hidden_states)
+        return 0.5 * (hidden_states.amax(dim=1) + hidden_states.mean(dim=1))
+
+
+class ClassMeanPooler(PatchPooler):
+    """Put the class token and the average of the patches side by side (Oquab et al. 2023, section 7.1)."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return torch.cat((hidden_states[:, 0], self.select(hidden_states).mean(dim=1)), dim=1)
+
+
+class MapPooler(PatchPooler):
+    """Let a learned probe attend to the patches, then an MLP (Zhai et al. 2022, section 3.2)."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        width = config.hidden_size
+        self.num_heads = config.num_attention_heads
+        self.probe = nn.Parameter(torch.zeros(1, 1, width))
+        self.q_proj = nn.Linear(width, width)
+        self.k_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.o_proj = nn.Linear(width, width)
+        self.layernorm = norm_or_identity(config, True)
+        inner = config.intermediate_size * (2 if config.mlp_type == "swiglu_packed" else 1)  # as timm counts them
+        self.fc1 = init_as("mlp", nn.Linear(width, inner))
+        self.activation = ACT2FN[config.hidden_act]
+        self.fc2 = init_as("mlp", nn.Linear(inner, width))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        hidden_states = self.select(hidden_states)
+        probe = self.probe.expand(hidden_states.shape[0], -1, -1)
+        query, key, value = (
+            projection(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # B heads L d
+            for projection, tokens in (
+                (self.q_proj, probe), (self.k_proj, hidden_states), (self.v_proj, hidden_states)
+            )
+        )  # fmt: skip
+        pooled = fused_attention(query, key, value)
+        pooled = self.o_proj(pooled.transpose(1, 2).flatten(2))
+        pooled = pooled + self.fc2(self.activation(self.fc1(self.layernorm(pooled))))
+        return pooled[:, 0]
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Draw the probe as timm does."""
+        init.trunc_normal_(self.probe, std=self.probe.shape[-1] ** -0.5)
+
+
+class QueryPooler(PatchPooler):
+    """Let a learned query attend to the patches, and project what it found (AIMv2: Fini et al. 2024)."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        width = config.hidden_size
+        self.num_heads = config.num_attention_heads
+        self.query = nn.Parameter(torch.zeros(1, 1, width))
+        self.k_proj = nn.Linear(width, width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(width, width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(width, width)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        hidden_states = self.select(hidden_states)
+        query, key, value = (
+            tokens.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # B heads L d
+            for tokens in (
+                self.query.expand(hidden_states.shape[0], -1, -1),
+                self.k_proj(hidden_states),
+                self.v_proj(hidden_states),
+            )
+        )
+        pooled = fused_attention(query, key, value)
+        return self.o_proj(pooled.transpose(1, 2).flatten(2))[:, 0]
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Draw the query with the config's deviation."""
+        init.normal_(self.query, std=fresh.std)
+
+
+class RefinementPooler(Pooler):
+    """Let all tokens attend to each other without weights; read the class token, or their average where there is none.
+
+    Source: the "prr" pooling of timm 1.0.31 (patch representation refinement).
+    """
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        self.num_heads = config.num_attention_heads
+        self.use_class_token = config.use_class_token
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        heads = hidden_states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # B heads L d
+        refined = fused_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+        return refined[:, 0] if self.use_class_token else refined.mean(dim=1)
+
+
+POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
+    "cls": ClassTokenPooler,
+    "mean": MeanPooler,
+    "max": MaxPooler,
+    "mean_max": MeanMaxPooler,
+    "cls_mean": ClassMeanPooler,
+    "map": MapPooler,
+    "query": QueryPooler,
+    "prr": RefinementPooler,
+    "none": NoPooler,
+}
+
+
+# Classification
+
+
+def image_classification_loss(
+    labels: torch.Tensor,
+    logits: torch.Tensor,
+    config: PlainViTConfig,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Return the loss of the config's problem type, or of the one that the labels show.
+
+    Args:
+        labels: Class indices of shape (B,), -100 where there is none; multi-hot floats of shape (B, num_labels); or
+            targets of a regression, of shape (B,) or (B, num_labels).
+        logits: Of shape (B, num_labels).
+        config: `num_labels` and `problem_type`; without one, a single label means regression, int64 and int32
+            mean classes, and anything else means several labels at once.
+        num_items_in_batch: Numbers in all the `labels` of the batches that make one step; the loss is divided by it, so
+            that accumulated gradients are those of one large batch.
+        **kwargs: Ignored; what else the model was called with.
+
+    Raises:
+        TypeError: for labels that are no tensor.
+        ValueError: for labels that are no classes (on a CPU).
+    """
+    if not isinstance(labels, torch.Tensor):
+        raise TypeError(f"labels is a {type(labels).__name__}: expected a tensor, as torch.tensor makes of it")
+    labels = labels.to(logits.device)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    num_labels, problem_type = config.num_labels or 0, config.problem_type
+    if problem_type is None:
+        classes = labels.dtype in (torch.int64, torch.int32)
+        problem_type = "single_label_classification" if classes else "multi_label_classification"
+        problem_type = "regression" if num_labels == 1 else problem_type
+    if problem_type == "single_label_classification":
+        check_classes(labels, num_labels)
+        loss = F.cross_entropy(logits.view(-1, num_labels), labels.view(-1), reduction=reduction)
+    elif problem_type == "multi_label_classification":
+        loss = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction=reduction)
+    else:
+        loss = F.mse_loss(logits.view(labels.shape), labels.to(logits.dtype), reduction=reduction)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def check_classes(labels: torch.Tensor, num_labels: int) -> None:
+    """Refuse labels that are no classes where looking at them costs nothing."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
+    if len(wrong):
+        raise ValueError(
+            f"labels hold {sorted(set(wrong.tolist()))}: expected classes from 0 to {num_labels - 1}, or -100 for "
+            "none; give the config as many num_labels as the data has"
+        )
+
+
+# What a masked-image model predicts of a patch. Each turns features (B, D, h, w) into an image (B, C, H, W), the logits
+# (B, N, colours) of a choice among colours, and the mean loss over the patches that `masked` (B, h, w) hides
+
+
+class PixelPredictor(nn.Module):
+    """Predict every pixel of each patch by one dense layer (Xie et al. 2022, section 3.3)."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.shape = (config.num_channels, *config.patch_shape)
+        self.projection = nn.Linear(config.hidden_size, math.prod(self.shape))
+
+    def forward(
+        self, features: torch.Tensor, pixel_values: torch.Tensor, masked: torch.Tensor | None
+    ) -> tuple[torch.Tensor, None, torch.Tensor | None]:
+        pixels = self.projection(features.permute(0, 2, 3, 1)).unflatten(-1, self.shape)  # B h w C rows columns
+        image = pixels.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+        if masked is None:
+            return image, None, None
+        hidden = masked.repeat_interleave(self.shape[1], 1).repeat_interleave(self.shape[2], 2).unsqueeze(1)  # B 1 H W
+        difference = F.l1_loss(image, pixel_values.to(image.dtype), reduction="none") * hidden
+        return image, None, difference.sum() / (hidden.sum() * self.shape[0]).clamp(min=1)
+
+
+class MeanColorPredictor(nn.Module):
+    """Predict the mean colour of each patch, as one of 8 levels per channel (Dosovitskiy et al. 2021, B.1.2)."""
+
+    LEVELS = 8  # 3 bits
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.num_channels = config.num_channels
+        self.patch_shape = config.patch_shape
+        self.mean, self.std = config.pixel_mean, config.pixel_std
+        self.projection = nn.Linear(config.hidden_size, self.LEVELS**config.num_channels)
+
+    def forward(
+        self, features: torch.Tensor, pixel_values: torch.Tensor, masked: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        logits = self.projection(features.permute(0, 2, 3, 1))  # B h w colours
+        image = self.paint(logits.argmax(dim=-1), logits)
+        if masked is None:
+            return image, logits.flatten(1, 2), None
+        losses = F.cross_entropy(logits.permute(0, 3, 1, 2), self.colors(pixel_values), reduction="none")  # B h w
+        return image, logits.flatten(1, 2), (losses * masked).sum() / masked.sum().clamp(min=1)
+
+    def colors(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return the number of each patch's mean colour, of shape (B, h, w): channel 0 is its lowest digit."""
+        mean, std = self.statistics(pixel_values)
+        averages = F.avg_pool2d(pixel_values * std + mean, self.patch_shape)
+        bounds = torch.arange(1, self.LEVELS, device=averages.device, dtype=averages.dtype) / self.LEVELS
+        return (torch.bucketize(averages.contiguous(), bounds) * self.digits(averages.device)).sum(dim=1)
+
+    def paint(self, colors: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Return the normalised image (B, C, H, W) of these colours (B, h, w), each level at its middle."""
+        mean, std = self.statistics(like)
+        levels = colors.unsqueeze(1) // self.digits(colors.device) % self.LEVELS  # B C h w
+        image = ((levels + 0.5) / self.LEVELS - mean) / std
+        return image.repeat_interleave(self.patch_shape[0], 2).repeat_interleave(self.patch_shape[1], 3)
+
+    def digits(self, device: torch.device) -> torch.Tensor:
+        """Return what one level of each channel counts, of shape (C, 1, 1)."""
+        return (self.LEVELS ** torch.arange(self.num_channels, device=device)).view(-1, 1, 1)
+
+    def statistics(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the image processor subtracted and divided by, each of shape (C or 1, 1, 1)."""
+        mean, std = like.new_tensor(self.mean), like.new_tensor(self.std)
+        return mean.view(-1, 1, 1), std.view(-1, 1, 1)
+
+
+PATCH_PREDICTORS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
+    "pixels": PixelPredictor,
+    "mean_color": MeanColorPredictor,
+}
