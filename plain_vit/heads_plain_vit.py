@@ -35,14 +35,6 @@ class Pooler(nn.Module):
         super().__init__()
 
 
-def has_user_hooks(module: nn.Module) -> bool:
-    """Return whether a hook sees what this module takes in or gives; not those that collect only what is asked for."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return any(
-        getattr(hook, "__module__", None) != capture_outputs.__module__ for kind in hooks for hook in kind.values()
-    )
-
-
 class ClassTokenPooler(Pooler):
     """Read the class token; a distillation token, where there is one, is read beside it."""
 
@@ -59,13 +51,6 @@ class NoPooler(Pooler):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states
-
-
-def fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Attend by torch's fused kernel; it takes no batch of 0 images."""
-    if query.shape[0] == 0:
-        return query @ key.transpose(-2, -1) @ value
-    return F.scaled_dot_product_attention(query, key, value)
 
 
 class PatchPooler(Pooler):
@@ -108,6 +93,13 @@ class ClassMeanPooler(PatchPooler):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return torch.cat((hidden_states[:, 0], self.select(hidden_states).mean(dim=1)), dim=1)
+
+
+def fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Attend by torch's fused kernel; it takes no batch of 0 images."""
+    if query.shape[0] == 0:
+        return query @ key.transpose(-2, -1) @ value
+    return F.scaled_dot_product_attention(query, key, value)
 
 
 class MapPooler(PatchPooler):
@@ -205,6 +197,27 @@ POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "prr": RefinementPooler,
     "none": NoPooler,
 }
+
+
+def num_tokens_read(vit: Any) -> int | None:
+    """Return how many of the first tokens are read of an encoder's last block; None for all.
+
+    All are where a hook sees them, and where someone put a pooler of their own in the place of ours.
+    """
+    read = getattr(vit.pooler, "num_tokens_read", None)
+    if read is None:
+        return None
+    last_block = vit.layers[-1].modules() if len(vit.layers) else ()
+    seen = any(has_user_hooks(module) for module in (vit, *last_block, vit.layernorm, vit.pooler))
+    return None if seen else read
+
+
+def has_user_hooks(module: nn.Module) -> bool:
+    """Return whether a hook sees what this module takes in or gives; not those that collect only what is asked for."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(
+        getattr(hook, "__module__", None) != capture_outputs.__module__ for kind in hooks for hook in kind.values()
+    )
 
 
 # Classification

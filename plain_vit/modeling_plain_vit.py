@@ -32,7 +32,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention_plain_vit import ATTENTIONS
 from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode, package_hub
-from .heads_plain_vit import PATCH_PREDICTORS, POOLERS, has_user_hooks, image_classification_loss
+from .heads_plain_vit import PATCH_PREDICTORS, POOLERS, image_classification_loss, num_tokens_read
 from .layers_plain_vit import (
     BranchesLayer,
     FreshWeights,
@@ -476,16 +476,12 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
     def num_output_tokens(self, **kwargs: Any) -> int | None:
         """Return how many of the first tokens the last block has to compute for the logits; None for all.
 
-        All are computed where someone sees them (hidden states, attentions, hooks), and for the bits of a source that
-        computes all.
+        All are computed where someone sees them, and for the bits of a source that computes all.
         """
-        vit, outputs = self.vit, ("output_hidden_states", "output_attentions")
-        read = getattr(vit.pooler, "num_tokens_read", None)  # a pooler of someone else's may read all
-        if read is None or self.is_exact or any(kwargs.get(name) or getattr(self.config, name) for name in outputs):
+        outputs = ("output_hidden_states", "output_attentions")
+        if self.is_exact or any(kwargs.get(name) or getattr(self.config, name) for name in outputs):
             return None
-        last_block = vit.layers[-1].modules() if len(vit.layers) else ()
-        seen = any(has_user_hooks(module) for module in (vit, *last_block, vit.layernorm, vit.pooler))
-        return None if seen else read
+        return num_tokens_read(self.vit)
 
 
 @dataclass
