@@ -10,8 +10,8 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from . import modeling_plain_vit as modeling
-from .configuration_plain_vit import PlainViTConfig
 from .attention_plain_vit import FAST_ATTENTION, SDPA, PlainViTAttention
+from .configuration_plain_vit import PlainViTConfig
 from .errors import PreparedModelError
 from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer
 from .modeling_plain_vit import PlainViTLayer, PlainViTMLP, PlainViTPreTrainedModel

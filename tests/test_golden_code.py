@@ -33,7 +33,6 @@ from tests.test_golden import GOLDEN, REORDERED, VERSIONS
 from tests.tiny import difference
 
 TODAY = {path.name: path.read_bytes() for path in Path(plain_vit.__path__[0]).glob("*_plain_vit.py")}
-PROCESSOR = "image_processing_plain_vit.py"
 ROUNDED = 1e-6  # 0.1.0 brought levels to floats in another order than torchvision
 DATA = {"config.json", "model.safetensors", "preprocessor_config.json"}
 # A folder of each kind whose code differs most from the plain one.
@@ -235,6 +234,5 @@ def test_a_push_of_today_s_over_an_old_one_replaces_the_code_in_one_commit(
         randomize_(model).push_to_hub(repository)
     after = hub.files(repository)
     assert len(hub.repository(repository, "model").commits) == commits + 1
-    kept = {} if way == "push_folder" else {PROCESSOR: before[PROCESSOR]}  # a model alone brings no processor
-    assert {name: data for name, data in after.items() if name.endswith(".py")} == {**TODAY, **kept}
+    assert {name: data for name, data in after.items() if name.endswith(".py")} == TODAY
     assert json.loads(after["config.json"])["auto_map"] == AUTO_MAP

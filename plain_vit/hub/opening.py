@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from .. import configuration_plain_vit, image_processing_plain_vit, layers_plain_vit, modeling_plain_vit
 from ..configuration_plain_vit import PlainViTConfig
 from ..conversion import from_checkpoint
 from ..errors import CheckpointError
@@ -22,10 +21,7 @@ CONFIG, PROCESSOR, ADAPTER = (
     "preprocessor_config.json",
     ("adapter_config.json", "adapter_model.safetensors"),
 )
-OURS = {
-    Path(module.__file__ or "").name: Path(module.__file__ or "")
-    for module in (configuration_plain_vit, layers_plain_vit, modeling_plain_vit, image_processing_plain_vit)
-}
+OURS = {path.name: path for path in Path(__file__).parents[1].glob("*_plain_vit.py")}
 
 
 @dataclass
