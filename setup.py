@@ -57,6 +57,7 @@ EXTRAS = {
         "pytest>=9.0",
         "pytest-xdist>=3.8",
         "hypothesis>=6.140",
+        "markdown-it-py>=4.0",
         "build>=1.3",
         "packaging>=25.0",
         "setuptools>=80",

@@ -20,6 +20,7 @@ ROOM_OF_FILE = {
     **{f"{name}_plain_vit": "model" for name in ("configuration", "layers", "heads", "attention", "modeling")},
     "image_processing_plain_vit": "image processor",
     "model_card": "hub",
+    "markdown": "hub",
 }
 # Where a room is drawn, from left to right; others share their row out.
 COLUMNS = {

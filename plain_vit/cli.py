@@ -81,7 +81,7 @@ def convert(options: argparse.Namespace) -> None:
             write_card(folder, facts_of_conversion(converted.report, out.name, options.revision))
             print(converted.report)
         if options.out is not None:
-            print(f"written: {out}")
+            print(printable(f"written: {out}"))
         if options.push is not None:
             print(push_folder(out, options.push, private=options.private))
 

@@ -3,8 +3,11 @@
 Nothing is invented: what nobody said is left out. A page that a person has edited is never overwritten.
 """
 
+import copy
 import json
 import re
+import urllib.parse
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -26,12 +29,17 @@ from .conversion.report import Report
 from .errors import CheckpointError
 from .files.marks import MARK, is_untouched, marked
 from .files.reading import read_checkpoint
+from .markdown import LONGEST, address, code, fenced, one_line, plain
 
 CARD = "README.md"
 PLACEHOLDER = "your-name"  # the owner of a model that is not on the Hub yet; pushing puts the true one in its place
 RELATIONS = ("finetune", "adapter", "merge", "quantized")  # what the Hub can say of a base model
 RESIZE_WORDS = {None: "", "cover": " so that they cover it", "contain": " so that they fit into it"}
 SHOWN_LABELS = 30
+SHOWN_TWICE = 10  # names that several labels share
+LONGEST_CITATION, MOST_CITATIONS = 5000, 10
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")  # as the Hub spells one
+LICENSE_NAME = re.compile(r"[\w .,+()/:-]{1,100}")
 MAX_CARD = 1_000_000  # characters of a source's page that are read
 BIBTEX = re.compile(r"^```bibtex\r?\n(.*?)\r?\n```", re.MULTILINE | re.DOTALL)
 # Licences in timm's table of models that the Hub knows by the same name; others it calls "other".
@@ -54,11 +62,12 @@ class ModelFacts:
 
     Args:
         name: Title of the page; the name of the folder if not given.
-        origin: Where the weights come from, in Markdown sentences.
+        origin: Where the weights come from, in Markdown sentences; what others have named goes through `markdown`.
         differences: How far the model is from its source's own, stage by stage.
         license: Licence of the weights, not of the code, as the Hub spells it ("apache-2.0", "other").
         license_name: Name of a licence that the Hub does not know, beside license "other".
         license_link: Its address.
+        license_from: Who says so: "their source", for instance.
         base_model: Hub id of the model that this one was made from.
         base_model_relation: One of `RELATIONS`.
         datasets: Hub ids of the data sets that the weights were trained on.
@@ -81,6 +90,7 @@ class ModelFacts:
     license: str | None = None
     license_name: str | None = None
     license_link: str | None = None
+    license_from: str | None = None
     base_model: str | None = None
     base_model_relation: str | None = None
     datasets: Sequence[str] = ()
@@ -143,7 +153,7 @@ def card_text(folder: Path, facts: ModelFacts) -> str:
 
 
 def addressed(card: bytes, repo_id: str) -> bytes:
-    """Return an untouched page with the id of its repository where the placeholder stands; another one as it is."""
+    """Return an untouched page with the id of its repository in place of the placeholder; another one as it is."""
     if not is_untouched(card):
         return card
     text = MARK.sub("", card.decode())
@@ -162,15 +172,15 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
     on_hub = not source.exists()
     layout = f", layout {report.layout}" if report.layout else ""
     if on_hub:
-        at = f" at `{revision}`" if revision else ""
+        at = f" at {code(revision)}" if revision else ""
         place = f"[{report.source}](https://huggingface.co/{report.source}){at}"
         cached = huggingface_hub.try_to_load_from_cache(report.source, CARD, revision=revision)
         said = source_facts(Path(cached).parent) if isinstance(cached, str) else {}
     else:
-        place, said = f"`{source.resolve().name}`", source_facts(source)  # where it lay is a private path
+        place, said = code(source.resolve().name), source_facts(source)  # where it lay is a private path
     sentences = [f"Converted from {place}, a checkpoint of {report.format}{layout}."]
     if report.given_hints:
-        given = ", ".join(f"`{name} = {value!r}`" for name, value in report.given_hints.items())
+        given = ", ".join(code(f"{name} = {value!r}") for name, value in report.given_hints.items())
         sentences.append(f"What the checkpoint does not say was given by whoever converted it: {given}.")
     return ModelFacts(
         name=name,
@@ -178,6 +188,7 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
         differences=report.differences,
         base_model=report.source if on_hub else None,
         environment={package: version(package) for package in ("plain-vit", "torch", "transformers")},
+        license_from="their source",
         **said,
     )
 
@@ -199,13 +210,28 @@ def source_facts(folder: Path) -> dict[str, Any]:
         said = None
     facts: dict[str, Any] = {}
     if isinstance(said, dict):
-        names = ("license", "license_name", "license_link")
-        facts |= {name: said[name] for name in names if isinstance(said.get(name), str)}
+        facts |= _license_of_page(said)
         facts["datasets"] = [name for name in _listed(said.get("datasets")) if _is_repo_id(name)]
     if "license" not in facts and (noted := _license_in_config(folder / "config.json")) is not None:
         facts |= {"license": noted} if noted in LICENSES_OF_TIMM else {"license": "other", "license_name": noted}
-    if citations := BIBTEX.findall(text):
-        facts["citations"] = citations
+    if citations := [entry for entry in BIBTEX.findall(text) if len(entry) <= LONGEST_CITATION]:
+        facts["citations"] = citations[:MOST_CITATIONS]
+    return facts
+
+
+def _license_of_page(said: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a page states of its licence, as far as it has the form of one."""
+    license = said.get("license")
+    if not isinstance(license, str) or not LICENSE.fullmatch(license.lower()):
+        return {}
+    facts = {"license": license.lower()}
+    name = said.get("license_name")
+    if isinstance(name, str) and LICENSE_NAME.fullmatch(name):
+        facts["license_name"] = name
+    elif license.lower() == "other":
+        facts["license_name"] = "unnamed"  # the Hub asks for one
+    if (link := address(said.get("license_link"))) is not None:
+        facts["license_link"] = link
     return facts
 
 
@@ -219,7 +245,7 @@ def _license_in_config(path: Path) -> str | None:
         return None
     tables = [settings, settings.get("pretrained_cfg")] if isinstance(settings, dict) else []
     noted = (table.get("license") for table in tables if isinstance(table, dict))
-    return next((name.lower() for name in noted if isinstance(name, str) and name), None)
+    return next((name.lower() for name in noted if isinstance(name, str) and LICENSE_NAME.fullmatch(name)), None)
 
 
 def _listed(value: object) -> list[str]:
@@ -243,55 +269,62 @@ def _card(folder: Path, facts: ModelFacts) -> str:
     settings = checkpoint.config or {}
     if settings.get("model_type") != PlainViTConfig.model_type:
         raise CheckpointError(f"{folder} holds no model of plain-vit: give a folder that `save_pretrained` wrote.")
-    config = PlainViTConfig.from_dict(settings)
-    name = facts.name or folder.resolve().name
+    try:
+        config = PlainViTConfig.from_dict(settings)
+        preprocessing = _preprocessing(checkpoint.preprocessor_config)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"{folder}: its settings describe no model: {error}") from error
+    name = one_line(facts.name or folder.resolve().name) or "model"
     repo_id = f"{PLACEHOLDER}/{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-') or 'model'}"
-    classifies = any("ImageClassification" in kind for kind in config.architectures or [])
+    classifies = any("ImageClassification" in str(kind) for kind in config.architectures or [])
     sections = [
         (None, _what_it_is(config, classifies, checkpoint.tensors.meta())),
         ("Where the weights come from", _origin(facts)),
         ("How to load it", _loading(repo_id, classifies, has_code=(folder / "modeling_plain_vit.py").exists())),
-        ("Preprocessing", _preprocessing(checkpoint.preprocessor_config)),
+        ("Preprocessing", preprocessing),
         ("Results", _results(facts)),
         ("Training", _table(facts.recipe, "setting")),
         ("Environment", _table(facts.environment, "part")),
         ("Limits", _limits(config, classifies, facts)),
         ("License", _license(facts)),
-        ("Citation", "\n\n".join(f"```bibtex\n{entry}\n```" for entry in _citations(facts))),
+        ("Citation", "\n\n".join(fenced(entry, "bibtex") for entry in _citations(facts))),
     ]
     body = "\n\n".join(f"## {title}\n\n{text}" if title else text for title, text in sections if text)
     head = _metadata(name, repo_id, classifies, facts).to_yaml()
-    return str(ModelCard(f"---\n{head}\n---\n\n# {name}\n\n{body}\n"))
+    return str(ModelCard(f"---\n{head}\n---\n\n# {plain(name)}\n\n{body}\n"))
 
 
 def _metadata(name: str, repo_id: str, classifies: bool, facts: ModelFacts) -> ModelCardData:
     task = "image-classification" if classifies else "image-feature-extraction"
+    results = [copy.copy(result) for result in facts.results]
+    for result in results:
+        vars(result).update({part: one_line(value) for part, value in vars(result).items() if isinstance(value, str)})
     known: dict[str, Any] = {
-        "license": facts.license,
-        "license_name": facts.license_name,
-        "license_link": facts.license_link,
+        "license": facts.license and one_line(facts.license),
+        "license_name": facts.license_name and one_line(facts.license_name),
+        "license_link": address(facts.license_link),
         "base_model": facts.base_model,
         "datasets": list(facts.datasets) or None,
-        "metrics": list(dict.fromkeys(result.metric_type for result in facts.results)) or None,
+        "metrics": list(dict.fromkeys(result.metric_type for result in results)) or None,
     }
     if facts.base_model_relation is not None:
         known["base_model_relation"] = facts.base_model_relation
     if facts.results:
-        known |= {"model_name": name, "eval_results": list(facts.results)}
+        known |= {"model_name": name, "eval_results": results}
     if facts.examples:
         known["widget"] = [
-            {"src": place if "://" in place else f"https://huggingface.co/{repo_id}/resolve/main/{place}",
-             "example_title": title}
+            {"src": address(place) or f"https://huggingface.co/{repo_id}/resolve/main/{urllib.parse.quote(place)}",
+             "example_title": one_line(title)}
             for title, place in facts.examples.items()
         ]  # fmt: skip
-    tags = dict.fromkeys(["vision", "vit", "plain-vit", *facts.tags])
+    tags = dict.fromkeys(["vision", "vit", "plain-vit", *map(one_line, facts.tags)])
     return ModelCardData(library_name="transformers", pipeline_tag=task, tags=list(tags), **known)
 
 
 def _what_it_is(config: PlainViTConfig, classifies: bool, tensors: Mapping[str, torch.Tensor]) -> str:
     count = sum(tensor.numel() for tensor in tensors.values())
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
-    labels = [label for _, label in sorted((config.id2label or {}).items())]
+    labels = [str(label) for _, label in sorted((config.id2label or {}).items())]
     image, patch = (" x ".join(map(str, shape)) for shape in (config.image_shape, config.patch_shape))
     sentences = [
         f"A Vision Transformer of {config.num_hidden_layers} layers of width {config.hidden_size} with "
@@ -300,7 +333,7 @@ def _what_it_is(config: PlainViTConfig, classifies: bool, tensors: Mapping[str, 
         f"{' and '.join(sorted(dtypes))}."
     ]
     if classifies and not all(label.startswith("LABEL_") for label in labels):
-        shown = ", ".join(labels[:SHOWN_LABELS])
+        shown = ", ".join(plain(label) for label in labels[:SHOWN_LABELS])
         rest = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
         sentences.append(f"It tells {len(labels)} labels apart: {shown}{rest}.")
     elif classifies:
@@ -376,7 +409,7 @@ def _results(facts: ModelFacts) -> str:
             metric = result.metric_name or result.metric_type
             lines.append(_row(result.dataset_name, result.dataset_split or "", metric, value))
         parts.append("\n".join(lines))
-    parts += [f"![{caption}]({path})" for caption, path in facts.curves.items()]
+    parts += [f"![{plain(caption)}]({urllib.parse.quote(path)})" for caption, path in facts.curves.items()]
     return "\n\n".join(parts)
 
 
@@ -387,6 +420,11 @@ def _limits(config: PlainViTConfig, classifies: bool, facts: ModelFacts) -> str:
             f"Every image gets one of the {config.num_labels} labels, also an image of something else, and nothing is "
             "known of how far the scores can be trusted."
         )
+        names = Counter(str(label) for label in (config.id2label or {}).values())
+        if twice := [name for name, count in names.items() if count > 1]:
+            rest = f" and {len(twice) - SHOWN_TWICE} more" if len(twice) > SHOWN_TWICE else ""
+            listed = ", ".join(plain(name) for name in twice[:SHOWN_TWICE])
+            sentences.append(f"Several labels share a name, and only their numbers tell them apart: {listed}{rest}.")
     if not config.drop_partial_patches:
         height, width = config.patch_shape
         sentences.append(f"Images have a height that is a multiple of {height} pixels and a width of {width}.")
@@ -400,12 +438,16 @@ def _citations(facts: ModelFacts) -> list[str]:
 
 
 def _license(facts: ModelFacts) -> str:
-    code = "The code in this repository (`*.py`) is under the Apache License 2.0."
+    code_license = "The code in this repository (`*.py`) is under the Apache License 2.0."
     if facts.license is None:
-        return f"{code} The licence of the weights was not stated."
-    name = facts.license_name or facts.license
-    link = f" ([text]({facts.license_link}))" if facts.license_link else ""
-    return f"The weights are under `{name}`{link}, as their source says. {code}"
+        return (
+            "> **No licence of the weights is stated.** Without one nobody else may use them: ask their owner, or "
+            f"state it as `license` at the top of this page.\n\n{code_license}"
+        )
+    link = address(facts.license_link)
+    said = f", as {facts.license_from} says" if facts.license_from else ""
+    text = f" ([text]({link}))" if link else ""
+    return f"The weights are under {code(facts.license_name or facts.license)}{text}{said}. {code_license}"
 
 
 def _table(rows: Mapping[str, object], what: str) -> str:
@@ -413,10 +455,10 @@ def _table(rows: Mapping[str, object], what: str) -> str:
 
 
 def _row(*cells: object) -> str:
-    return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(plain(cell, 2 * LONGEST) for cell in cells) + " |"
 
 
 def _extent(size: Mapping[str, int]) -> str:
     if "height" in size:
-        return f"{size['height']} x {size['width']} pixels"
-    return " and ".join(f"{value} pixels along the {name.replace('_', ' ')}" for name, value in size.items())
+        return f"{size['height']:d} x {size['width']:d} pixels"
+    return " and ".join(f"{value:d} pixels along the {plain(name.replace('_', ' '))}" for name, value in size.items())

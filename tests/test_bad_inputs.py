@@ -261,6 +261,12 @@ HUB = {
         "CheckpointError, MappingError", "test_hub.py::test_a_folder_that_does_not_open_is_not_pushed"),
     "a first push that is refused for good": (
         "HubError, no repository is left", "test_hub.py::test_a_refused_first_push_leaves_no_repository"),
+    "labels, names and a source's page that write Markdown, HTML or YAML": (
+        "they stay text", "test_model_card.py::test_what_others_have_named_stays_text"),
+    "settings of the image processor that are odd": (
+        "CheckpointError", "test_model_card.py::test_odd_settings_of_the_image_processor_get_an_error_of_our_own"),
+    "names that are no UTF-8": (
+        "printed with escapes", "test_model_card.py::test_names_that_are_no_utf_8_convert_and_push"),
     "a revision that is none": ("HubError", "test_hub.py::test_a_revision_that_cannot_be_is_named"),
     "private, into a public repository": (
         "HubError", "test_hub.py::test_private_is_never_pushed_into_a_public_repository"),

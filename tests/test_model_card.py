@@ -2,6 +2,8 @@
 
 import ast
 import json
+import os
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,10 @@ from typing import Any
 import huggingface_hub
 import pytest
 import timm
+import yaml
 from huggingface_hub import EvalResult, ModelCard
 from huggingface_hub.errors import HFValidationError
+from markdown_it import MarkdownIt
 from PIL import Image
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
@@ -18,6 +22,7 @@ from plain_vit.cli import main
 from plain_vit.conversion.parity import StageDifference
 from plain_vit.errors import CheckpointError
 from plain_vit.files.marks import is_untouched
+from plain_vit.markdown import code, one_line, plain
 from plain_vit.model_card import ModelFacts, addressed, source_facts, write_card
 from tests.hub_endpoint import HubEndpoint, metadata_faults
 from tests.tiny import tiny_config
@@ -131,7 +136,7 @@ def test_what_is_not_known_is_left_out(folder: Path) -> None:
     card = card_of(folder)
     for title in ("Where the weights come from", "Results", "Training", "Environment"):
         assert title not in card
-    assert "The licence of the weights was not stated." in card
+    assert "> **No licence of the weights is stated.**" in card
     assert "None" not in card
 
 
@@ -208,7 +213,7 @@ def test_the_license_of_a_source_is_taken_over_from_its_page(folder: Path) -> No
         ),
         (
             "---\nlicense: other\nlicense_name: fair\nlicense_link: LICENSE\n---\n",
-            {"license": "other", "license_name": "fair", "license_link": "LICENSE", "datasets": []},
+            {"license": "other", "license_name": "fair", "datasets": []},
         ),
         ("---\nlicense: [mit]\n---\n", {"datasets": []}),
         ("---\n{ no yaml\n---\n", {}),
@@ -257,3 +262,186 @@ def test_license_and_citations_of_a_folder_of_timm_stand_on_the_page_of_the_conv
     again = (tmp_path / "again" / "README.md").read_text()
     assert "\nlicense: cc-by-nc-4.0\n" in again
     assert again.count("@misc{rw2019timm") == again.count("@inproceedings{dosovitskiy2021image") == 1
+
+
+# ---- what others have written ----
+
+HOSTILE = (
+    "cat\n\n## License\n\nThe weights are under mit", "<img src=x onerror=alert(1)>", "<script>alert(1)</script>",
+    "![](https://evil.example/track.png)", "[text](javascript:alert(1))", "[text](https://evil.example)",
+    "https://evil.example/x", "www.evil.example", "<https://evil.example>", "bob@evil.example", "`code`", "``` \n# x",
+    "| a | b |", "a | b\n|---|---|", "$$x$$", "\x1b[31mred\x1b]0;title\x07", "\u202egnp.exe", "\ud800", "x" * 5000,
+    "# heading", "- item", "1. item", "> quote", "---", "***", "&lt;b&gt;", "&#60;b&#62;", "\\", "\\`", "a_b_c", "_x_",
+    "*x*", "~~x~~", "[^1]: note", "[x]: https://evil.example", "line\r# x", "line\u2028# x", "line\x0b# x", "\u0000",
+    "---\nlicense: mit\n---", "\n---\n", "{{ x }}", "<!-- ", "-->", "::: x", "@octocat", "tab\tx", "</code>", "  ",
+    "é花", "license: mit #", "`\n\n# x",
+)  # fmt: skip
+TITLES = {
+    "Where the weights come from", "How to load it", "Preprocessing", "Results", "Training", "Environment", "Limits",
+    "License", "Citation",
+}  # fmt: skip
+KEYS = {
+    "library_name", "pipeline_tag", "tags", "license", "license_name", "license_link", "base_model", "datasets",
+    "metrics", "model-index", "widget", "base_model_relation",
+}  # fmt: skip
+ADDRESSES = ("https://example.org/", "https://huggingface.co/", "curves.png", "https://licenses.example/")
+
+
+def check_page(card: str, title: str) -> None:
+    """Hold a page to what only plain-vit writes into one, as a reader of Markdown sees it."""
+    assert all(char.isprintable() or char == "\n" for char in card)
+    assert len(card) < 60_000
+    head, _, body = card.removeprefix("---\n").partition("\n---\n")
+    assert set(yaml.safe_load(head)) <= KEYS
+    assert is_untouched(card.encode())
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(body)
+    headings = [tokens[i + 1] for i, token in enumerate(tokens) if token.type == "heading_open"]
+    names = ["".join(child.content for child in token.children) for token in headings]
+    assert names[0] == title
+    assert set(names[1:]) <= TITLES
+    assert len(names) == len(set(names))
+    assert [token.content.startswith("<!-- written by") for token in tokens if token.type == "html_block"] == [True]
+    assert {token.info for token in tokens if token.type == "fence"} <= {"python", "bibtex"}
+    lists = [token for token in tokens if token.type in ("bullet_list_open", "ordered_list_open", "hr", "code_block")]
+    assert len(lists) == 1
+    for child in (child for token in tokens for child in token.children or []):
+        assert child.type != "html_inline"
+        for place in (child.attrs.get("href"), child.attrs.get("src")):
+            assert place is None or str(place).startswith(ADDRESSES), place
+    for token in tokens:  # what GitHub and the Hub turn into links by themselves, outside of code
+        if token.type == "inline":
+            text = token.content
+            for child in token.children or []:
+                if child.type == "code_inline":
+                    text = text.replace(child.content, "", 1)
+            assert not re.search(r"(https?://|www\.)evil|(?<!\\)@", text), text
+
+
+def draw_page(folder: Path, draw: random.Random) -> None:
+    """Write a page in which everything that others name is hostile, and hold it to `check_page`."""
+
+    def hostile() -> str:
+        return " ".join(draw.choices(HOSTILE, k=draw.choice((1, 1, 2, 3))))
+
+    config = json.loads((folder / "config.json").read_text())
+    # a config with half a character is refused before
+    config["id2label"] = {str(number): hostile().replace("\ud800", "?") for number in LABELS}
+    config["label2id"] = {}
+    (folder / "config.json").write_text(json.dumps(config))
+    name = hostile()
+    facts = ModelFacts(
+        name=name,
+        origin=f"Converted from {code(hostile())}, and {plain(hostile())}.",
+        license=draw.choice([None, hostile()]),
+        license_name=hostile(),
+        license_link=draw.choice(
+            ["[x](https://evil.example)", "javascript:alert(1)", "https://licenses.example/x", "http://a b"]
+        ),
+        results=[EvalResult("image-classification", hostile(), hostile(), "accuracy", 0.5, dataset_split=hostile())],
+        curves={hostile(): "curves.png"},
+        recipe={hostile(): hostile()},
+        environment={hostile(): hostile()},
+        citations=[hostile(), "@misc{x}\n```\n# x\n````"],
+        examples={hostile(): "curves.png"},
+        tags=[hostile()],
+    )
+    write_card(folder, facts)
+    title = MarkdownIt().parse(f"# {plain(one_line(name) or 'model')}")[1].children
+    check_page(card_of(folder), "".join(child.content for child in title))
+    (folder / "README.md").unlink()
+
+
+def test_what_others_have_named_stays_text(folder: Path) -> None:
+    for seed in range(40):
+        draw_page(folder, random.Random(seed))
+
+
+@pytest.mark.slow
+def test_what_others_have_named_stays_text_in_a_thousand_draws(folder: Path) -> None:
+    for seed in range(40, 1040):
+        draw_page(folder, random.Random(seed))
+
+
+def test_each_hostile_text_is_shown_as_it_is_and_no_longer_than_a_name() -> None:
+    for text in HOSTILE:
+        table = f"| {plain(text)} |\n|---|\n| {plain(text)} |"
+        for written in (f"x {plain(text)}", table, f"x {code(text)}"):
+            tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(written)
+            inline = [child for token in tokens for child in token.children or []]
+            assert {child.type for child in inline} <= {"text", "code_inline", "text_special"}
+        shown = "".join(child.content for child in MarkdownIt().parse(f"x {plain(text)}")[1].children)
+        assert shown.strip() == f"x {one_line(text)}".strip()
+        assert len(one_line(text)) <= 100
+        assert one_line(one_line(text)) == one_line(text)
+
+
+def test_a_source_s_page_gives_a_license_only_in_the_form_of_one(tmp_path: Path) -> None:
+    def said(page: object) -> dict[str, Any]:
+        (tmp_path / "README.md").write_text(f"---\n{yaml.safe_dump(page)}---\n")
+        return {key: value for key, value in source_facts(tmp_path).items() if key.startswith("license")}
+
+    assert said({"license": "apache-2.0\n\n## Hacked"}) == {}
+    assert said({"license": "mit", "license_link": "javascript:alert(1)"}) == {"license": "mit"}
+    assert said({"license": "MIT", "license_link": "https://example.org/x"}) == {
+        "license": "mit", "license_link": "https://example.org/x",
+    }  # fmt: skip
+    assert said({"license": "other", "license_name": "x\n# y"}) == {"license": "other", "license_name": "unnamed"}
+    for link in (
+        "http://a b",
+        "https://",
+        "ftp://example.org",
+        "https://bob:pw@example.org",
+        "https://x/)[",
+        3,
+        "LICENSE",
+    ):
+        assert said({"license": "mit", "license_link": link}) == {"license": "mit"}
+
+
+def test_the_page_says_who_states_the_license(folder: Path) -> None:
+    write_card(folder, ModelFacts(license="mit"))
+    assert "under `mit`. The code" in card_of(folder)
+    write_card(folder, ModelFacts(license="mit", license_from="whoever trained them"))
+    assert "under `mit`, as whoever trained them says. The code" in card_of(folder)
+
+
+def test_labels_that_share_a_name_are_named(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = {
+        str(number): name for number, name in enumerate(["crane", "bee", "crane", "dog", "eel", "fox", "gnu"])
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    write_card(folder, ModelFacts())
+    assert "Several labels share a name, and only their numbers tell them apart: crane." in card_of(folder)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"size": 3}, {"size": {"height": "x", "width": 3}}, {"resample": 99}, {"image_mean": "x"}, {"image_mean": None},
+        {"resize_mode": "x"}, {"size": {"height": 24}}, {"crop_size": 7, "do_center_crop": True}, {"size": [1, 2]},
+    ],
+)  # fmt: skip
+def test_odd_settings_of_the_image_processor_get_an_error_of_our_own(folder: Path, settings: dict[str, Any]) -> None:
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    with pytest.raises(CheckpointError, match="describe no model"):
+        write_card(folder, ModelFacts())
+
+
+def test_names_that_are_no_utf_8_convert_and_push(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=24, num_heads=3, depth=1, num_classes=2)
+    source = tmp_path / os.fsdecode(b"so\xffurce")
+    timm.models.save_for_hf(model, source, safe_serialization=True)
+    labels = tmp_path / "labels.json"
+    labels.write_text('["\\u202eant", "bee\\u001b[31m"]')
+    out = tmp_path / os.fsdecode(b"ou\xfft")
+    assert main(["convert", str(source), str(out), "--no-verify", "--labels", str(labels)]) == 0
+    assert capsys.readouterr().out.replace("\n", "").isprintable()
+    card = card_of(out)
+    assert "udcff" in card
+    assert "u202eant" in card
+    assert main(["push", str(out), "alice/model", "--dry-run"]) == 0
+    (out / os.fsdecode(b"no\xfftes.txt")).write_text("x")
+    assert main(["push", str(out), "alice/model", "--dry-run"]) == 0
+    assert "left out no\\udcfftes.txt" in capsys.readouterr().out

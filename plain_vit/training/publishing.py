@@ -9,6 +9,7 @@ from huggingface_hub import EvalResult
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.errors import HubError
 from plain_vit.hub import Push, push_folder
+from plain_vit.markdown import code, plain
 from plain_vit.model_card import ModelFacts, source_facts, write_card
 from plain_vit.training.benchmarks import BENCHMARKS
 from plain_vit.training.data import EMBEDDED
@@ -45,17 +46,20 @@ def training_facts(
     """
     known = {} if from_scratch else source_facts(Path(source))
     if license is not None:
-        known = {name: value for name, value in known.items() if not name.startswith("license")} | {"license": license}
+        known = {name: value for name, value in known.items() if not name.startswith("license")}
+        known |= {"license": license, "license_from": "whoever trained them"}
+    elif "license" in known:
+        known["license_from"] = "their source"
     is_hub_model = not (from_scratch or Path(source).exists() or PRESET_NAME.fullmatch(source))
     if dataset in BENCHMARKS and not Path(dataset).is_dir():
         dataset = BENCHMARKS[dataset].repository
     is_hub_data = not (dataset in EMBEDDED or Path(dataset).exists())
-    data = f"[{dataset}](https://huggingface.co/datasets/{dataset})" if is_hub_data else _name(dataset)
+    data = f"[{dataset}](https://huggingface.co/datasets/{dataset})" if is_hub_data else plain(_name(dataset))
     known["datasets"] = list(dict.fromkeys([*known.get("datasets", ()), *([dataset] if is_hub_data else ())]))
     if from_scratch:
         origin = f"Trained from scratch on {data} ({images})."
     else:
-        start = f"[{source}](https://huggingface.co/{source})" if is_hub_model else f"`{_name(source)}`"
+        start = f"[{source}](https://huggingface.co/{source})" if is_hub_model else code(_name(source))
         origin = f"Fine-tuned from {start} on {data} ({images})."
     if is_hub_model:
         known |= {"base_model": source, "base_model_relation": "finetune"}
@@ -73,7 +77,7 @@ def training_facts(
         curves={caption: path for caption, path in PICTURES.items() if (run / path).exists()},
         recipe=recipe,
         environment=environment,
-        limits=[f"It was evaluated on the {split_name} split of {_name(dataset)} alone."],
+        limits=[f"It was evaluated on the {split_name} split of {plain(_name(dataset))} alone."],
         **known,
     )  # fmt: skip
 
