@@ -75,7 +75,7 @@ def test_a_visitor_classifies_an_image_sees_attention_and_compares_two_checkpoin
         page.screenshot(path=str(tmp_path / "space.png"))
 
         before = pictures.nth(0).get_attribute("src")
-        page.get_by_label("number input for Attention in layer").fill("6")
+        page.get_by_label("number input for Attention in layer").fill("5")
         page.get_by_role("button", name="Look").click()
         for _ in range(300):
             if pictures.nth(0).get_attribute("src") != before:

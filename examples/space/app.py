@@ -41,6 +41,7 @@ SHIPPED_HINTS: dict[str, Any] = {
 }  # which the file does not say
 NOTHING = "nothing"
 TOP = 5
+ROLLOUT = -1  # of the slider: all layers together
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,10 @@ class Shown:
         (probabilities,) = predict(self.model, pixels)
         names: Any = self.model.config.id2label
         likely = {names[int(i)]: float(probabilities[i]) for i in np.argsort(-probabilities)[:TOP]}
-        if layer == 0:
+        if layer == ROLLOUT:
             maps, meaning = attention_rollout(self.model, pixels), "rollout through all layers"
         else:
-            heads = attention_maps(self.model, pixels, layers=layer - 1)  # B, 1, heads, h, w
+            heads = attention_maps(self.model, pixels, layers=layer)  # B, 1, heads, h, w
             maps, meaning = heads[:, 0].mean(axis=1), f"attention in layer {layer}"
         return likely, plot_maps_over_images(displayable(pixels, self.image_processor), maps, meaning=meaning)
 
@@ -118,7 +119,9 @@ def build(models: dict[str, Shown]) -> gr.Blocks:
             with gr.Column():
                 first = gr.Dropdown(names, value=names[0], label="Model")
                 second = gr.Dropdown([NOTHING, *names], value=names[-1] if names[1:] else NOTHING, label="Compare with")
-                layer = gr.Slider(0, depth, value=0, step=1, label="Attention in layer (0: rollout through all)")
+                layer = gr.Slider(
+                    ROLLOUT, depth - 1, value=ROLLOUT, step=1, label="Attention in layer (-1: rollout through all)"
+                )
                 button = gr.Button("Look", variant="primary")
         with gr.Row():
             outputs: list[Any] = []
