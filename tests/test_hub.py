@@ -119,6 +119,9 @@ for revision in revisions:
     AutoModel.from_pretrained(repo_id, **options)
     AutoImageProcessor.from_pretrained(repo_id, **options)
     torch.save(model(torch.load(pixels)).logits, revision + ".pt")
+    if revision == "sharded":
+        model.push_to_hub("alice/copy")
+        AutoImageProcessor.from_pretrained(repo_id, **options).push_to_hub("alice/copy")
 """
 
 
@@ -131,7 +134,7 @@ def test_without_the_package_it_opens_from_an_empty_cache_at_a_revision_sharded_
     push_folder(save(tmp_path / "second", seed=2), REPO, private=True)
     torch.save(pixels(), tmp_path / "pixels.pt")
 
-    def run(*revisions: str, offline: bool = False) -> None:
+    def run(*revisions: str, offline: bool = False) -> str:
         environment = hub.environment(tmp_path / "other cache", offline=offline)
         environment.pop("PYTHONPATH", None)
         process = subprocess.run(
@@ -139,8 +142,11 @@ def test_without_the_package_it_opens_from_an_empty_cache_at_a_revision_sharded_
             capture_output=True, text=True,
         )  # fmt: skip
         assert process.returncode == 0, process.stderr
+        return process.stderr
 
-    run("sharded", "main")
+    said = run("sharded", "main")
+    assert said.count("plain-vit is not installed: the files are sent without being searched for secrets") == 2
+    assert set(hub.files("alice/copy")) == WHOLE
     for revision, seed in (("sharded", 1), ("main", 2)):
         assert torch.equal(torch.load(tmp_path / f"{revision}.pt"), logits(build(seed)))
     hub.close()
@@ -357,7 +363,7 @@ def test_an_unchanged_push_sends_nothing_and_says_so(hub: HubEndpoint, folder: P
     commits = len(hub.repository(REPO, "model").commits)
     again = push_folder(folder, REPO)
     assert (dict(again.sent), set(again.unchanged)) == ({}, WHOLE)
-    assert str(again).startswith(f"nothing to send: {REPO} has all 8 files as they are")
+    assert str(again).startswith(f"nothing to send: {REPO} has all {len(WHOLE)} files as they are")
     assert len(hub.repository(REPO, "model").commits) == commits
     third = push_folder(save(folder, seed=2), REPO)
     assert set(third.sent) == {"model.safetensors"}

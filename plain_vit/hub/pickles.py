@@ -56,7 +56,7 @@ def is_pickle(data: bytes) -> bool:
         return True
     data = data[:LONGEST].rstrip()
     stack: list[object] = []
-    steps, calls = 0, False
+    steps, names, calls = 0, False, False
     try:
         for opcode, argument, position in pickletools.genops(BytesIO(data)):
             if opcode.name in ("GLOBAL", "INST") and not NAMES.fullmatch(str(argument)):
@@ -64,7 +64,8 @@ def is_pickle(data: bytes) -> bool:
             if not _takes_from(stack, opcode):
                 return False
             steps += 1
-            calls |= opcode.name in CALLS
+            names |= opcode.name in ("GLOBAL", "STACK_GLOBAL", "INST")
+            calls |= names and opcode.name in CALLS
             if opcode.name == "STOP":
                 return position == len(data) - 1 or steps >= FEW_STEPS
             if steps == MANY_STEPS:
@@ -84,7 +85,7 @@ def _takes_from(stack: list[object], opcode: Any) -> bool:
         while stack.pop() is not mark:
             pass
         before = before[: before.index(mark)]
-    if len(before) > len(stack):
+    if len(before) > len(stack) or (before and mark in stack[-len(before) :]):
         return False
     if before:
         del stack[-len(before) :]

@@ -104,7 +104,7 @@ WITHOUT_DIGITS = {"Private Key", "Basic Auth Credentials"}
 
 ENCODED = re.compile(r"[A-Za-z0-9+/_-]{16,}={0,2}")
 HEXADECIMAL = re.compile(r"(?:[0-9a-fA-F]{2}[ :]?){12,}")
-ESCAPED = re.compile(r"\\u\{?([0-9a-fA-F]{4,6})\}?|\\U([0-9a-fA-F]{8})|\\x([0-9a-fA-F]{2})|\\([\"'/nrt])")
+ESCAPED = re.compile(r"\\u\{?([0-9a-fA-F]{4,6})\}?|\\U([0-9a-fA-F]{8})|\\x([0-9a-fA-F]{2})|\\([\"'/nrt\\])")
 INVISIBLE = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]")  # fmt: skip  # noqa: E501
 
 
