@@ -149,7 +149,8 @@ def card_text(folder: Path, facts: ModelFacts) -> str:
     for name in (*facts.curves.values(), *(place for place in facts.examples.values() if "://" not in place)):
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name} is not there: give pictures by their paths in the folder.")
-    return marked(_card(folder, facts))
+    text = _card(folder, facts).encode("utf-8", "backslashreplace").decode()  # a name of a file may be no UTF-8
+    return marked(text)
 
 
 def addressed(card: bytes, repo_id: str) -> bytes:

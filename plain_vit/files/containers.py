@@ -36,6 +36,7 @@ MAX_JSON_PARTS = 500_000  # of a safetensors header, a tensor takes some ten
 MAX_PICKLE_OPCODES = 2_000_000
 CHUNK_BYTES = 16 * 2**20
 HUGE_PAGE = 2 * 2**20
+UTF8_NAME = 0x800  # the flag of a member of a zip archive whose name is UTF-8, not of the first PCs
 
 # A compressed .npz may hold zeros (the heads of the ImageNet-21k originals are), which shrink a thousandfold.
 UNPACKED_PER_PACKED_BYTE = 20
@@ -474,7 +475,7 @@ def open_npz(path: Path) -> LazyTensors:
         where = f"{path}: array {name!r}"
         if name == member or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise CheckpointError(f"{path}: {member!r} is not an array as numpy.savez writes them.")
-        with _opened_member(file, member, where) as stream:
+        with _opened_member(file, info, where) as stream:
             shape, fortran, dtype = _npy_header(stream, where)
             header_bytes = stream.tell()
         if dtype.hasobject:
@@ -488,20 +489,20 @@ def open_npz(path: Path) -> LazyTensors:
                 f"{where} of shape {shape} and dtype {dtype} does not fill its {info.file_size - header_bytes} bytes: "
                 "the file is damaged."
             )
-        read = partial(_read_npy, file, member, header_bytes, shape, fortran, dtype)
+        read = partial(_read_npy, file, info, where, header_bytes, shape, fortran, dtype)
         entries[name] = LazyTensor(shape, _torch_dtype(dtype, where), read)
     return LazyTensors(entries)
 
 
 @contextmanager
-def _opened_member(file: _File, member: str, where: str) -> Iterator[IO[bytes]]:
-    """Open an archive's member; the faults that show while it is read are named as well."""
+def _opened_member(file: _File, info: zipfile.ZipInfo, where: str) -> Iterator[IO[bytes]]:
+    """Open an archive's member without listing the archive again; faults that show while it is read are named too."""
     try:
-        with file.open() as opened, zipfile.ZipFile(opened) as archive:
-            info = archive.getinfo(member)
-            if info.CRC == 0:  # torch writes this where it was set not to compute any; None is not compared
+        with file.open() as opened:
+            opened.seek(_data_start(opened, info, file.path))
+            if info.CRC == 0:  # torch writes this where it was told not to compute any; None is not compared
                 info.CRC = None  # type: ignore[assignment]
-            with archive.open(info) as stream:
+            with zipfile.ZipExtFile(opened, "r", info) as stream:  # type: ignore[arg-type]
                 yield stream
     except CheckpointError:
         raise
@@ -535,9 +536,15 @@ def _torch_dtype(dtype: np.dtype, where: str) -> torch.dtype:
 
 
 def _read_npy(
-    file: _File, member: str, header_bytes: int, shape: tuple[int, ...], fortran: bool, dtype: np.dtype
+    file: _File,
+    info: zipfile.ZipInfo,
+    where: str,
+    header_bytes: int,
+    shape: tuple[int, ...],
+    fortran: bool,
+    dtype: np.dtype,
 ) -> torch.Tensor:
-    with _opened_member(file, member, f"{file.path}: array {member!r}") as stream:
+    with _opened_member(file, info, where) as stream:
         stream.read(header_bytes)
         flat = _read_into(stream, math.prod(shape) * dtype.itemsize, file.path).numpy()
         stream.read(1)  # at its end zipfile compares the checksum
@@ -608,10 +615,10 @@ class TorchFile:
             raise UnsafeFileError(f"{path}: a pickle of {members[pickles[0]].file_size} bytes: save the tensors alone.")
 
         root = pickles[0].removesuffix("data.pkl")
-        with _opened_member(self._file, pickles[0], f"{path}: the pickle") as stream:
+        with _opened_member(self._file, members[pickles[0]], f"{path}: the pickle") as stream:
             keys, _ = _check_pickle(io.BytesIO(stream.read()), path)
         if f"{root}byteorder" in members:
-            with _opened_member(self._file, f"{root}byteorder", f"{path}: the byte order") as stream:
+            with _opened_member(self._file, members[f"{root}byteorder"], f"{path}: the byte order") as stream:
                 if (byte_order := stream.read(16)) != b"little":
                     raise CheckpointError(
                         f"{path} has the byte order {byte_order!r}: save it on a little-endian machine."
@@ -706,9 +713,10 @@ class TorchFile:
 def _data_start(file: IO[bytes], info: zipfile.ZipInfo, path: Path) -> int:
     """Return where a member's bytes begin, by its own header, which has to agree with the directory."""
     file.seek(info.header_offset)
-    header = file.read(30)
+    header = file.read(30).ljust(30, b"\0")
     name_length, extra_length = struct.unpack("<HH", header[26:])
-    if header[:4] != b"PK\x03\x04" or file.read(name_length) != info.filename.encode():
+    name = info.orig_filename.encode("utf-8" if info.flag_bits & UTF8_NAME else "cp437")
+    if header[:4] != b"PK\x03\x04" or file.read(name_length) != name:
         raise CheckpointError(f"{path}: the header of {info.filename!r} is damaged: download or copy it again.")
     return info.header_offset + 30 + name_length + extra_length
 

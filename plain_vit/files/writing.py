@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import OutputError, OutputExistsError, in_bytes, listed
+from ..errors import OutputError, OutputExistsError, in_bytes, listed, printable
 from .containers import CHUNK_BYTES, SAFETENSORS_DTYPES, LazyTensors
 from .marks import is_untouched
 
@@ -465,7 +465,11 @@ def save_state_dict(
             file = stack.enter_context(_fresh_file(file_path))
             places.update(_write_header(file, {name: like[name] for name in names}, metadata or {}))
         bar = tqdm(
-            total=sum(sizes.values()), unit="B", unit_scale=True, desc=f"Writing {path.name}", disable=not progress
+            total=sum(sizes.values()),
+            unit="B",
+            unit_scale=True,
+            desc=f"Writing {printable(path.name)}",
+            disable=not progress,
         )
         stack.enter_context(bar)
         writer = stack.enter_context(ThreadPoolExecutor(1))
