@@ -48,6 +48,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def say(what: object) -> None:
+    """Print what a command found, in which there may be names of other people's files."""
+    print(printable(str(what)))
+
+
 def show_warning(message: Warning | str, *where: Any, **others: Any) -> None:
     """Print a warning without the line of code that gave it."""
     print(f"plain-vit: {printable(str(message))}", file=sys.stderr)
@@ -57,7 +62,7 @@ def inspect(options: argparse.Namespace) -> None:
     """Print what a checkpoint is."""
     from .conversion import from_checkpoint
 
-    print(from_checkpoint(options.source, **hints_of(options)).report)
+    say(from_checkpoint(options.source, **hints_of(options)).report)
 
 
 def convert(options: argparse.Namespace) -> None:
@@ -79,11 +84,11 @@ def convert(options: argparse.Namespace) -> None:
         with staged_folder(out, force=options.force, sources=sources) as folder:  # refuses one in use before any work
             converted = convert_checkpoint(options.source, folder, verify=not options.no_verify, **hints_of(options))
             write_card(folder, facts_of_conversion(converted.report, out.name, options.revision))
-            print(converted.report)
+            say(converted.report)
         if options.out is not None:
-            print(printable(f"written: {out}"))
+            say(f"written: {out}")
         if options.push is not None:
-            print(push_folder(out, options.push, private=options.private))
+            say(push_folder(out, options.push, private=options.private))
 
 
 def verify(options: argparse.Namespace) -> None:
@@ -105,7 +110,7 @@ def verify(options: argparse.Namespace) -> None:
     differences = compare_models(opened[0].model, opened[1].model, probe_images(configs[0]))
     print(f"{'stage':12} {'max |a - b|':>12} {'max |a|':>12} {'share':>12}")
     for stage in differences:
-        print(f"{stage.stage:12} {stage.difference:12.2e} {stage.scale:12.2e} {stage.relative:12.2e}")
+        say(f"{stage.stage:12} {stage.difference:12.2e} {stage.scale:12.2e} {stage.relative:12.2e}")
     tolerance = TOLERANCE if options.tolerance is None else options.tolerance
     if beyond := [stage for stage in differences if not stage.relative <= tolerance]:  # NaN is no number within it
         first, (a_dtype, b_dtype) = beyond[0], (each.model.dtype for each in opened)
@@ -114,11 +119,11 @@ def verify(options: argparse.Namespace) -> None:
             f"they differ: {first.stage} by {first.relative:.1e} of its largest value, and {tolerance:.0e} is allowed"
             f"{dtypes}; --tolerance allows more"
         )
-    print(f"equal: no stage differs by more than {tolerance:.0e} of its largest value")
+    say(f"equal: no stage differs by more than {tolerance:.0e} of its largest value")
     for name, each in zip(names, opened, strict=True):
         if each.report.unproven:
             lines = [f"  {inference}" for inference in each.report.unproven]
-            print(printable("\n".join([f"not proven by this, as no tensor of {name} shows it:", *lines])))
+            say("\n".join([f"not proven by this, as no tensor of {name} shows it:", *lines]))
 
 
 def export(options: argparse.Namespace) -> None:
@@ -136,7 +141,7 @@ def export(options: argparse.Namespace) -> None:
         sources=[options.source] if Path(options.source).exists() else [],
         drop=options.drop,
     )
-    print(written)
+    say(written)
 
 
 def push(options: argparse.Namespace) -> None:
@@ -144,7 +149,7 @@ def push(options: argparse.Namespace) -> None:
     from .hub import push_folder
 
     names = ("private", "revision", "dry_run", "include", "exclude", "message")
-    print(push_folder(options.folder, options.repo, **{name: getattr(options, name) for name in names}))
+    say(push_folder(options.folder, options.repo, **{name: getattr(options, name) for name in names}))
 
 
 def show(options: argparse.Namespace) -> None:
@@ -157,10 +162,8 @@ def show(options: argparse.Namespace) -> None:
     if options.compare is not None:
         second = from_checkpoint(options.compare)
         names, compare = (options.model, options.compare), (second.model, second.image_processor)
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: print(f"plain-vit: {printable(str(message))}", file=sys.stderr)
-        page = draw_sheet(options.images, first.model, first.image_processor, options.out, compare=compare, names=names)
-    print(f"written: {printable(str(page))}")
+    page = draw_sheet(options.images, first.model, first.image_processor, options.out, compare=compare, names=names)
+    say(f"written: {page}")
 
 
 def env(options: argparse.Namespace) -> None:
@@ -168,7 +171,7 @@ def env(options: argparse.Namespace) -> None:
     from .environment import describe_environment
 
     for name, value in describe_environment().items():
-        print(printable(f"{name + ':':18} {value}"))
+        say(f"{name + ':':18} {value}")
 
 
 def examples(options: argparse.Namespace) -> None:
@@ -181,7 +184,7 @@ def examples(options: argparse.Namespace) -> None:
     shipped = next(folder / "examples" for folder in (here, here.parent) if (folder / "examples").is_dir())
     with staged_folder(options.out, sources=[shipped]) as folder:
         shutil.copytree(shipped, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-    print(f"written: {options.out}")
+    say(f"written: {options.out}")
 
 
 def hints_of(options: argparse.Namespace) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import time
 import traceback
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,12 +145,12 @@ def raw_safetensors(tensors: dict[str, torch.Tensor]) -> bytes:
 
 NUMBERS = ["0", "1", "7", "63", "999", "1000", "1001", "10000", "99999999", "9" * 10, "9" * 30, "9" * 5000, "007", "-1",
            "²", "１２"]  # fmt: skip
-TEXTS = ["", " ", ".", "/", "..", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "a\nb", "\r\rfake", "\u202egnp.exe", "猫", "$x^2$", "{}",
-         "{0.__class__}", "%s%n", "\\", "'", '"', "\0", "<img src=x>", "a" * 300, "\u2028", "[", "(?P<a", "*", "__class__",
-         "auto_map", "no such word"]  # fmt: skip
+TEXTS = ["", " ", ".", "/", "..", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "a\nb", "\r\rfake", "\u202egnp.exe", "猫",
+         "$x^2$", "{}", "{0.__class__}", "%s%n", "\\", "'", '"', "\0", "<img src=x>", "a" * 300, "\u2028", "[", "(?P<a",
+         "*", "__class__", "auto_map", "no such word"]  # fmt: skip
 ODD: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 7, 1000, 10**6, 10**8, 10**9, 10**18, 10**400, -(10**9), 0.5, -0.0, 1e-400, 1e308, float("nan"),
-    float("inf"), float("-inf"), [], {}, [[]], [{}], {"a": {}}, [10**8] * 3, [1] * 2000, "x" * 100_000,
+    None, True, False, 0, 1, -1, 2, 7, 1000, 10**6, 10**8, 10**9, 10**18, 10**400, -(10**9), 0.5, -0.0, 1e-400, 1e308,
+    float("nan"), float("inf"), float("-inf"), [], {}, [[]], [{}], {"a": {}}, [10**8] * 3, [1] * 2000, "x" * 100_000,
 ]  # fmt: skip
 
 
@@ -342,7 +342,7 @@ def attack_card(rng: random.Random, bases: Path, place: Path) -> list[str]:
             *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)),
             "license: *a9",
         ]
-    said = "---\n" + "\n".join(lines) + "\n---\n# " + text(rng) * rng.choice([1, 1, 10_000])
+    said = "---\n" + "\n".join(lines) + "\n---\n# " + (text(rng) * rng.choice([1, 1, 10_000]))[:1_000_000]
     (source / "README.md").write_bytes(said.encode(errors="surrogatepass"))
     if rng.random() < 0.5:
         return ["push", str(source), "someone/model", "--dry-run"]
@@ -351,8 +351,8 @@ def attack_card(rng: random.Random, bases: Path, place: Path) -> list[str]:
 
 def attack_files(rng: random.Random, bases: Path, place: Path) -> list[str]:
     """Names of files and folders, for every option that takes one."""
-    raw = rng.choice([b"\xff\xfe", b"\x1b[31mred", b"a\nb", b"-dash", b" ", b"\xe7\x8c\xab", b"m" * 255, b"$(id)", b"'", b"~no", b"%s", b"\\",
-                      b"a" * 240 + b"\xff", b"*", b"m" * 300])  # fmt: skip
+    raw = rng.choice([b"\xff\xfe", b"\x1b[31mred", b"a\nb", b"-dash", b" ", b"\xe7\x8c\xab", b"m" * 255, b"$(id)",
+                      b"'", b"~no", b"%s", b"\\", b"a" * 240 + b"\xff", b"*", b"m" * 300])  # fmt: skip
     name = os.fsdecode(raw)
     path = place / name
     base = rng.choice([*FILES, *FOLDERS])
@@ -439,10 +439,10 @@ def attack_options(rng: random.Random, bases: Path, place: Path) -> list[str]:
     """Values of options."""
     base = rng.choice([*FILES, *FOLDERS])
     source = bases / FILES.get(base, base)
-    options = ["--num-attention-heads", "--head-dim", "--attention-scale", "--layer-norm-eps", "--hidden-act", "--pooling",
-               "--block-type", "--norm-type", "--mlp-type", "--position-embedding-type", "--image-size", "--patch-size",
-               "--num-channels", "--architecture", "--layout", "--key", "--image-mean", "--image-std", "--revision",
-               "--format", "--labels"]  # fmt: skip
+    options = ["--num-attention-heads", "--head-dim", "--attention-scale", "--layer-norm-eps", "--hidden-act",
+               "--pooling", "--block-type", "--norm-type", "--mlp-type", "--position-embedding-type", "--image-size",
+               "--patch-size", "--num-channels", "--architecture", "--layout", "--key", "--image-mean", "--image-std",
+               "--revision", "--format", "--labels"]  # fmt: skip
     hints = SAID.get(base, [])
     for _ in range(rng.choice([1, 1, 2, 4])):
         value = rng.choice(
@@ -450,6 +450,105 @@ def attack_options(rng: random.Random, bases: Path, place: Path) -> list[str]:
         )
         hints = [*hints, f"{rng.choice(options)}={value}".replace("\0", "")]
     return ["inspect", str(source), *hints]
+
+
+# ---- files of nearly 10 MB, made to cost as much as they can ----
+
+
+def archive_of(pickle: bytes, place: Path) -> list[str]:
+    """Save a pickle as torch.save does."""
+    with zipfile.ZipFile(place / "weights.pt", "w") as archive:
+        archive.writestr("weights/data.pkl", pickle)
+        archive.writestr("weights/version", b"3")
+    return ["inspect", str(place / "weights.pt")]
+
+
+def header_of(text_: bytes, place: Path, data: bytes = b"") -> list[str]:
+    (place / "weights.safetensors").write_bytes(struct.pack("<Q", len(text_)) + text_ + data)
+    return ["inspect", str(place / "weights.safetensors")]
+
+
+def config_of(place: Path, bases: Path, base: str = "ours", **fields: Any) -> list[str]:
+    source = Path(shutil.copytree(bases / base, place / "source"))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | fields))
+    return ["inspect", str(source)]
+
+
+def folder_of(place: Path, bases: Path, **files: bytes) -> list[str]:
+    source = Path(shutil.copytree(bases / "ours", place / "source"))
+    for name, content in files.items():
+        (source / name.replace("_json", ".json")).write_bytes(content)
+    return ["inspect", str(source)]
+
+
+def many_names(place: Path, count: int, pattern: str) -> list[str]:
+    entry = ':{"dtype":"U8","shape":[0],"data_offsets":[0,0]},'
+    text_ = "{" + "".join(f'"{pattern.format(index)}"{entry}' for index in range(count))
+    return header_of(text_.rstrip(",").encode() + b"}", place)
+
+
+def many_members(place: Path, count: int) -> list[str]:
+    stream = io.BytesIO()
+    np.save(stream, np.zeros((), np.uint8))
+    with zipfile.ZipFile(place / "weights.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for index in range(count):
+            archive.writestr(f"Transformer/encoderblock_{index}/a.npy", stream.getvalue())
+    return ["inspect", str(place / "weights.npz")]
+
+
+LABELS = {str(index): f"name {index}" for index in range(330_000)}
+BOMBS: dict[str, Callable[[Path, Path], list[str]]] = {
+    "pickle of empty dictionaries": lambda p, _: archive_of(b"\x80\x02(" + b"}" * 1_900_000 + b"t.", p),
+    "pickle of lists": lambda p, _: archive_of(b"\x80\x02(" + b"]" * 1_900_000 + b"t.", p),
+    "pickle of numbers": lambda p, _: archive_of(b"\x80\x02(" + b"J\0\0\1\1" * 1_900_000 + b"t.", p),
+    "pickle of texts": lambda p, _: archive_of(b"\x80\x02(" + b"X\2\0\0\0ab" * 1_300_000 + b"t.", p),
+    "pickle that remembers": lambda p, _: archive_of(
+        b"\x80\x02N" + b"".join(b"r" + struct.pack("<I", index) for index in range(1_800_000)) + b".", p),
+    "pickle of marks": lambda p, _: archive_of(b"\x80\x02" + b"(" * 1_900_000 + b".", p),
+    "pickle of tuples in tuples": lambda p, _: archive_of(b"\x80\x02)" + b"\x85" * 1_900_000 + b".", p),
+    "pickle that doubles": lambda p, _: archive_of(b"\x80\x02)" + b"2\x86" * 900_000 + b".", p),
+    "pickle of long numbers": lambda p, _: archive_of(
+        b"\x80\x02(" + b"\x8b" + struct.pack("<I", 9_000_000) + b"\x7f" * 9_000_000 + b"t.", p),
+    "pickle of tensors": lambda p, _: [
+        "inspect", str(save_torch({f"a.{index}.b": torch.ones(1) for index in range(14_000)}, p))],
+    "header of names": lambda p, _: many_names(p, 50_000, "blocks.{}.norm1.weight" + "x" * 100),
+    "header of one block": lambda p, _: many_names(p, 50_000, "blocks.0.norm1.weight{}"),
+    "header of branches": lambda p, _: many_names(p, 50_000, "transformer.layers.0.0.fns.{}.norm.weight"),
+    "header of short names": lambda p, _: many_names(p, 49_000, "{}"),
+    "header of numbers": lambda p, _: header_of(b'{"a":{"shape":[' + b"77777," * 490_000 + b"1]}}", p),
+    "header of keys": lambda p, _: header_of(
+        ("{" + ",".join(f'"{index}":1' for index in range(490_000)) + "}").encode(), p),
+    "header of texts": lambda p, _: header_of(b'{"a":[' + b'"ab",' * 490_000 + b"1]}", p),
+    "header of metadata": lambda p, _: header_of(b'{"__metadata__":{"a":"' + b"x" * 9_900_000 + b'"}}', p),
+    "a name of 9 MB": lambda p, _: many_names(p, 1, "x" * 9_000_000 + "{}"),
+    "a name of a million parts": lambda p, _: many_names(p, 1, "0." * 1_000_000 + "{}"),
+    "names of many parts": lambda p, _: many_names(p, 50, "a.0." * 40_000 + "{}"),
+    "a header of nine million digits": lambda p, _: header_of(b'{"a":' + b"9" * 9_000_000 + b"}", p),
+    "names of labels": lambda p, bases: config_of(p, bases, id2label=LABELS),
+    "names of labels in transformers' folder": lambda p, bases: config_of(p, bases, "transformers", id2label=LABELS),
+    "names of labels in timm's folder": lambda p, bases: config_of(p, bases, "timm", label_names=list(LABELS.values())),
+    "a number of labels": lambda p, bases: config_of(p, bases, num_labels=450_000, id2label=None, label2id=None),
+    "a number of labels in transformers' folder": lambda p, bases: config_of(
+        p, bases, "transformers", num_labels=900_000, id2label=None, label2id=None),
+    "a number of classes in timm's folder": lambda p, bases: config_of(p, bases, "timm", num_classes=900_000),
+    "a thousand layers": lambda p, bases: config_of(p, bases, num_hidden_layers=1000),
+    "a thousand layers in transformers' folder": lambda p, bases: config_of(
+        p, bases, "transformers", num_hidden_layers=1000),
+    "a million registers": lambda p, bases: config_of(p, bases, num_register_tokens=60_000),
+    "an image of 2**28 pixels": lambda p, bases: config_of(
+        p, bases, image_size=2**14, patch_size=1, position_embedding_type="sincos_2d",
+        position_embedding_on_prefix=False),
+    "configuration of lists": lambda p, bases: folder_of(p, bases, config_json=b"[" + b"[]," * 3_000_000 + b"1]"),
+    "configuration of foreign keys": lambda p, bases: config_of(
+        p, bases, **{f"key {index}": index for index in range(240_000)}),
+    "processor of foreign keys": lambda p, bases: folder_of(
+        p, bases, preprocessor_config_json=json.dumps({f"key {index}": index for index in range(240_000)}).encode()),
+    "index of tensors": lambda p, bases: folder_of(
+        p, bases, **{"model.safetensors.index_json": json.dumps(
+            {"weight_map": {f"a.{index}": f"model-{index}.safetensors" for index in range(49_000)}}).encode()}),
+    "npz of members": lambda p, _: many_members(p, 40_000),
+}  # fmt: skip
 
 
 ATTACKS: dict[str, Callable[[random.Random, Path, Path], list[str]]] = {
@@ -473,17 +572,17 @@ def bytes_of(words: list[str]) -> int:
     return total
 
 
-def carry_out(attack: str, seeds: list[int], bases: Path, place: Path) -> list[Outcome]:
+def carry_out(attack: str, seeds: Sequence[Any], bases: Path, place: Path) -> list[Outcome]:
     """Carry out attacks one after the other in this process, which may take 1.5 GB more than now."""
     resource.setrlimit(resource.RLIMIT_AS, (kilobytes("VmSize") * 1024 + 1_500_000_000,) * 2)
     signal.signal(signal.SIGALRM, stop_waiting)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)
     outcomes = []
     for seed in seeds:
-        here = place / f"{attack} {seed}"
+        here = place / "attack"
         here.mkdir()
         os.chdir(here)
-        words = ATTACKS[attack](random.Random(f"{attack} {seed}"), bases, here)
+        words = seed(here, bases) if callable(seed) else ATTACKS[attack](random.Random(f"{attack} {seed}"), bases, here)
         size, printed = bytes_of(words), io.StringIO()
         gc.collect()
         trim(0)
@@ -545,6 +644,14 @@ def assert_harmless(attack: str, draws: int, bases: Path, place: Path, first: in
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_generated_attack_ends_in_one_printable_message(attack: str, bases: Path, tmp_path: Path) -> None:
     assert_harmless(attack, 4, bases, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_file_of_ten_megabytes_costs_little_memory_and_time(bomb: str, bases: Path, tmp_path: Path) -> None:
+    (outcome,) = in_a_process(carry_out, bomb, [BOMBS[bomb]], bases, tmp_path)
+    assert not list(faults_of(outcome)), outcome
+    assert outcome.size < 10_000_000, "too large to say anything"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from ..errors import CheckpointError, UnsafeFileError
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_TENSORS = 50_000
 MAX_JSON_PARTS = 500_000  # of a safetensors header, a tensor takes some ten
-MAX_PICKLE_OPCODES = 2_000_000
+MAX_PICKLE_OPCODES = 1_000_000  # of a tensor some forty
 CHUNK_BYTES = 16 * 2**20
 HUGE_PAGE = 2 * 2**20
 UTF8_NAME = 0x800  # the flag of a member of a zip archive whose name is UTF-8, not of the first PCs
@@ -502,8 +502,8 @@ def _opened_member(file: _File, info: zipfile.ZipInfo, where: str) -> Iterator[I
             opened.seek(_data_start(opened, info, file.path))
             if info.CRC == 0:  # torch writes this where it was told not to compute any; None is not compared
                 info.CRC = None  # type: ignore[assignment]
-            with zipfile.ZipExtFile(opened, "r", info) as stream:  # type: ignore[arg-type]
-                yield stream
+            with zipfile.ZipExtFile(opened, "r", info) as stream:
+                yield cast(IO[bytes], stream)
     except CheckpointError:
         raise
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OSError, RuntimeError) as error:

@@ -66,7 +66,10 @@ COUNTS = re.compile(
     r"depths?|(.*_)?(layers|blocks|branches|classes|labels|heads|tokens|dim|size|features|width|channels)"
 )
 LAYER_COUNTS = re.compile(r"(stem_)?depths?|(num_|n_)?(hidden_)?(layers|blocks)|num_branches")
-MAX_COUNT, MAX_LAYERS = 1_000_000, 1000
+LABEL_COUNTS = re.compile(r"num_(classes|labels)")
+LABEL_TABLES = ("id2label", "label2id", "label_names", "labels", "label_descriptions")
+MAX_COUNT, MAX_LAYERS, MAX_FIELDS = 1_000_000, 1000, 10_000
+MAX_LABELS = 50_000  # of a model without a head, whose configuration may name those of another
 LAYER_NUMBER = re.compile(r"(?:^|[./_])(\d+)(?=[./]|$)")  # as in blocks.7.norm1 and encoder_layer_7/ln
 ATTENTION_CHOICES = ("_attn_implementation", "attn_implementation")
 
@@ -166,7 +169,7 @@ def read_checkpoint(
             raise CheckpointError(
                 f"{path} is on this machine and has no revision {revision!r}: leave the revision out."
             )
-        checkpoint = _read_folder(path.resolve(), key) if path.is_dir() else _read_file(path, key)
+        checkpoint = _read_folder(Path(os.path.realpath(path)), key) if path.is_dir() else _read_file(path, key)
     except HubError:
         raise
     except OSError as error:
@@ -208,7 +211,7 @@ def _read_folder(folder: Path, key: str | None) -> Checkpoint:
         checkpoint = _read_file(_inside(folder, name), key, name)
     config = _read_json(folder, "config.json")
     if config is not None:
-        _check_config(config, folder / "config.json", len(checkpoint.tensors))
+        _check_config(config, folder / "config.json", checkpoint.tensors)
         config = {name: value for name, value in config.items() if name not in ATTENTION_CHOICES}
     return replace(
         checkpoint,
@@ -253,7 +256,7 @@ def _weights_of(folder: Path, notes: list[str]) -> str:
 def _inside(folder: Path, name: str) -> Path:
     """Return the path of a file in a folder, unless a link leads out of it."""
     path = folder / name
-    real = path.resolve()
+    real = Path(os.path.realpath(path))  # pathlib's own raises for a link that leads to itself
     homes = [folder]
     if folder.parent.name == "snapshots":  # the Hub's cache links from its snapshots to its blobs
         homes.append(folder.parent.parent / "blobs")
@@ -290,22 +293,40 @@ def read_small_file(path: Path) -> bytes:
     return content
 
 
-def _check_config(config: Mapping[str, Any], path: Path, num_tensors: int) -> None:
+def _check_config(config: Mapping[str, Any], path: Path, tensors: LazyTensors) -> None:
     """Refuse a configuration of which a model could not be built, or whose attention would have to be fetched."""
+    longest = max((size for entry in tensors.entries.values() for size in entry.shape), default=0)
+    limits = {"labels": max(longest, MAX_LABELS), "layers": max(len(tensors), MAX_LAYERS), "others": MAX_COUNT}
+    _check_counts(config, path, limits)
+
+
+def _check_counts(config: Mapping[str, Any], path: Path, limits: Mapping[str, int]) -> None:
+    if len(config) > MAX_FIELDS:
+        raise UnsafeFileError(f"{path} has {len(config)} fields in one table: expected at most {MAX_FIELDS}.")
     for name, value in config.items():
         if name in ATTENTION_CHOICES and "/" in str(value):
             raise UnsafeFileError(
                 f"{path} asks for the attention code of {value!r}: remove {name}, no code is fetched."
             )
+        if name in LABEL_TABLES and isinstance(value, dict | list):
+            if len(value) > limits["labels"]:
+                raise UnsafeFileError(
+                    f"{path} names {len(value)} labels in {name}, and no tensor is longer than {limits['labels']}."
+                )
+            continue
         if isinstance(value, dict):
-            _check_config(value, path, num_tensors)
+            _check_counts(value, path, limits)
         for count in value if isinstance(value, list) else [value]:
             if not isinstance(count, (int, float)):
                 continue
-            if COUNTS.fullmatch(name) and not abs(count) <= MAX_COUNT:
-                raise UnsafeFileError(f"{path} says {name} = {count}: expected at most {MAX_COUNT}.")
-            if LAYER_COUNTS.fullmatch(name) and count > max(num_tensors, MAX_LAYERS):
-                raise UnsafeFileError(f"{path} says {name} = {count}, but there are only {num_tensors} tensors.")
+            if COUNTS.fullmatch(name) and not abs(count) <= limits["others"]:
+                raise UnsafeFileError(f"{path} says {name} = {count}: expected at most {limits['others']}.")
+            if LAYER_COUNTS.fullmatch(name) and count > limits["layers"]:
+                raise UnsafeFileError(
+                    f"{path} says {name} = {count}: expected at most {limits['layers']}, as many as there are tensors."
+                )
+            if LABEL_COUNTS.fullmatch(name) and count > limits["labels"]:
+                raise UnsafeFileError(f"{path} says {name} = {count}, and no tensor is longer than {limits['labels']}.")
 
 
 def _read_shards(folder: Path, index_name: str) -> Checkpoint:
@@ -484,16 +505,17 @@ def _check_rivals(names: Iterable[str], where: tuple[str, ...], path: Path) -> N
 
 
 def check_layer_numbers(names: Collection[str], source: str) -> None:
-    """Refuse a name that counts more layers than there are tensors: as many would be built.
+    """Refuse a name that counts more layers than any model has: as many would be built.
 
     Raises:
         UnsafeFileError: names it.
     """
     for name in names:
         for number in LAYER_NUMBER.findall(name):
-            if len(number) > 9 or int(number) >= max(len(names), MAX_LAYERS):
+            if len(number) > 9 or int(number) >= MAX_LAYERS:
                 raise UnsafeFileError(
-                    f"{source} has a tensor {name!r}, number {number}, and only {len(names)} tensors: no model has that"
+                    f"{source} has a tensor {name!r}, number {number} of its kind, and {len(names)} tensors in all: no "
+                    f"model has {MAX_LAYERS} layers or more"
                 )
 
 

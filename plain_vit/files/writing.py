@@ -153,11 +153,11 @@ def _place(target: str | os.PathLike[str], sources: Iterable[str | os.PathLike[s
         raise
     except OSError as error:
         raise OutputError(f"{path} cannot be an output: {error.strerror}.") from error
-    place = path.parent.resolve() / path.name
+    place = Path(os.path.realpath(path.parent), path.name)
     if not place.name:
         raise OutputError(f"{place} cannot be an output: give a folder of its own.")
     for source in sources:
-        given = Path(os.path.expanduser(source)).resolve()
+        given = Path(os.path.realpath(os.path.expanduser(source)))
         if not given.exists():  # a repository on the Hub
             continue
         if place == given:

@@ -147,8 +147,9 @@ def _add(
     """Add a file, or return why it must not be sent."""
     if secrets_in(name, known) or not name.isprintable():
         return ["has a name that holds a secret, or that cannot be printed"]
-    if not path.resolve().is_relative_to(folder.resolve()):
-        return [f"is a link out of the folder, to {path.resolve()}"]
+    real = Path(os.path.realpath(path))  # pathlib's own raises for a link that leads to itself
+    if not real.is_relative_to(os.path.realpath(folder)):
+        return [f"is a link out of the folder, to {real}"]
     if not path.is_file():
         return ["is no ordinary file"]
     stamp = _stamp(path)
