@@ -636,7 +636,7 @@ def test_labels_are_named_from_a_file(folder: Callable[[str], Path], tmp_path: P
         ("gap.json", '{"0": "A", "2": "C"}', "expected 7, numbered from 0"),
         ("words.json", '{"A": 0}', "cannot be read as names of labels"),
         ("numbers.json", "[1, 2]", "holds more than names"),
-        ("torn.json", '["A"', "cannot be read as names of labels"),
+        ("torn.json", '["A"', "is not JSON"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(

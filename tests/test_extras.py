@@ -44,7 +44,7 @@ def requirements(extra: str) -> set[str]:
         for requirement in found
         if (requirement.marker.evaluate({"extra": extra}) if requirement.marker else not extra)
     }
-    return {IMPORTED_AS.get(name, name) for name in names}
+    return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
 
 
 OPTIONAL = requirements("train") | requirements("analysis") | {"gradio", "timm", "vit_pytorch"}

@@ -43,7 +43,7 @@ LOCK, NEW, OLD = "lock", "new", "old"
 
 # What plain-vit itself writes into a folder, whose config.json then says so.
 WRITTEN = re.compile(
-    r"config\.json|preprocessor_config\.json|README\.md|(configuration|modeling|layers|image_processing)_plain_vit\.py"
+    r"config\.json|preprocessor_config\.json|README\.md|[a-z_]+_plain_vit\.py"
     r"|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
 )
 LONGEST_NAME = 255  # bytes, in every file system of today
