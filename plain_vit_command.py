@@ -55,7 +55,6 @@ def with_package(options: argparse.Namespace) -> int:
     if ours := in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
     try:
-        import plain_vit.conversion  # most commands begin by importing it
         from plain_vit import cli
     finally:
         if ours:
