@@ -55,7 +55,8 @@ def with_package(options: argparse.Namespace) -> int:
     if ours := in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
     try:
-        from plain_vit import cli
+        # With the conversion, which most commands begin by importing: it takes the longest.
+        from plain_vit import cli, conversion  # noqa: F401
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
