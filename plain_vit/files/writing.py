@@ -43,9 +43,9 @@ LOCK, NEW, OLD = "lock", "new", "old"
 
 # What plain-vit itself writes into a folder, whose config.json then says so.
 WRITTEN = re.compile(
-    r"config\.json|preprocessor_config\.json|README\.md|[a-z_]+_plain_vit\.py"
-    r"|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+    r"config\.json|preprocessor_config\.json|README\.md|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
 )
+TRAVELLING = {path.name for path in Path(__file__).parents[1].glob("*_plain_vit.py")}
 LONGEST_NAME = 255  # bytes, in every file system of today
 
 
@@ -194,7 +194,7 @@ def foreign_names(folder: Path) -> list[str]:
         folder: It may be missing.
     """
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
-    foreign = [name for name in names if not WRITTEN.fullmatch(name) or not _is_plain_file(folder / name)]
+    foreign = [name for name in names if not _is_written(name) or not _is_plain_file(folder / name)]
     if "README.md" in names and not is_untouched((folder / "README.md").read_bytes()):
         foreign.append("README.md")
     try:
@@ -205,6 +205,10 @@ def foreign_names(folder: Path) -> list[str]:
     if names and not is_ours:
         foreign.append("config.json" if "config.json" in names else "no config.json")
     return foreign
+
+
+def _is_written(name: str) -> bool:
+    return name in TRAVELLING or WRITTEN.fullmatch(name) is not None
 
 
 def _is_plain_file(path: Path) -> bool:
