@@ -121,7 +121,7 @@ def save(tensors: dict[str, torch.Tensor], place: Path, kind: str) -> Path:
             for name, tensor in tensors.items():
                 stream = io.BytesIO()
                 np.save(stream, tensor.numpy())
-                with contextlib.suppress(ValueError, UnicodeError):  # a name that no archive holds
+                with contextlib.suppress(ValueError, IndexError):  # a name that no archive holds
                     archive.writestr(f"{name[:30_000]}.npy", stream.getvalue())
     else:
         torch.save(tensors, path)
