@@ -300,6 +300,7 @@ COMMAND = {
         "VerificationError", "test_cli.py::test_verify_of_models_of_other_sizes_is_a_verdict"),
     "`--labels` of a device, a pipe, a folder": (
         "CheckpointError", "test_cli.py::test_what_is_no_ordinary_file_is_read_by_no_option"),
+    "an image that is a pipe or a device": ("DataError", "test_cli.py::test_show_waits_at_no_pipe"),
     "labels that are no JSON, no UTF-8, no names, or half a character": (
         "CheckpointError", "test_cli.py::test_odd_names_of_labels_are_refused"),
     "names of files that no file system takes": (

@@ -30,6 +30,7 @@ from plain_vit.conversion.format import Hints
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,
+    DataError,
     HubError,
     MappingError,
     OutputExistsError,
@@ -398,6 +399,13 @@ def test_what_is_no_ordinary_file_is_read_by_no_option(
         place.touch(0o000)
     assert main(["inspect", str(checkpoint), *SAID, "--labels", str(place)]) == CheckpointError.exit_code
     assert re.search("no ordinary file|cannot be read", capsys.readouterr().err)
+
+
+def test_show_waits_at_no_pipe(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    os.mkfifo(tmp_path / "image.png")
+    words = ["show", str(tmp_path / "image.png"), "--model", str(model_folder), "--out", str(tmp_path / "page")]
+    assert main(words) == DataError.exit_code
+    assert "is a folder, a pipe or a device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "~nobody-of-this-name/vit.pt", "a/" * 3000])

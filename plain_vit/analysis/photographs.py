@@ -66,6 +66,8 @@ def read_image(image: str | Path | Image.Image) -> Image.Image:
 
 def _opened(path: str | Path) -> Image.Image:
     """Read the header of an image file, and set how it will be decoded."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise DataError(f"{path} is a folder, a pipe or a device: give an image file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked here
