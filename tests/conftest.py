@@ -1,6 +1,7 @@
 """What all tests share: an offline, deterministic process, and modules whose every parameter differs."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 os.environ["HF_HUB_OFFLINE"] = "1"
 _hf_home = tempfile.TemporaryDirectory(prefix="plain-vit-tests-", ignore_cleanup_errors=True)
 os.environ["HF_HOME"] = _hf_home.name
+
+# A shell lets what it runs in the background ignore interrupts, and children would do so too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, and no limit on their time: the first one may compile or import something.
 hypothesis.settings.register_profile("plain_vit", deadline=None, derandomize=True)

@@ -164,7 +164,6 @@ def test_force_keeps_a_folder_that_holds_what_plain_vit_did_not_write(
 
 
 def rewrite_a_thesis_for_ever(target: Path, started: Any) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.simplefilter("ignore")
     while True:
         (target / f"thesis-{started.value + 1}.tex").write_text("years of work")
@@ -386,7 +385,6 @@ def test_an_error_in_the_block_comes_through_unchanged_and_leaves_what_was_there
 
 
 def write_for_ever(target: Path, started: Any) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
     version = version_of(target)
     while True:
         version += 1
@@ -492,15 +490,11 @@ def test_interrupted_at_every_step_of_the_guard_nothing_is_left_beside_the_targe
     target, step = tmp_path / "model", 1
     target.mkdir()
     (target / "config.json").write_text(json.dumps({"model_type": "plain_vit", "step": 0}))
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        while interrupted_at_step(step, target):
-            assert beside(target) == [], step
-            assert json.loads((target / "config.json").read_text())["step"] <= step
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, step
-            step += 1
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    while interrupted_at_step(step, target):
+        assert beside(target) == [], step
+        assert json.loads((target / "config.json").read_text())["step"] <= step
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, step
+        step += 1
     assert step > 200, "too few steps were tried to say anything"
 
 

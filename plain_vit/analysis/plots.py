@@ -14,7 +14,7 @@ import numpy as np
 
 from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity, ResampledPositions
 from plain_vit.analysis.inspection import TokenLayout
-from plain_vit.analysis.words import Picture, class_labels, drawable
+from plain_vit.analysis.words import PlainWords, class_labels, drawable
 from plain_vit.extras import needs
 
 with needs("plain-vit[analysis]"):
@@ -22,7 +22,6 @@ with needs("plain-vit[analysis]"):
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import MaxNLocator
 
 SEQUENTIAL, SIGNED = "cividis", "PuOr"
@@ -34,7 +33,7 @@ LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000
 
 def plot_maps_over_images(
     images: np.ndarray, maps: np.ndarray, *, titles: Sequence[str] | None = None, meaning: str = "attention"
-) -> Picture:
+) -> Figure:
     """Draw each image beside the same image under its map, and below that the lowest and the highest value of the map.
 
     One scale holds for all maps, from 0 to the highest value of all: noise, and a map that is the same everywhere, look
@@ -73,7 +72,7 @@ def plot_attention_heads(
     *,
     row_names: Sequence[str] | None = None,
     column_names: Sequence[str] | None = None,
-) -> Picture:
+) -> Figure:
     """Draw a table of attention maps, each over its image, which is tinted from 0 to the highest value of the map.
 
     That value is below each map. Heads differ a hundredfold in how sharply they attend, so one scale for all would show
@@ -115,7 +114,7 @@ def plot_top_classes(
     *,
     top: int = 5,
     titles: Sequence[str] | None = None,
-) -> Picture:
+) -> Figure:
     """Draw images beside the likeliest classes of each.
 
     Args:
@@ -157,7 +156,7 @@ def plot_predictions(
     probabilities: np.ndarray,
     class_names: Sequence[str],
     labels: Sequence[int] | np.ndarray | None = None,
-) -> Picture:
+) -> Figure:
     """Draw images with what the model takes them for and how sure it is; a mark says whether it is right.
 
     Args:
@@ -191,7 +190,7 @@ def plot_predictions(
     return figure
 
 
-def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Picture:
+def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Figure:
     """Draw how often each class is taken for each other; the colour is the share of the true class.
 
     Args:
@@ -221,7 +220,7 @@ def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Pic
     return figure
 
 
-def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: Sequence[tuple[str, str]]) -> Picture:
+def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: Sequence[tuple[str, str]]) -> Figure:
     """Draw how often one class is taken for another.
 
     Args:
@@ -245,7 +244,7 @@ def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: S
     return figure
 
 
-def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") -> Picture:
+def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") -> Figure:
     """Draw what a training run logged: losses, accuracies and learning rates, whichever it has.
 
     Args:
@@ -283,7 +282,7 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
     return figure
 
 
-def plot_patch_filters(filters: PatchFilters) -> Picture:
+def plot_patch_filters(filters: PatchFilters) -> Figure:
     """Draw principal components of the patch-embedding filters as tiles, with the share of variance of each.
 
     Three channels are drawn as colours, one as grey; otherwise each component is a row of its first twelve channels.
@@ -323,7 +322,7 @@ def plot_patch_filters(filters: PatchFilters) -> Picture:
     return figure
 
 
-def plot_position_similarity(similarity: PositionSimilarity) -> Picture:
+def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
     """Draw for each patch how alike its position embedding and those of all patches are.
 
     Args:
@@ -354,7 +353,7 @@ def plot_position_similarity(similarity: PositionSimilarity) -> Picture:
     return figure
 
 
-def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str]) -> Picture:
+def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str]) -> Figure:
     """Draw how alike the positions of the tokens before the patches and those of the patches are.
 
     Args:
@@ -382,7 +381,7 @@ def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str])
     return figure
 
 
-def plot_attention_distance(distances: np.ndarray, *, even: float | None = None) -> Picture:
+def plot_attention_distance(distances: np.ndarray, *, even: float | None = None) -> Figure:
     """Draw how far each head of each layer looks.
 
     Args:
@@ -413,7 +412,7 @@ def plot_logit_lens(
     *,
     top: int = 5,
     titles: Sequence[str] | None = None,
-) -> Picture:
+) -> Figure:
     """Draw how the probability of the likeliest classes grows from layer to layer.
 
     Args:
@@ -448,7 +447,7 @@ def plot_logit_lens(
     return figure
 
 
-def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) -> Picture:
+def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) -> Figure:
     """Draw how long the tokens of one image are, by layer, and where the long ones of the last layer lie.
 
     Args:
@@ -485,7 +484,7 @@ def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) 
 
 def plot_contributions(
     images: np.ndarray, contributions: np.ndarray, *, titles: Sequence[str] | None = None, unit: str = "class score"
-) -> Picture:
+) -> Figure:
     """Draw each image beside what its pixels add to the class score (and take from it).
 
     Args:
@@ -516,7 +515,7 @@ def plot_contributions(
     return figure
 
 
-def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> Picture:
+def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> Figure:
     """Draw the position embeddings on both grids, along the directions in which those of the first differ most.
 
     Args:
@@ -548,7 +547,7 @@ def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> P
     return figure
 
 
-def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Picture:
+def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Figure:
     """Draw images, each beside what random augmentation makes of it.
 
     Args:
@@ -568,9 +567,9 @@ def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Pi
     return figure
 
 
-def _canvas(width: float, height: float) -> Picture:
+def _canvas(width: float, height: float) -> Figure:
     """Return an empty figure of this size, in inches, that keeps its parts from overlapping."""
-    return Picture(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
+    return Figure(figsize=(width, height), layout=PlainWords(w_pad=0.08, h_pad=0.06))
 
 
 def _show_image(axis: Axes, image: np.ndarray) -> None:

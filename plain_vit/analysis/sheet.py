@@ -29,9 +29,13 @@ from plain_vit.analysis.page import framed, html_page, html_table, inline_pictur
 from plain_vit.analysis.photographs import ImageFiles
 from plain_vit.analysis.results import displayable, predict
 from plain_vit.analysis.streams import average_over_images, pixel_batches
-from plain_vit.analysis.words import Picture, class_labels, distinct_labels, lacking_letters
+from plain_vit.analysis.words import class_labels, distinct_labels, lacking_letters
 from plain_vit.errors import AnalysisError, DataError
+from plain_vit.extras import needs
 from plain_vit.files.writing import staged_folder
+
+with needs("plain-vit[analysis]"):
+    from matplotlib.figure import Figure
 
 SHOWN = 6  # images in the pictures; attention distance averages over all
 COLUMNS = 12  # heads or layers across; of more an even choice is drawn
@@ -92,7 +96,7 @@ class Drawn:
     """
 
     arrays: Mapping[str, np.ndarray]
-    picture: Picture
+    picture: Figure
     seen: str
 
 

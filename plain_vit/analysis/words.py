@@ -1,7 +1,7 @@
 """The words in pictures: names of other people's files and classes come out as they are, and no two of them alike.
 
 A name may hold anything: dollar signs, which matplotlib would set as mathematics, control characters, scripts that the
-default font does not have. It becomes a label here, and every figure is a `Picture`, which draws labels as they are.
+default font does not have. It becomes a label here, and every figure has the layout `PlainWords`, which draws labels as they are.
 """
 
 import unicodedata
@@ -16,32 +16,35 @@ from plain_vit.extras import needs
 
 with needs("plain-vit[analysis]"):
     from matplotlib import font_manager
-    from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties
     from matplotlib.ft2font import FaceFlags, FT2Font
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.text import Text
     from matplotlib.ticker import ScalarFormatter
 
 LONGEST = 200  # characters of a title that the caller has not cut
 
 
-class Picture(Figure):
-    """A figure whose words are drawn as they are written: no mathematics, no TeX, in fonts that have their letters."""
+class PlainWords(ConstrainedLayoutEngine):
+    """A layout whose words are drawn as they are written: no mathematics, no TeX, in fonts that have their letters.
 
-    def draw(self, renderer: Any) -> None:
-        """Draw the figure; see `matplotlib.figure.Figure.draw`."""
-        for axes in self.axes:
+    It is not a class of figures, because libraries that take figures know matplotlib's by its name (gradio's `Plot`).
+    """
+
+    def execute(self, fig: Any) -> None:
+        """Make the words of a figure plain, then lay it out; it does so each time it is drawn."""
+        for axes in fig.axes:
             for formatter in (axes.xaxis.get_major_formatter(), axes.yaxis.get_major_formatter()):
                 if isinstance(formatter, ScalarFormatter):
                     formatter.set_useMathText(False)
                     formatter.set_usetex(False)
-        for text in self.findobj(Text):
+        for text in fig.findobj(Text):
             text.set_parse_math(False)
             text.set_usetex(False)
             if fonts := _fallback_fonts(frozenset(text.get_text())):
                 families = text.get_fontfamily()
                 text.set_fontfamily([*families, *(font for font in fonts if font not in families)])
-        super().draw(renderer)
+        super().execute(fig)
 
 
 def drawable(text: str) -> str:
