@@ -1,7 +1,8 @@
 """The words in pictures: names of other people's files and classes come out as they are, and no two of them alike.
 
 A name may hold anything: dollar signs, which matplotlib would set as mathematics, control characters, scripts that the
-default font does not have. It becomes a label here, and every figure has the layout `PlainWords`, which draws labels as they are.
+default font does not have. It becomes a label here, and every figure has the layout `PlainWords`, which draws labels as
+they are.
 """
 
 import unicodedata
