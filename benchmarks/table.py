@@ -21,8 +21,8 @@ RUNS = {
     "train-step-cuda-base-128-compile": "training step on the GPU",
     "train-step-cuda-large-64-compile": "training step on the GPU",
     "train-step-cuda-huge-16-compile": "training step on the GPU",
-    "load": "opening a ViT-L of 1.2 GB",
-    "convert": "converting a ViT-L of 1.2 GB",
+    "load": "loading a ViT-L (1.2 GB)",
+    "convert": "converting a ViT-L (1.2 GB)",
     "data": "training images from JPEG files",
     "import": "import",
     "finetune": "fine-tuning",
@@ -53,14 +53,14 @@ def speeds() -> str:
     pages = newest()
     if not pages:
         return ""
-    lines = ["| what | plain-vit | fastest other | times as fast |", "|---|---:|---:|---:|"]
+    lines = ["| benchmark | plain-vit | fastest alternative | speedup |", "|---|---:|---:|---:|"]
     machines = []
     for run, page in pages.items():
         lines += [f"| {RUNS[run]}{row}" for row in rows(page["results"])]
         measured = page["environment"]
         where = measured["processor"] if measured["GPU"] == "none" else f"{measured['GPU']}, {measured['processor']}"
         machines.append(f"{where}, torch {re.findall('torch ([^,]*)', measured['versions'])[0]}, {measured['date']}")
-    return "\n".join([*lines, "", f"Medians; the packages took turns ({'; '.join(dict.fromkeys(machines))}).", ""])
+    return "\n".join([*lines, "", f"Medians of interleaved runs ({'; '.join(dict.fromkeys(machines))}).", ""])
 
 
 def rows(results: Sequence[dict[str, Any]]) -> list[str]:

@@ -166,7 +166,7 @@ def test_a_table_of_speeds_sets_each_of_our_cases_beside_the_fastest_other_of_it
         "| forward pass: tiny, eager | 16 images/s | vit_pytorch 12.8 images/s | 1.25 |",
         "| forward pass: tiny, prepared | 32 images/s | timm 21.3 images/s | 1.50 |",
         "| forward pass: base, eager | 1,234 images/s | timm 2 images/s | 0.50 |",
-        "| opening a ViT-L of 1.2 GB: converts timm | 0.4 s | transformers opens its own folder 0.3 s | 0.75 |",
+        "| loading a ViT-L (1.2 GB): converts timm | 0.4 s | transformers opens its own folder 0.3 s | 0.75 |",
         "",
     ]
     assert len(lines) == 8
