@@ -1,4 +1,4 @@
-"""The picture of architecture.md: the rooms of the package, and what imports what, read from the source.
+"""Figure of architecture.md: the components of the package and their imports, read from the source.
 
 python docs/draw_architecture.py
 """
@@ -15,14 +15,14 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "plain_vit"
 PICTURE = ROOT / "docs" / "pictures" / "architecture.png"
 
-# Files that are one room together; every other file is a room by itself, and so is every folder.
-ROOM_OF_FILE = {
+# Files that form one component together; every other file and every folder is a component of its own.
+COMPONENT_OF_FILE = {
     **{f"{name}_plain_vit": "model" for name in ("configuration", "layers", "heads", "attention", "modeling")},
     "image_processing_plain_vit": "image processor",
     "model_card": "hub",
     "markdown": "hub",
 }
-# Where a room is drawn, from left to right; others share their row out.
+# Horizontal position of each component; components not listed are spread evenly over their row.
 COLUMNS = {
     "training": 1.4,
     "analysis": 0.9,
@@ -39,7 +39,7 @@ COLUMNS = {
     "model": 2.4,
     "image processor": 6.6,
 }
-# Files of conversion that every source is made with.
+# Modules of conversion that all sources build on.
 TABLES = ("engine", "format", "infer", "compare_modules", "pixels")
 OUTSIDE = (
     "__init__",
@@ -48,11 +48,11 @@ OUTSIDE = (
     "errors",
     "extras",
     "inference",
-)  # imported by nearly all, or by users alone
+)  # imported by nearly every component, or only by users
 
 
-def room_of(module: str) -> str | None:
-    """Return the room of a module such as "conversion.timm.source"; None for what belongs to none."""
+def component_of(module: str) -> str | None:
+    """Return the component of a module such as "conversion.timm.source"; None if it belongs to none."""
     first, *rest = module.split(".")
     if first in OUTSIDE:
         return None
@@ -60,28 +60,28 @@ def room_of(module: str) -> str | None:
         return f"conversion/{rest[0]}"
     if first == "conversion" and rest and rest[0] in (*TABLES, "google"):
         return "conversion/google" if rest[0] == "google" else "conversion/tables"
-    return ROOM_OF_FILE.get(first, first)
+    return COMPONENT_OF_FILE.get(first, first)
 
 
 @cache
 def imports() -> Mapping[str, frozenset[str]]:
-    """Return the rooms that each room imports, at the top of a file or inside a function."""
+    """Return the components that each component imports, at the top of a file or inside a function."""
     found: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         module = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-        room = room_of(module)
-        if room is None:
+        component = component_of(module)
+        if component is None:
             continue
         package = parts[:-1]
-        others = found.setdefault(room, set())
+        others = found.setdefault(component, set())
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 for target in _targets(node, package):
-                    other = room_of(target)
-                    if other is not None and other != room:
+                    other = component_of(target)
+                    if other is not None and other != component:
                         others.add(other)
-    return {room: frozenset(others & found.keys()) for room, others in found.items()}
+    return {component: frozenset(others & found.keys()) for component, others in found.items()}
 
 
 def _targets(node: ast.ImportFrom, package: tuple[str, ...]) -> list[str]:
@@ -97,48 +97,48 @@ def _targets(node: ast.ImportFrom, package: tuple[str, ...]) -> list[str]:
 
 
 def layers(graph: Mapping[str, frozenset[str]]) -> dict[str, int]:
-    """Return how many steps each room is above those that import nothing.
+    """Return the height of each component: 0 if it imports none, else one more than the highest that it imports.
 
     Raises:
         ValueError: Rooms import each other in a circle.
     """
     heights: dict[str, int] = {}
 
-    def height(room: str, path: tuple[str, ...]) -> int:
-        if room in path:
-            raise ValueError(f"rooms import each other in a circle: {' -> '.join((*path, room))}")
-        if room not in heights:
-            heights[room] = 1 + max((height(other, (*path, room)) for other in graph[room]), default=-1)
-        return heights[room]
+    def height(component: str, path: tuple[str, ...]) -> int:
+        if component in path:
+            raise ValueError(f"components import each other in a circle: {' -> '.join((*path, component))}")
+        if component not in heights:
+            heights[component] = 1 + max((height(other, (*path, component)) for other in graph[component]), default=-1)
+        return heights[component]
 
-    for room in graph:
-        height(room, ())
+    for component in graph:
+        height(component, ())
     return heights
 
 
 def draw(graph: Mapping[str, frozenset[str]]) -> Figure:
-    """Draw rooms as boxes, each above all that it imports, and an arrow to each that no other arrow leads to."""
+    """Draw components as boxes above everything they import, with arrows for the imports that are not transitive."""
     heights = layers(graph)
     rows: dict[int, list[str]] = {}
-    for room in sorted(graph):
-        rows.setdefault(heights[room], []).append(room)
+    for component in sorted(graph):
+        rows.setdefault(heights[component], []).append(component)
     figure = Figure(figsize=(9, 0.95 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     places = {
-        room: (COLUMNS.get(room, (number + 0.5) / len(row) * 10), 1.6 * level)
+        component: (COLUMNS.get(component, (number + 0.5) / len(row) * 10), 1.6 * level)
         for level, row in rows.items()
-        for number, room in enumerate(row)
+        for number, component in enumerate(row)
     }
-    for room, others in graph.items():
+    for component, others in graph.items():
         through = {further for other in others for further in _reached(graph, other)}
         for other in sorted(others - through):
-            (x, y), (to_x, to_y) = places[room], places[other]
+            (x, y), (to_x, to_y) = places[component], places[other]
             arrow = FancyArrowPatch(
                 (x, y - 0.32), (to_x, to_y + 0.32), arrowstyle="-|>", mutation_scale=11, color="#8a93a6", lw=1
             )
             axes.add_patch(arrow)
-    for room, (x, y) in places.items():
-        name = room.removeprefix("conversion/") if room != "conversion/tables" else "tables of conversion"
+    for component, (x, y) in places.items():
+        name = component.removeprefix("conversion/") if component != "conversion/tables" else "tables of conversion"
         width = 0.1 * len(name) + 0.45
         axes.add_patch(
             FancyBboxPatch(
@@ -152,10 +152,10 @@ def draw(graph: Mapping[str, frozenset[str]]) -> Figure:
     return figure
 
 
-def _reached(graph: Mapping[str, frozenset[str]], room: str) -> set[str]:
-    """Return all rooms that a room imports, directly or through others."""
-    reached = set(graph[room])
-    for other in graph[room]:
+def _reached(graph: Mapping[str, frozenset[str]], component: str) -> set[str]:
+    """Return all components that a component imports, directly or through others."""
+    reached = set(graph[component])
+    for other in graph[component]:
         reached |= _reached(graph, other)
     return reached
 
