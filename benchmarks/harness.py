@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from plain_vit.training.memory import M_MMAP_THRESHOLD, keep_freed_memory
+from plain_vit.system import M_MMAP_THRESHOLD, keep_freed_memory
 
 RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("torch", "transformers", "safetensors", "timm", "vit-pytorch", "torchvision")

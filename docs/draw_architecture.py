@@ -48,6 +48,7 @@ OUTSIDE = (
     "errors",
     "extras",
     "inference",
+    "system",
 )  # imported by nearly every component, or only by users
 
 

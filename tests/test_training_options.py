@@ -483,7 +483,7 @@ class Limited(nn.Module):
 
 PAGES_OF_STEPS = """
 import resource, sys, torch
-from plain_vit.training.memory import keep_freed_memory
+from plain_vit.system import keep_freed_memory
 
 kept = keep_freed_memory() if sys.argv[1] == "kept" else True
 def step():

@@ -150,7 +150,7 @@ def test_force_keeps_a_folder_that_holds_what_plain_vit_did_not_write(
     add(target)
     held = {path.relative_to(target): path.read_bytes() for path in target.rglob("*") if path.is_file()}
     if not swaps:
-        monkeypatch.setattr(writing, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(writing, "exchange_names", lambda one, other: False)
     with pytest.warns(UserWarning, match=rf"{target} held what plain-vit did not write \('.*'\).* is kept as .*kept-1"):
         write_version(target, 2)
     assert version_of(target) == 2
@@ -176,7 +176,7 @@ def test_killed_while_a_folder_is_kept_every_thesis_survives(
     swaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not swaps:
-        monkeypatch.setattr(writing, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(writing, "exchange_names", lambda one, other: False)
     target, rng = tmp_path / "model", random.Random(7)
     write_version(target, 1)
     begun = processes.Value("i", 0, lock=False)
@@ -234,7 +234,7 @@ def test_a_file_is_replaced_in_one_step_and_only_when_asked(tmp_path: Path) -> N
 def test_where_two_names_cannot_be_swapped_the_folder_is_replaced_by_two_renames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "_exchange", lambda one, other: False)  # as on file systems without it
+    monkeypatch.setattr(writing, "exchange_names", lambda one, other: False)  # as on file systems without it
     target = tmp_path / "model"
     write_version(target, 1)
     write_version(target, 2)
@@ -439,7 +439,7 @@ def test_killed_at_a_hundred_random_moments_the_target_is_whole(tmp_path: Path) 
 def test_killed_at_a_hundred_random_moments_of_two_renames_the_target_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(writing, "exchange_names", lambda one, other: False)
     monkeypatch.setattr(os, "uname", lambda: type("Other", (), {"sysname": "another system"}))
     survive_kills(tmp_path, 100)
 

@@ -4,22 +4,17 @@ An output is made in a staging place beside its target, synced to the disk, and 
 beside the target keeps a second writer out, and what a crash leaves is cleared away by the next writer.
 """
 
-import contextlib
-import ctypes
 import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-import signal
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 import filelock
@@ -30,6 +25,7 @@ from tqdm import tqdm
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import OutputError, OutputExistsError, in_bytes, listed, printable
+from ..system import HeldInterrupts, exchange_names
 from .containers import CHUNK_BYTES, SAFETENSORS_DTYPES, LazyTensors
 from .marks import is_untouched
 
@@ -240,7 +236,7 @@ def _only_writer(place: Path) -> Iterator[None]:
     """Hold the target's lock, with nothing of an earlier writer in the way at the start and nothing left at the end."""
     absent = [parent for parent in place.parents if not parent.exists()]
     lock = filelock.FileLock(_beside(place, LOCK), blocking=False)
-    began, interrupts = False, _Interrupts()
+    began, interrupts = False, HeldInterrupts(GUARD)
     try:
         interrupts.take_over()
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -286,56 +282,6 @@ def _disk_full(place: Path, reason: str | None) -> OutputError:
     )
 
 
-class _Interrupts:
-    """Holds back interrupts from the keyboard while a writer takes its lock and clears up, so that nothing remains.
-
-    One handler is in place all the time. Exchanged only for the clearing up, it would come too late for an interrupt
-    between the end of the writer's block and that exchange.
-    """
-
-    def __init__(self) -> None:
-        self.before = signal.getsignal(signal.SIGINT)
-        self.are_held = True
-        self.came: list[FrameType | None] = []
-        # Interrupts of other threads, and those that nobody handles in Python, go elsewhere.
-        self.are_mine = threading.current_thread() is threading.main_thread() and callable(self.before)
-
-    def take_over(self) -> None:
-        if self.are_mine:
-            signal.signal(signal.SIGINT, self.handle)
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        if self.are_held or _is_guard(frame):
-            self.came.append(frame)
-        else:
-            self.before(number, frame)  # type: ignore[operator,misc]
-
-    def let_through(self) -> None:
-        self.are_held = False
-        self._deliver()
-
-    def give_back(self) -> None:
-        if self.are_mine:
-            signal.signal(signal.SIGINT, self.before)
-        self._deliver()
-
-    def _deliver(self) -> None:
-        if self.came:
-            frame = self.came[0]
-            self.came.clear()
-            self.before(signal.SIGINT, frame)  # type: ignore[operator,misc]
-
-
-def _is_guard(frame: FrameType | None) -> bool:
-    """Tell whether an interrupt came just before or after the writer's block, where raising it would skip the end."""
-    if frame is None or frame.f_code is GUARD:
-        return frame is not None
-    if frame.f_code.co_filename != contextlib.__file__:
-        return False
-    manager = getattr(frame.f_locals.get("self"), "gen", None)
-    return manager is not None and manager.gi_code.co_filename == __file__
-
-
 GUARD = _only_writer.__wrapped__.__code__  # type: ignore[attr-defined]
 
 
@@ -357,7 +303,7 @@ def _put_in_place(new: Path, place: Path) -> None:
     """Rename the staged version to its target; the version before stays beside it until then."""
     if not place.is_dir() or not any(place.iterdir()):
         os.replace(new, place)
-    elif not _exchange(new, place):
+    elif not exchange_names(new, place):
         os.rename(place, _beside(place, OLD))
         os.rename(new, place)
     _sync_one(place.parent)
@@ -370,27 +316,13 @@ def _put_in_place_of_foreign(new: Path, place: Path) -> Path:
     """
     kept = _kept(place)
     os.rename(new, kept)
-    if not _exchange(kept, place):
+    if not exchange_names(kept, place):
         old = _beside(place, OLD)
         os.rename(place, old)
         os.rename(kept, place)
         os.rename(old, kept)
     _sync_one(place.parent)
     return kept
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step, so that no reader ever finds the target missing; False where that is not offered."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux
-    if renameat2 is None:
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-        return False
-    raise OSError(code, os.strerror(code), str(other))
 
 
 def _sync(path: Path) -> None:

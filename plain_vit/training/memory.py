@@ -1,7 +1,5 @@
-"""Memory: how many images fit in at once, and what becomes of what was freed."""
+"""Memory: how many images fit in at once, and what to do when they do not."""
 
-import ctypes
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,27 +12,6 @@ from ..extras import needs
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
     from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-
-# Of glibc's mallopt: how much free memory at the end of the heap goes back, and how large a block is mapped on its own,
-# which goes back when it is freed. Older releases take 32 MiB at most.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-MAPPED_FROM = (2**27, 2**25)
-
-
-def keep_freed_memory() -> bool:
-    """Let this process use memory again that it has freed, instead of giving it back to the system.
-
-    A training step on a CPU asks for the same large blocks as the step before it. Given back and asked for again, each
-    of their pages is filled with zeros anew. Blocks of 128 MiB and more still go back.
-
-    Returns:
-        Whether the C library can be set so: glibc can.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    library = ctypes.CDLL(None)
-    library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-    return any(library.mallopt(M_MMAP_THRESHOLD, size) for size in MAPPED_FROM)
 
 
 def fitting_accumulation(

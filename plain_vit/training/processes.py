@@ -1,12 +1,7 @@
 """Processes of a run: those that train, those that prepare images, and an end on request."""
 
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
@@ -14,7 +9,7 @@ import torch
 
 from ..errors import TrainingError
 from ..extras import needs
-from .memory import keep_freed_memory
+from ..system import handled_signals, keep_freed_memory, start_fork_server
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
@@ -65,20 +60,15 @@ def loading_options(num_workers: int) -> dict[str, Any]:
     To be called early: what these processes import is imported while the run prepares itself. They import the script
     too, which must do its work under `if __name__ == "__main__":`.
 
-    The processes come from a server that only imports, where the system can have one. A process that is forked from one
-    that trains may hang for ever, if a thread of gloo, NCCL or CUDA holds a lock at that moment; before
-    Python 3.11.8 the interpreter's own is such a lock (python/cpython#112275). Signals to a group of processes, which
-    `torchrun` and Ctrl-C send, do not reach them: the process that trains needs them until it has saved.
+    The processes come from a server that only imports, where the system can have one. Signals to a group of processes,
+    which `torchrun` and Ctrl-C send, do not reach them: the process that trains needs them until it has saved.
 
     Args:
         num_workers: processes that prepare images; 0 leaves it to the process that trains.
     """
     options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": torch.cuda.is_available()}
-    if num_workers and "forkserver" in multiprocessing.get_all_start_methods():
+    if num_workers and start_fork_server(PREPARED_MODULES, ignored=STOP_SIGNALS):
         options |= {"multiprocessing_context": "forkserver", "worker_init_fn": _leave_group}
-        multiprocessing.set_forkserver_preload(PREPARED_MODULES)
-        with _handled(dict.fromkeys(STOP_SIGNALS, signal.SIG_IGN)):  # which the server inherits
-            multiprocessing.forkserver.ensure_running()
     return options
 
 
@@ -86,25 +76,12 @@ def _leave_group(worker: int) -> None:
     os.setsid()
 
 
-@contextmanager
-def _handled(handlers: dict[signal.Signals, Any]) -> Iterator[None]:
-    """Inside this context signals are handled like this, where Python allows it: in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        handlers = {}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class StopRequest:
     """Inside this context, SIGTERM and SIGINT ask for a stop at the next step instead of ending the process."""
 
     def __init__(self) -> None:
         self.requested = False
-        self.handling = _handled(dict.fromkeys(STOP_SIGNALS, self._request))
+        self.handling = handled_signals(dict.fromkeys(STOP_SIGNALS, self._request))
 
     def __enter__(self) -> Self:
         self.handling.__enter__()
