@@ -26,8 +26,8 @@ from torchvision.transforms._presets import ImageClassification
 from transformers import AutoImageProcessor, ViTConfig, ViTForImageClassification
 from vit_pytorch import ViT
 
+from plain_vit import PlainViTImageProcessor
 from plain_vit.conversion import from_checkpoint
-from plain_vit.conversion.torchvision.pixels import processor_from_torchvision
 from tests.conftest import randomize_
 from tests.test_conversion_timm_files import save_folder
 from tests.timm_models import tiny_timm
@@ -154,7 +154,9 @@ def of_torchvision(place: Path) -> tuple[Source, Any]:
     torch.save(module.state_dict(), place.with_suffix(".pth"))
     converted: Any = from_checkpoint(place.with_suffix(".pth"), num_attention_heads=7, layer_norm_eps=1e-6)
     transform = ImageClassification(crop_size=40, resize_size=46)
-    object.__setattr__(converted, "image_processor", processor_from_torchvision(transform))
+    geometry: Any = {"size": {"shortest_edge": 46}, "crop_size": {"height": 40, "width": 40}, "do_center_crop": True}
+    processor = PlainViTImageProcessor(**geometry, image_mean=transform.mean, image_std=transform.std)
+    object.__setattr__(converted, "image_processor", processor)
     return Source(module, transform), converted
 
 

@@ -15,11 +15,12 @@ from torch import nn
 
 from ..configuration_plain_vit import PlainViTConfig, stem_stride
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
+from ..image_processing_plain_vit import PlainViTImageProcessor
 from .compare_modules import lost_fields
 from .engine import DROP_FIRST_AXIS, UNSTACK, Row, Transform, each, revert, then
 from .format import Description, Format, Hints, Inference, StateDict, pair
 from .infer import square_grid
-from .pixels import SourcePreprocessing, default_processor
+from .pixels import default_processor
 from .timm.pixels import processor_from_timm
 
 # What precedes the names: nothing, a flax.optim state, big_vision's parameters, those of one of its two towers.
@@ -405,19 +406,18 @@ class GoogleFormat(Format):
         np.savez(path, **arrays)  # type: ignore[arg-type]  # no array is called like its option
 
 
-def processor_from_google(image_size: int | Sequence[int], *, backend: str = "torchvision") -> SourcePreprocessing:
+def processor_from_google(image_size: int | Sequence[int]) -> PlainViTImageProcessor:
     """Prepare pixels as Google's vision_transformer evaluates: resized directly, scaled to [-1, 1].
 
     TensorFlow resizes without antialiasing, so pixels of images that shrink are near the original's, not equal.
 
     Args:
         image_size: Input size of the model in pixels, an int or (height, width).
-        backend: "torchvision" (tensors) or "pil" (arrays): the same pixels.
 
     Source:
         github.com/google-research/vision_transformer, `vit_jax/input_pipeline.py`.
     """
-    return default_processor(image_size, num_channels=3, mean=(0.5,) * 3, std=(0.5,) * 3, backend=backend)[0]
+    return default_processor(image_size, num_channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)[0]
 
 
 def _pooling_of(config: PlainViTConfig) -> str:

@@ -5,14 +5,9 @@ from typing import Any
 
 from PIL.Image import Resampling
 
-from ..image_processing_plain_vit import (
-    PlainViTImageProcessor,
-    PlainViTImageProcessorPil,
-    SourcePreprocessing,
-)
+from ..image_processing_plain_vit import PlainViTImageProcessor
 from .infer import pair
 
-BACKENDS = {"pil": PlainViTImageProcessorPil, "torchvision": PlainViTImageProcessor}
 INTERPOLATIONS = {  # timm's and torchvision's name -> Pillow's number, which transformers stores
     "nearest": Resampling.NEAREST.value,
     "bilinear": Resampling.BILINEAR.value,
@@ -31,8 +26,7 @@ def default_processor(
     *,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    backend: str = "torchvision",
-) -> tuple[SourcePreprocessing, tuple[str, ...]]:
+) -> tuple[PlainViTImageProcessor, tuple[str, ...]]:
     """Return a processor for a source that records nothing about its pixels, and what had to be assumed.
 
     Args:
@@ -40,7 +34,6 @@ def default_processor(
         num_channels: Channels of the model.
         mean: Mean of each channel of values in 0..1; 0.5 is assumed if not given.
         std: Deviation of each channel of values in 0..1; 0.5 is assumed if not given.
-        backend: "torchvision" (tensors) or "pil" (arrays): the same pixels.
 
     Returns:
         The processor, which stretches the image to `image_size` (bilinear), and one sentence per assumption, for the
@@ -53,20 +46,13 @@ def default_processor(
             "pixels were scaled to [-1, 1] (image_mean 0.5, image_std 0.5): the checkpoint does not say; "
             "give image_mean and image_std if they were not"
         )
-    processor = make_processor(
-        backend,
+    processor = PlainViTImageProcessor(
         size={"height": height, "width": width},
         resample=INTERPOLATIONS["bilinear"],
         image_mean=tuple(mean or (0.5,) * num_channels),
         image_std=tuple(std or (0.5,) * num_channels),
     )
     return processor, tuple(assumed)
-
-
-def make_processor(backend: str, **settings: Any) -> SourcePreprocessing:
-    if backend not in BACKENDS:
-        raise ValueError(unknown_value("backend", backend, BACKENDS))
-    return BACKENDS[backend](**settings)
 
 
 def unknown_value(name: str, got: object, known: Sequence[str] | Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,28 +100,20 @@ class Checkpoint:
     Attributes:
         tensors: The tensors by the names in the file. `.meta()` tells shapes and dtypes without reading.
         kind: `"safetensors"`, `"torch"` or `"npz"`.
-        path: The file or folder, for a Hub repository its folder in the cache.
         files: The files that hold the tensors.
-        metadata: The texts in the header of a safetensors file.
         config: `config.json` of the folder; None for a single file.
         preprocessor_config: `preprocessor_config.json` of the folder; None for a single file.
         wrappers: Where in a training checkpoint the tensors stood, outermost first.
         notes: What was chosen or passed over while opening, for the report.
-        repo_id: The Hub repository it came from.
-        revision: The commit of that repository.
     """
 
     tensors: LazyTensors
     kind: str
-    path: Path
     files: tuple[Path, ...]
-    metadata: Mapping[str, str] = field(default_factory=dict)
     config: dict[str, Any] | None = None
     preprocessor_config: dict[str, Any] | None = None
     wrappers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    repo_id: str | None = None
-    revision: str | None = None
 
 
 class Stripped(NamedTuple):
@@ -155,26 +147,22 @@ def read_checkpoint(
         HubError: The repository cannot be downloaded.
     """
     path = Path(os.path.expanduser(source))
-    repo_id = commit = None
     try:
         if not path.exists():
             if not HUB_ID.fullmatch(os.fspath(source)) or path.suffix in sum(SUFFIXES.values(), ()):
                 raise CheckpointError(
                     f"{path} does not exist: expected a checkpoint file, a folder or a Hub id (user/name)."
                 )
-            repo_id = os.fspath(source)
-            path = _download(repo_id, revision)
-            commit = path.name
+            path = _download(os.fspath(source), revision)
         elif revision is not None:
             raise CheckpointError(
                 f"{path} is on this machine and has no revision {revision!r}: leave the revision out."
             )
-        checkpoint = _read_folder(Path(os.path.realpath(path)), key) if path.is_dir() else _read_file(path, key)
+        return _read_folder(Path(os.path.realpath(path)), key) if path.is_dir() else _read_file(path, key)
     except HubError:
         raise
     except OSError as error:
         raise CheckpointError(f"{error.filename or path} cannot be read: {error.strerror}.") from error
-    return replace(checkpoint, repo_id=repo_id, revision=commit)
 
 
 def _download(repo_id: str, revision: str | None) -> Path:
@@ -215,7 +203,6 @@ def _read_folder(folder: Path, key: str | None) -> Checkpoint:
         config = {name: value for name, value in config.items() if name not in ATTENTION_CHOICES}
     return replace(
         checkpoint,
-        path=folder,
         config=config,
         preprocessor_config=_read_json(folder, "preprocessor_config.json"),
         notes=(*notes, *checkpoint.notes),
@@ -233,7 +220,7 @@ def _weights_of(folder: Path, notes: list[str]) -> str:
             rest = ", ".join([index] * (index in names) + shards[:3])
             raise CheckpointError(
                 f"{folder} holds {single} and beside it {rest}: one of them is left over from an earlier save, and "
-                "and nothing says which one. Delete the stale files, or give the file itself."
+                "nothing says which one. Delete the stale files, or give the file itself."
             )
         if shards and index not in names:
             raise CheckpointError(
@@ -345,14 +332,13 @@ def _read_shards(folder: Path, index_name: str) -> Checkpoint:
             )
 
     entries: dict[str, LazyTensor] = {}
-    metadata: Mapping[str, str] = {}
     kind, faults = "", []
     for name in shards:
         if not os.path.lexists(folder / name):
             faults.append(f"{name} is missing")
             continue
         shard = _read_file(_inside(folder, name), ".", name)
-        kind, metadata = shard.kind, metadata or shard.metadata
+        kind = shard.kind
         named = {tensor for tensor, file in weight_map.items() if file == name}
         faults += [f"{name} lacks {tensor!r}, which the index says it holds" for tensor in named - set(shard.tensors)]
         faults += [f"{name} holds {tensor!r}, which the index does not say" for tensor in set(shard.tensors) - named]
@@ -363,7 +349,7 @@ def _read_shards(folder: Path, index_name: str) -> Checkpoint:
     if faults:
         listed = "; ".join(sorted(faults)[:20])
         raise CheckpointError(f"{folder / index_name} does not fit the shards beside it: {listed}. Get them again.")
-    return Checkpoint(LazyTensors(entries), kind, folder, tuple(folder / name for name in shards), metadata)
+    return Checkpoint(LazyTensors(entries), kind, tuple(folder / name for name in shards))
 
 
 # ---- files ----
@@ -381,12 +367,12 @@ def _read_file(path: Path, key: str | None, name: str | None = None) -> Checkpoi
     if kind == "torch":
         file = TorchFile(path)
         state_dict, wrappers, notes = _find_state_dict(file.tree, key, path)
-        return Checkpoint(file.lazy(state_dict), kind, path, (path,), wrappers=wrappers, notes=notes)
-    tensors, metadata = open_safetensors(path) if kind == "safetensors" else (open_npz(path), {})
+        return Checkpoint(file.lazy(state_dict), kind, (path,), wrappers=wrappers, notes=notes)
+    tensors = open_safetensors(path)[0] if kind == "safetensors" else open_npz(path)
     if not tensors:
         raise CheckpointError(f"{path} holds no tensors: expected the weights of a model.")
     tensors, wrappers = _narrowed(tensors, key, path)
-    return Checkpoint(tensors, kind, path, (path,), metadata, wrappers=wrappers)
+    return Checkpoint(tensors, kind, (path,), wrappers=wrappers)
 
 
 def _kind(path: Path) -> str:
@@ -551,34 +537,3 @@ def strip_wrappers(names: Iterable[str]) -> Stripped:
         twice = next(name for name, count in Counter(short.values()).items() if count > 1)
         raise CheckpointError(f"Two tensors are called {twice!r} once their wrappers are removed: pick one by key=.")
     return Stripped(short, tuple(prefixes), counters)
-
-
-# ---- what the tensors hold ----
-
-
-def check_values(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Read every tensor once, one at a time, and refuse what no trained model holds.
-
-    Args:
-        tensors: The tensors that will be used.
-
-    Raises:
-        CheckpointError: lists every tensor with NaN or infinite values, of integers, or of another dtype than most.
-    """
-    faults, dtypes = [], {}
-    for name, tensor in tensors.items():
-        dtypes[name] = tensor.dtype
-        if not tensor.is_floating_point():
-            faults.append(f"{name!r} is {tensor.dtype}: weights are floating-point numbers")
-        elif tensor.numel():
-            low, high = torch.aminmax(tensor.float() if tensor.dtype.itemsize == 1 else tensor)  # NaN wins over both
-            if not (torch.isfinite(low) and torch.isfinite(high)):
-                faults.append(f"{name!r} holds NaN or infinite values")
-    floating = {name: dtype for name, dtype in dtypes.items() if dtype.is_floating_point}
-    if len(set(floating.values())) > 1:
-        usual = Counter(floating.values()).most_common(1)[0][0]
-        faults += [f"{name!r} is {dtype} among {usual}" for name, dtype in floating.items() if dtype != usual]
-    if faults:
-        raise CheckpointError(
-            f"{len(faults)} tensors are not usable: {'; '.join(faults[:40])}. Save it in one dtype, whole."
-        )

@@ -117,28 +117,6 @@ def staged_file(
         _put_in_place(new, place)
 
 
-def recover(target: str | os.PathLike[str]) -> bool:
-    """Clear away what a crashed writer left beside a target; the target as it was before it, or after it, remains.
-
-    `staged_folder` and `staged_file` begin with this.
-
-    Args:
-        target: The folder or file that was being written.
-
-    Returns:
-        Whether anything was left.
-
-    Raises:
-        OutputError: Somebody is writing the target now, or its folder cannot be written.
-    """
-    place = _place(target, ())
-    left = any(os.path.lexists(_beside(place, role)) for role in (NEW, OLD))
-    if left:
-        with _only_writer(place):
-            pass
-    return left
-
-
 def _place(target: str | os.PathLike[str], sources: Iterable[str | os.PathLike[str]]) -> Path:
     """Return the target's absolute path after checking it against the sources."""
     path = Path(os.path.abspath(os.path.expanduser(target)))

@@ -7,11 +7,9 @@ from typing import Any
 from transformers.image_processing_utils import BaseImageProcessor
 
 from ...errors import CheckpointError, ExportError
-from ...image_processing_plain_vit import (
-    SourcePreprocessing,
-)
+from ...image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing
 from ..infer import pair
-from ..pixels import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, make_processor, unknown_value
+from ..pixels import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, unknown_value
 
 # What timm's transform takes for a key that a pretrained_cfg leaves out (timm/data/config.py, timm/data/constants.py).
 TIMM_DEFAULTS: dict[str, Any] = {
@@ -29,8 +27,7 @@ def processor_from_timm(
     *,
     num_channels: int | None = None,
     image_size: int | Sequence[int] | None = None,
-    backend: str = "torchvision",
-) -> SourcePreprocessing:
+) -> PlainViTImageProcessor:
     """Prepare the same pixels as timm's evaluation transform.
 
     Args:
@@ -38,7 +35,6 @@ def processor_from_timm(
             mean what timm takes them to mean.
         num_channels: Channels of the model, where they differ from the first of `input_size`.
         image_size: Pixels, an int or (height, width), where the model was built for another size than `input_size`.
-        backend: "torchvision" (tensors) or "pil" (arrays): the same pixels.
 
     Raises:
         CheckpointError: if the entries contradict each other or timm itself cannot use them.
@@ -71,7 +67,7 @@ def processor_from_timm(
     else:
         raise CheckpointError(unknown_value("crop_mode", cfg["crop_mode"], ("center", "squash", "border")))
     resample = INTERPOLATIONS[cfg["interpolation"]]
-    return make_processor(backend, image_mean=mean, image_std=std, resample=resample, **settings)
+    return PlainViTImageProcessor(image_mean=mean, image_std=std, resample=resample, **settings)
 
 
 def processor_to_timm(processor: BaseImageProcessor) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ...image_processing_plain_vit import (
 
 
 def processor_from_transformers(
-    preprocessor_config: Mapping[str, Any], model_config: Mapping[str, Any] | None = None, *, backend: str | None = None
+    preprocessor_config: Mapping[str, Any], model_config: Mapping[str, Any] | None = None
 ) -> BaseImageProcessor:
     """Return the processor that a folder in transformers' layout describes, plain-vit's own included.
 
@@ -27,7 +27,6 @@ def processor_from_transformers(
     Args:
         preprocessor_config: The contents of `preprocessor_config.json`, of this or an older release of transformers.
         model_config: The contents of the `config.json` beside it, which tells the class where the other does not.
-        backend: "pil", "torchvision", or what `AutoImageProcessor` takes where nothing is asked for.
 
     Raises:
         CheckpointError: if neither names an image processor that transformers or plain-vit has.
@@ -43,7 +42,7 @@ def processor_from_transformers(
         except OSError as error:
             raise OutputError(f"temporary files cannot be written: {error.strerror}. Make room.") from error
         try:
-            processor = AutoImageProcessor.from_pretrained(folder, backend=backend, trust_remote_code=False)
+            processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
             named = preprocessor_config.get("image_processor_type") or preprocessor_config.get("feature_extractor_type")
             raise CheckpointError(
