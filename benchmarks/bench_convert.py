@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.harness import Case, compare, memory_bandwidth, parser, report
 from benchmarks.large_models import SOURCES, check, weights, written
 from plain_vit.conversion import convert_checkpoint, from_checkpoint
-from plain_vit.files.writing import staged_folder
+from plain_vit.files.staging import staged_folder
 
 NOTES = """Each turn reads a 1.2 GB file out of the system's cache, and ends when the new one is on the disk. Before
 that, each converted model was found to give its source's logits. The limit is the time that one thread needs to read

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from plain_vit.errors import OutputExistsError, TrainingError
 from plain_vit.extras import needs
-from plain_vit.files.writing import staged_file, staged_folder
+from plain_vit.files.staging import staged_file, staged_folder
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from accelerate import Accelerator

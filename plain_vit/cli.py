@@ -68,7 +68,7 @@ def inspect(options: argparse.Namespace) -> None:
 def convert(options: argparse.Namespace) -> None:
     """Write a Hugging Face folder, after the source's own package has confirmed the numbers."""
     from .conversion import convert_checkpoint
-    from .files.writing import staged_folder
+    from .files.staging import staged_folder
     from .hub import check_repository, push_folder
     from .model_card import facts_of_conversion, write_card
 
@@ -176,7 +176,7 @@ def env(options: argparse.Namespace) -> None:
 
 def examples(options: argparse.Namespace) -> None:
     """Write the examples, which are in the package where it was installed, and beside it in a checkout."""
-    from .files.writing import staged_folder
+    from .files.staging import staged_folder
 
     if options.out.is_dir() and any(options.out.iterdir()):
         raise OutputExistsError(f"{options.out} is not empty: give the name of a new folder.")
@@ -200,8 +200,7 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
     Raises:
         CheckpointError: It cannot be read, or holds something else.
     """
-    from .files.containers import parse_json
-    from .files.reading import read_small_file
+    from .files.texts import parse_json, read_small_file
 
     content = read_small_file(path)
     try:

@@ -15,7 +15,7 @@ from hypothesis import strategies
 
 from plain_vit.conversion import from_checkpoint, open
 from plain_vit.errors import CheckpointError, PlainViTError, UnsafeFileError
-from plain_vit.files import containers
+from plain_vit.files import torch_pickle
 from plain_vit.files.reading import check_layer_numbers, read_checkpoint
 from tests.bad_files import BAD_FILES, PAYLOAD
 from tests.test_reading import WRITERS, some_tensors
@@ -57,7 +57,7 @@ def test_where_our_own_check_of_a_pickle_is_passed_torch_refuses_it_still(
     title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(containers, "TENSOR_GLOBALS", containers.TENSOR_GLOBALS | {"posix system"})
+    monkeypatch.setattr(torch_pickle, "TENSOR_GLOBALS", torch_pickle.TENSOR_GLOBALS | {"posix system"})
     with pytest.raises(CheckpointError, match="cannot be unpickled"):
         read_checkpoint(BAD_FILES[title].make(tmp_path))
     assert not (tmp_path / PAYLOAD).exists()

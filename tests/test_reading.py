@@ -22,8 +22,8 @@ import vit_pytorch
 from torch import nn
 
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, HubError, UnknownFormatError
-from plain_vit.files.containers import LazyTensors
 from plain_vit.files.reading import read_checkpoint, strip_wrappers
+from plain_vit.files.tensors import LazyTensors
 from tests.conftest import randomize_
 
 Tensors = dict[str, torch.Tensor]
@@ -374,7 +374,7 @@ def test_a_safetensors_header_may_be_as_long_as_any_other_beginning_reads(start:
 
 def test_file_tools_import_no_source_of_checkpoints() -> None:
     code = (
-        "import sys, plain_vit.files.reading, plain_vit.files.writing\n"
+        "import sys, plain_vit.files.reading, plain_vit.files.staging\n"
         "sys.exit(any(name.startswith('plain_vit.conversion') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

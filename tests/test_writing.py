@@ -28,10 +28,11 @@ from plain_vit import PlainViTForImageClassification
 from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, to_checkpoint
 from plain_vit.errors import OutputError, OutputExistsError
-from plain_vit.files import writing
-from plain_vit.files.containers import LazyTensor, LazyTensors
+from plain_vit.files import staging
 from plain_vit.files.reading import read_checkpoint
-from plain_vit.files.writing import save_state_dict, staged_file, staged_folder
+from plain_vit.files.safetensors import save_state_dict
+from plain_vit.files.staging import staged_file, staged_folder
+from plain_vit.files.tensors import LazyTensor, LazyTensors
 from tests.tiny import tiny_config
 
 processes = multiprocessing.get_context("fork")  # a child is ready at once, with all imports of this process
@@ -158,7 +159,7 @@ def test_force_keeps_a_folder_that_holds_what_plain_vit_did_not_write(
     add(target)
     held = {path.relative_to(target): path.read_bytes() for path in target.rglob("*") if path.is_file()}
     if not swaps:
-        monkeypatch.setattr(writing, "exchange_names", lambda one, other: False)
+        monkeypatch.setattr(staging, "exchange_names", lambda one, other: False)
     with pytest.warns(UserWarning, match=rf"{target} held what plain-vit did not write \('.*'\).* is kept as .*kept-1"):
         write_version(target, 2)
     assert version_of(target) == 2
@@ -184,7 +185,7 @@ def test_killed_while_a_folder_is_kept_every_thesis_survives(
     swaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not swaps:
-        monkeypatch.setattr(writing, "exchange_names", lambda one, other: False)
+        monkeypatch.setattr(staging, "exchange_names", lambda one, other: False)
     target, rng = tmp_path / "model", random.Random(7)
     write_version(target, 1)
     begun = processes.Value("i", 0, lock=False)
@@ -242,7 +243,7 @@ def test_a_file_is_replaced_in_one_step_and_only_when_asked(tmp_path: Path) -> N
 def test_where_two_names_cannot_be_swapped_the_folder_is_replaced_by_two_renames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "exchange_names", lambda one, other: False)  # as on file systems without it
+    monkeypatch.setattr(staging, "exchange_names", lambda one, other: False)  # as on file systems without it
     target = tmp_path / "model"
     write_version(target, 1)
     write_version(target, 2)
@@ -447,7 +448,7 @@ def test_killed_at_a_hundred_random_moments_the_target_is_whole(tmp_path: Path) 
 def test_killed_at_a_hundred_random_moments_of_two_renames_the_target_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "exchange_names", lambda one, other: False)
+    monkeypatch.setattr(staging, "exchange_names", lambda one, other: False)
     monkeypatch.setattr(os, "uname", lambda: type("Other", (), {"sysname": "another system"}))
     survive_kills(tmp_path, 100)
 
@@ -468,7 +469,7 @@ def interrupted_at_step(step: int, target: Path) -> bool:
     The steps are the instructions of contextlib, of the guard and of what the guard calls, once it has the lock: all
     that runs between the writer's own lines and the end of the clearing up.
     """
-    guard, left = writing.GUARD, step
+    guard, left = staging.GUARD, step
     lock = target.parent / f".plain-vit-lock.{target.name}"
 
     def trace(frame: FrameType, event: str, _: object) -> Any:

@@ -32,7 +32,7 @@ from plain_vit.analysis.streams import average_over_images, pixel_batches
 from plain_vit.analysis.words import class_labels, distinct_labels, lacking_letters
 from plain_vit.errors import AnalysisError, DataError
 from plain_vit.extras import needs
-from plain_vit.files.writing import staged_folder
+from plain_vit.files.staging import staged_folder
 
 with needs("plain-vit[analysis]"):
     from matplotlib.figure import Figure

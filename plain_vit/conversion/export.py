@@ -17,7 +17,7 @@ from ..errors import (
     ExportError,
     OutputError,
 )
-from ..files.writing import staged_file, staged_folder
+from ..files.staging import staged_file, staged_folder
 from .compare_modules import MASKED
 from .sources import format_named
 

@@ -6,14 +6,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import nn
 
 from ..configuration_plain_vit import ACTIVATIONS, PlainViTConfig
 from ..errors import CheckpointError
-from ..files.writing import save_state_dict
+from ..files.safetensors import save_state_dict
+from ..files.torch_pickle import save_torch
 from .engine import Row
 from .infer import pair
 from .pixels import default_processor
@@ -355,27 +356,4 @@ def write_state_dict(state: StateDict, path: Path) -> None:
     if path.suffix == ".safetensors":
         save_state_dict(state, path, progress=False)
     else:
-        with path.open("wb") as file:
-            watched = _WatchedFile(file)
-            try:
-                torch.save(state, watched)  # type: ignore[arg-type]  # which asks for nothing else
-            except RuntimeError as error:
-                raise watched.fault or error from None
-
-
-class _WatchedFile:
-    """Remembers why writing failed: torch's own error, of a file on a full disk say, does not tell."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.fault: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.fault = error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
+        save_torch(state, path)

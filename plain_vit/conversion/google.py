@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from ..configuration_plain_vit import PlainViTConfig, stem_stride
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError
+from ..files.npz import save_npz
 from ..image_processing_plain_vit import PlainViTImageProcessor
 from .compare_modules import lost_fields
 from .engine import DROP_FIRST_AXIS, UNSTACK, Row, Transform, each, revert, then
@@ -402,8 +401,7 @@ class GoogleFormat(Format):
             lost.append(f"position_embedding_on_prefix={config.position_embedding_on_prefix} in {target.positions}")
         if lost:
             raise ExportError("Google's code cannot express this model:", lost)
-        arrays = {name: _as_numpy(tensor) for name, tensor in revert(rows_of(config, target), tensors, config).items()}
-        np.savez(path, **arrays)  # type: ignore[arg-type]  # no array is called like its option
+        save_npz(revert(rows_of(config, target), tensors, config), path)
 
 
 def processor_from_google(image_size: int | Sequence[int]) -> PlainViTImageProcessor:
@@ -507,12 +505,6 @@ def _positions(
         "image_size": size,
     }
     return fields, [] if given else [Inference("image_size", size, f"the {rows} rows of {place}")]
-
-
-def _as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return an array of the same bits; bfloat16, which numpy does not have, as two-byte voids."""
-    tensor = tensor.cpu()
-    return tensor.view(torch.int16).numpy().view("V2") if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 GOOGLE = GoogleFormat()

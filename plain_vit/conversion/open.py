@@ -23,9 +23,9 @@ from ..errors import (
     PlainViTError,
     VerificationError,
 )
-from ..files.containers import LazyTensors
 from ..files.reading import Checkpoint, check_layer_numbers, read_checkpoint, strip_wrappers
-from ..files.writing import save_state_dict
+from ..files.safetensors import save_state_dict
+from ..files.tensors import LazyTensors
 from .engine import Row, ignored_names
 from .format import UNSEEN, Description, Format, Hints, Inference, check_hints
 from .parity import compare_models, probe_images
@@ -90,7 +90,7 @@ def convert_checkpoint(
 
     Args:
         source: As for `from_checkpoint`.
-        folder: Where to write: a folder that is there and empty, such as that of `writing.staged_folder`.
+        folder: Where to write: a folder that is there and empty, such as that of `staging.staged_folder`.
         verify: Compare with the source's own model first, where its package is installed and both fit in memory.
         **options: As for `from_checkpoint`.
 

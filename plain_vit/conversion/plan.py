@@ -19,7 +19,7 @@ from ..errors import (
     MappingError,
     in_bytes,
 )
-from ..files.containers import LazyTensors
+from ..files.tensors import LazyTensors
 from .engine import Row, convert, ignored_names, revert, stream
 from .format import Description, Format
 from .parity import memory_of_probing

@@ -16,7 +16,7 @@ from ..errors import (
     PlainViTError,
     VerificationError,
 )
-from ..files.containers import LazyTensors
+from ..files.tensors import LazyTensors
 from .compare_modules import empty_model
 from .format import EXPECTED, Description, Format, Hints, Inference
 from .plan import ConversionPlan, without_prefix

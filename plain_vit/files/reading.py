@@ -18,17 +18,12 @@ import torch
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, HTTPError
 
 from ..errors import AmbiguousCheckpointError, CheckpointError, HubError, UnknownFormatError, UnsafeFileError
-from .containers import (
-    MAX_HEADER_BYTES,
-    MAX_TENSORS,
-    LazyTensor,
-    LazyTensors,
-    TorchFile,
-    open_npz,
-    open_safetensors,
-    parse_json,
-    zip_members,
-)
+from .npz import open_npz
+from .safetensors import open_safetensors
+from .tensors import MAX_HEADER_BYTES, MAX_TENSORS, LazyTensor, LazyTensors
+from .texts import parse_json, read_small_file
+from .torch_pickle import TorchFile
+from .zip_archives import zip_members
 
 SUFFIXES = {
     "safetensors": (".safetensors",),
@@ -259,25 +254,6 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
         return None
     path = _inside(folder, name)
     return parse_json(read_small_file(path), str(path))
-
-
-def read_small_file(path: Path) -> bytes:
-    """Read a file that says something of a model, such as its configuration or the names of its labels.
-
-    Raises:
-        CheckpointError: It is not there, or a device, a pipe or a folder, which may have no end.
-        UnsafeFileError: It is far larger than any such file.
-    """
-    try:
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing or no ordinary file: expected a text file.")
-        with path.open("rb") as file:
-            content = file.read(MAX_HEADER_BYTES + 1)  # not by its size: the files of /proc say 0
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    if len(content) > MAX_HEADER_BYTES:
-        raise UnsafeFileError(f"{path} has {path.stat().st_size} bytes; at most {MAX_HEADER_BYTES} are read.")
-    return content
 
 
 def _check_config(config: Mapping[str, Any], path: Path, tensors: LazyTensors) -> None:

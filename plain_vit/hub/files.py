@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import CheckpointError
-from ..files.containers import open_safetensors
+from ..files.safetensors import open_safetensors
 from .pickles import is_pickle, kind_of
 from .pictures import NotAPicture, without_metadata
 from .search import OVERLAP, secrets_among_numbers, secrets_in

@@ -13,8 +13,9 @@ import transformers
 from ..configuration_plain_vit import PlainViTConfig
 from ..conversion import from_checkpoint
 from ..errors import CheckpointError
-from ..files.containers import open_safetensors, parse_json
 from ..files.reading import read_checkpoint
+from ..files.safetensors import open_safetensors
+from ..files.texts import parse_json
 
 CONFIG, PROCESSOR, ADAPTER = (
     "config.json",

@@ -15,8 +15,8 @@ from transformers.utils import logging
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import CheckpointError, HubError, PushRefusedError
-from ..files.containers import parse_json
 from ..files.marks import is_untouched
+from ..files.texts import parse_json
 from ..model_card import CARD, ModelFacts, addressed, card_text
 from .contents import gather
 from .delivery import Delivery, Push, delivered

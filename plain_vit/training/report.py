@@ -15,7 +15,7 @@ from torch import nn
 from ..analysis import confusion_matrix, displayable
 from ..analysis.page import framed, html_page, html_table, inline_picture, plain_text
 from ..extras import needs
-from ..files.writing import staged_file
+from ..files.staging import staged_file
 from .metrics import Evaluation
 from .mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from .run import read_log, write_file

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..errors import OutputError, OutputExistsError, TrainingError, in_bytes
 from ..extras import needs
-from ..files.writing import staged_file, staged_folder
+from ..files.staging import staged_file, staged_folder
 from .sharding import ShardedState
 
 with needs("plain-vit[train]"):

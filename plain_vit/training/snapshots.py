@@ -17,7 +17,7 @@ from ..analysis.inspection import plain
 from ..conversion import from_module
 from ..errors import AnalysisError, DataError, PlainViTError
 from ..extras import needs
-from ..files.writing import staged_file
+from ..files.staging import staged_file
 from .data.decoding import as_files, read_rows
 from .loop import Loop
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from ...configuration_plain_vit import PlainViTConfig, stem_stride
 from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError
-from ...files.writing import save_state_dict
+from ...files.safetensors import save_state_dict
 from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Transform, revert
 from ..format import Description, Format, Hints, Inference, StateDict
 from .architectures import PUBLISHED_FILES

@@ -1,4 +1,4 @@
-"""Writing so that nothing is lost: whatever goes wrong, what was there before is still there, whole.
+"""Staging of outputs, so that nothing is lost: whatever goes wrong, what was there before is still there, whole.
 
 An output is made in a staging place beside its target, synced to the disk, and put in place by one rename. A lock
 beside the target keeps a second writer out, and what a crash leaves is cleared away by the next writer.
@@ -11,25 +11,18 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import filelock
-import torch
-from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError
-from tqdm import tqdm
 
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import OutputError, OutputExistsError, in_bytes, listed, printable
+from ..errors import OutputError, OutputExistsError, listed
 from ..system import HeldInterrupts, exchange_names
-from .containers import CHUNK_BYTES, SAFETENSORS_DTYPES, LazyTensors
 from .marks import is_untouched
 
-DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "config.json")
 
@@ -319,134 +312,3 @@ def _sync_one(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def save_state_dict(
-    tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
-    path: str | os.PathLike[str],
-    metadata: Mapping[str, str] | None = None,
-    *,
-    like: Mapping[str, torch.Tensor] | None = None,
-    max_shard_size: int | str | None = None,
-    progress: bool = True,
-) -> list[Path]:
-    """Write tensors as safetensors, one while the next is made, and sync them to the disk.
-
-    Args:
-        tensors: The tensors by name, or pairs of name and tensor in any order, which are taken one after the other.
-        path: The file to write, in a staging folder or where nothing is yet.
-        metadata: Texts for the header.
-        like: For pairs: tensors of the same names, shapes and dtypes, which may be on the meta device.
-        max_shard_size: Split into files of at most this size (bytes, or a text such as `"5GB"`) with an index, named
-            after `path` as transformers names them, if one file would be larger.
-        progress: Show a bar with the bytes per second.
-
-    Returns:
-        The files written, the index last.
-
-    Raises:
-        OutputExistsError: A file of that name is there.
-        OutputError: The disk has no room, a dtype has no name in the format, or the tensors are not as announced.
-    """
-    path = Path(path)
-    if like is None:
-        if not isinstance(tensors, Mapping):
-            raise TypeError("pairs of name and tensor need `like`, which says what is coming")
-        like = tensors.meta() if isinstance(tensors, LazyTensors) else tensors
-    sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in like.items()}
-    if strange := {tensor.dtype for tensor in like.values()} - set(DTYPE_NAMES):
-        raise OutputError(
-            f"{path}: safetensors files here hold no {', '.join(map(str, strange))}: cast the tensors first."
-        )
-    if (free := shutil.disk_usage(path.parent).free) < sum(sizes.values()):
-        raise OutputError(f"{path} needs {in_bytes(sum(sizes.values()))}, and {in_bytes(free)} are free: make room.")
-
-    shards = {path.name: list(like)}
-    if max_shard_size is not None:
-        split = split_state_dict_into_shards_factory(
-            dict(like),
-            get_storage_size=lambda tensor: tensor.numel() * tensor.dtype.itemsize,
-            filename_pattern=f"{path.stem}{{suffix}}{path.suffix}",
-            max_shard_size=max_shard_size,
-        )
-        shards = split.filename_to_tensors
-    written = [path.with_name(name) for name in shards]
-    index = path.with_name(f"{path.name}.index.json")
-
-    with ExitStack() as stack:
-        places: dict[str, tuple[IO[bytes], int]] = {}
-        for file_path, names in zip(written, shards.values(), strict=True):
-            file = stack.enter_context(_fresh_file(file_path))
-            places.update(_write_header(file, {name: like[name] for name in names}, metadata or {}))
-        bar = tqdm(
-            total=sum(sizes.values()),
-            unit="B",
-            unit_scale=True,
-            desc=f"Writing {printable(path.name)}",
-            disable=not progress,
-        )
-        stack.enter_context(bar)
-        writer = stack.enter_context(ThreadPoolExecutor(1))
-        written_before = writer.submit(lambda: None)
-        for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
-            if name not in places or tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
-                raise OutputError(f"{path}: {name!r} of {tuple(tensor.shape)} and {tensor.dtype} was not announced.")
-            written_before.result()
-            # In a list that is emptied: what was submitted keeps its arguments a little longer than its result.
-            written_before = writer.submit(_write_tensor, [tensor], *places.pop(name), bar)
-            del tensor
-        written_before.result()
-        if places:
-            raise OutputError(f"{path}: {len(places)} tensors never came, {next(iter(places))!r} among them.")
-        if len(shards) > 1:
-            weight_map = {name: file for file, names in shards.items() for name in names}
-            table = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
-            stack.enter_context(_fresh_file(index)).write(json.dumps(table, indent=2).encode() + b"\n")
-            written.append(index)
-    return written
-
-
-def _write_tensor(tensor: list[torch.Tensor], file: IO[bytes], offset: int, bar: tqdm) -> None:
-    file.seek(offset)
-    data = tensor.pop().detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    for start in range(0, len(data), CHUNK_BYTES):
-        bar.update(file.write(data[start : start + CHUNK_BYTES]))
-
-
-@contextmanager
-def _fresh_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that is not there yet; sync it at the end, or remove it after an error."""
-    try:
-        file = open(path, "xb")  # noqa: SIM115 (closed below)
-    except FileExistsError:
-        raise OutputExistsError(f"{path} is there already: write into a staging folder.") from None
-    try:
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        path.unlink()
-        raise
-
-
-def _write_header(
-    file: IO[bytes], like: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
-) -> dict[str, tuple[IO[bytes], int]]:
-    """Write a safetensors header, give the file its full size, and return where each tensor goes."""
-    order = sorted(like, key=lambda name: (-like[name].dtype.itemsize, name))  # every tensor aligned to its items
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    starts, position = {}, 0
-    for name in order:
-        tensor = like[name]
-        starts[name], position = position, position + tensor.numel() * tensor.dtype.itemsize
-        header[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [starts[name], position],
-        }
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    file.truncate(8 + len(text) + position)
-    return {name: (file, 8 + len(text) + start) for name, start in starts.items()}

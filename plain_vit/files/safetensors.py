@@ -1,0 +1,261 @@
+"""Safetensors files: headers checked wholly, tensors read or mapped when asked for; and written, in shards too."""
+
+import json
+import math
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from huggingface_hub import split_state_dict_into_shards_factory
+from tqdm import tqdm
+
+from ..errors import CheckpointError, OutputError, OutputExistsError, UnsafeFileError, in_bytes, printable
+from .tensors import CHUNK_BYTES, MAX_HEADER_BYTES, MAX_TENSORS, LazyTensor, LazyTensors, UnchangedFile, check_shape
+from .texts import parse_json
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def open_safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
+    """Check a safetensors header wholly and return the tensors, unread, and the metadata.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The tensors by name, and the `__metadata__` of the header.
+
+    Raises:
+        CheckpointError: The header is not what the format asks for, or the data is not what the header says.
+        UnsafeFileError: The header is too large or names too many tensors.
+
+    Source: the format's specification in the safetensors repository.
+    """
+    file = UnchangedFile(path)
+    header, data_start = _safetensors_header(file)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{path}: __metadata__ is not a table of texts: the file is damaged.")
+    if len(header) > MAX_TENSORS:
+        raise UnsafeFileError(f"{path} names {len(header)} tensors; at most {MAX_TENSORS} are read.")
+
+    entries, spans = {}, []
+    for name, entry in header.items():
+        shape, dtype, begin, end = _safetensors_entry(path, name, entry)
+        spans.append((begin, end, name))
+        place = data_start + begin, shape, dtype
+        entries[name] = LazyTensor(
+            shape, dtype, partial(_safetensor, file.read, *place), partial(_safetensor, file.map, *place)
+        )
+
+    position = 0
+    for begin, end, name in sorted(spans):
+        if begin != position:
+            fault = "overlaps the tensor before it" if begin < position else "leaves a gap before it"
+            raise CheckpointError(f"{path}: tensor {name!r} at bytes {begin} to {end} {fault}: the file is damaged.")
+        position = end
+    held = file.size - data_start
+    if held != position:
+        fault = "truncated: download or copy it again" if held < position else "damaged: bytes trail the last tensor"
+        raise CheckpointError(f"{path} holds {held} bytes of tensors, its header asks for {position}; it is {fault}.")
+    return LazyTensors(entries), metadata
+
+
+def _safetensors_header(file: UnchangedFile) -> tuple[dict[str, Any], int]:
+    with file.open() as opened:
+        length = struct.unpack("<Q", opened.read(8))[0] if file.size >= 8 else 0
+        if length + 8 > file.size or length < 2:
+            raise CheckpointError(
+                f"{file.path} has {file.size} bytes, which is no safetensors file with a header of {length} bytes; "
+                "it is truncated or something else: download or copy it again."
+            )
+        if length > MAX_HEADER_BYTES:
+            raise UnsafeFileError(f"{file.path}: a header of {length} bytes; at most {MAX_HEADER_BYTES} are read.")
+        text = opened.read(length)
+    header = parse_json(text, f"{file.path}: the header")
+    return header, 8 + length
+
+
+def _safetensors_entry(path: Path, name: str, entry: object) -> tuple[tuple[int, ...], torch.dtype, int, int]:
+    where = f"{path}: tensor {name!r}"
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"{where} is not described by dtype, shape and data_offsets: the file is damaged.")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise CheckpointError(f"{where} has shape {shape!r:.200} at {offsets!r:.200}: the file is damaged.")
+    if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
+        raise CheckpointError(f"{where} has the dtype {entry['dtype']!r:.200}; this version reads {', '.join(DTYPES)}.")
+    dtype = DTYPES[entry["dtype"]]
+    check_shape(where, shape)
+    if math.prod(shape) * dtype.itemsize != offsets[1] - offsets[0]:
+        raise CheckpointError(
+            f"{where} of shape {shape} and dtype {entry['dtype']} does not fill the {offsets[1] - offsets[0]} bytes "
+            "it is given: the file is damaged."
+        )
+    return tuple(shape), dtype, offsets[0], offsets[1]
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+
+
+def _safetensor(
+    take: Callable[[int, int, torch.dtype], torch.Tensor], offset: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    return take(offset, math.prod(shape) * dtype.itemsize, dtype).reshape(shape)
+
+
+def save_state_dict(
+    tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    like: Mapping[str, torch.Tensor] | None = None,
+    max_shard_size: int | str | None = None,
+    progress: bool = True,
+) -> list[Path]:
+    """Write tensors as safetensors, one while the next is made, and sync them to the disk.
+
+    Args:
+        tensors: The tensors by name, or pairs of name and tensor in any order, which are taken one after the other.
+        path: The file to write, in a staging folder or where nothing is yet.
+        metadata: Texts for the header.
+        like: For pairs: tensors of the same names, shapes and dtypes, which may be on the meta device.
+        max_shard_size: Split into files of at most this size (bytes, or a text such as `"5GB"`) with an index, named
+            after `path` as transformers names them, if one file would be larger.
+        progress: Show a bar with the bytes per second.
+
+    Returns:
+        The files written, the index last.
+
+    Raises:
+        OutputExistsError: A file of that name is there.
+        OutputError: The disk has no room, a dtype has no name in the format, or the tensors are not as announced.
+    """
+    path = Path(path)
+    if like is None:
+        if not isinstance(tensors, Mapping):
+            raise TypeError("pairs of name and tensor need `like`, which says what is coming")
+        like = tensors.meta() if isinstance(tensors, LazyTensors) else tensors
+    sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in like.items()}
+    if strange := {tensor.dtype for tensor in like.values()} - set(DTYPE_NAMES):
+        raise OutputError(
+            f"{path}: safetensors files here hold no {', '.join(map(str, strange))}: cast the tensors first."
+        )
+    if (free := shutil.disk_usage(path.parent).free) < sum(sizes.values()):
+        raise OutputError(f"{path} needs {in_bytes(sum(sizes.values()))}, and {in_bytes(free)} are free: make room.")
+
+    shards = {path.name: list(like)}
+    if max_shard_size is not None:
+        split = split_state_dict_into_shards_factory(
+            dict(like),
+            get_storage_size=lambda tensor: tensor.numel() * tensor.dtype.itemsize,
+            filename_pattern=f"{path.stem}{{suffix}}{path.suffix}",
+            max_shard_size=max_shard_size,
+        )
+        shards = split.filename_to_tensors
+    written = [path.with_name(name) for name in shards]
+    index = path.with_name(f"{path.name}.index.json")
+
+    with ExitStack() as stack:
+        places: dict[str, tuple[IO[bytes], int]] = {}
+        for file_path, names in zip(written, shards.values(), strict=True):
+            file = stack.enter_context(_fresh_file(file_path))
+            places.update(_write_header(file, {name: like[name] for name in names}, metadata or {}))
+        bar = tqdm(
+            total=sum(sizes.values()),
+            unit="B",
+            unit_scale=True,
+            desc=f"Writing {printable(path.name)}",
+            disable=not progress,
+        )
+        stack.enter_context(bar)
+        writer = stack.enter_context(ThreadPoolExecutor(1))
+        written_before = writer.submit(lambda: None)
+        for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
+            if name not in places or tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
+                raise OutputError(f"{path}: {name!r} of {tuple(tensor.shape)} and {tensor.dtype} was not announced.")
+            written_before.result()
+            # In a list that is emptied: what was submitted keeps its arguments a little longer than its result.
+            written_before = writer.submit(_write_tensor, [tensor], *places.pop(name), bar)
+            del tensor
+        written_before.result()
+        if places:
+            raise OutputError(f"{path}: {len(places)} tensors never came, {next(iter(places))!r} among them.")
+        if len(shards) > 1:
+            weight_map = {name: file for file, names in shards.items() for name in names}
+            table = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
+            stack.enter_context(_fresh_file(index)).write(json.dumps(table, indent=2).encode() + b"\n")
+            written.append(index)
+    return written
+
+
+def _write_tensor(tensor: list[torch.Tensor], file: IO[bytes], offset: int, bar: tqdm) -> None:
+    file.seek(offset)
+    data = tensor.pop().detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    for start in range(0, len(data), CHUNK_BYTES):
+        bar.update(file.write(data[start : start + CHUNK_BYTES]))
+
+
+@contextmanager
+def _fresh_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that is not there yet; sync it at the end, or remove it after an error."""
+    try:
+        file = open(path, "xb")  # noqa: SIM115 (closed below)
+    except FileExistsError:
+        raise OutputExistsError(f"{path} is there already: write into a staging folder.") from None
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink()
+        raise
+
+
+def _write_header(
+    file: IO[bytes], like: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+) -> dict[str, tuple[IO[bytes], int]]:
+    """Write a safetensors header, give the file its full size, and return where each tensor goes."""
+    order = sorted(like, key=lambda name: (-like[name].dtype.itemsize, name))  # every tensor aligned to its items
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    starts, position = {}, 0
+    for name in order:
+        tensor = like[name]
+        starts[name], position = position, position + tensor.numel() * tensor.dtype.itemsize
+        header[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [starts[name], position],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    file.truncate(8 + len(text) + position)
+    return {name: (file, 8 + len(text) + start) for name, start in starts.items()}

@@ -1,0 +1,156 @@
+"""Tensors in files, read when they are asked for; the limits and checks that all kinds of files share.
+
+Opening reads and checks headers only: names, shapes, dtypes and where the bytes lie. Nothing that a header declares is
+allocated before it has been compared with the size of the file, no code in a file is run, and each tensor's bytes are
+read when it is asked for, into memory of its own; a file that changes meanwhile is noticed. `LazyTensors.mapped` maps
+safetensors files instead, which are replaced and not overwritten by what saves them; torch.save overwrites.
+"""
+
+import math
+import mmap
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from ..errors import CheckpointError
+
+# Far above what any Vision Transformer needs, and far below what exhausts a memory while a header is parsed.
+MAX_HEADER_BYTES = 16 * 2**20
+MAX_TENSORS = 50_000
+CHUNK_BYTES = 16 * 2**20
+HUGE_PAGE = 2 * 2**20
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor's shape and dtype, and the function that reads or computes it, afresh at each call.
+
+    Args:
+        shape: Of the tensor.
+        dtype: Of the tensor.
+        read: Gives it in memory of its own.
+        map: Gives it as a private mapping of its file, which costs no memory until it is changed; None where there is
+            none.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], torch.Tensor]
+    map: Callable[[], torch.Tensor] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the tensor takes once it has been read."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class LazyTensors(Mapping[str, torch.Tensor]):
+    """Tensors by name that are read when asked for and not kept.
+
+    Args:
+        entries: For each name, its shape and dtype and how to read it.
+    """
+
+    def __init__(self, entries: Mapping[str, LazyTensor]) -> None:
+        self.entries = dict(entries)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.entries[name].read()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would read the tensor
+        return name in self.entries
+
+    def mapped(self) -> "LazyTensors":
+        """Return the same tensors, mapped from their files where that can be."""
+        return LazyTensors({name: replace(entry, read=entry.map or entry.read) for name, entry in self.entries.items()})
+
+    def meta(self) -> dict[str, torch.Tensor]:
+        """Return tensors on the meta device: names, shapes and dtypes, without reading."""
+        return {
+            name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in self.entries.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(entry.nbytes for entry in self.entries.values())
+
+
+class UnchangedFile:
+    """A file that must not change between the check of its header and the reading of its tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stamp = self._stamp(os.stat(path))
+        self.size = self.stamp[2]
+
+    @staticmethod
+    def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+    def open(self) -> IO[bytes]:
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115 (the caller closes it)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be opened any more: {error.strerror}.") from error
+        if self._stamp(os.fstat(file.fileno())) != self.stamp:
+            file.close()
+            raise CheckpointError(f"{self.path} changed while it was being read: open it again.")
+        return file
+
+    def read(self, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+        """Read `nbytes` at `offset` as a one-dimensional tensor."""
+        with self.open() as file:
+            file.seek(offset)
+            return read_into(file, nbytes, self.path).view(dtype)
+
+    def map(self, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+        """Map what `read` would read; what is written to the tensor stays in this process."""
+        if nbytes == 0 or offset % dtype.itemsize:  # torch computes on aligned items only
+            return self.read(offset, nbytes, dtype)
+        before = offset % mmap.ALLOCATIONGRANULARITY
+        with self.open() as file:
+            pages = mmap.mmap(file.fileno(), before + nbytes, access=mmap.ACCESS_COPY, offset=offset - before)
+        return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=before).view(dtype)
+
+
+def read_into(file: IO[bytes], nbytes: int, path: Path) -> torch.Tensor:
+    """Read exactly `nbytes` into a fresh tensor, (nbytes,) of uint8."""
+    buffer = _fresh(nbytes)
+    view, filled = buffer.numpy().data, 0
+    while filled < nbytes:
+        count = file.readinto(view[filled : filled + CHUNK_BYTES])  # type: ignore[attr-defined]
+        if not count:
+            raise CheckpointError(f"{path} ends {nbytes - filled} bytes too early: download or copy it again.")
+        filled += count
+    return buffer
+
+
+def _fresh(nbytes: int) -> torch.Tensor:
+    """Return memory that is not yet filled, (nbytes,) of uint8."""
+    if nbytes < HUGE_PAGE:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    # Pages of their own go back to the system at once; of malloc's, five freed tensors were seen to stay.
+    pages = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -torch.frombuffer(pages, dtype=torch.uint8).data_ptr() % HUGE_PAGE
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: a third of the processor time, where the kernel offers it
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE, start, nbytes // HUGE_PAGE * HUGE_PAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=start)
+
+
+def check_shape(where: str, shape: tuple[int, ...] | list[int]) -> None:
+    """Refuse what torch cannot index, a zero size beside huge ones included."""
+    if len(shape) > 64 or math.prod(max(size, 1) for size in shape) >= 2**60:
+        raise CheckpointError(f"{where} has the impossible shape {tuple(shape)!r:.200}: the file is damaged.")
