@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from ..errors import PushRefusedError
 from ..model_card import CARD
 from .files import look_into, look_into_text
-from .opening import ADAPTER, Opened
+from .opening import Opened
 from .search import secrets_in
 
 NO_PART = "no part of a model's repository"
@@ -108,7 +108,7 @@ def gather(
     shown = _linked(folder, files)
     contents = Contents()
     for name, path in files.items():
-        is_part = name in opened.needed or name in ADAPTER or bool(BESIDE.fullmatch(name)) or name in shown
+        is_part = name in opened.needed or bool(BESIDE.fullmatch(name)) or name in shown
         if any(fnmatch(name, pattern) for pattern in exclude):
             if name in opened.needed:
                 faults.append(f"{name} is needed: without it the model does not open")

@@ -104,6 +104,7 @@ class Delivery:
         only_new: Files that are left out where the repository has them.
         replaces_weights: Remove the weights of an earlier push.
         notes: For the `Push`.
+        base_model: Hub id of the model that an adapter is for, without which it is of no use.
     """
 
     repo_id: str
@@ -117,6 +118,7 @@ class Delivery:
     only_new: Sequence[str] = ()
     replaces_weights: bool = True
     notes: Sequence[str] = ()
+    base_model: str | None = None
 
     def planned(self) -> Push:
         """Return what would be sent to an empty repository."""
@@ -166,6 +168,11 @@ def _send(api: HfApi, delivery: Delivery, state: _State) -> tuple[Push, CommitIn
     if CARD in contents.sent and not state.checked_card:
         ModelCard(_content(contents.sent[CARD]).decode("utf-8-sig")).validate(repo_type="model")
         state.checked_card = True
+    if delivery.base_model is not None and not api.repo_exists(delivery.base_model):
+        raise HubError(
+            f"{delivery.base_model} is not on the Hub, or this token may not see it, and the adapter is for it: push "
+            "the base model first, or write its id into adapter_config.json."
+        )
     if not api.repo_exists(repo_id):
         state.asked_for_it = True
         api.create_repo(repo_id, private=delivery.private or None, exist_ok=True)

@@ -16,12 +16,10 @@ from ..errors import CheckpointError
 from ..files.reading import read_checkpoint
 from ..files.safetensors import open_safetensors
 from ..files.texts import parse_json
+from . import adapters
+from .adapters import Adapter, open_adapter
 
-CONFIG, PROCESSOR, ADAPTER = (
-    "config.json",
-    "preprocessor_config.json",
-    ("adapter_config.json", "adapter_model.safetensors"),
-)
+CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 OURS = {path.name: path for path in Path(__file__).parents[1].glob("*_plain_vit.py")}
 
 
@@ -33,11 +31,18 @@ class Opened:
         config: `config.json`; empty for an adapter.
         needed: The files without which it would not open elsewhere: weights, settings and code.
         notes: What could not be tried.
+        adapter: Of peft, where the folder holds one.
     """
 
     config: Mapping[str, Any]
     needed: set[str]
     notes: list[str] = field(default_factory=list)
+    adapter: Adapter | None = None
+
+    @property
+    def base_model(self) -> str | None:
+        """Hub id of the model that the adapter is for."""
+        return None if self.adapter is None else self.adapter.base_model
 
 
 def open_folder(folder: Path) -> Opened:
@@ -49,8 +54,27 @@ def open_folder(folder: Path) -> Opened:
     Raises:
         CheckpointError: It does not open, or holds NaN; `MappingError` and others of its kind say what is wrong.
     """
-    if (folder / ADAPTER[0]).is_file() and not (folder / CONFIG).exists():
-        return _open_adapter(folder)
+    if not (folder / adapters.SETTINGS).is_file():
+        return _open_whole(folder)
+    adapter = open_adapter(folder)
+    _check_finite(folder, open_safetensors(folder / adapters.WEIGHTS)[0])
+    opened = _open_whole(folder) if (folder / CONFIG).exists() else settings_alone(folder)
+    opened.needed |= {adapters.SETTINGS, adapters.WEIGHTS}
+    opened.notes.append(f"an adapter of {adapter.base_model}: its tensors were read, the model was not built")
+    opened.adapter = adapter
+    return opened
+
+
+def settings_alone(folder: Path) -> Opened:
+    """Look at what is saved without weights, a configuration or an image processor: settings and code."""
+    settings = [name for name in (CONFIG, PROCESSOR) if (folder / name).is_file()]
+    maps = (auto_map_of(parse_json((folder / name).read_bytes(), name)) for name in settings)
+    named = {each for auto_map in maps for each in classes_of(auto_map)}
+    there = {each for each in named if (folder / f"{each.split('.')[0]}.py").is_file()}
+    return Opened({}, {*settings, *check_code(folder, there)})
+
+
+def _open_whole(folder: Path) -> Opened:
     checkpoint = read_checkpoint(folder)
     if checkpoint.config is None:
         raise CheckpointError(f"{folder} holds no {CONFIG}: give the folder of a saved model.")
@@ -201,17 +225,3 @@ def _check_finite(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     ]
     if broken:
         raise CheckpointError(f"{folder}: {len(broken)} tensors hold NaN or infinite values, {broken[0]!r} among them.")
-
-
-def _open_adapter(folder: Path) -> Opened:
-    """Read what peft saved; without the base model it cannot be built."""
-    if not (folder / ADAPTER[1]).is_file():
-        raise CheckpointError(f"{folder} holds {ADAPTER[0]} and no {ADAPTER[1]}: save the adapter as safetensors.")
-    settings = parse_json((folder / ADAPTER[0]).read_bytes(), str(folder / ADAPTER[0]))
-    if not isinstance(settings.get("peft_type"), str) or not isinstance(settings.get("base_model_name_or_path"), str):
-        raise CheckpointError(
-            f"{folder / ADAPTER[0]} names no peft_type and no base_model_name_or_path: save it with peft."
-        )
-    _check_finite(folder, open_safetensors(folder / ADAPTER[1])[0])
-    note = f"an adapter of {settings['base_model_name_or_path']}: its tensors were read, the model was not built"
-    return Opened({}, {*ADAPTER}, [note])

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,11 +17,10 @@ from transformers.utils import logging
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import CheckpointError, HubError, PushRefusedError
 from ..files.marks import is_untouched
-from ..files.texts import parse_json
 from ..model_card import CARD, ModelFacts, addressed, card_text
-from .contents import gather
+from .contents import Contents, gather
 from .delivery import Delivery, Push, delivered
-from .opening import CONFIG, PROCESSOR, Opened, auto_map_of, check_code, classes_of, open_folder
+from .opening import PROCESSOR, Opened, open_folder, settings_alone
 from .search import known_secrets, secrets_in
 
 logger = logging.get_logger(__name__)
@@ -83,15 +83,11 @@ def push_folder(
         raise PushRefusedError(f"{path} was not pushed.", ["the message of the commit holds a secret"])
     opened = open_folder(path)
     contents = gather(path, opened, include, exclude, known)
-    if CARD in contents.sent:
-        page = (path / CARD).read_bytes()
-        if is_untouched(page):
-            contents.add_text(CARD, addressed(page, repo_id), known)
-    elif opened.config.get("model_type") == PlainViTConfig.model_type and CARD not in contents.left_out:
-        contents.add_text(CARD, addressed(card_text(path, ModelFacts()).encode(), repo_id), known)
+    if not any(fnmatch(CARD, pattern) for pattern in exclude):
+        _add_page(contents, path, opened, repo_id, known)
     delivery = Delivery(
         repo_id=repo_id, contents=contents, private=private, revision=revision, message=message,
-        overwrites_card=CARD in include, notes=opened.notes,
+        overwrites_card=CARD in include, notes=opened.notes, base_model=opened.base_model,
     )  # fmt: skip
     return delivery.planned() if dry_run else delivered(HfApi(token=token, library_name="plain-vit"), delivery)[0]
 
@@ -162,17 +158,16 @@ def push_saved(
             else:
                 image_processor.save_pretrained(folder)
                 only_new += [PROCESSOR] if given is None else []
-        opened = open_folder(folder) if is_model else _settings_alone(folder)
+        opened = open_folder(folder) if is_model else settings_alone(folder)
         contents = gather(folder, opened, (), (), known)
         if contents.left_out:
             logger.warning("Not sent, as no part of a model's repository: %s", ", ".join(contents.left_out))
-        if opened.config.get("model_type") == PlainViTConfig.model_type and is_model:
-            page = card_text(folder, ModelFacts(tags=tuple(tags or ())))
-            contents.add_text(CARD, addressed(page.encode(), repo_id), known)
+        if is_model:
+            _add_page(contents, folder, opened, repo_id, known, tags or ())
         delivery = Delivery(
             repo_id=repo_id, contents=contents, private=bool(private), revision=revision, message=message,
             description=commit_description, create_pr=create_pr, only_new=only_new, notes=opened.notes,
-            replaces_weights=is_model,
+            replaces_weights=is_model, base_model=opened.base_model,
         )  # fmt: skip
         return delivered(api, delivery)[1]
 
@@ -221,13 +216,19 @@ def check_repository(
         raise HubError("There is no token: run `hf auth login`, or set HF_TOKEN to one that may write.")
 
 
-def _settings_alone(folder: Path) -> Opened:
-    """Look at what a configuration or an image processor has saved: settings and code."""
-    settings = [name for name in (CONFIG, PROCESSOR) if (folder / name).is_file()]
-    maps = (auto_map_of(parse_json((folder / name).read_bytes(), name)) for name in settings)
-    named = {each for auto_map in maps for each in classes_of(auto_map)}
-    there = {each for each in named if (folder / f"{each.split('.')[0]}.py").is_file()}
-    return Opened({}, {*settings, *check_code(folder, there)})
+def _add_page(
+    contents: Contents, folder: Path, opened: Opened, repo_id: str, known: Collection[str], tags: Sequence[str] = ()
+) -> None:
+    """Put the name of the repository into a page of ours, and write one where there is none; another stays as it is."""
+    page = (folder / CARD).read_bytes() if CARD in contents.sent else None
+    if opened.adapter is not None and not opened.config:
+        text = None if page is None else page.decode("utf-8-sig", errors="replace")
+        if (new := opened.adapter.page(text, tags)) != text:
+            page = new.encode()
+    elif page is None and opened.config.get("model_type") == PlainViTConfig.model_type:
+        page = card_text(folder, ModelFacts(tags=tuple(tags))).encode()
+    if page is not None and is_untouched(page):
+        contents.add_text(CARD, addressed(page, repo_id), known)
 
 
 def _processor_of(model: PreTrainedModel) -> Any:
