@@ -48,7 +48,7 @@ with needs("plain-vit[train]", "vit-pytorch", script=__name__ == "__main__"):
     )
     from plain_vit.training.data import load_classification_data, load_splits
     from plain_vit.training.glyphs import CHARACTERS, render_glyphs
-    from plain_vit.training.run import read_log
+    from plain_vit.training.run.folder import read_log
 
 CHECKPOINT = HERE / "checkpoints" / "glyphs_vit.pt"
 NOTES = json.loads(CHECKPOINT.with_suffix(".json").read_text(encoding="utf-8"))

@@ -26,13 +26,13 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.arguments import ForwardOptions, LabelOptions, keywords, option, run_script
     from plain_vit.training.data import load_labelled_split
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
+    from plain_vit.training.hardware.processes import loading_options, start_accelerator
     from plain_vit.training.metrics import Evaluation, evaluate_classifier
-    from plain_vit.training.mistakes import confused_pairs, results_by_class, top_accuracy
     from plain_vit.training.models import checkpoint_hints, open_classifier
-    from plain_vit.training.processes import loading_options, start_accelerator
-    from plain_vit.training.progress import Progress
-    from plain_vit.training.report import environment
-    from plain_vit.training.run import write_file
+    from plain_vit.training.run.folder import write_file
+    from plain_vit.training.run.mistakes import confused_pairs, results_by_class, top_accuracy
+    from plain_vit.training.run.progress import Progress
+    from plain_vit.training.run.report import environment
 
 SHOWN = 30  # classes and pairs that are printed; the file has all
 

@@ -46,18 +46,18 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.data.sampling import ShuffledStream
     from plain_vit.training.data.streaming import StreamedImages, streamed_batches
-    from plain_vit.training.dry_run import text_tables
-    from plain_vit.training.facts import describe_plan, model_facts, report_facts
+    from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Batch, Loop, Schedule, make_schedule, start_run
-    from plain_vit.training.memory import fitting_accumulation, training_trial
     from plain_vit.training.metrics import Evaluation
     from plain_vit.training.models import Teacher, checkpoint_hints, head_of, load_classifier, load_teacher, with_lora
     from plain_vit.training.optimization import freeze
-    from plain_vit.training.publishing import publish
-    from plain_vit.training.report import write_report
-    from plain_vit.training.run import RunFolder, deciding_options
-    from plain_vit.training.snapshots import Snapshots
+    from plain_vit.training.run.dry_run import text_tables
+    from plain_vit.training.run.facts import describe_plan, model_facts, report_facts
+    from plain_vit.training.run.folder import RunFolder, deciding_options
+    from plain_vit.training.run.publishing import publish
+    from plain_vit.training.run.report import write_report
+    from plain_vit.training.run.snapshots import Snapshots
     from plain_vit.training.tasks.classification import Classification
 
 

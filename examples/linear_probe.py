@@ -36,6 +36,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data import ImageClassificationData, load_classification_data
     from plain_vit.training.data.datasets import labels_hash
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages
+    from plain_vit.training.hardware.processes import loading_options, start_accelerator
     from plain_vit.training.models import checkpoint_hints, load_classifier
     from plain_vit.training.probing import (
         LEARNING_RATES,
@@ -45,8 +46,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         head_layer,
         train_probes,
     )
-    from plain_vit.training.processes import loading_options, start_accelerator
-    from plain_vit.training.run import move_into, write_file
+    from plain_vit.training.run.folder import move_into, write_file
 
 FEATURES, SOURCE = "features.safetensors", "features.json"
 

@@ -38,7 +38,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Loop, make_schedule, start_run
     from plain_vit.training.models import checkpoint_hints
-    from plain_vit.training.run import RunFolder, deciding_options
+    from plain_vit.training.run.folder import RunFolder, deciding_options
     from plain_vit.training.tasks.masked_patches import (
         CORRUPTIONS,
         CorruptedImages,

@@ -108,7 +108,7 @@ def test_every_module_and_script_says_in_one_line_what_is_missing(tmp_path: Path
     for name, message in outcomes["modules"].items():
         assert named(message) in OPTIONAL, name
     lacking = {name.removeprefix("plain_vit.") for name in outcomes["modules"]}
-    assert {"analysis.plots", "analysis.sheet", "training.data", "training.report"} <= lacking
+    assert {"analysis.plots", "analysis.sheet", "training.data", "training.run.report"} <= lacking
     assert not {"analysis", "analysis.attention", "training.glyphs", "training.losses", "cli"} & lacking
     for name in SCRIPTS:
         code, said = outcomes["scripts"][name]

@@ -18,7 +18,7 @@ from plain_vit import (
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
 from plain_vit.training.data import load_splits
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
-from plain_vit.training.run import read_log
+from plain_vit.training.run.folder import read_log
 from plain_vit.training.tasks.masked_patches import (
     CORRUPTIONS,
     Corruption,

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from plain_vit.training.processes import start_accelerator
-from plain_vit.training.run import RunFolder
+from plain_vit.training.hardware.processes import start_accelerator
+from plain_vit.training.run.folder import RunFolder
 
 processes = get_context("fork")  # what is imported need not be imported again
 tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it

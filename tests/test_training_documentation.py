@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from plain_vit.training.arguments import parse_arguments
-from plain_vit.training.benchmarks import BENCHMARKS
+from plain_vit.training.data.benchmarks import BENCHMARKS
 from tests.test_documentation import BLOCK, ROOT
 from tests.training_runs import open_script
 

@@ -16,11 +16,11 @@ from accelerate.commands.config.config_args import load_config_from_file
 from transformers import ViTForImageClassification, ViTImageProcessor, pipeline
 
 from plain_vit.errors import DataError, OutputError, OutputExistsError, TrainingError
-from plain_vit.training import run as run_module
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data import load_classification_data, load_splits
 from plain_vit.training.optimization import average_of
-from plain_vit.training.run import read_log
+from plain_vit.training.run import folder as run_module
+from plain_vit.training.run.folder import read_log
 from tests.training_runs import (
     EXAMPLES,
     PYTHON,

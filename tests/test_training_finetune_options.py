@@ -17,7 +17,7 @@ from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data import load_splits
 from plain_vit.training.metrics import evaluate_classifier
 from plain_vit.training.models import load_classifier
-from plain_vit.training.run import read_log
+from plain_vit.training.run.folder import read_log
 from plain_vit.training.tasks import classification
 from tests.training_runs import assert_same_bits, open_script, save_stock_vit, weights_of
 

@@ -19,7 +19,7 @@ from plain_vit.errors import DataError, TrainingError
 from plain_vit.training.data.augmentation import AugmentedImages, CroppedImage, training_transform
 from plain_vit.training.data.decoding import decode_image, open_stored, try_image
 from plain_vit.training.data.sampling import ShuffledStream
-from plain_vit.training.processes import loading_options
+from plain_vit.training.hardware.processes import loading_options
 
 ORIENTATION = PIL.ExifTags.Base.Orientation
 SIZE = (37, 29)  # height, width of a result

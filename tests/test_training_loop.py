@@ -17,7 +17,7 @@ from plain_vit.training.arguments import LoopOptions
 from plain_vit.training.data.sampling import ShuffledStream
 from plain_vit.training.learner import Learner
 from plain_vit.training.loop import Batch, Loop, Means, Task, make_schedule, start_run
-from plain_vit.training.run import RunFolder, deciding_options, read_log
+from plain_vit.training.run.folder import RunFolder, deciding_options, read_log
 from tests.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -32,8 +32,8 @@ from plain_vit.errors import TrainingError
 from plain_vit.training.arguments import as_yaml, check_options, parse_arguments
 from plain_vit.training.data.augmentation import input_size, training_transform
 from plain_vit.training.data.sampling import ShuffledStream
+from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
 from plain_vit.training.losses import balancing_weights, classification_loss, distillation_loss
-from plain_vit.training.memory import fitting_accumulation, training_trial
 from plain_vit.training.models import as_saved, head_of, load_classifier, load_teacher, with_lora, with_processed_size
 from plain_vit.training.optimization import OPTIMIZERS, freeze, learning_rate_factor, make_optimizer, train_mode
 from plain_vit.training.recipes import RECIPES, describe_recipes

@@ -41,6 +41,7 @@ from plain_vit.training.data.augmentation import (
 )
 from plain_vit.training.data.decoding import ProcessedImages, decode_image
 from plain_vit.training.data.sampling import ShuffledStream, randomness
+from plain_vit.training.hardware.processes import loading_options
 from plain_vit.training.metrics import Accuracy, evaluate_classifier
 from plain_vit.training.models import checkpoint_hints, head_of, load_classifier, with_new_head
 from plain_vit.training.optimization import (
@@ -49,7 +50,6 @@ from plain_vit.training.optimization import (
     learning_rate_factor,
     make_optimizer,
 )
-from plain_vit.training.processes import loading_options
 from tests.conftest import randomize_
 from tests.training_runs import RESNET, SMALL, small_vit
 

@@ -27,16 +27,16 @@ from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.analysis import attention_maps, position_similarity
 from plain_vit.analysis.page import html_page
 from plain_vit.errors import HubError, TrainingError
-from plain_vit.training import progress as progress_module
 from plain_vit.training.data import load_splits
-from plain_vit.training.dry_run import Needs, describe_needs, measure_needs, size
 from plain_vit.training.metrics import Evaluation
-from plain_vit.training.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
-from plain_vit.training.progress import Progress
-from plain_vit.training.publishing import training_facts
-from plain_vit.training.run import read_log
-from plain_vit.training.snapshots import look
-from plain_vit.training.trackers import TRACKERS, tracker_names
+from plain_vit.training.run import progress as progress_module
+from plain_vit.training.run.dry_run import Needs, describe_needs, measure_needs, size
+from plain_vit.training.run.folder import read_log
+from plain_vit.training.run.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
+from plain_vit.training.run.progress import Progress
+from plain_vit.training.run.publishing import training_facts
+from plain_vit.training.run.snapshots import look
+from plain_vit.training.run.trackers import TRACKERS, tracker_names
 from tests.training_runs import open_script, save_resnet, save_stock_vit
 
 script = open_script("finetune_image_classification")

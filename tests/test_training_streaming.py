@@ -20,13 +20,13 @@ from torchvision.transforms import v2
 
 from plain_vit import PlainViTImageProcessor
 from plain_vit.errors import DataError
-from plain_vit.training.benchmarks import BENCHMARKS
 from plain_vit.training.data import load_classification_data
 from plain_vit.training.data.augmentation import AugmentedImages, TrainingTransform
+from plain_vit.training.data.benchmarks import BENCHMARKS
 from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages, decode_image
 from plain_vit.training.data.sampling import ShuffledStream
 from plain_vit.training.data.streaming import StreamedImages, streamed_batches
-from plain_vit.training.processes import loading_options
+from plain_vit.training.hardware.processes import loading_options
 from tests.hub_endpoint import HubEndpoint
 
 AS_THEY_ARE = TrainingTransform(decode_image, v2.PILToTensor(), v2.Identity())

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
-from plain_vit.training.run import read_log
+from plain_vit.training.run.folder import read_log
 from tests.conftest import randomize_
 from tests.tiny import tiny_config
 

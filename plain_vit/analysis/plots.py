@@ -248,7 +248,7 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
     """Draw what a training run logged: losses, accuracies and learning rates, whichever it has.
 
     Args:
-        rows: One dictionary per logged line, such as `plain_vit.training.run.read_log` returns.
+        rows: One dictionary per logged line, such as `plain_vit.training.run.folder.read_log` returns.
         x: The field across.
 
     Raises:

@@ -7,9 +7,9 @@ from torch import nn
 
 from ..extras import needs
 from .arguments import StepOptions
+from .hardware.sharding import ShardedState, blocks_to_shard, held_here, shard
 from .models import as_saved
 from .optimization import average_of, make_optimizer
-from .sharding import ShardedState, blocks_to_shard, held_here, shard
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

@@ -22,13 +22,13 @@ from ..extras import needs
 from .arguments import LoopOptions, as_yaml, check_options
 from .data.decoding import UnreadableImages
 from .data.sampling import randomness
+from .hardware.memory import explain_out_of_memory
+from .hardware.processes import StopRequest, loading_options, start_accelerator
 from .learner import Learner
-from .memory import explain_out_of_memory
 from .optimization import learning_rate_factor, train_mode
-from .processes import StopRequest, loading_options, start_accelerator
-from .progress import Progress
-from .run import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
-from .trackers import start_trackers, tracker_names
+from .run.folder import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
+from .run.progress import Progress
+from .run.trackers import start_trackers, tracker_names
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

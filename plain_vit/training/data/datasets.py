@@ -12,8 +12,8 @@ import PIL.Image
 
 from ...errors import DataError
 from ...extras import needs
-from ..benchmarks import BENCHMARKS
 from ..glyphs import CHARACTERS, render_glyphs
+from .benchmarks import BENCHMARKS
 from .decoding import as_files, read_rows
 
 with needs("plain-vit[train]"):

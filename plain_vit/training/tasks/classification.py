@@ -12,11 +12,11 @@ from ...extras import needs
 from ..arguments import ClassifierOptions
 from ..data import ImageClassificationData
 from ..data.augmentation import batch_mixing
+from ..hardware.sharding import is_sharded, whole_state
 from ..loop import Batch, Task
 from ..losses import balancing_weights, classification_loss, distillation_loss
 from ..metrics import Evaluation, evaluate_classifier
 from ..models import Teacher, as_saved, merged
-from ..sharding import is_sharded, whole_state
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

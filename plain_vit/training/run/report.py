@@ -12,22 +12,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..analysis import confusion_matrix, displayable
-from ..analysis.page import framed, html_page, html_table, inline_picture, plain_text
-from ..extras import needs
-from ..files.staging import staged_file
-from .metrics import Evaluation
+from ...analysis import confusion_matrix, displayable
+from ...analysis.page import framed, html_page, html_table, inline_picture, plain_text
+from ...extras import needs
+from ...files.staging import staged_file
+from ..metrics import Evaluation
+from .folder import read_log, write_file
 from .mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
-from .run import read_log, write_file
 from .snapshots import OptionalFigure, Snapshots
 
 with needs("plain-vit[train]"):
     from datasets import Dataset
     from matplotlib.figure import Figure
 
-    from ..analysis import descriptions
-    from ..analysis.plots import plot_confused_pairs, plot_confusion_matrix, plot_predictions, plot_training_curves
-    from ..analysis.words import class_labels
+    from ...analysis import descriptions
+    from ...analysis.plots import plot_confused_pairs, plot_confusion_matrix, plot_predictions, plot_training_curves
+    from ...analysis.words import class_labels
 
 MATRIX_CLASSES = 1000  # of more a confusion matrix is larger than a screen
 OPEN_TABLE = 30  # classes; a longer table is folded

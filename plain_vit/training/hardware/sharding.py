@@ -22,8 +22,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel
 
-from ..errors import TrainingError
-from ..extras import needs
+from ...errors import TrainingError
+from ...extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from ..errors import OutputError, OutputExistsError, TrainingError, in_bytes
-from ..extras import needs
-from ..files.staging import staged_file, staged_folder
-from .sharding import ShardedState
+from ...errors import OutputError, OutputExistsError, TrainingError, in_bytes
+from ...extras import needs
+from ...files.staging import staged_file, staged_folder
+from ..hardware.sharding import ShardedState
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

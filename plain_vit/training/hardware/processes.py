@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import torch
 
-from ..errors import TrainingError
-from ..extras import needs
-from ..system import handled_signals, keep_freed_memory, start_fork_server
+from ...errors import TrainingError
+from ...extras import needs
+from ...system import handled_signals, keep_freed_memory, start_fork_server
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
@@ -51,7 +51,7 @@ def start_accelerator(
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # What the processes that prepare images, and the script that they belong to, import: only once, in their server.
-PREPARED_MODULES = ["plain_vit.training.metrics", "plain_vit.training.models", "plain_vit.training.report"]
+PREPARED_MODULES = ["plain_vit.training.metrics", "plain_vit.training.models", "plain_vit.training.run.report"]
 
 
 def loading_options(num_workers: int) -> dict[str, Any]:

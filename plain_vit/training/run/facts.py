@@ -5,20 +5,20 @@ from typing import Any
 
 from torch import nn
 
-from ..extras import needs
-from ..model_card import ModelFacts
-from .arguments import AugmentationOptions, ClassifierOptions, OptimizationOptions, keywords
-from .data import ImageClassificationData
-from .data.augmentation import input_size
+from ...extras import needs
+from ...model_card import ModelFacts
+from ..arguments import AugmentationOptions, ClassifierOptions, OptimizationOptions, keywords
+from ..data import ImageClassificationData
+from ..data.augmentation import input_size
+from ..learner import Learner
+from ..loop import Loop, Schedule
+from ..metrics import Evaluation
+from ..optimization import learning_rate_factor
+from ..tasks.classification import Classification
 from .dry_run import describe_needs, measure_needs
-from .learner import Learner
-from .loop import Loop, Schedule
-from .metrics import Evaluation
 from .mistakes import top_accuracy
-from .optimization import learning_rate_factor
 from .publishing import training_facts
 from .report import environment
-from .tasks.classification import Classification
 
 with needs("plain-vit[train]"):
     from accelerate import DistributedType

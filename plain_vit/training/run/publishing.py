@@ -11,8 +11,8 @@ from plain_vit.errors import HubError
 from plain_vit.hub import Push, push_folder
 from plain_vit.markdown import code, plain
 from plain_vit.model_card import ModelFacts, source_facts, write_card
-from plain_vit.training.benchmarks import BENCHMARKS
 from plain_vit.training.data import EMBEDDED
+from plain_vit.training.data.benchmarks import BENCHMARKS
 
 PICTURES = {"Training curves": "report/curves.png", "Confusion matrix": "report/confusion_matrix.png"}
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ..errors import TrainingError
-from ..extras import needs
+from ...errors import TrainingError
+from ...extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

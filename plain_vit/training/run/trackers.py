@@ -4,8 +4,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from ..errors import TrainingError
-from ..extras import needs
+from ...errors import TrainingError
+from ...extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

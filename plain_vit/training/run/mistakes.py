@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..extras import needs
-from .metrics import Evaluation
+from ...extras import needs
+from ..metrics import Evaluation
 
 with needs("plain-vit[train]"):
     from sklearn.metrics import precision_recall_fscore_support

@@ -11,24 +11,24 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..analysis import attention_maps, displayable, position_similarity, token_layout
-from ..analysis.embeddings import PositionSimilarity
-from ..analysis.inspection import plain
-from ..conversion import from_module
-from ..errors import AnalysisError, DataError, PlainViTError
-from ..extras import needs
-from ..files.staging import staged_file
-from .data.decoding import as_files, read_rows
-from .loop import Loop
+from ...analysis import attention_maps, displayable, position_similarity, token_layout
+from ...analysis.embeddings import PositionSimilarity
+from ...analysis.inspection import plain
+from ...conversion import from_module
+from ...errors import AnalysisError, DataError, PlainViTError
+from ...extras import needs
+from ...files.staging import staged_file
+from ..data.decoding import as_files, read_rows
+from ..loop import Loop
 
 with needs("plain-vit[train]"):
     from accelerate import DistributedType
     from datasets import Dataset
     from matplotlib.figure import Figure
 
-    from ..analysis import descriptions
-    from ..analysis.plots import plot_attention_heads, plot_position_similarity, spread
-    from ..analysis.words import class_labels
+    from ...analysis import descriptions
+    from ...analysis.plots import plot_attention_heads, plot_position_similarity, spread
+    from ...analysis.words import class_labels
 
 IMAGES = 6  # of different classes
 COLUMNS = 8  # snapshots side by side; of more an even choice is drawn

@@ -1,0 +1,1 @@
+"""Processes, memory and sharding: where a run takes place."""

@@ -1,0 +1,1 @@
+"""Records of a run: its folder, log, progress, pictures, report, and the page of its model."""
