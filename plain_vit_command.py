@@ -1,7 +1,7 @@
-"""The `plain-vit` command, as far as it needs no torch: its words, their help, and what is wrong with them.
+"""Argument parser of the `plain-vit` command, without torch.
 
-What each command does is in `plain_vit/cli.py`. Importing that takes seconds, because the package registers its classes
-with transformers: it is left until there is something to do.
+`plain_vit/cli.py` implements the commands. Importing it takes seconds, because the package registers its classes with
+transformers, so it is imported only after the arguments are valid.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "google")
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
-# The options that are arguments of `from_checkpoint` too, under the same names.
+# The options that are also arguments of `from_checkpoint`, with the same names.
 HINTS = (
     "format", "num_attention_heads", "head_dim", "attention_scale", "layer_norm_eps", "hidden_act", "pooling",
     "pool_prefix_tokens", "block_type", "norm_type", "mlp_type", "position_embedding_type",
@@ -24,7 +24,7 @@ HINTS = (
     "image_mean", "image_std", "revision",
 )  # fmt: skip
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
-INTERRUPTED = 130  # what shells know for Ctrl-C
+INTERRUPTED = 130  # the shells' exit code for Ctrl-C
 NOT_FOUND = 3  # the exit code of a CheckpointError
 
 
@@ -32,10 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: The words of the command line after its name; those of this process if not given.
+        arguments: The command line after the program name; that of this process if not given.
 
     Returns:
-        The exit code: 0, or that of the error's kind (see `plain_vit.errors`).
+        The exit code: 0, or that of the error class (see `plain_vit.errors`).
     """
     try:
         options = parser().parse_args(arguments)
@@ -50,12 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def with_package(options: argparse.Namespace) -> int:
-    """Import the package, which takes seconds, and run the command."""
+    """Import the package and run the command."""
     in_main = threading.current_thread() is threading.main_thread()
     if ours := in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
     try:
-        # With the conversion, which most commands begin by importing: it takes the longest.
+        # The conversion takes longest to import, and most commands need it.
         from plain_vit import cli, conversion  # noqa: F401
     finally:
         if ours:
@@ -64,7 +64,7 @@ def with_package(options: argparse.Namespace) -> int:
 
 
 def leave(number: int, frame: Any) -> None:
-    """Leave at once: in the middle of an import nothing has begun yet, and an exception may come out as another."""
+    """Exit at once: nothing has started yet, and an exception raised during an import may surface as another one."""
     os.write(2, b"plain-vit: interrupted\n")
     os._exit(INTERRUPTED)
 
@@ -80,7 +80,7 @@ def missing(named: Any) -> str | None:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     main_parser = Parser(
-        prog="plain-vit", description="Look into a ViT checkpoint, convert it, prove the numbers equal, and go back."
+        prog="plain-vit", description="Inspect, convert, verify and export Vision Transformer checkpoints."
     )
     main_parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version and exit")
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
@@ -93,124 +93,130 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(command=name, reads=reads, refuse=added.error)
         return added
 
-    text = "say what a checkpoint is, what was inferred and what is open"
+    text = "report the format and config of a checkpoint, what was inferred and what is missing"
     added = command("inspect", text, "vit.pt --num-attention-heads 12", ["source"])
     added.add_argument("source", help="file, folder or Hub id")
     add_hints(added)
 
-    text = "turn any plain ViT checkpoint into a Hugging Face folder"
+    text = "convert a plain ViT checkpoint to a Hugging Face folder"
     added = command("convert", text, "vit_b_16-c867db91.pth vit-b-16", ["source"])
     added.add_argument("source", help="file, folder or Hub id")
-    added.add_argument("out", type=Path, nargs="?", help="new or empty folder; may be left out with --push")
-    added.add_argument("--no-verify", action="store_true", help="do not compare with the source's own package")
-    added.add_argument("--force", action="store_true", help="replace OUT; a folder with other files is kept beside")
-    added.add_argument("--push", metavar="REPO", help="send the folder to this repository on the Hub (user/name)")
+    added.add_argument("out", type=Path, nargs="?", help="new or empty folder; optional with --push")
+    added.add_argument("--no-verify", action="store_true", help="skip the comparison with the source's own package")
+    added.add_argument(
+        "--force", action="store_true", help="replace OUT; a folder with other files is renamed and kept"
+    )
+    added.add_argument("--push", metavar="REPO", help="upload the folder to this Hub repository (user/name)")
     added.add_argument("--private", action="store_true", help="make that repository private")
     add_hints(added)
 
-    text = "print the largest difference between two checkpoints, stage by stage, and fail where it is too large"
+    text = "print the largest difference between two checkpoints, stage by stage, and fail if it is too large"
     added = command("verify", text, "vit_b_16-c867db91.pth vit-b-16", ["a", "b"])
     added.add_argument("a", help="file, folder or Hub id; the options describe this one")
     added.add_argument("b", help="file, folder or Hub id")
-    allowed = "largest difference that passes, as a share of the largest value of its stage: 1e-5 if not given"
-    added.add_argument("--tolerance", type=share, metavar="SHARE", help=allowed)
+    allowed = "largest difference that passes, relative to the largest value of its stage (default: 1e-5)"
+    added.add_argument("--tolerance", type=share, metavar="NUMBER", help=allowed)
     add_hints(added)
 
-    text = "write a checkpoint in another package's own layout"
+    text = "write a checkpoint in the format of another package"
     added = command("export", text, "vit-b-16 timm-folder --to timm", ["source"])
     added.add_argument("source", help="file, folder or Hub id")
-    added.add_argument("out", type=Path, help="a new file, or a new or empty folder, as the format has it")
-    added.add_argument("--to", required=True, choices=FORMATS, help="whose layout")
-    added.add_argument("--to-layout", help="which of that format's layouts; today's if not given")
-    dropped = "leave out a part that no output reads and the target has no place for: mask_token"
+    added.add_argument("out", type=Path, help="new file, or new or empty folder, depending on the format")
+    added.add_argument("--to", required=True, choices=FORMATS, help="the package")
+    added.add_argument("--to-layout", help="one of that format's layouts (default: the current one)")
+    dropped = "leave out a part that no output depends on and the target cannot store: mask_token"
     added.add_argument("--drop", action="append", default=[], metavar="PART", help=dropped)
-    added.add_argument("--no-image-processor", action="store_true", help="write the model alone")
-    added.add_argument("--force", action="store_true", help="replace OUT; a folder with other files is kept beside")
+    added.add_argument("--no-image-processor", action="store_true", help="write only the model")
+    added.add_argument(
+        "--force", action="store_true", help="replace OUT; a folder with other files is renamed and kept"
+    )
     add_hints(added)
 
-    command("env", "print the versions of what is installed, and the machine, to report a fault with", "")
+    command("env", "print installed versions and hardware, for bug reports", "")
 
-    text = "write the examples that come with the package: scripts, images, and a small trained checkpoint"
+    text = "write the example scripts, images and small trained checkpoint that come with the package"
     added = command("examples", text, "my-examples")
-    added.add_argument(
-        "out", type=Path, nargs="?", default=Path("examples"), help="new folder; ./examples if not given"
-    )
+    added.add_argument("out", type=Path, nargs="?", default=Path("examples"), help="new folder (default: ./examples)")
 
-    added = command("push", "send the folder of a saved model to the Hub, in one commit", "vit-b-16 user/vit-b-16")
+    added = command("push", "upload the folder of a saved model to the Hub, in one commit", "vit-b-16 user/vit-b-16")
     added.add_argument("folder", type=Path, help="folder of a saved model")
-    added.add_argument("repo", help="user/name; made if it is not there")
+    added.add_argument("repo", help="user/name; created if it does not exist")
     added.add_argument("--private", action="store_true", help="make the repository private")
-    added.add_argument("--revision", help="branch to commit to, made if it is not there")
-    added.add_argument("--dry-run", action="store_true", help="list what would be sent, and send nothing")
-    included = "send this file of the folder besides; its exact path, once for each"
+    added.add_argument("--revision", help="branch to commit to; created if it does not exist")
+    added.add_argument("--dry-run", action="store_true", help="list what would be uploaded, without uploading")
+    included = "also upload this file of the folder, by its exact path; repeatable"
     added.add_argument("--include", action="append", default=[], metavar="PATH", help=included)
-    added.add_argument("--exclude", nargs="+", default=[], metavar="PATTERN", help="do not send these files")
-    added.add_argument("--message", default="Upload model", help="of the commit")
+    added.add_argument("--exclude", nargs="+", default=[], metavar="PATTERN", help="do not upload these files")
+    added.add_argument("--message", default="Upload model", help="commit message")
 
-    text = "draw what a model sees in images: pictures, one page, and their arrays"
+    text = "draw attention and other figures of a model on images: one page, PNG files and arrays"
     added = command("show", text, "cat.jpg dog.jpg --model vit-b-16 --out page", ["images", "model"])
     added.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
     added.add_argument("--model", required=True, help="file, folder or Hub id; the options describe this one")
-    added.add_argument("--compare", help="a second model, drawn beside the first")
+    added.add_argument("--compare", help="a second model, shown side by side with the first")
     added.add_argument("--out", required=True, type=Path, help="new or empty folder")
     add_hints(added)
     return main_parser
 
 
 def add_hints(command: argparse.ArgumentParser) -> None:
-    """Add the options that say what a checkpoint may not, last in the help."""
-    known = command.add_argument_group("what you know and the checkpoint may not say")
+    """Add the options for settings that a checkpoint may not contain, as the last group of the help."""
+    known = command.add_argument_group("settings that the checkpoint may not contain")
     flag = argparse.BooleanOptionalAction
-    known.add_argument("--format", choices=FORMATS, help="whose checkpoint it is, where its names do not show it")
-    known.add_argument("--num-attention-heads", type=int, help="heads of each attention")
+    known.add_argument("--format", choices=FORMATS, help="format of the checkpoint, if its names do not show it")
+    known.add_argument("--num-attention-heads", type=int, help="number of attention heads")
     known.add_argument("--head-dim", type=int, help="width of one head")
     scale = "factor on the attention scores: a number, head_dim**-0.5 or hidden_size**-0.5"
     known.add_argument("--attention-scale", type=number_or_word, metavar="SCALE", help=scale)
-    known.add_argument("--layer-norm-eps", type=float, help="epsilon of every norm")
+    known.add_argument("--layer-norm-eps", type=float, help="epsilon of the norms")
     known.add_argument("--hidden-act", help="activation of the MLP, such as gelu or quick_gelu")
-    known.add_argument("--pooling", help="what the classifier reads, such as cls or mean")
-    known.add_argument("--pool-prefix-tokens", action=flag, help="whether the pooling reads class and register tokens")
+    known.add_argument("--pooling", help="pooling before the classifier, such as cls or mean")
+    known.add_argument(
+        "--pool-prefix-tokens", action=flag, help="whether the pooling includes class and register tokens"
+    )
     known.add_argument("--block-type", help="sequential, post_norm, parallel or branches")
     known.add_argument("--norm-type", help="layer_norm or rms_norm")
-    known.add_argument("--mlp-type", help="mlp, swiglu or swiglu_packed (its gate is the first half)")
+    known.add_argument("--mlp-type", help="mlp, swiglu or swiglu_packed (the gate is the first half)")
     known.add_argument(
-        "--position-embedding-type", help="learned (a table, and no rotary positions), sincos_2d or none"
+        "--position-embedding-type", help="learned (a table, without rotary embeddings), sincos_2d or none"
     )
-    prefixed = "whether the tokens before the patches have rows in the table of positions"
+    prefixed = "whether the tokens before the patches have position embeddings"
     known.add_argument("--position-embedding-on-prefix", action=flag, help=prefixed)
     known.add_argument("--image-size", type=size, metavar="SIZE", help="in pixels: 224, or 224x192 (height x width)")
     known.add_argument("--patch-size", type=size, metavar="SIZE", help="in pixels: 16, or 16x8 (height x width)")
-    known.add_argument("--num-channels", type=int, help="channels of the input")
+    known.add_argument("--num-channels", type=int, help="number of input channels")
     named = "the source's name of the model, such as vit_small_patch16_224 (timm) or vit_b_16 (torchvision)"
     known.add_argument("--architecture", help=named)
-    known.add_argument("--layout", help="which of the format's layouts, such as the release that wrote the checkpoint")
-    known.add_argument("--image-mean", type=float, nargs="+", help="mean of each channel, as values in 0..1")
-    known.add_argument("--image-std", type=float, nargs="+", help="deviation of each channel, as values in 0..1")
-    known.add_argument("--key", help="which of several models in one file, such as ema")
-    labels = "file with the names of the labels: a JSON list or object (number to name), or one name per line"
+    known.add_argument("--layout", help="one of the format's layouts, such as the release that wrote the checkpoint")
+    known.add_argument("--image-mean", type=float, nargs="+", help="mean of each channel, for pixel values in [0, 1]")
+    known.add_argument(
+        "--image-std", type=float, nargs="+", help="standard deviation of each channel, for pixel values in [0, 1]"
+    )
+    known.add_argument("--key", help="which model, if a file contains several, such as ema")
+    labels = "file with the label names: a JSON list or object (number to name), or one name per line"
     known.add_argument("--labels", type=Path, metavar="FILE", help=labels)
     known.add_argument("--revision", help="branch, tag or commit of a Hub repository")
 
 
 class Parser(argparse.ArgumentParser):
-    """Prints its errors in printable characters, whatever was typed or expanded from the names of files."""
+    """Parser whose errors contain only printable characters, whatever was typed or expanded from file names."""
 
     def error(self, message: str) -> NoReturn:
         super().error("".join(char if char.isprintable() else ascii(char)[1:-1] for char in message[:1000]))
 
 
 class ShowVersion(argparse.Action):
-    """Prints the version of the installed package, which is looked up only when it is asked for."""
+    """Action that prints the version of the installed package, looked up only when needed."""
 
     def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
-        import importlib.metadata  # which takes a third of the time that printing the help does
+        import importlib.metadata  # takes a third as long as printing the help
 
         print(f"plain-vit {importlib.metadata.version('plain-vit')}")
         parser.exit()
 
 
 def size(text: str) -> int | tuple[int, int]:
-    """Read 224 or 224x192 (height x width)."""
+    """Parse 224 or 224x192 (height x width)."""
     sides = [int(side) for side in text.lower().split("x")]
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise ValueError(text)
@@ -218,7 +224,7 @@ def size(text: str) -> int | tuple[int, int]:
 
 
 def share(text: str) -> float:
-    """Read a share, 0 or more."""
+    """Parse a finite number of at least 0."""
     number = float(text)
     if not 0 <= number < float("inf"):
         raise ValueError(text)
@@ -226,7 +232,7 @@ def share(text: str) -> float:
 
 
 def number_or_word(text: str) -> float | str:
-    """Read a number, or leave a word as it is."""
+    """Parse a number, or return a word unchanged."""
     try:
         return float(text)
     except ValueError:

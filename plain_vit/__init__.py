@@ -1,4 +1,4 @@
-"""One Vision Transformer for the Hugging Face Hub that opens every plain ViT checkpoint with the same numbers."""
+"""A Vision Transformer for the Hugging Face Hub that opens every plain ViT checkpoint with the same outputs."""
 
 from transformers import (
     AutoBackbone,

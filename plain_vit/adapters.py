@@ -1,4 +1,4 @@
-"""What other tools ask of a model: logits and maps of tokens (captum, pytorch-grad-cam), layers to adapt (peft)."""
+"""Adapters for other tools: logits and token maps (captum, pytorch-grad-cam), LoRA target modules (peft)."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ class LogitsOnly(nn.Module):
     """A classifier that returns its logits as a tensor, not in a `ModelOutput`.
 
     Args:
-        model: The classifier; its parameters are shared, and its mode (training or not) is taken over.
+        model: The classifier; its parameters are shared, and its training mode is kept.
     """
 
     def __init__(self, model: PlainViTForImageClassification):
@@ -28,12 +28,12 @@ class LogitsOnly(nn.Module):
 
 
 def token_reshaper(model: PlainViTPreTrainedModel, height: int, width: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the function that lays tokens (B, L, D) out as a map (B, D, h, w): grad-cam's `reshape_transform`.
+    """Return a function that reshapes tokens (B, L, D) to a map (B, D, h, w): grad-cam's `reshape_transform`.
 
     Args:
-        model: Whose tokens they are; it says which of them are no patches.
-        height: Of the images, in pixels.
-        width: Of the images, in pixels.
+        model: The model whose tokens are reshaped.
+        height: Image height in pixels.
+        width: Image width in pixels.
 
     Raises:
         ValueError: when the patch size does not divide the image.
@@ -43,11 +43,11 @@ def token_reshaper(model: PlainViTPreTrainedModel, height: int, width: int) -> C
 
 
 def register_lora_targets() -> list[str]:
-    """Give peft the layers that it adapts in a plain ViT where a config names none: queries and values.
+    """Register the default layers that peft adapts in a plain ViT: the query and value projections.
 
-    peft has a table for each method, by the type of the model, and asks for `target_modules` where it has no entry.
-    Every method whose table gives llama its `q_proj` and `v_proj` (LoRA, LoHa, LoKr, OFT, ...) then has an entry of
-    ours; one that is there already stays.
+    peft has one table per method, keyed by model type, and requires `target_modules` if there is no entry. An entry is
+    added for every method whose table maps llama to `q_proj` and `v_proj` (LoRA, LoHa, LoKr, OFT, ...); existing
+    entries are kept.
 
     Returns:
         The names of the layers.
@@ -55,7 +55,7 @@ def register_lora_targets() -> list[str]:
     Raises:
         MissingPackageError: peft is not installed.
 
-    Source: Hu et al. 2022, section 4.2, who adapt queries and values.
+    Source: Hu et al. 2022, section 4.2.
     """
     with needs("plain-vit[train]"):
         from peft.utils import constants

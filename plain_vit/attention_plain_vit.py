@@ -1,4 +1,4 @@
-"""Attention, softmax(q k^T / sqrt(d)) v (equations 5 to 8), its variations, and the kernels that compute it.
+"""Attention, softmax(q k^T / sqrt(d)) v (equations 5 to 8), its variants, and the kernels that compute it.
 
 Shapes: `B` batch, `L` tokens, `D` hidden size, `d` head width.
 """
@@ -28,7 +28,7 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend with plain matrix products, and return the weights too."""
+    """Compute attention with plain matrix products, and return the weights too."""
     weights = torch.matmul(query, key.transpose(2, 3)) * scaling  # B heads L L
     if attention_mask is not None:
         weights = weights + attention_mask
@@ -38,7 +38,7 @@ def eager_attention_forward(
 
 
 SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
-LONGEST_PRODUCTS = 1024  # tokens; the weights of all heads of a longer image take much memory and save little time
+LONGEST_PRODUCTS = 1024  # tokens; beyond that, the weights take much memory and save little time
 
 
 def fast_attention_forward(
@@ -51,7 +51,7 @@ def fast_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attend by what was measured fastest: plain matrix products for bf16 on a CPU, torch's fused kernel elsewhere."""
+    """Use the kernel measured fastest: plain matrix products for bf16 on a CPU, torch's fused kernel elsewhere."""
     on_cpu = query.device.type == "cpu" and query.dtype == torch.bfloat16 and not torch.compiler.is_exporting()
     if attention_mask is not None or not on_cpu or key.shape[2] > LONGEST_PRODUCTS:
         return SDPA(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
@@ -61,7 +61,7 @@ def fast_attention_forward(
     return torch.matmul(weights, value).transpose(1, 2), None  # B L heads d
 
 
-# "sdpa" is the default. "plain_vit" was its name here once, and folders may say so.
+# "sdpa" is the default. It was once called "plain_vit", which saved folders may contain.
 DEFAULT_ATTENTION, FAST_ATTENTION = "sdpa", "plain_vit_fast"
 AttentionInterface.register("plain_vit", SDPA)
 AttentionInterface.register(FAST_ATTENTION, fast_attention_forward)
@@ -82,7 +82,7 @@ class PerHeadRMSNorm(nn.Module):
         return normed * hidden_states.shape[-1] ** 0.5 * self.weight  # B L heads d
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
-        """Start as an identity but for the length."""
+        """Start with gains of 1."""
         init.ones_(self.weight)
 
 
@@ -93,12 +93,11 @@ QK_NORMS: dict[str | None, Callable[[PlainViTConfig, int], nn.Module]] = {
 }
 
 
-# Attentions: each takes tokens (B, L, D) and gives the first `num_output_tokens` of them, or all, and the weights where
-# they are asked for
+# Attentions: each maps tokens (B, L, D) to the first `num_output_tokens` of them, or all, and the weights on request
 
 
 class Attention(nn.Module):
-    """Base of the attentions: separate projections of query, key and value, whose products have `width` terms."""
+    """Base class: separate projections of query, key and value; a dot product of query and key has `width` terms."""
 
     def __init__(self, config: PlainViTConfig, width: int):
         super().__init__()
@@ -116,11 +115,10 @@ class Attention(nn.Module):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output_attentions: bool, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend by the implementation the config names; by the eager one where the weights themselves are asked for.
+        """Compute attention with the config's implementation, or the eager one if the weights are requested.
 
-        In evaluation torch's fused kernel gives the bits of most sources. Training needs none of them, and takes what
-        is fastest; what someone put in the place of transformers' own "sdpa" is left as it is. Kernels take no batch
-        of 0.
+        In evaluation torch's fused kernel is bit-equal to most sources. Training does not need that and uses the
+        fastest kernel, unless someone replaced transformers' own "sdpa". The kernels do not accept an empty batch.
         """
         implementation = "eager" if output_attentions or query.shape[0] == 0 else self.config._attn_implementation
         kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
@@ -149,8 +147,8 @@ class PlainViTAttention(Attention):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden_states, heads = cast_once(hidden_states), (-1, self.head_dim)
-        asking = first_tokens(hidden_states, num_output_tokens)
-        query = self.q_norm(self.q_proj(asking).unflatten(-1, heads)).transpose(1, 2)
+        querying = first_tokens(hidden_states, num_output_tokens)
+        query = self.q_norm(self.q_proj(querying).unflatten(-1, heads)).transpose(1, 2)
         key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
         value = self.v_proj(hidden_states).unflatten(-1, heads).transpose(1, 2)
         attended, weights = self.attend(query, key, value, output_attentions, **kwargs)
@@ -159,7 +157,7 @@ class PlainViTAttention(Attention):
 
 
 class PlainViTDifferentialAttention(Attention):
-    """The difference of two attention maps, so that what both see cancels (Ye et al. 2024, section 2.1)."""
+    """The difference of two attention maps, which cancels their common noise (Ye et al. 2024, section 2.1)."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         heads, head_dim = config.attention_shape
@@ -183,8 +181,8 @@ class PlainViTDifferentialAttention(Attention):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden_states, halves = cast_once(hidden_states), (-1, 2, self.half_dim)
-        asking = first_tokens(hidden_states, num_output_tokens)
-        query = self.q_norm(self.q_proj(asking).unflatten(-1, halves)).transpose(1, 2)
+        querying = first_tokens(hidden_states, num_output_tokens)
+        query = self.q_norm(self.q_proj(querying).unflatten(-1, halves)).transpose(1, 2)
         key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, halves)).transpose(1, 2)  # B heads L 2 d/2
         value = self.v_proj(hidden_states).unflatten(-1, (-1, 2 * self.half_dim)).transpose(1, 2)
         share = self.noise_share().type_as(value)
@@ -203,7 +201,7 @@ class PlainViTDifferentialAttention(Attention):
         return first - second + self.lambda_init
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
-        """Draw the vectors of that weight as the paper's code does."""
+        """Initialise the vectors of that weight as the paper's code does."""
         for weight in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
             init.normal_(weight, std=0.1)
 
@@ -215,7 +213,7 @@ ATTENTIONS: dict[str, Callable[[PlainViTConfig, int], nn.Module]] = {
 
 
 def output_projection(config: PlainViTConfig) -> nn.Module:
-    """Return the layer that mixes the joined heads, or nothing where the config has none."""
+    """Return the projection of the concatenated heads, or an identity if the config has none."""
     if not config.attention_output_projection:
         return nn.Identity()
     return nn.Linear(math.prod(config.attention_shape), config.hidden_size, bias=config.attention_output_bias)

@@ -1,4 +1,4 @@
-"""What the commands of `plain-vit` do; `plain_vit_command.py` has their words and their help."""
+"""Commands of `plain-vit`; `plain_vit_command.py` parses their arguments."""
 
 import argparse
 import io
@@ -27,7 +27,7 @@ from .errors import (
 
 def run(options: argparse.Namespace) -> int:
     """Run the command that was parsed, and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a letter gets its number
+    for stream in (sys.stdout, sys.stderr):  # characters that the terminal cannot print
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
             warnings.showwarning = show_warning
             COMMANDS[options.command](options)
         sys.stdout.flush()
-    except BrokenPipeError:  # as by `| head`: nobody reads any more, and nothing is wrong
+    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PlainViTError.exit_code
     except (PlainViTError, OSError, MemoryError) as error:
@@ -49,17 +49,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def say(what: object) -> None:
-    """Print what a command found, in which there may be names of other people's files."""
+    """Print a result, which may contain names of untrusted files."""
     print(printable(str(what)))
 
 
 def show_warning(message: Warning | str, *where: Any, **others: Any) -> None:
-    """Print a warning without the line of code that gave it."""
+    """Print a warning without the line of code that raised it."""
     print(f"plain-vit: {printable(str(message))}", file=sys.stderr)
 
 
 def inspect(options: argparse.Namespace) -> None:
-    """Print what a checkpoint is."""
+    """Print the report of a checkpoint."""
     from .conversion import from_checkpoint
 
     say(from_checkpoint(options.source, **hints_of(options)).report)
@@ -73,7 +73,7 @@ def convert(options: argparse.Namespace) -> None:
     from .model_card import facts_of_conversion, write_card
 
     if options.out is None and options.push is None:
-        options.refuse("say where to write: OUT, or --push REPO")
+        options.refuse("give an output: OUT, or --push REPO")
     if options.push is not None:
         check_repository(options.push)
     sources = [options.source] if Path(options.source).exists() else []
@@ -81,7 +81,9 @@ def convert(options: argparse.Namespace) -> None:
         out = options.out
         if out is None:
             out = Path(temporary.enter_context(TemporaryDirectory()), options.push.rpartition("/")[2])
-        with staged_folder(out, force=options.force, sources=sources) as folder:  # refuses one in use before any work
+        with staged_folder(
+            out, force=options.force, sources=sources
+        ) as folder:  # fails before any work if the folder is in use
             converted = convert_checkpoint(options.source, folder, verify=not options.no_verify, **hints_of(options))
             write_card(folder, facts_of_conversion(converted.report, out.name, options.revision))
             say(converted.report)
@@ -92,7 +94,7 @@ def convert(options: argparse.Namespace) -> None:
 
 
 def verify(options: argparse.Namespace) -> None:
-    """Print how far two checkpoints are apart, and fail where that is more than the tolerance."""
+    """Print the differences between two checkpoints, and fail if one exceeds the tolerance."""
     from .conversion import from_checkpoint
     from .conversion.parity import compare_models, memory_of_probing, probe_images
     from .conversion.plan import free_memory
@@ -106,28 +108,28 @@ def verify(options: argparse.Namespace) -> None:
         if a != b:
             raise VerificationError(f"{size} of {names[0]} is {a}, of {names[1]} {b}: these are different models")
     if (needed := max(map(memory_of_probing, configs))) > (free := free_memory()):
-        raise UnsafeFileError(f"comparing takes {in_bytes(needed)} of memory, and {in_bytes(free)} are free")
+        raise UnsafeFileError(f"the comparison needs {in_bytes(needed)} of memory, but only {in_bytes(free)} are free")
     differences = compare_models(opened[0].model, opened[1].model, probe_images(configs[0]))
-    print(f"{'stage':12} {'max |a - b|':>12} {'max |a|':>12} {'share':>12}")
+    print(f"{'stage':12} {'max |a - b|':>12} {'max |a|':>12} {'relative':>12}")
     for stage in differences:
         say(f"{stage.stage:12} {stage.difference:12.2e} {stage.scale:12.2e} {stage.relative:12.2e}")
     tolerance = TOLERANCE if options.tolerance is None else options.tolerance
-    if beyond := [stage for stage in differences if not stage.relative <= tolerance]:  # NaN is no number within it
+    if beyond := [stage for stage in differences if not stage.relative <= tolerance]:  # NaN is beyond it too
         first, (a_dtype, b_dtype) = beyond[0], (each.model.dtype for each in opened)
         dtypes = "" if a_dtype == b_dtype else f" (the dtypes differ, {a_dtype} and {b_dtype})"
         raise VerificationError(
-            f"they differ: {first.stage} by {first.relative:.1e} of its largest value, and {tolerance:.0e} is allowed"
+            f"they differ: {first.stage} by {first.relative:.1e} of its largest value, where {tolerance:.0e} is allowed"
             f"{dtypes}; --tolerance allows more"
         )
     say(f"equal: no stage differs by more than {tolerance:.0e} of its largest value")
     for name, each in zip(names, opened, strict=True):
         if each.report.unproven:
             lines = [f"  {inference}" for inference in each.report.unproven]
-            say("\n".join([f"not proven by this, as no tensor of {name} shows it:", *lines]))
+            say("\n".join([f"not proven, because the tensors of {name} do not show it:", *lines]))
 
 
 def export(options: argparse.Namespace) -> None:
-    """Write another package's own layout."""
+    """Write a checkpoint in the format of another package."""
     from .conversion import from_checkpoint, to_checkpoint
 
     converted = from_checkpoint(options.source, **hints_of(options))
@@ -145,7 +147,7 @@ def export(options: argparse.Namespace) -> None:
 
 
 def push(options: argparse.Namespace) -> None:
-    """Send a folder to the Hub."""
+    """Upload a folder to the Hub."""
     from .hub import push_folder
 
     names = ("private", "revision", "dry_run", "include", "exclude", "message")
@@ -153,7 +155,7 @@ def push(options: argparse.Namespace) -> None:
 
 
 def show(options: argparse.Namespace) -> None:
-    """Draw what a model sees."""
+    """Draw the page of figures of a model."""
     from .analysis.sheet import draw_sheet
     from .conversion import from_checkpoint
 
@@ -167,7 +169,7 @@ def show(options: argparse.Namespace) -> None:
 
 
 def env(options: argparse.Namespace) -> None:
-    """Print what a report of a fault needs to say of the machine."""
+    """Print versions and hardware for a bug report."""
     from .environment import describe_environment
 
     for name, value in describe_environment().items():
@@ -175,11 +177,11 @@ def env(options: argparse.Namespace) -> None:
 
 
 def examples(options: argparse.Namespace) -> None:
-    """Write the examples, which are in the package where it was installed, and beside it in a checkout."""
+    """Write the examples, which are inside the package if it is installed, and next to it in a checkout."""
     from .files.staging import staged_folder
 
     if options.out.is_dir() and any(options.out.iterdir()):
-        raise OutputExistsError(f"{options.out} is not empty: give the name of a new folder.")
+        raise OutputExistsError(f"{options.out} is not empty: give a new folder.")
     here = Path(__file__).parent
     shipped = next(folder / "examples" for folder in (here, here.parent) if (folder / "examples").is_dir())
     with staged_folder(options.out, sources=[shipped]) as folder:
@@ -188,17 +190,17 @@ def examples(options: argparse.Namespace) -> None:
 
 
 def hints_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the hints that were given, by the names that `from_checkpoint` has."""
+    """Return the given hints, as keyword arguments of `from_checkpoint`."""
     given = {name: getattr(options, name) for name in HINTS}
     given["id2label"] = None if options.labels is None else read_labels(options.labels)
     return {name: value for name, value in given.items() if value is not None}
 
 
 def read_labels(path: Path) -> list[str] | dict[int, str]:
-    """Read names of labels, in their order or by their numbers.
+    """Read label names, as a list or by number.
 
     Raises:
-        CheckpointError: It cannot be read, or holds something else.
+        CheckpointError: The file cannot be read, or contains something else.
     """
     from .files.texts import parse_json, read_small_file
 
@@ -212,10 +214,12 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
     except CheckpointError:
         raise
     except ValueError as error:
-        raise CheckpointError(f"{path} cannot be read as names of labels: {error}") from error
+        raise CheckpointError(f"{path} cannot be read as label names: {error}") from error
     listed = list(names.values()) if isinstance(names, dict) else names
     if not all(isinstance(name, str) and name.strip() for name in listed):
-        raise CheckpointError(f"{path} holds more than names: expected a list, an object from number to name, or lines")
+        raise CheckpointError(
+            f"{path} holds more than names: expected a JSON list, a JSON object (number to name), or one name per line"
+        )
     return names
 
 

@@ -1,4 +1,4 @@
-"""The configuration of the plain Vision Transformer: every choice that changes a number is a field here."""
+"""Configuration of the plain Vision Transformer, with a field for every setting that changes its outputs."""
 
 import dataclasses
 import difflib
@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-# Of this code, wherever it has travelled to: a saved config says by which version it was written.
+# The version of this code, which may be a copy in a checkpoint; saved configs record it.
 VERSION = "0.1.0"
 VERSION_KEY = "plain_vit_version"
 
@@ -37,7 +37,7 @@ PRESETS = {
 }  # fmt: skip
 PRESET_NAME = re.compile(r"vit-(?P<size>[a-z]+)-patch(?P<patch>\d+)-(?P<image>\d+)")
 
-# Where the code of each Auto class is in a saved folder; the dict names both backends of the image processor.
+# The code of each Auto class in a saved folder; the dict names both backends of the image processor.
 AUTO_MAP = {
     "AutoConfig": "configuration_plain_vit.PlainViTConfig",
     "AutoModel": "modeling_plain_vit.PlainViTModel",
@@ -50,12 +50,12 @@ AUTO_MAP = {
     },
 }
 
-# Those without parameters of their own, which no source has and no initialisation here covers.
+# All without parameters; no source uses the others, and no initialisation here covers them.
 ACTIVATIONS = sorted(ACT2FN.keys() - {"prelu", "xielu"})
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
-# The largest count that each field may hold: far above any model (the ViT of 22 billion parameters is 6,144 wide, and
-# DeepNet has 1,000 layers), far below what costs memory before there is a tensor of that size.
+# The upper limit of each count: far above any model (ViT-22B has width 6,144, DeepNet has 1,000 layers), and far below
+# values that use much memory before any tensor is allocated.
 MOST_LAYERS, MOST_PIXELS = 1000, 2**28
 LARGEST = {
     **dict.fromkeys(("hidden_size", "head_dim", "intermediate_size", "representation_size", "num_channels"), 2**20),
@@ -64,33 +64,33 @@ LARGEST = {
     "num_labels": 500_000,
 }
 MAY_BE_ZERO = ("num_hidden_layers", "num_register_tokens", "num_labels")
-# The least and the largest value of each field that is a number, and what is expected of it.
+# Minimum and maximum of each numeric field, and the description of valid values.
 RANGES = {
     "layer_norm_eps": (5e-324, 1, "a small positive number such as 1e-6"),
     "attention_scale": (5e-324, 1e6, "a positive number such as head_dim ** -0.5"),
-    "initializer_range": (0, 1e6, "a deviation, 0 or more"),
+    "initializer_range": (0, 1e6, "a standard deviation of at least 0"),
     "layer_scale_init_value": (-1e6, 1e6, "a number such as 1e-5"),
-    "pixel_mean": (-1e6, 1e6, "a level from 0 to 1 for all channels, or one for each"),
-    "pixel_std": (5e-324, 1e6, "a positive deviation for all channels, or one for each"),
+    "pixel_mean": (-1e6, 1e6, "a pixel value from 0 to 1 for all channels, or one for each"),
+    "pixel_std": (5e-324, 1e6, "a positive standard deviation for all channels, or one for each"),
 }
 
-# Keywords that transformers passes, or that it and its Trainer write beside the fields.
+# Keywords that transformers passes, or that transformers and its Trainer save next to the fields.
 TRANSFORMERS_KEYWORDS = {
     "_attn_implementation", "_commit_hash", "_name_or_path", "attn_implementation", "auto_map",
     "experts_implementation", "fusion_config", "model_type", "name_or_path", "num_labels", "out_features",
     "out_indices", "output_attentions", "quantization_config", "torch_dtype", "use_cache",
 }  # fmt: skip
-# What transformers passes to `from_dict` beside those, and what shows that an Auto class called it.
+# Additional keywords that transformers passes to `from_dict`, and those that only an Auto class passes.
 LOADING_KEYWORDS = {"_from_auto", "_from_pipeline", "dtype", "gguf_file", "return_unused_kwargs"}
 AUTO_KEYWORDS = {"_from_auto", "name_or_path"}
 
 
 class TravellingCode:
-    """Lets the code of this package travel with every saved folder, also with that of a subclass.
+    """Mixin that saves the code of this package with every model, including those of subclasses.
 
-    A subclass travels itself where it was registered by `register_for_auto_class`, as one of a stock class does; else
-    the folder names the class of ours that it was made of, whose code is put there. That is so too for the classes that
-    torch makes of ours, for sharding say.
+    The code of a subclass is saved if it was registered with `register_for_auto_class`, as for stock classes; otherwise
+    the folder names the plain-vit class it derives from and contains that code. The same applies to classes that torch
+    derives, for example for sharding.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -100,24 +100,24 @@ class TravellingCode:
 
     @classmethod
     def _ours(cls) -> Any:
-        """Return the class of ours that this one is or was made of."""
+        """Return the plain-vit class that this class is or derives from."""
         return next(base for base in cls.__mro__ if _is_ours(base))
 
     def _add_code(self, folder: str | os.PathLike) -> None:
-        """Put the code of ours beside what was saved, where transformers did not."""
+        """Save the plain-vit code in the folder if transformers did not."""
         if not _is_ours(type(self)):
             custom_object_save(self._ours(), folder)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> Any:
-        """Send to the Hub what `save_pretrained` saves, as `plain-vit push` sends a folder.
+        """Push what `save_pretrained` saves to the Hub, like `plain-vit push`.
 
-        Where the package plain-vit is installed, all of it is searched for secrets first, the model is opened, and it
-        goes with its page and its image processor: see `plain_vit.hub.push_saved`. Where this code has travelled
-        without the package, transformers sends the files unsearched, and that is said.
+        If the package plain-vit is installed, all files are scanned for secrets first, the model is opened, and it is
+        pushed with its model card and image processor: see `plain_vit.hub.push_saved`. Without the package,
+        transformers pushes the files unscanned, with a warning.
 
         Args:
             repo_id: "user/name".
-            **options: Of transformers' own `push_to_hub`; of a model also `image_processor`.
+            **options: Options of transformers' `push_to_hub`, and `image_processor` for a model.
         """
         hub = package_hub()
         return super().push_to_hub(repo_id, **options) if hub is None else hub.push_saved(self, repo_id, **options)  # type: ignore[misc]
@@ -128,26 +128,26 @@ class TravellingCode:
 
 
 def package_hub() -> Any:
-    """Return `plain_vit.hub`; None, with a warning, where this code has travelled without the package."""
+    """Return `plain_vit.hub`, or None with a warning if the package is not installed."""
     try:
         importlib.import_module("plain_vit")
     except ModuleNotFoundError:
         logger.warning(
-            "plain-vit is not installed: the files are sent without being searched for secrets, without being opened "
-            "first, and without a page of their own."
+            "plain-vit is not installed: the files are pushed without being scanned for secrets, without being opened "
+            "first, and without a model card."
         )
         return None
     return importlib.import_module("plain_vit.hub")
 
 
 def _is_ours(kind: type) -> bool:
-    """Return whether a class is in one of our files, in the package or where they have travelled to."""
+    """Return whether a class is defined in one of our files, in the package or in a checkpoint."""
     return kind.__module__.rpartition(".")[2] in ("configuration_plain_vit", "modeling_plain_vit")
 
 
 @strict
 class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
-    """Describe one plain Vision Transformer.
+    """Configuration of a plain Vision Transformer.
 
     Sizes are (height, width) in pixels; an int means a square.
 
@@ -155,87 +155,86 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         hidden_size: Width of a token.
         num_hidden_layers: Number of blocks.
         num_attention_heads: Heads of each attention.
-        head_dim: Width of one head; `hidden_size // num_attention_heads` if not given.
+        head_dim: Width of one head (default: `hidden_size // num_attention_heads`).
         intermediate_size: Width inside the MLP (after gating, for the gated kinds).
         image_size: Native input size, in pixels. Other sizes work too: the position table is resampled.
         patch_size: Size of a patch, in pixels. It must divide `image_size`.
-        num_channels: Channels of the input.
-        drop_partial_patches: Leave out the pixels at the right and at the bottom that fill no patch, instead of
-            refusing such a size (SigLIP's 384 pixels in patches of 14).
+        num_channels: Number of input channels.
+        drop_partial_patches: Crop the pixels at the right and at the bottom that do not fill a patch, instead of
+            raising an error (SigLIP's 384 pixels in patches of 14).
         use_class_token: Put a learned class token before the patches.
         use_distillation_token: Put a learned distillation token after the class token (DeiT), with a head of its own.
-        num_register_tokens: Learned tokens that no output reads (Darcet et al. 2024).
+        num_register_tokens: Number of learned tokens that no head reads (Darcet et al. 2024).
         register_tokens_last: Append the registers after the patches, without positions, instead of before them.
-        use_mask_token: Hold a learned token that replaces masked patches (`bool_masked_pos`).
+        use_mask_token: Add a learned token that replaces masked patches (`bool_masked_pos`).
         patch_projection: "conv" (a strided convolution), "linear" (a dense layer over pixels in the order
-            row, column, channel, as vit-pytorch has it) or "resnet" (a convolution over the feature map of a ResNet:
+            row, column, channel, like vit-pytorch) or "resnet" (a convolution over the feature map of a ResNet:
             the paper's hybrids, section 3.1).
-        stem_depths: Units in each stage of that ResNet; none for its root alone. The root makes the map 4 times as
-            small, each stage but the first halves it: `patch_size` is counted in pixels all the same.
-        stem_style: Whose numbers it gives: "google" (kernels divided by their deviation + 1e-5, group norms of epsilon
+        stem_depths: Units in each stage of that ResNet; empty for its root only. The root reduces the resolution by a
+            factor of 4, each stage but the first by a factor of 2; `patch_size` is in pixels of the input.
+        stem_style: The source it matches: "google" (kernels divided by their deviation + 1e-5, group norms of epsilon
             1e-6) or "timm" (by sqrt(variance + 1e-8), 1e-5).
         patch_bias: Give the patch projection a bias.
         patch_pre_norm: Normalise the raw pixels of each patch before the projection (linear only).
         patch_post_norm: Normalise each patch after the projection.
         embedding_norm: Normalise all tokens after the positions were added, before the blocks (CLIP).
         position_embedding_type: "learned" (a table), "sincos_2d" (Beyer et al. 2022, computed) or "none".
-        position_embedding_on_prefix: Give the tokens before the patches a row of the table too.
-        position_resampling: How the table is fitted to another grid. "truncate" reads the first rows in raster order.
+        position_embedding_on_prefix: Also add position embeddings to the tokens before the patches.
+        position_resampling: How the table is resampled to another grid. "truncate" uses the first rows in raster order.
         block_type: "sequential" (pre-norm), "post_norm" (the norm ends each residual branch), "parallel" (attention and
-            MLP side by side on one norm: ViT-22B) or "branches" (several attentions, then several MLPs, summed).
-        num_branches: Attentions and MLPs of a block of type "branches".
+            MLP in parallel after one norm: ViT-22B) or "branches" (several attentions, then several MLPs, summed).
+        num_branches: Number of attentions and of MLPs in a block of type "branches".
         norm_type: "layer_norm" or "rms_norm", everywhere.
         layer_norm_eps: Epsilon of every norm. timm, Google and torchvision use 1e-6, vit-pytorch and CLIP 1e-5.
         attention_type: "self" or "differential" (Ye et al. 2024).
-        attention_scale: Factor on the attention scores; `head_dim ** -0.5` if not given.
+        attention_scale: Factor on the attention scores (default: `head_dim ** -0.5`).
         qkv_bias: Give the query, key and value projections biases.
-        qk_norm: None, "norm" (`norm_type` over `head_dim`) or "rms_per_head" (l2-normalised, one gain per head).
-        attention_inner_norm: Normalise the joined heads before the output projection (BEiT-3).
-        attention_output_projection: Project the joined heads.
+        qk_norm: None, "norm" (`norm_type` over `head_dim`) or "rms_per_head" (L2-normalised, one gain per head).
+        attention_inner_norm: Normalise the concatenated heads before the output projection (BEiT-3).
+        attention_output_projection: Project the concatenated heads.
         attention_output_bias: Give that projection a bias.
         mlp_type: "mlp", "swiglu" or "swiglu_packed" (gate and value in one layer).
         mlp_bias: Give the layers of the MLP biases.
         mlp_inner_norm: Normalise inside the MLP, after the activation (BEiT-3).
-        hidden_act: Activation of the MLP. "gelu" is exact; "gelu_pytorch_tanh" is what JAX computes by default.
-        layer_scale_init_value: First value of the learned gain on each residual branch; None for no gain.
-        final_norm: Where the last norm is: "before_pooling", "after_pooling", "both" or "none".
-        pooling: "cls", "mean", "max", "mean_max" (their average), "cls_mean" (class token and mean side by side, twice
+        hidden_act: Activation of the MLP. "gelu" is exact; "gelu_pytorch_tanh" is JAX's default approximation.
+        layer_scale_init_value: Initial value of the learned gain on each residual branch; None for no gain.
+        final_norm: Position of the last norm: "before_pooling", "after_pooling", "both" or "none".
+        pooling: "cls", "mean", "max", "mean_max" (their average), "cls_mean" (class token and mean concatenated, twice
             as wide: DINOv2's head), "map" (attention pooling), "query" (attention pooling without an MLP: AIMv2's),
-            "prr" (the class token, or the average, of tokens that attended to each other without weights) or "none"
+            "prr" (the class token, or the average, after attention between all tokens without parameters) or "none"
             (every token).
-        pool_prefix_tokens: Let the pooling read class, distillation and register tokens too, not the patches alone.
+        pool_prefix_tokens: Include class, distillation and register tokens in the pooling, not only the patches.
         representation_size: Width of a dense layer between pooling and classifier (the paper's pre-training head).
         representation_act: Activation of that layer.
         representation_bias: Give that layer a bias (the projections of CLIP have none).
-        hidden_dropout_prob: Dropout after each dense layer but query, key and value (paper, appendix B.1).
-        embedding_dropout_prob: Dropout after adding positions; `hidden_dropout_prob` if not given.
+        hidden_dropout_prob: Dropout after each dense layer except query, key and value (paper, appendix B.1).
+        embedding_dropout_prob: Dropout after adding positions (default: `hidden_dropout_prob`).
         attention_probs_dropout_prob: Dropout of the attention weights.
         classifier_dropout_prob: Dropout before the classifier.
         drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
-        patch_dropout_prob: Share of patches left out in training.
-        initialization: Whose fresh weights: "transformers" (normal everywhere), "timm" (the same for dense
+        patch_dropout_prob: Fraction of patches dropped in training.
+        initialization: Source of the initial weights: "transformers" (normal everywhere), "timm" (the same for dense
             layers, PyTorch's own for the patch convolution), "google" (the paper's code: Xavier, LeCun, a zero head) or
             "vit_pytorch" (PyTorch's own for every layer, as its ViT and SimpleViT; unit normal tokens and positions).
-        initializer_range: Standard deviation of fresh weights, in "transformers".
-        zero_init_classifier: Start the classifier with zeros (the paper's fine-tuning, section 3.2).
-        reconstruction_target: What the masked-image model predicts of a hidden patch: its "pixels" (SimMIM) or its
+        initializer_range: Standard deviation of the initial weights, for "transformers".
+        zero_init_classifier: Initialise the classifier with zeros (the paper's fine-tuning, section 3.2).
+        reconstruction_target: Target of the masked-image model for a masked patch: its "pixels" (SimMIM) or its
             "mean_color" in 3 bits per channel (paper, appendix B.1.2).
-        pixel_mean: Mean that the image processor subtracts (levels from 0 to 1); one number, or one per channel.
-            Mean colours are sorted by the levels before normalisation.
-        pixel_std: Deviation that the image processor divides by.
-        apply_layernorm: Put the backbone's feature maps through the final norm before the pooling.
-        reshape_hidden_states: Give the backbone's features as maps (B, D, h, w), not as tokens (B, L, D). If
-            False, a size given as a pair stays one, also of equal sides.
-        out_features: Stages that the backbone gives: "stem" (the embeddings), "stage1", ...; the last if not given.
+        pixel_mean: Mean that the image processor subtracts (for pixel values in [0, 1]); one number, or one per
+            channel. Mean colours are classified by their values before normalisation.
+        pixel_std: Standard deviation that the image processor divides by.
+        apply_layernorm: Apply the final norm before the pooling to the backbone's feature maps.
+        reshape_hidden_states: Return the backbone's features as maps (B, D, h, w), not as tokens (B, L, D). If
+            False, a size given as a pair stays a pair, even with equal sides.
+        out_features: Stages that the backbone returns: "stem" (the embeddings), "stage1", ... (default: the last).
         out_indices: The same by number; 0 is the stem.
 
     Raises:
-        ValueError: for a value or a combination that cannot work, and for a field that does not exist. A dict that says
-            by which version it was saved (`plain_vit_version`, as `to_dict` writes it) may hold keys of others: they
-            are kept, with a warning that names them, unless a newer version wrote them, whose fields may change
-            numbers.
-        huggingface_hub.errors.StrictDataclassFieldValidationError: for a value of the wrong type, or that is not among
-            the choices of its field.
+        ValueError: A value or a combination cannot work, or a field does not exist. A saved dict (with
+            `plain_vit_version`, as written by `to_dict`) may contain unknown keys: they are kept, with a warning that
+            names them, unless a newer version wrote them, whose fields may change the outputs.
+        huggingface_hub.errors.StrictDataclassFieldValidationError: A value has the wrong type, or is not among the
+            choices of its field.
     """
 
     model_type = "plain_vit"
@@ -340,52 +339,52 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def _check_foreign(cls, names: list[str], version: Any) -> None:
-        """Refuse keys of a saved config that are no fields and may not be kept."""
+        """Refuse unknown keys of a saved config that must not be kept."""
         newer = _release(version) > _release(VERSION)
         if names and newer:
             raise ValueError(
                 f"this config, saved by plain-vit {version}, holds {_listed(names)}, which plain-vit {VERSION} does "
-                "not know and which may change numbers: use that version or a later one"
+                "not know and which may change the outputs: use that version or a later one"
             )
         taken = [name for name in names if name == "self" or name.startswith("__") or hasattr(cls, name)]
         if taken:
             raise ValueError(
-                f"this config holds {_listed(taken)}, a name that {cls.__name__} has for something of its own: "
-                "take it out of the dict or of config.json"
+                f"this config holds {_listed(taken)}, a name that {cls.__name__} uses itself: "
+                "remove it from the dict or from config.json"
             )
 
     def check_labels(self, number: Any = None) -> None:
-        """Refuse names of labels that no file can hold, and a number of labels that costs memory: each gets a name.
+        """Refuse label names that no file can store, and numbers of labels that use much memory: each gets a name.
 
         Args:
-            number: How many labels there are to be; as many as have names if not given.
+            number: The intended number of labels (default: the number of names).
 
         Raises:
-            ValueError: names the label.
+            ValueError: A label is invalid; the message names it.
         """
         most, names = LARGEST["num_labels"], self.id2label
         if number is not None and (
             isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= int(number) <= most
         ):
             raise ValueError(
-                f"num_labels is {_shown(number)}: expected the number of classes, or 0 for no head, {most} at most"
+                f"num_labels is {_shown(number)}: expected the number of classes, or 0 for no head, at most {most}"
             )
         if names is not None and (not isinstance(names, dict) or len(names) > most):
             raise ValueError(
-                f"id2label is {_shown(names)}: expected a dict from number to name of a label, with {most} at most"
+                f"id2label is {_shown(names)}: expected a dict from label number to name, with at most {most} entries"
             )
         for key, name in (names or {}).items():
             if not re.fullmatch("[0-9]{1,9}", str(key)):
-                raise ValueError(f"id2label has the key {_shown(key)}: expected the number of a label")
+                raise ValueError(f"id2label has the key {_shown(key)}: expected a label number")
             if not isinstance(name, str) or not _is_text(name):
-                raise ValueError(f"id2label names label {key} {_shown(name)}: expected a text")
+                raise ValueError(f"id2label names label {key} {_shown(name)}: expected a string")
 
     def _check_counts(self) -> None:
         """Refuse counts and sizes that no model has."""
         for name, most in LARGEST.items():
             value, least = getattr(self, name), int(name not in MAY_BE_ZERO)
             if name != "num_labels" and value is not None and not least <= value <= most:
-                expected = f"a positive int, {most} at most" if least else f"0 or more, {most} at most"
+                expected = f"a positive int, at most {most}" if least else f"0 or more, at most {most}"
                 raise ValueError(f"{name} is {_shown(value)}: expected {expected}")
         blocks = self.num_hidden_layers * self.num_branches, sum(self.stem_depths[: MOST_LAYERS + 1])
         if max(*blocks, len(self.stem_depths)) > MOST_LAYERS:
@@ -395,16 +394,16 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             )
 
     def _normalize(self) -> None:
-        """Turn sizes into an int or a tuple, and fill in the width of a head."""
+        """Convert sizes to an int or a tuple, and set the default of `head_dim`."""
         for name in ("image_size", "patch_size"):
             size = getattr(self, name)
             pair = (size, size) if isinstance(size, int) else tuple(size)
             if len(pair) != 2 or min(pair) < 1 or pair[0] * pair[1] > MOST_PIXELS:
                 raise ValueError(
-                    f"{name} is {_shown(size)}: expected a positive int or (height, width) in pixels, {MOST_PIXELS} "
-                    "pixels at most"
+                    f"{name} is {_shown(size)}: expected a positive int or (height, width) in pixels, at most "
+                    f"{MOST_PIXELS} pixels in total"
                 )
-            # ViTPose, which wants tokens that are not laid out, reads its backbone's sizes as pairs: one given is kept.
+            # ViTPose, which uses tokens instead of maps, reads its backbone's sizes as pairs: a given pair is kept.
             is_one_number = isinstance(size, int) or (pair[0] == pair[1] and self.reshape_hidden_states)
             setattr(self, name, pair[0] if is_one_number else pair)
         self.stem_depths = tuple(self.stem_depths)
@@ -417,19 +416,19 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
 
     def _check(self) -> None:
-        """Refuse what cannot work: what was got, what was expected, what to do."""
+        """Validate values and their combinations."""
         self.grid_of(*self.image_shape)
         for name in ("hidden_dropout_prob", "embedding_dropout_prob", "attention_probs_dropout_prob",
                      "classifier_dropout_prob", "drop_path_rate", "patch_dropout_prob"):  # fmt: skip
             if not 0 <= (getattr(self, name) or 0) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: expected a share from 0 up to, not with, 1")
+                raise ValueError(f"{name} is {getattr(self, name)}: expected a number in [0, 1)")
         for name in ("hidden_act", "representation_act"):
             if getattr(self, name) not in ACTIVATIONS:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: expected one of {', '.join(ACTIVATIONS)}")
         for name, (least, most, expected) in RANGES.items():
             value = getattr(self, name)
             for number in value if isinstance(value, list | tuple) else [value]:
-                if number is not None and not least <= number <= most:  # NaN is between no two numbers
+                if number is not None and not least <= number <= most:  # also true for NaN
                     raise ValueError(f"{name} is {_shown(value)}: expected {expected}")
         if self.problem_type not in PROBLEM_TYPES:
             raise ValueError(f"problem_type is {self.problem_type!r}: expected one of {PROBLEM_TYPES}")
@@ -444,37 +443,37 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             (self.pooling in ("cls", "cls_mean") and not self.use_class_token,
              f'pooling "{self.pooling}" reads the class token: set use_class_token=True, or another pooling'),
             (self.pooling == "cls_mean" and self.final_norm in ("after_pooling", "both"),
-             'pooling "cls_mean" joins two tokens, and no source normalises them together: set '
+             'pooling "cls_mean" concatenates two tokens, and no source normalises them together: set '
              'final_norm="before_pooling" or "none"'),
             (self.use_distillation_token and self.pooling != "cls",
-             'a distillation token comes after a class token and is read with it: set pooling="cls"'),
+             'a distillation token follows a class token and has its own classifier: set pooling="cls"'),
             (self.register_tokens_last and self.use_distillation_token,
              "register_tokens_last is not combined with a distillation token by any source"),
             (self.patch_pre_norm and self.patch_projection != "linear",
-             'patch_pre_norm needs the pixels of each patch side by side: set patch_projection="linear"'),
+             'patch_pre_norm needs the flattened pixels of each patch: set patch_projection="linear"'),
             (len(self.stem_depths) > 0 and self.patch_projection != "resnet",
              f'stem_depths {self.stem_depths} are those of a ResNet: set patch_projection="resnet"'),
             (any(depth < 1 for depth in self.stem_depths),
-             f"stem_depths is {self.stem_depths}: expected one unit or more in each stage"),
+             f"stem_depths is {self.stem_depths}: expected at least one unit in each stage"),
             (self.patch_projection == "resnet" and any(side % self.stem_stride for side in self.patch_shape),
-             f"the stem makes images {self.stem_stride} times as small: patch_size {self.patch_size} must be a "
+             f"the stem reduces the resolution by {self.stem_stride}: patch_size {self.patch_size} must be a "
              "multiple of that"),
             (self.patch_projection == "resnet" and self.drop_partial_patches,
-             "drop_partial_patches is not combined with a ResNet stem by any source: its padding follows the size"),
+             "drop_partial_patches is not combined with a ResNet stem by any source: its padding depends on the size"),
             (self.position_embedding_type == "sincos_2d" and self.hidden_size % 4 != 0,
              f"sincos_2d positions need a hidden_size that is a multiple of 4, not {self.hidden_size}"),
             (self.position_embedding_type == "sincos_2d" and self.hidden_size < 8,
              f"sincos_2d positions need two frequencies: hidden_size must be 8 or more, not {self.hidden_size}"),
             (self.pooling in ("map", "query", "prr") and self.hidden_size % self.num_attention_heads != 0,
-             f"pooling \"{self.pooling}\" shares hidden_size {self.hidden_size} out among num_attention_heads "
+             f"pooling \"{self.pooling}\" divides hidden_size {self.hidden_size} among num_attention_heads "
              f"{self.num_attention_heads}: choose a head count that divides it, or another pooling"),
             (self.position_embedding_type == "sincos_2d" and self.position_embedding_on_prefix
              and self.num_prefix_tokens > 0,
              "sincos_2d has no positions for the tokens before the patches: set position_embedding_on_prefix=False"),
             (self.position_embedding_type == "sincos_2d" and self.position_resampling == "truncate",
-             "sincos_2d is computed for every grid: there is no table to truncate"),
+             "sincos_2d is computed for every grid and has no table to truncate: set another position_resampling"),
             (not self.attention_output_projection and heads * head_dim != self.hidden_size,
-             f"without an output projection the joined heads ({heads} x {head_dim}) "
+             f"without an output projection the concatenated heads ({heads} x {head_dim}) "
              f"must be hidden_size {self.hidden_size} wide"),
             (self.block_type != "branches" and self.num_branches != 1,
              f'num_branches {self.num_branches} needs block_type="branches"'),
@@ -485,22 +484,22 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             (self.attention_type == "differential" and self.qk_norm == "rms_per_head",
              'differential attention takes qk_norm None or "norm"'),
             (self.reconstruction_target == "mean_color" and self.num_channels > 4,
-             f"mean_color has 8 ** num_channels colours: it takes 4 channels at most, not {self.num_channels}"),
+             f"mean_color has 8 ** num_channels colours: it takes at most 4 channels, not {self.num_channels}"),
         ):  # fmt: skip
             if impossible:
                 raise ValueError(remedy)
 
     @classmethod
     def from_name(cls, name: str, **kwargs: Any) -> "PlainViTConfig":
-        """Return the configuration that the field calls by this name.
+        """Return the configuration of a standard model size.
 
         Args:
-            name: Such as "vit-base-patch16-224": size (tiny, small, base, large, huge, giant, gigantic), then patch
-                and image size in pixels.
+            name: A name such as "vit-base-patch16-224": size (tiny, small, base, large, huge, giant, gigantic), then
+                patch and image size in pixels.
             **kwargs: Further fields, such as `num_labels`.
 
         Raises:
-            ValueError: for another name.
+            ValueError: The name is unknown.
 
         Source:
             Dosovitskiy et al. 2021, Table 1; Touvron et al. 2021, Table 1; Zhai et al. 2022, Table 2.
@@ -514,18 +513,18 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build from a saved dict; fields given beside it replace its own and are checked together with the rest.
+        """Build from a saved dict; fields given as keywords override it and are validated together with the rest.
 
-        Keys of the dict that are no fields are kept, with a warning, as those of a dict that says its version.
+        Unknown keys of the dict are kept, with a warning.
 
         Args:
-            config_dict: What `to_dict` returned, or what `config.json` holds.
-            **kwargs: Fields, keys of the dict, and what transformers passes. What else is given is refused; it is
-                returned where `return_unused_kwargs` asks for that, and passed over for the Auto classes, which send
-                here what is meant for models and image processors.
+            config_dict: The result of `to_dict`, or the content of `config.json`.
+            **kwargs: Fields, keys of the dict, and keywords of transformers. Other keywords are refused, unless
+                `return_unused_kwargs` returns them, or an Auto class passes them: it also passes keywords for models
+                and image processors.
 
         Raises:
-            ValueError: for a keyword that is no field, and as the constructor does.
+            ValueError: A keyword is not a field, and as for the constructor.
         """
         names = (cls.__dataclass_fields__.keys() | config_dict.keys() | {"out_features", "out_indices"}) - {"dtype"}
         given = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - TRANSFORMERS_KEYWORDS)}
@@ -543,13 +542,13 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike) -> Any:
-        """Build from a saved file, as `from_dict` does."""
+        """Build from a saved file, like `from_dict`."""
         return cls.from_dict(cls._dict_from_json_file(json_file))
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Save as transformers does, and name no file for an Auto class that is not there.
+        """Save as transformers does, without naming missing files for Auto classes.
 
-        The image processor's file may come later: saving the processor brings it.
+        The image processor's file may come later, when the processor is saved.
         """
         if push_to_hub and (hub := package_hub()) is not None:
             return hub.save_and_push(self, save_directory, **kwargs)
@@ -562,9 +561,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         self._add_code(folder)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field, every key of others, and by which version of plain-vit.
+        """Return every field, the kept unknown keys, and the version of plain-vit.
 
-        The backbone's stages are left out where they are the last one, which follows the depth.
+        The backbone's stages are omitted if they are the last one, which follows from the depth.
         """
         fields = super().to_dict() | {VERSION_KEY: VERSION}
         if fields["out_indices"] == [self.num_hidden_layers]:
@@ -577,8 +576,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         return ["stem", *(f"stage{number}" for number in range(1, self.num_hidden_layers + 1))]
 
     @property
-    def base_model_tp_plan(self) -> dict[str, str]:  # type: ignore[override]  # what can be split depends on the fields
-        """Which layers tensor parallelism splits: heads and MLP channels, where no parameter spans them all."""
+    def base_model_tp_plan(self) -> dict[str, str]:  # type: ignore[override]  # depends on the fields
+        """Layers that tensor parallelism splits: heads and MLP channels, unless a parameter spans all of them."""
         branches = self.block_type == "branches"
         attention = "layers.*.attention_branches.*.attention" if branches else "layers.*.attention"
         mlp = "layers.*.mlp_branches.*.mlp" if branches else "layers.*.mlp"
@@ -600,14 +599,14 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         return self.grid_of(*self.image_shape)
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """Return the patches (down, across) of an image of this size.
+        """Return the patch grid (down, across) of an image of this size.
 
         Args:
-            height: In pixels.
-            width: In pixels.
+            height: Image height in pixels.
+            width: Image width in pixels.
 
         Raises:
-            ValueError: when the patch size does not divide it.
+            ValueError: The patch size does not divide it.
         """
         patch_height, patch_width = self.patch_shape
         partial = (height % patch_height or width % patch_width) and not self.drop_partial_patches
@@ -621,8 +620,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
     @property
     def attention_shape(self) -> tuple[int, int]:
-        """Heads of an attention, and the width of each."""
-        return self.num_attention_heads, cast(int, self.head_dim)  # filled in by now
+        """Number of heads, and the width of each."""
+        return self.num_attention_heads, cast(int, self.head_dim)  # set by _normalize
 
     @property
     def image_shape(self) -> tuple[int, int]:
@@ -636,12 +635,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
     @property
     def pooled_size(self) -> int:
-        """Width of what the pooling gives."""
+        """Width of the pooled features."""
         return self.hidden_size * (2 if self.pooling == "cls_mean" else 1)
 
     @property
     def stem_stride(self) -> int:
-        """How many times as small as the image the feature map of a ResNet stem is."""
+        """Factor by which a ResNet stem reduces the resolution."""
         return stem_stride(self.stem_depths)
 
     @property
@@ -652,12 +651,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
 
 def stem_stride(depths: Sequence[int]) -> int:
-    """Return how many times as small a ResNet stem makes an image: its root 4 times, each stage but the first twice."""
+    """Return the reduction factor of a ResNet stem: 4 of its root times 2 for each stage but the first."""
     return 4 * 2 ** max(0, len(depths) - 1)
 
 
 def _is_there(where: Any, folder: Path) -> bool:
-    """Return whether the code that an entry of the auto map names is in this folder, in another repository, or ours."""
+    """Return whether the code named in an auto_map entry is in this folder, in another repository, or ours."""
     names = where.values() if isinstance(where, dict) else where if isinstance(where, list | tuple) else [where]
     ours = {"configuration_plain_vit", "modeling_plain_vit", "image_processing_plain_vit"}
     return all(
@@ -668,7 +667,7 @@ def _is_there(where: Any, folder: Path) -> bool:
 
 
 def _no_field(kind: type[PlainViTConfig], name: str) -> ValueError:
-    """Return the error for a keyword that is no field, which names the nearest ones."""
+    """Return the error for an unknown field, with suggestions."""
     fields = sorted(field.name for field in dataclasses.fields(kind) if not field.name.startswith("_"))
     close = difflib.get_close_matches(name, fields, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"the fields are {', '.join(fields)}"
@@ -676,10 +675,10 @@ def _no_field(kind: type[PlainViTConfig], name: str) -> ValueError:
 
 
 def _warn_of_foreign(names: Sequence[str], saved: Container[str], version: str | None) -> None:
-    """Say which keys of a saved config are not ours, and which of them are saved again."""
+    """Warn about unknown keys of a saved config, and say which of them are kept when saving."""
     by = f"plain-vit {version}" if version else "an unknown version of plain-vit"
     kept, left = [name for name in names if name in saved], [name for name in names if name not in saved]
-    for some, fate in ((kept, "kept, but not read"), (left, "left out where it is saved again")):
+    for some, fate in ((kept, "kept, but not used"), (left, "dropped when the config is saved again")):
         if some:
             warnings.warn(
                 f"this config, saved by {by}, holds {_listed(some)}, which plain-vit {VERSION} does not know: {fate}",
@@ -688,7 +687,7 @@ def _warn_of_foreign(names: Sequence[str], saved: Container[str], version: str |
 
 
 def _shown(value: Any, longest: int = 80) -> str:
-    """Return a value as one may print it, whoever chose it: cut, and without a number of thousands of digits."""
+    """Return the repr of an untrusted value, truncated; numbers with thousands of digits are replaced."""
     if isinstance(value, int) and not -(10**longest) < value < 10**longest:
         return f"a number of more than {longest} digits"
     if isinstance(value, list | tuple | dict) and len(value) > longest:
@@ -698,7 +697,7 @@ def _shown(value: Any, longest: int = 80) -> str:
 
 
 def _is_text(name: str) -> bool:
-    """Tell whether a text can be written to a file, which half of a pair of surrogates cannot."""
+    """Return whether a string can be encoded, which a lone surrogate cannot."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -707,13 +706,13 @@ def _is_text(name: str) -> bool:
 
 
 def _listed(names: Sequence[str], most: int = 5, longest: int = 40) -> str:
-    """Return names made printable, wherever they come from: quoted, cut, and the first few."""
+    """Return the first few untrusted names, quoted and truncated."""
     cut = [repr(name if len(name) <= longest else f"{name[:longest]}…") for name in names[:most]]
     return ", ".join(cut) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _release(version: Any) -> tuple[int, ...]:
-    """Return the numbers of a version without zeros at its end; none for none."""
+    """Return the numbers of a version without trailing zeros; empty for None."""
     if version is None:
         return ()
     pattern = r"([0-9]{1,9}(?:\.[0-9]{1,9}){0,3})(?:[._+-]?[a-z][a-z0-9.+]{0,30})?"

@@ -1,4 +1,4 @@
-"""What decides how plain-vit behaves on a machine: versions, processor, accelerator, threads. No paths, no keys."""
+"""Description of the environment for bug reports: versions, processor, accelerator, threads. No paths, no keys."""
 
 import importlib.metadata
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-# What plain-vit needs, what its extras bring, and the packages whose models it converts.
+# Dependencies of plain-vit and its extras, and the packages whose models it converts.
 PACKAGES = (
     "plain-vit", "torch", "torchvision", "transformers", "huggingface_hub", "safetensors", "numpy", "pillow",
     "accelerate", "datasets", "peft", "matplotlib", "captum", "timm", "vit-pytorch",
@@ -15,15 +15,15 @@ PACKAGES = (
 
 
 def describe_environment() -> dict[str, str]:
-    """Say what a report of a fault needs to say of the machine.
+    """Describe the environment.
 
     Returns:
-        Values by what they are: the system, the versions of packages, the processor, the accelerator and the threads.
+        Values by name: the system, package versions, the processor, the accelerator and the threads.
     """
     known = {"system": f"{platform.system()} {platform.release()} {platform.machine()}"}
     known["Python"] = f"{platform.python_implementation()} {platform.python_version()}"
     known |= {package: _version(package) for package in PACKAGES}
-    known["torch"] = torch.__version__  # which says what it was built for
+    known["torch"] = torch.__version__  # includes the build, such as +cu128
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     known["processor"] = f"{_processor()}, {cores} cores, {torch.backends.cpu.get_cpu_capability()}"
     known["accelerator"] = _accelerator()

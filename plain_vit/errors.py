@@ -1,26 +1,26 @@
-"""The errors of plain-vit: one family, so that one `except PlainViTError` catches every mistake that has a remedy.
+"""Errors of plain-vit, all derived from `PlainViTError`.
 
-Every message says what was got, what was expected and what to do. The command line prints the message without a stack
-trace and leaves with the `exit_code` of the kind (0 is success, 2 a misspelt command line, anything else that is not
-below is a fault of plain-vit itself).
+Every message says what was found, what was expected and what to do. The command line prints the message without a
+stack trace and exits with the `exit_code` of the class (0 is success, 2 an invalid command line; any other code not
+below is a bug in plain-vit).
 """
 
 import shlex
 from collections.abc import Mapping, Sequence
 
-SHOWN = 40  # faults or candidates printed in one message; the attributes hold them all
+SHOWN = 40  # faults or candidates printed in one message; the attributes contain all of them
 LONGEST_LINE = 4000  # characters
 MOST_LINES = 400
 
 
 def printable(text: str) -> str:
-    """Return text for a terminal: no character that acts instead of being shown, lines of bounded number and length.
+    """Return text that is safe for a terminal: no control characters, and lines of bounded number and length.
 
-    Names, labels and keys of other people's files end up in messages: an escape sequence would recolour the terminal, a
-    mark that turns the direction round would show another name.
+    Messages contain names, labels and keys of untrusted files: an escape sequence would recolour the terminal, and a
+    bidirectional control character would display another name.
 
     Args:
-        text: Of several lines, perhaps; they stay lines.
+        text: One line or several; line breaks are kept.
     """
     lines = text.split("\n")
     if len(lines) > MOST_LINES:
@@ -37,10 +37,10 @@ def _shown(line: str) -> str:
 
 
 class PlainViTError(Exception):
-    """Any mistake that plain-vit recognises; the kinds below say which.
+    """Base class of all errors of plain-vit.
 
     Args:
-        message: What was got, what was expected and what to do. What a file put into it becomes `printable`.
+        message: What was found, what was expected and what to do; made `printable`.
     """
 
     exit_code = 1
@@ -50,31 +50,31 @@ class PlainViTError(Exception):
 
 
 class CheckpointError(PlainViTError, ValueError):
-    """A checkpoint cannot be read: not there, truncated, malformed, or not what its name says."""
+    """A checkpoint cannot be read: missing, truncated, malformed, or not what its name says."""
 
     exit_code = 3
 
 
 class UnsafeFileError(CheckpointError):
-    """A file was refused because reading it could run code, leave its folder or exhaust the memory."""
+    """A file was refused because reading it could run code, escape its folder or exhaust memory."""
 
     exit_code = 4
 
 
 class UnknownFormatError(CheckpointError):
-    """The file is sound, but its tensors belong to no architecture that plain-vit opens."""
+    """The file is valid, but its tensors belong to no architecture that plain-vit opens."""
 
     exit_code = 5
 
 
 class AmbiguousCheckpointError(PlainViTError, ValueError):
-    """The file fits several models, and only its owner can say which.
+    """The file fits several models, and only its owner knows which.
 
     Args:
-        message: What is open and why the file cannot settle it.
-        candidates: For each open argument (spelt as `from_checkpoint` takes it) the values that fit.
-        otherwise: A second set of arguments that settles it as well, where none of the candidates is the model.
-        source: The file, for a command line that settles it; None where there is none.
+        message: Which settings are missing, and why the file does not determine them.
+        candidates: For each missing argument of `from_checkpoint`, the values that fit.
+        otherwise: An alternative set of arguments, if none of the candidates is the model.
+        source: The file, to print a complete command line; None if there is none.
     """
 
     exit_code = 6
@@ -99,11 +99,11 @@ class AmbiguousCheckpointError(PlainViTError, ValueError):
 
 
 class MappingError(PlainViTError, ValueError):
-    """Tensors are missing, left over or of another shape than the model needs.
+    """Tensors are missing, unused or of another shape than the model needs.
 
     Args:
         message: Which source was compared with which model, and what to do.
-        faults: One line per tensor; all of them at once.
+        faults: One line per tensor, for all of them.
     """
 
     exit_code = 7
@@ -114,11 +114,11 @@ class MappingError(PlainViTError, ValueError):
 
 
 class ExportError(PlainViTError, ValueError):
-    """The target format cannot express this model.
+    """The target format cannot represent this model.
 
     Args:
         message: The model and the target.
-        parts: Each part of the model that the target has no place for.
+        parts: Each part of the model that the target cannot represent.
     """
 
     exit_code = 8
@@ -130,47 +130,47 @@ class ExportError(PlainViTError, ValueError):
 
 
 class VerificationError(PlainViTError):
-    """Two models gave different numbers, such as a converted one and its source, or are of different sizes."""
+    """Two models, such as a converted one and its source, differ in their outputs or sizes."""
 
     exit_code = 9
 
 
 class OutputError(PlainViTError, OSError):
-    """The output cannot be written: full disk, read-only folder, another writer; what was there before still is."""
+    """The output cannot be written: full disk, read-only folder, another writer; existing files are unchanged."""
 
     exit_code = 10
 
 
 class OutputExistsError(OutputError, FileExistsError):
-    """The output is already there and replacing it was not asked for."""
+    """The output exists already, and replacing it was not requested."""
 
     exit_code = 11
 
 
 class TrainingError(PlainViTError):
-    """Training cannot start or go on: contradicting options, a checkpoint of another run, a lost process."""
+    """Training cannot start or continue: contradictory options, a checkpoint of another run, a lost process."""
 
     exit_code = 12
 
 
 class DataError(PlainViTError, ValueError):
-    """A data set is unknown, or its columns, labels or images are not usable as they are."""
+    """A dataset is unknown, or its columns, labels or images cannot be used."""
 
     exit_code = 13
 
 
 class HubError(PlainViTError, OSError):
-    """The Hub refused or cannot be reached: no network, no token, no permission, no such repository."""
+    """The Hub refused a request or cannot be reached: no network, no token, no permission, no such repository."""
 
     exit_code = 14
 
 
 class PushRefusedError(PlainViTError):
-    """A folder holds what should not leave this machine: something like a secret, a pickle, a huge file.
+    """A folder contains something that must not be uploaded, such as a secret, a pickle or a huge file.
 
     Args:
         message: Which folder, and what to do.
-        faults: One line per file; all of them at once.
+        faults: One line per file, for all of them.
     """
 
     exit_code = 16
@@ -181,17 +181,17 @@ class PushRefusedError(PlainViTError):
 
 
 class AnalysisError(PlainViTError, ValueError):
-    """What was asked to be seen is not there: a layer, head or patch outside the model, a model of another kind."""
+    """An analysis is impossible: a layer, head or patch outside the model, or an unsupported kind of model."""
 
     exit_code = 15
 
 
 class MissingPackageError(PlainViTError, ImportError):
-    """A package is not installed that plain-vit alone does not bring.
+    """A package is missing that is not a dependency of plain-vit itself.
 
     Args:
         fault: What is missing.
-        packages: What to install, as pip reads it.
+        packages: What to install, as pip requirements.
     """
 
     exit_code = 18
@@ -203,13 +203,13 @@ class MissingPackageError(PlainViTError, ImportError):
 
 
 class PreparedModelError(PlainViTError, RuntimeError):
-    """A model cannot be prepared for inference, or was prepared and is asked for more than that."""
+    """A model cannot be prepared for inference, or a prepared model was used for something else."""
 
     exit_code = 17
 
 
 def in_bytes(count: float) -> str:
-    """Return a number of bytes with a unit in which it is not 0.0."""
+    """Format a number of bytes, with a unit in which it is not 0.0."""
     for unit in ("bytes", "KB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
@@ -218,7 +218,7 @@ def in_bytes(count: float) -> str:
 
 
 def listed(values: Sequence[object]) -> str:
-    """Return the first values, quoted where they are text, and the count of the rest."""
+    """Return the first values, with strings quoted, and the count of the rest."""
     rest = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
     return ", ".join(repr(value) for value in values[:SHOWN]) + rest
 
@@ -231,7 +231,7 @@ def _argument_lines(candidates: Mapping[str, Sequence[object]]) -> list[str]:
 
 
 def _command(source: str, candidates: Mapping[str, Sequence[object]]) -> str:
-    """Return the command that settles these arguments, with the first value of each."""
+    """Return the command with these arguments, using the first value of each."""
     words = ["plain-vit", "convert", source, "OUT"]
     for argument, values in candidates.items():
         option, value = argument.replace("_", "-"), values[0] if values else "VALUE"

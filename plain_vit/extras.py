@@ -1,4 +1,4 @@
-"""Packages that plain-vit does not install by itself: asked for where they are imported, in one line if missing."""
+"""Imports of optional packages, with an error that names the extra to install."""
 
 import importlib.util
 import sys
@@ -11,14 +11,14 @@ from plain_vit.errors import MissingPackageError
 
 @contextmanager
 def needs(*packages: str, script: bool = False) -> Iterator[None]:
-    """Import what may not be installed within this block, and whoever lacks it reads what to install.
+    """Context for importing optional packages; a failed import becomes an error that says what to install.
 
     Args:
-        packages: What brings everything that the block imports, as pip reads it: "plain-vit[train]".
-        script: Leave the program with the message alone, as a script does that was started.
+        packages: Requirements that provide everything imported in the block, such as "plain-vit[train]".
+        script: Exit the program with just the message, for use in scripts.
 
     Raises:
-        MissingPackageError: A package is missing, or is too old or too new to have what is imported from it.
+        MissingPackageError: A package is missing, or lacks what is imported from it.
     """
     try:
         yield
@@ -42,9 +42,9 @@ def _fault(error: ImportError) -> str:
 
 
 def _is_absent(package: str) -> bool:
-    """Tell whether there is no such package; a folder of its name without `__init__.py` is none."""
+    """Return whether there is no such package; a folder of its name without `__init__.py` does not count."""
     try:
         found = importlib.util.find_spec(package)
-    except ValueError:  # a module that was put into sys.modules by hand
+    except ValueError:  # a module inserted into sys.modules
         return False
     return found is None or found.origin is None

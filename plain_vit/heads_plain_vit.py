@@ -1,4 +1,4 @@
-"""Readers of the last block's tokens: poolers, the loss of a classifier, the predictions of a masked-image model.
+"""Heads on the last block's tokens: poolers, the classification loss, and predictors of masked patches.
 
 Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head
 width.
@@ -18,15 +18,15 @@ from transformers.utils.output_capturing import capture_outputs
 from .configuration_plain_vit import PlainViTConfig
 from .layers_plain_vit import FreshWeights, init_as, norm_or_identity
 
-# Poolers: each turns tokens (B, L, D) into features, and says how many of the first tokens it reads, so that the last
-# block computes no others
+# Poolers: each maps tokens (B, L, D) to features, and states how many of the first tokens it reads, so that the last
+# block need not compute the others
 
 
 class Pooler(nn.Module):
-    """Base of the poolers.
+    """Base class of the poolers.
 
     Attributes:
-        num_tokens_read: How many of the first tokens are read; None for all.
+        num_tokens_read: Number of first tokens that are read; None for all.
     """
 
     num_tokens_read: int | None = None
@@ -36,7 +36,7 @@ class Pooler(nn.Module):
 
 
 class ClassTokenPooler(Pooler):
-    """Read the class token; a distillation token, where there is one, is read beside it."""
+    """Return the class token; a distillation token, if there is one, is read by its own classifier."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__(config)
@@ -47,14 +47,14 @@ class ClassTokenPooler(Pooler):
 
 
 class NoPooler(Pooler):
-    """Pass on every token."""
+    """Return every token."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states
 
 
 class PatchPooler(Pooler):
-    """Base of the poolers that read the patches, or all tokens where the config says so."""
+    """Base class of the poolers over the patches, or over all tokens with `pool_prefix_tokens`."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__(config)
@@ -62,7 +62,7 @@ class PatchPooler(Pooler):
         self.after = 0 if config.pool_prefix_tokens or not config.register_tokens_last else config.num_register_tokens
 
     def select(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return the tokens that are pooled."""
+        """Return the tokens to pool."""
         return hidden_states[:, self.first : hidden_states.shape[1] - self.after]
 
 
@@ -74,14 +74,14 @@ class MeanPooler(PatchPooler):
 
 
 class MaxPooler(PatchPooler):
-    """Take the largest value of each channel over the patches."""
+    """Take the maximum of each channel over the patches."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.select(hidden_states).amax(dim=1)
 
 
 class MeanMaxPooler(PatchPooler):
-    """Take the midpoint of mean and maximum."""
+    """Average mean and maximum."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         hidden_states = self.select(hidden_states)
@@ -89,21 +89,21 @@ class MeanMaxPooler(PatchPooler):
 
 
 class ClassMeanPooler(PatchPooler):
-    """Put the class token and the average of the patches side by side (Oquab et al. 2023, section 7.1)."""
+    """Concatenate the class token and the average of the patches (Oquab et al. 2023, section 7.1)."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return torch.cat((hidden_states[:, 0], self.select(hidden_states).mean(dim=1)), dim=1)
 
 
 def fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Attend by torch's fused kernel; it takes no batch of 0 images."""
+    """Compute attention with torch's fused kernel, which does not accept an empty batch."""
     if query.shape[0] == 0:
         return query @ key.transpose(-2, -1) @ value
     return F.scaled_dot_product_attention(query, key, value)
 
 
 class MapPooler(PatchPooler):
-    """Let a learned probe attend to the patches, then an MLP (Zhai et al. 2022, section 3.2)."""
+    """Attention pooling: a learned probe attends to the patches, followed by an MLP (Zhai et al. 2022, section 3.2)."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__(config)
@@ -135,12 +135,12 @@ class MapPooler(PatchPooler):
         return pooled[:, 0]
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
-        """Draw the probe as timm does."""
+        """Initialise the probe as timm does."""
         init.trunc_normal_(self.probe, std=self.probe.shape[-1] ** -0.5)
 
 
 class QueryPooler(PatchPooler):
-    """Let a learned query attend to the patches, and project what it found (AIMv2: Fini et al. 2024)."""
+    """Attention pooling: a learned query attends to the patches, followed by a projection (AIMv2: Fini et al. 2024)."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__(config)
@@ -165,12 +165,12 @@ class QueryPooler(PatchPooler):
         return self.o_proj(pooled.transpose(1, 2).flatten(2))[:, 0]
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
-        """Draw the query with the config's deviation."""
+        """Initialise the query with the config's standard deviation."""
         init.normal_(self.query, std=fresh.std)
 
 
 class RefinementPooler(Pooler):
-    """Let all tokens attend to each other without weights; read the class token, or their average where there is none.
+    """Let all tokens attend to each other without parameters; return the class token, or else the average.
 
     Source: the "prr" pooling of timm 1.0.31 (patch representation refinement).
     """
@@ -200,9 +200,9 @@ POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
 
 
 def num_tokens_read(vit: Any) -> int | None:
-    """Return how many of the first tokens are read of an encoder's last block; None for all.
+    """Return how many of the first tokens of an encoder's last block are read; None for all.
 
-    All are where a hook sees them, and where someone put a pooler of their own in the place of ours.
+    All are read if a hook sees them, or if the pooler was replaced.
     """
     read = getattr(vit.pooler, "num_tokens_read", None)
     if read is None:
@@ -213,7 +213,7 @@ def num_tokens_read(vit: Any) -> int | None:
 
 
 def has_user_hooks(module: nn.Module) -> bool:
-    """Return whether a hook sees what this module takes in or gives; not those that collect only what is asked for."""
+    """Return whether a user's hook sees the inputs or outputs of this module; transformers' own hooks do not count."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(
         getattr(hook, "__module__", None) != capture_outputs.__module__ for kind in hooks for hook in kind.values()
@@ -230,24 +230,24 @@ def image_classification_loss(
     num_items_in_batch: torch.Tensor | int | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Return the loss of the config's problem type, or of the one that the labels show.
+    """Return the loss for the config's problem type, or for the one inferred from the labels.
 
     Args:
-        labels: Class indices of shape (B,), -100 where there is none; multi-hot floats of shape (B, num_labels); or
-            targets of a regression, of shape (B,) or (B, num_labels).
-        logits: Of shape (B, num_labels).
-        config: `num_labels` and `problem_type`; without one, a single label means regression, int64 and int32
-            mean classes, and anything else means several labels at once.
-        num_items_in_batch: Numbers in all the `labels` of the batches that make one step; the loss is divided by it, so
-            that accumulated gradients are those of one large batch.
-        **kwargs: Ignored; what else the model was called with.
+        labels: Class indices of shape (B,), -100 to ignore one; multi-hot floats of shape (B, num_labels); or
+            regression targets of shape (B,) or (B, num_labels).
+        logits: Logits of shape (B, num_labels).
+        config: The config with `num_labels` and `problem_type`; without a problem type, a single label means
+            regression, int64 and int32 labels mean classes, and other labels multi-label classification.
+        num_items_in_batch: Number of values in all `labels` of one step; the loss is divided by it, so that
+            accumulated gradients equal those of one large batch.
+        **kwargs: Other arguments of the model; ignored.
 
     Raises:
-        TypeError: for labels that are no tensor.
-        ValueError: for labels that are no classes (on a CPU).
+        TypeError: The labels are not a tensor.
+        ValueError: Labels are out of range (only checked on a CPU).
     """
     if not isinstance(labels, torch.Tensor):
-        raise TypeError(f"labels is a {type(labels).__name__}: expected a tensor, as torch.tensor makes of it")
+        raise TypeError(f"labels is a {type(labels).__name__}: expected a tensor, such as torch.tensor(labels)")
     labels = labels.to(logits.device)
     reduction = "mean" if num_items_in_batch is None else "sum"
     num_labels, problem_type = config.num_labels or 0, config.problem_type
@@ -266,23 +266,23 @@ def image_classification_loss(
 
 
 def check_classes(labels: torch.Tensor, num_labels: int) -> None:
-    """Refuse labels that are no classes where looking at them costs nothing."""
+    """Refuse labels out of range; skipped where the check would be expensive."""
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
     wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
     if len(wrong):
         raise ValueError(
             f"labels hold {sorted(set(wrong.tolist()))}: expected classes from 0 to {num_labels - 1}, or -100 for "
-            "none; give the config as many num_labels as the data has"
+            "none; set num_labels in the config to the number of classes of the data"
         )
 
 
-# What a masked-image model predicts of a patch. Each turns features (B, D, h, w) into an image (B, C, H, W), the logits
-# (B, N, colours) of a choice among colours, and the mean loss over the patches that `masked` (B, h, w) hides
+# Predictors of masked patches. Each maps features (B, D, h, w) to an image (B, C, H, W), the logits (B, N, colours) of
+# the colour classes, and the mean loss over the patches where `masked` (B, h, w) is true
 
 
 class PixelPredictor(nn.Module):
-    """Predict every pixel of each patch by one dense layer (Xie et al. 2022, section 3.3)."""
+    """Predict every pixel of each patch with a dense layer (Xie et al. 2022, section 3.3)."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
@@ -324,25 +324,25 @@ class MeanColorPredictor(nn.Module):
         return image, logits.flatten(1, 2), (losses * masked).sum() / masked.sum().clamp(min=1)
 
     def colors(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return the number of each patch's mean colour, of shape (B, h, w): channel 0 is its lowest digit."""
+        """Return the class of each patch's mean colour, of shape (B, h, w): channel 0 is its lowest digit."""
         mean, std = self.statistics(pixel_values)
         averages = F.avg_pool2d(pixel_values * std + mean, self.patch_shape)
         bounds = torch.arange(1, self.LEVELS, device=averages.device, dtype=averages.dtype) / self.LEVELS
         return (torch.bucketize(averages.contiguous(), bounds) * self.digits(averages.device)).sum(dim=1)
 
     def paint(self, colors: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Return the normalised image (B, C, H, W) of these colours (B, h, w), each level at its middle."""
+        """Return the normalised image (B, C, H, W) of colour classes (B, h, w), each level at its midpoint."""
         mean, std = self.statistics(like)
         levels = colors.unsqueeze(1) // self.digits(colors.device) % self.LEVELS  # B C h w
         image = ((levels + 0.5) / self.LEVELS - mean) / std
         return image.repeat_interleave(self.patch_shape[0], 2).repeat_interleave(self.patch_shape[1], 3)
 
     def digits(self, device: torch.device) -> torch.Tensor:
-        """Return what one level of each channel counts, of shape (C, 1, 1)."""
+        """Return the place value of each channel's digit, of shape (C, 1, 1)."""
         return (self.LEVELS ** torch.arange(self.num_channels, device=device)).view(-1, 1, 1)
 
     def statistics(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the image processor subtracted and divided by, each of shape (C or 1, 1, 1)."""
+        """Return mean and standard deviation of the image processor, each of shape (C or 1, 1, 1)."""
         mean, std = like.new_tensor(self.mean), like.new_tensor(self.std)
         return mean.view(-1, 1, 1), std.view(-1, 1, 1)
 

@@ -1,10 +1,9 @@
-"""Exact preprocessing: the pixels that timm, torchvision and their users' loaders hand to a ViT.
+"""Image processors that reproduce the preprocessing of timm, torchvision and their users' loaders exactly.
 
-Both classes resize images with Pillow, as the sources do: `PlainViTImageProcessor` returns tensors and leaves those on
-an accelerator there, `PlainViTImageProcessorPil` returns arrays. Where transformers' own processors differ from the
+Both classes resize images with Pillow, like the sources: `PlainViTImageProcessor` returns tensors and keeps those on an
+accelerator there, `PlainViTImageProcessorPil` returns arrays. Where transformers' own processors differ from the
 sources, these follow the sources: the centre crop rounds half to even, transparency is dropped instead of blended,
-files keep the orientation in which their pixels are stored, and levels become pixels in the sources' order of
-operations.
+EXIF orientation is not applied, and rescaling and normalisation use the sources' order of operations.
 
 Legend: `C` channels, `H W` pixels.
 """
@@ -38,7 +37,7 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-# Where both classes are in a saved folder, in the form that `AutoImageProcessor` reads.
+# Both classes in a saved folder, in the form that `AutoImageProcessor` expects.
 AUTO_MAP = {
     "AutoImageProcessor": {
         "torchvision": "image_processing_plain_vit.PlainViTImageProcessor",
@@ -49,38 +48,37 @@ RESIZE_MODES = (None, "cover", "contain")
 RESIZERS = ("pillow", "torch")
 TORCH_FILTERS = {PILImageResampling.NEAREST, PILImageResampling.BILINEAR, PILImageResampling.BICUBIC}
 SCALING = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
-PIL_MODES = {1: "L", 3: "RGB"}  # channels -> what the sources' loaders convert an opened image to
+PIL_MODES = {1: "L", 3: "RGB"}  # channels -> mode to which the sources' loaders convert an opened image
 DEEP_MODES = {"I", "I;16", "I;16B", "I;16L", "I;16N", "F"}  # more than 8 bits: Pillow's conversion clips them at 255
 
 FLAGS = ("do_convert_rgb", "do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad")
 LAYOUTS = ("data_format", "input_data_format")
 SIZES = ("size", "crop_size", "pad_size")
-LARGEST_NUMBER = 1e6  # of a mean, a deviation or a factor
-MOST_PIXELS = 2**28  # of an image that is made: 16,384 x 16,384
+LARGEST_NUMBER = 1e6  # of a mean, a standard deviation or a factor
+MOST_PIXELS = 2**28  # of a resized image: 16,384 x 16,384
 
-NOT_LEVELS = {"1", "P", "PA"} | DEEP_MODES  # what an image of these modes holds is no level of 0..255
+NOT_LEVELS = {"1", "P", "PA"} | DEEP_MODES  # modes whose values are not intensities from 0 to 255
 
-# Keys that transformers writes into preprocessor_config.json beside the settings.
+# Keys that transformers writes into preprocessor_config.json in addition to the settings.
 WRITTEN_BY_TRANSFORMERS = {
     "_valid_processor_keys", "auto_map", "feature_extractor_type", "image_processor_type", "processor_class",
 }  # fmt: skip
 
 
 class SourcePreprocessing(BaseImageProcessor, ABC):
-    """What both backends share: how images are opened, converted, resized and cropped, and how settings are saved.
+    """Base class of both backends: opens, converts, resizes and crops images, and saves the settings.
 
     Args:
-        resize_mode: How `size` is meant when it is a (height, width). None stretches the image to it; "cover" keeps the
-            aspect ratio and covers it; "contain" keeps the aspect ratio and fits inside.
-        resize_with: What resizes levels of 0..255 that are not on an accelerator: "pillow", as the sources do, or
-            "torch", which is faster on large tensors and not exact.
-        pad_color: Level of each channel (0..255) where the crop reaches beyond the image; black if not given.
+        resize_mode: Meaning of a `size` with height and width. None stretches the image to it; "cover" keeps the aspect
+            ratio and covers it; "contain" keeps the aspect ratio and fits inside.
+        resize_with: Backend for 8-bit images that are not on an accelerator: "pillow", like the sources, or "torch",
+            which is faster on large tensors but not exact.
+        pad_color: Value of each channel (0..255) where the crop extends beyond the image (default: black).
         **kwargs: The settings of every transformers image processor: `size`, `crop_size`, `do_center_crop`,
-            `resample`, `image_mean`, `image_std` and so on. `image_mean` holds one number per channel of the model.
+            `resample`, `image_mean`, `image_std` and so on. `image_mean` has one number per channel of the model.
 
     Raises:
-        ValueError: for a setting that does not exist or cannot work, and at a call for images that the sources cannot
-            prepare either.
+        ValueError: A setting does not exist or cannot work; on a call, an image that the sources cannot process either.
 
     Source:
         `timm.data.transforms_factory.transforms_imagenet_eval` (timm 1.0.31) and
@@ -98,7 +96,7 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
     resize_mode: str | None = None
     resize_with = "pillow"
     pad_color: tuple[int, ...] | None = None
-    _auto_class: str | None = "AutoImageProcessor"  # the code travels with every saved folder
+    _auto_class: str | None = "AutoImageProcessor"  # the code is saved with every folder
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -110,7 +108,7 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         unknown = sorted(kwargs.keys() - known - WRITTEN_BY_TRANSFORMERS)
         if unknown:
             raise ValueError(f"{type(self).__name__} has no setting {unknown}: the settings are {sorted(known)}")
-        super().__init__(**{"resize_with": self.resize_with, **kwargs})  # it is saved where it was not given, too
+        super().__init__(**{"resize_with": self.resize_with, **kwargs})  # saved even if not given
         if self.resize_mode not in RESIZE_MODES:
             raise ValueError(f"resize_mode is {self.resize_mode!r}: expected one of {RESIZE_MODES}")
         if self.resize_mode is not None and dict(self.size).keys() != {"height", "width"}:
@@ -122,11 +120,12 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
             self.pad_color = tuple(levels)
             if len(levels) != len(self.image_mean) or not all(_is_number(level, 0, 255) for level in levels):
                 raise ValueError(
-                    f"pad_color is {self.pad_color}: expected one level per channel, {len(self.image_mean)} in all"
+                    f"pad_color is {self.pad_color}: expected one value from 0 to 255 per channel, "
+                    f"{len(self.image_mean)} in total"
                 )
 
     def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Check every setting; mean and deviation also say how many channels the model has."""
+        """Validate every setting; the length of mean and deviation is the number of channels."""
         for name in SIZES:
             size = kwargs.get(name)
             given = dict(size) if isinstance(size, Mapping | SizeDict) else size
@@ -143,7 +142,7 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         return kwargs
 
     def fetch_images(self, images: Any) -> Any:
-        """Open files and URLs as the sources' loaders do; images pass through."""
+        """Open files and URLs like the sources' loaders; images are returned unchanged."""
         if isinstance(images, (list, tuple)):
             return [self.fetch_images(image) for image in images]
         if isinstance(images, (str, os.PathLike)):
@@ -151,7 +150,7 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         return super().fetch_images(images)
 
     def _prepare_images_structure(self, images: Any, expected_ndims: int = 3) -> list[Any]:
-        """Return the images of nested lists and of batches (B, C, H, W) one after the other."""
+        """Flatten nested lists and batches (B, C, H, W) to a list of images."""
         flat = list(_one_by_one(self.fetch_images(images)))
         if not flat:
             raise ValueError("got an empty list: expected at least one image")
@@ -164,11 +163,11 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         input_data_format: str | ChannelDimension | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Bring one image to the channels of the model: an image of Pillow's, or an array or a tensor of (C, H, W)."""
+        """Convert one image to the model's channels: a Pillow image, or an array or a tensor (C, H, W)."""
         channels = len(kwargs["image_mean"])
         sides = image.size if isinstance(image, Image.Image) else tuple(image.shape)
         if 0 in sides:
-            raise ValueError(f"got an image of {sides}, which has no pixels")
+            raise ValueError(f"got an image of {sides}, which has no pixels: expected a positive height and width")
         if isinstance(image, Image.Image):
             return _in_mode(image, channels, convert=bool(do_convert_rgb))
         dtype = str(image.dtype).removeprefix("torch.")
@@ -186,10 +185,10 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
                 f"got an image of {image.shape[0]} channels: the model has {channels} (the length of image_mean); "
                 "convert the image first"
             )
-        return image if image.shape[0] == channels else image[[0, 0, 0]]  # what Pillow makes of a grey image
+        return image if image.shape[0] == channels else image[[0, 0, 0]]  # as Pillow converts grey to RGB
 
     def resize(self, image: Any, size: SizeDict, resample: Any = None, **kwargs: Any) -> Any:
-        """Resize an image of Pillow's, or an array or a tensor (..., H, W)."""
+        """Resize a Pillow image, or an array or a tensor (..., H, W)."""
         height, width = image.size[::-1] if isinstance(image, Image.Image) else image.shape[-2:]
         height, width = self._resized_sides(height, width, size)
         resample = PILImageResampling.BILINEAR if resample is None else resample
@@ -200,19 +199,19 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         image = _as_tensor(image).contiguous()
         if resample not in TORCH_FILTERS and not (resample == PILImageResampling.LANCZOS and _on_cpu(image)):
             raise ValueError(
-                f"torch cannot resize with resample={resample} on {image.device.type}: give levels (uint8) on the CPU "
-                'to a processor with resize_with="pillow", or take backend="pil"'
+                f"torch cannot resize with resample={resample} on {image.device.type}: pass uint8 images on the CPU "
+                'to a processor with resize_with="pillow", or use backend="pil"'
             )
         return super().resize(image, SizeDict(height=height, width=width), resample, **kwargs)  # type: ignore[misc]
 
     @abstractmethod
     def _pillow_resizes(self, image: np.ndarray | torch.Tensor) -> bool:
-        """Whether Pillow resizes this array or tensor, not torch."""
+        """Whether this array or tensor is resized by Pillow rather than torch."""
 
     def _preprocess(
         self, images: list[Any], do_resize: bool, size: SizeDict, resample: Any, **kwargs: Any
     ) -> BatchFeature:
-        """Resize on the CPU what comes from there, image by image, and let the backend do the rest."""
+        """Resize images on the CPU one by one with Pillow, and leave the rest to the backend."""
         on_cpu = {_on_cpu(image) for image in images}
         if len(on_cpu) > 1:
             raise ValueError("got images on the CPU together with tensors on an accelerator: move them to one device")
@@ -223,10 +222,10 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
 
     @abstractmethod
     def _finish(self, images: list[torch.Tensor], **kwargs: Any) -> BatchFeature:
-        """Do every step that is left, as transformers' `_preprocess` does all of them."""
+        """Apply the remaining steps, like transformers' `_preprocess`."""
 
     def _resized_sides(self, height: int, width: int, size: Any) -> tuple[int, int]:
-        """Return (height, width) after the resize, rounded as the sources round."""
+        """Return (height, width) after the resize, rounded like the sources."""
         if self.resize_mode is not None:
             ratios = height / size.height, width / size.width
             ratio = min(ratios) if self.resize_mode == "cover" else max(ratios)
@@ -249,13 +248,13 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
             raise ValueError(f"an image of {height}x{width} pixels has no pixel left at {sides[0]}x{sides[1]}")
         if sides[0] * sides[1] > MOST_PIXELS:
             raise ValueError(
-                f"an image of {height}x{width} pixels would become {sides[0]}x{sides[1]}, and {MOST_PIXELS} pixels are "
-                "made at most: cut it to another ratio first"
+                f"an image of {height}x{width} pixels would become {sides[0]}x{sides[1]}, but at most {MOST_PIXELS} "
+                "pixels are allowed: crop it to another aspect ratio first"
             )
         return sides
 
     def center_crop(self, image: Any, size: SizeDict, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Cut (..., H, W) to `size` around its centre, filling with `pad_color` what lies beyond the image.
+        """Crop (..., H, W) to `size` around its centre, padding beyond the image with `pad_color`.
 
         An odd margin rounds half to even, as in torchvision; transformers' own crop always rounds down.
         """
@@ -284,7 +283,7 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         image_mean: Sequence[float],
         image_std: Sequence[float],
     ) -> torch.Tensor:
-        """Turn levels into pixels by the sources' operations, one after the other: fused ones round otherwise."""
+        """Rescale and normalise in the sources' sequence of operations; fused operations round differently."""
         if not (do_rescale or do_normalize):
             return images.contiguous()
         pixels = images.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
@@ -296,35 +295,35 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         return pixels
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings alone; `to_json_file` adds the names of the classes where the folder needs them."""
+        """Return only the settings; `to_json_file` adds the names of the classes if needed."""
         settings = super().to_dict()
         return {name: value for name, value in settings.items() if name not in WRITTEN_BY_TRANSFORMERS}
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> Any:
-        """Save as transformers does; where it is pushed too, as `push_to_hub` does."""
+        """Save as transformers does; with `push_to_hub=True`, push like the method `push_to_hub`."""
         if push_to_hub and (hub := _package_hub()) is not None:
             return hub.save_and_push(self, save_directory, **kwargs)
         return super().save_pretrained(save_directory, push_to_hub, **kwargs)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> Any:
-        """Send settings and code to the Hub, searched for secrets first where the package plain-vit is installed.
+        """Push settings and code to the Hub, scanned for secrets first if the package plain-vit is installed.
 
         Args:
             repo_id: "user/name".
-            **options: Of transformers' own `push_to_hub`.
+            **options: Options of transformers' `push_to_hub`.
         """
         hub = _package_hub()
         return super().push_to_hub(repo_id, **options) if hub is None else hub.push_saved(self, repo_id, **options)
 
     def to_json_file(self, json_file_path: str | os.PathLike) -> None:
-        """Write the settings, and the names of the classes unless the config.json beside them already says those.
+        """Write the settings, and the names of the classes unless config.json already contains them.
 
-        transformers looks for the classes here first. In a model's folder they are in config.json instead: code that
-        is named here is also taken for a video processor's, for which a `pipeline` may ask for trust even where the
+        transformers looks for the classes here first. In a model folder they are in config.json instead: transformers
+        also takes code named here for that of a video processor, for which a `pipeline` may require trust even if the
         package is imported.
 
-        A subclass travels itself where it was registered by `register_for_auto_class`; else the folder names the class
-        of ours that it was made of, whose code is put there.
+        The code of a subclass is saved if it was registered with `register_for_auto_class`; otherwise the folder names
+        the plain-vit class it derives from and contains that code.
         """
         settings, kind = self.to_dict(), type(self)
         config_file = Path(json_file_path).with_name("config.json")
@@ -341,26 +340,26 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
 
 
 def _package_hub() -> Any:
-    """Return `plain_vit.hub`; None, with a warning, where this code has travelled without the package."""
+    """Return `plain_vit.hub`, or None with a warning if the package is not installed."""
     try:
         importlib.import_module("plain_vit")
     except ModuleNotFoundError:
-        logger.warning("plain-vit is not installed: the files are sent without being searched for secrets.")
+        logger.warning("plain-vit is not installed: the files are pushed without being scanned for secrets.")
         return None
     return importlib.import_module("plain_vit.hub")
 
 
 def _is_ours(kind: type) -> bool:
-    """Return whether a class is in this file, in the package or where it has travelled to."""
+    """Return whether a class is defined in this file, in the package or in a checkpoint."""
     return kind.__module__.rpartition(".")[2] == "image_processing_plain_vit"
 
 
 class PlainViTImageProcessor(SourcePreprocessing, TorchvisionBackend):  # type: ignore[misc]
-    """Prepare images as tensors: the same pixels as the sources' own transforms, bit for bit.
+    """Image processor that returns tensors, bit-equal to the sources' own transforms.
 
-    Pillow resizes the levels (uint8) of files, images, arrays and tensors on the CPU, in any number of channels. Torch
-    resizes tensors on an accelerator, where they stay; floating point values, as the sources' transforms do; and
-    everything where `resize_with` is "torch".
+    Pillow resizes 8-bit files, images, arrays and tensors on the CPU, with any number of channels. torch resizes
+    tensors on an accelerator, where they stay; floating point values, like the sources' transforms; and everything if
+    `resize_with` is "torch".
     """
 
     def _pillow_resizes(self, image: np.ndarray | torch.Tensor) -> bool:
@@ -375,25 +374,25 @@ class PlainViTImageProcessor(SourcePreprocessing, TorchvisionBackend):  # type: 
 
 
 class PlainViTImageProcessorPil(SourcePreprocessing, PilBackend):  # type: ignore[misc]
-    """Prepare images as arrays: the same pixels as the sources' own transforms, bit for bit.
+    """Image processor that returns arrays, bit-equal to the sources' own transforms.
 
-    Pillow resizes everything, floating point values too: those channel by channel, within 1e-5 of
-    their range from torch.
+    Pillow resizes everything, including floating point values: channel by channel, within 1e-5 of their range from
+    torch.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if self.resize_with != "pillow":
             raise ValueError(
-                f"resize_with is {self.resize_with!r}, which is no setting for the backend of Pillow: "
-                'take backend="torchvision", or give resize_with="pillow"'
+                f"resize_with is {self.resize_with!r}, which the Pillow backend does not support: "
+                'use backend="torchvision", or resize_with="pillow"'
             )
 
     def process_image(self, image: Any, *args: Any, **kwargs: Any) -> Any:
-        """Bring one image to the channels of the model: an image of Pillow's, or an array of (C, H, W)."""
+        """Convert one image to the model's channels: a Pillow image, or an array (C, H, W)."""
         if not _on_cpu(image):
             raise ValueError(
-                f"got a tensor on {image.device}, and Pillow resizes on the CPU: move it there, or use "
+                f"got a tensor on {image.device}, but Pillow resizes on the CPU: move it there, or use "
                 'PlainViTImageProcessor (backend="torchvision")'
             )
         return super().process_image(image, *args, **kwargs)
@@ -422,43 +421,43 @@ class PlainViTImageProcessorPil(SourcePreprocessing, PilBackend):  # type: ignor
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of an image processor that no image can be prepared with, whoever wrote them.
+    """Refuse impossible settings of any image processor.
 
     Args:
-        settings: By name, as `to_dict` gives them; what is not there, or None, is passed over.
+        settings: Settings by name, as returned by `to_dict`; missing ones and None are ignored.
 
     Raises:
-        ValueError: names the setting, with what was expected.
+        ValueError: A setting is invalid; the message names it and what was expected.
     """
     numbers, largest = "finite numbers, one per channel", LARGEST_NUMBER
     wrong = [(name, "True or False") for name in FLAGS if not isinstance(settings.get(name), bool | None)]
     if not _are_numbers(settings.get("image_mean"), -largest, largest):
         wrong.append(("image_mean", numbers))
     if not _are_numbers(settings.get("image_std"), 5e-324, largest):
-        wrong.append(("image_std", f"{numbers}, the deviations not 0 and not below"))
+        wrong.append(("image_std", f"{numbers}, greater than 0"))
     if not _are_numbers(settings.get("rescale_factor"), 5e-324, largest):
         wrong.append(("rescale_factor", "a positive finite number, such as 1/255"))
     if not (settings.get("resample") is None or _is_whole(settings["resample"], 0, max(PILImageResampling))):
-        wrong.append(("resample", f"the number of a filter of Pillow, 0 to {max(PILImageResampling):d}"))
+        wrong.append(("resample", f"the number of a Pillow filter, 0 to {max(PILImageResampling):d}"))
     layouts = [None, *(member.value for member in ChannelDimension), *ChannelDimension]
     wrong += [(name, "channels_first or channels_last") for name in LAYOUTS if settings.get(name) not in layouts]
     for name in SIZES:
         sides = dict(settings.get(name) or {})
         pixels = math.prod(sides.get(side, 1) for side in ("height", "width"))
         if not all(_is_whole(side, 1, MOST_PIXELS) for side in sides.values()) or pixels > MOST_PIXELS:
-            wrong.append((name, f"positive ints in pixels, {MOST_PIXELS} pixels in all at most"))
+            wrong.append((name, f"positive ints in pixels, at most {MOST_PIXELS} pixels in total"))
     for name, expected in wrong:
         raise ValueError(f"{name} is {settings[name]!a:.200}: expected {expected}")
 
 
 def _is_number(value: Any, least: float, most: float) -> bool:
-    """Tell whether this is a number within these; NaN and truth values are none."""
+    """Return whether this is a number in a range; NaN and booleans are not."""
     kinds = (int, float, np.integer, np.floating)
     return isinstance(value, kinds) and not isinstance(value, bool) and bool(least <= value <= most)
 
 
 def _are_numbers(value: Any, least: float, most: float) -> bool:
-    """Tell whether this is a number, several, or none at all."""
+    """Return whether this is None, a number in a range, or a list of such numbers."""
     listed = value if isinstance(value, list | tuple) else [value]
     return value is None or all(_is_number(number, least, most) for number in listed)
 
@@ -468,7 +467,7 @@ def _is_whole(value: Any, least: int, most: int) -> bool:
 
 
 def open_image(source: str | os.PathLike) -> Image.Image:
-    """Open an image as the sources' loaders do: its EXIF orientation is not applied.
+    """Open an image like the sources' loaders, without applying its EXIF orientation.
 
     Args:
         source: A path, or a URL that starts with http:, https: or data:.
@@ -485,7 +484,7 @@ def open_image(source: str | os.PathLike) -> Image.Image:
 
 
 def _one_by_one(images: Any) -> Iterator[Any]:
-    """Yield single images: of Pillow's, or arrays and tensors of two or three dimensions."""
+    """Yield single images: Pillow images, or arrays and tensors of two or three dimensions."""
     if isinstance(images, (list, tuple)) or (not isinstance(images, Image.Image) and images.ndim == 4):
         for image in images:
             yield from _one_by_one(image)
@@ -503,12 +502,12 @@ def _on_cpu(image: Any) -> bool:
 
 
 def _in_mode(image: Image.Image, channels: int, convert: bool) -> Image.Image:
-    """Convert an opened image as `Image.open(...).convert(...)` does in the sources' loaders."""
+    """Convert an opened image like `Image.open(...).convert(...)` in the sources' loaders."""
     mode = PIL_MODES.get(channels)
     if mode is None or not convert:
         if image.mode in NOT_LEVELS or len(image.getbands()) != channels:
             raise ValueError(
-                f"got an image of mode {image.mode}: it is not converted to the {channels} channels of the model"
+                f"got an image of mode {image.mode}, which is not converted to the {channels} channels of the model"
                 f"{'' if convert else ' with do_convert_rgb=False'}; pass an array of that many channels instead"
             )
         return image
@@ -521,10 +520,10 @@ def _in_mode(image: Image.Image, channels: int, convert: bool) -> Image.Image:
 
 
 def _channels_first(image: Any, channels: set[int], data_format: str | ChannelDimension | None) -> Any:
-    """Return an array or a tensor as (C, H, W), which has one of these numbers of channels.
+    """Return an array or a tensor as (C, H, W), with one of the given numbers of channels.
 
     Raises:
-        ValueError: if both its first and its last dimension could be the channels, or neither.
+        ValueError: Both its first and its last dimension could be the channels, or neither.
     """
     if image.ndim == 2:
         return image[None]
@@ -534,8 +533,8 @@ def _channels_first(image: Any, channels: set[int], data_format: str | ChannelDi
         possible = [ChannelDimension(data_format)]
     if len(possible) != 1:
         raise ValueError(
-            f"got an image of {tuple(image.shape)}, of which {' or '.join(map(str, sorted(channels)))} channels are "
-            f"expected: {'both' if possible else 'neither'} its first and its last dimension may be those"
+            f"got an image of {tuple(image.shape)}, with {' or '.join(map(str, sorted(channels)))} channels "
+            f"expected: {'both its first and' if possible else 'neither its first nor'} its last dimension may be those"
             f"{'; give input_data_format' if possible else ''}"
         )
     if possible == [first]:
@@ -544,7 +543,7 @@ def _channels_first(image: Any, channels: set[int], data_format: str | ChannelDi
 
 
 def _resize_planes(image: Any, size: tuple[int, int], resample: int) -> Any:
-    """Resize an array or a tensor (..., H, W) with Pillow, which makes the same of each channel alone as of all."""
+    """Resize an array or a tensor (..., H, W) with Pillow, which treats each channel independently."""
     if isinstance(image, torch.Tensor):
         return torch.from_numpy(_resize_planes(image.detach().numpy(), size, resample))
     if image.shape[:-2] == (3,) and image.dtype == np.uint8 and image.transpose(1, 2, 0).flags.c_contiguous:
@@ -556,17 +555,19 @@ def _resize_planes(image: Any, size: tuple[int, int], resample: int) -> Any:
 
 
 def _as_tensor(image: Any) -> torch.Tensor:
-    """Return an image of Pillow's or an array (C, H, W) as a tensor (C, H, W)."""
+    """Return a Pillow image or an array (C, H, W) as a tensor (C, H, W)."""
     if isinstance(image, torch.Tensor):
         return image
     if isinstance(image, Image.Image):
         levels = np.array(image)
         return torch.from_numpy(levels[None] if levels.ndim == 2 else levels.transpose(2, 0, 1))
-    return torch.from_numpy(np.require(image, requirements=["C", "W"]))  # torch takes no read-only, no mirrored one
+    return torch.from_numpy(
+        np.require(image, requirements=["C", "W"])
+    )  # torch needs a writable array with positive strides
 
 
 def _centre(have: int, want: int) -> tuple[int, slice]:
-    """Return where the image begins on the canvas, and the part of it that is kept, along one side."""
+    """Return the offset of the image on the canvas, and the part of it that is kept, along one side."""
     if have < want:
         return (want - have) // 2, slice(None)
     start = round((have - want) / 2)  # half to even, as torchvision

@@ -1,4 +1,4 @@
-"""Prepare a model for inference in one call: what only training and saving need is given up for speed."""
+"""Preparation of a model for faster inference, at the expense of training and saving."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ from .modeling_plain_vit import PlainViTLayer, PlainViTMLP, PlainViTPreTrainedMo
 
 Model = TypeVar("Model", bound=PlainViTPreTrainedModel)
 
-# The activations that oneDNN computes within a matrix product, by its names for kind and algorithm.
+# Activations that oneDNN fuses into a matrix product, with its names for kind and algorithm.
 FUSED_ACTIVATIONS = {"gelu": ("gelu", "none"), "gelu_pytorch_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -26,28 +26,28 @@ PACKED_DTYPES = (torch.float32, torch.bfloat16)
 def prepare_for_inference(
     model: Model, *, dtype: torch.dtype | None = None, compile: bool = False, batch_size: int = 8
 ) -> Model:
-    """Return a copy of a model that infers faster and does nothing else; the model itself stays as it is.
+    """Return a copy of a model for faster inference only; the model itself is unchanged.
 
-    The copy is in evaluation mode and has no gradients. Query, key and value projection are one layer, which scales the
-    query too, gains on residual branches are part of the layer before them, and the last block computes only the tokens
-    that a class-token head reads. On a CPU the weights are laid out as oneDNN multiplies them fastest, with the MLP's
-    activation computed inside the product (where the model is compiled, the compiler does both).
+    The copy is in evaluation mode and has no gradients. Query, key and value projections are one layer, which includes
+    the scale of the query; LayerScale gains are folded into the layer before them; the last block computes only the
+    tokens that a class-token head reads. On a CPU the weights are in oneDNN's fastest memory layout, with the MLP's
+    activation fused into the product (if the model is compiled, the compiler does both).
 
-    In float32 every logit is within 1e-5 of the largest from the model's; in bfloat16 it differs as bfloat16 rounds.
+    In float32 the logits differ by at most 1e-5 of the largest one; in bfloat16 by bfloat16's rounding.
 
     Args:
-        model: On the device where it is to run. The code that travelled with its folder may have made it; the copy is
-            of the package's own class.
-        dtype: Of the copy; the model's own if not given.
-        compile: Compile the copy too, which takes minutes. Images of another size or number compile anew.
-        batch_size: How many images will come at once; others work too, perhaps slower.
+        model: A model on the device where it is to run. It may be of the code saved in its folder; the copy is of the
+            package's own class.
+        dtype: Dtype of the copy (default: that of the model).
+        compile: Also compile the copy, which takes minutes. Images of another size or number are compiled again.
+        batch_size: Expected number of images per batch; others work too, possibly slower.
 
     Raises:
-        PreparedModelError: for a model that is not ours or was prepared before; and by the copy, when it is to be
-            trained, saved, moved or cast.
+        PreparedModelError: The model is not a plain ViT or is already prepared. The copy raises it on any attempt to
+            train, save, move or cast it.
     """
     if isinstance(model, Prepared):
-        raise PreparedModelError("this model is prepared already: prepare the one that it was made of")
+        raise PreparedModelError("this model is already prepared: prepare the original model")
     given: Any = model
     copied = copy.deepcopy(given) if isinstance(given, PlainViTPreTrainedModel) else copy_of_travelled(given)
     prepared: Any = copied.eval().requires_grad_(False)
@@ -68,15 +68,15 @@ def prepare_for_inference(
 
 
 def copy_of_travelled(model: Any) -> Any:
-    """Return a copy, of the package's own class, of a model that the code in its folder made (`trust_remote_code`).
+    """Return a copy, of the package's own class, of a model loaded with the code in its folder (`trust_remote_code`).
 
     Raises:
-        PreparedModelError: It is of no class of ours.
+        PreparedModelError: It is not a plain ViT.
     """
     kind = type(model)
     ours = getattr(modeling, kind.__name__, None) if kind.__name__ in modeling.__all__ else None
     if ours is None or kind.__module__.rpartition(".")[2] != modeling.__name__.rpartition(".")[2]:
-        raise PreparedModelError(f"{kind.__name__} is no plain ViT: convert it first, with from_module")
+        raise PreparedModelError(f"{kind.__name__} is not a plain ViT: convert it first, with from_module")
     config = PlainViTConfig.from_dict(model.config.to_dict())
     config._attn_implementation = model.config._attn_implementation
     with no_init_weights():
@@ -86,7 +86,7 @@ def copy_of_travelled(model: Any) -> Any:
 
 
 class Prepared:
-    """What a prepared model refuses, and that its logits need not be a source's to the last bit."""
+    """Mixin of prepared models: they refuse training, saving and moving, and need not be bit-equal to a source."""
 
     is_exact = False
 
@@ -97,23 +97,22 @@ class Prepared:
     def train(self, mode: bool = True) -> Any:
         """Refuse to train."""
         if mode:
-            raise PreparedModelError("a prepared model only infers: train the one that it was made of")
+            raise PreparedModelError("a prepared model is for inference only: train the original model")
         return super().train(mode)  # type: ignore[misc]
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Refuse to be saved."""
-        raise PreparedModelError("a prepared model holds no weights of its own: save the one that it was made of")
+        raise PreparedModelError("a prepared model cannot be saved: save the original model")
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         raise PreparedModelError(
-            "a prepared model stays on its device and in its dtype: move or cast the one that it was made of, and "
-            "prepare that"
+            "a prepared model stays on its device and in its dtype: move or cast the original model, and prepare that"
         )
 
 
 # Gains on residual branches: (x W + b) * g = x (W * g) + b * g
 
-# Which parts of a block each gain scales, and the last layer of a part.
+# The parts of a block that each gain scales, and the last layer of each part.
 GAINS: dict[type, dict[str, tuple[str, ...]]] = {
     PlainViTLayer: {"layer_scale1": ("attention",), "layer_scale2": ("mlp",)},
     ParallelLayer: {"layer_scale1": ("attention", "mlp")},
@@ -124,7 +123,7 @@ LAST_LAYERS = {"attention": "o_proj", "mlp": "fc2"}
 
 
 def fold_gains(model: nn.Module) -> None:
-    """Multiply every LayerScale into the layer whose output it scales, where that is a dense one."""
+    """Fold every LayerScale into the layer whose output it scales, if that is a dense layer."""
     for block in model.modules():
         for name, parts in GAINS.get(type(block), {}).items():
             gain: Any = getattr(block, name)
@@ -176,7 +175,7 @@ class JoinedAttention(PlainViTAttention):
 
 
 def join_projections(model: Any) -> None:
-    """Join the projections of every attention of dense layers but the last block's, which may need one query alone."""
+    """Join the projections of every attention except the last block's, which may need only one query."""
     layers = getattr(model, "vit", model).layers
     for parent in [module for layer in layers[:-1] for module in layer.modules()]:
         attention = getattr(parent, "attention", None)
@@ -184,11 +183,11 @@ def join_projections(model: Any) -> None:
             parent.attention = JoinedAttention(attention)
 
 
-# Weights as oneDNN multiplies them fastest
+# Weights in oneDNN's memory layout
 
 
 class PackedLinear(nn.Module):
-    """Dense layer whose weight lies in oneDNN's own order, and the activation after it."""
+    """Dense layer with its weight in oneDNN's memory layout, and the activation after it."""
 
     def __init__(self, layer: nn.Linear, rows: int):
         super().__init__()
@@ -202,7 +201,7 @@ class PackedLinear(nn.Module):
 
 
 def pack(model: Any, rows: int) -> None:
-    """Pack every dense layer for inputs of so many rows, and take the activation of each MLP into its first."""
+    """Pack every dense layer for inputs of `rows` rows, and fuse the activation of each MLP into its first layer."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is nn.Linear:

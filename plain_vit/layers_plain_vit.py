@@ -1,4 +1,4 @@
-"""Variations that a config can choose instead of the plain layers: norms, MLPs, blocks, patch embeddings, positions.
+"""Alternatives to the plain layers that a config can select: norms, MLPs, blocks, patch embeddings, positions.
 
 Shapes: `B` batch, `C` channels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head width.
 """
@@ -16,11 +16,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_plain_vit import PlainViTConfig
 
-# Fresh weights: each table says how its source draws every kind of tensor; `std` is the config's initializer_range
+# Initialisation: each table says how its source initialises every kind of tensor; `std` is config.initializer_range
 
 
 def init_as(kind: str, layer: nn.Module) -> nn.Module:
-    """Mark the kind of a layer, for a source that draws it otherwise than "dense"; return it."""
+    """Mark a layer with a kind that a source may initialise differently from "dense"; return the layer."""
     layer.init_kind = kind  # type: ignore[assignment]
     return layer
 
@@ -35,7 +35,7 @@ def _normal_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
 
 
 def _torch_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
-    """Draw weight and bias from where `reset_parameters` of torch does."""
+    """Draw weight and bias like torch's `reset_parameters`."""
     bound = layer.weight[0].numel() ** -0.5
     init.uniform_(layer.weight, -bound, bound)
     _bias(layer, lambda bias: init.uniform_(bias, -bound, bound))
@@ -52,7 +52,7 @@ def _xavier_mlp_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
 
 
 def _lecun_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
-    """Draw a normal cut at two deviations, of variance 1 / fan-in after the cut (jax.nn.initializers.lecun_normal)."""
+    """Draw a normal truncated at two deviations, then of variance 1 / fan-in (jax.nn.initializers.lecun_normal)."""
     scale = layer.weight[0].numel() ** -0.5 / 0.87962566103423978
     init.trunc_normal_(layer.weight, std=scale, a=-2 * scale, b=2 * scale)
     _bias(layer, init.zeros_)
@@ -69,7 +69,7 @@ def _bias(layer: nn.Linear | nn.Conv2d, draw: Callable[[torch.Tensor], Any]) -> 
 
 
 def _all_kinds(layers: dict[str, Callable], tokens: dict[str, Callable]) -> dict[str, Callable[[Any, float], Any]]:
-    """Return a whole table: kinds of layers are drawn as "dense" and kinds of tokens as "tokens" where not named."""
+    """Return a complete table: kinds of layers default to "dense", kinds of tokens to "tokens"."""
     kinds = dict.fromkeys(("mlp", "patches", "classifier"), layers["dense"])
     names = ("cls_token", "distillation_token", "register_tokens", "positions")
     return {
@@ -106,7 +106,7 @@ INITIALIZATIONS: dict[str, dict[str, Callable[[Any, float], Any]]] = {
 
 
 class FreshWeights:
-    """What a config starts from: draws each kind of tensor as its source does."""
+    """Weight initialiser of a config: draws each kind of tensor as its source does."""
 
     def __init__(self, config: PlainViTConfig):
         self.std = config.initializer_range
@@ -115,12 +115,12 @@ class FreshWeights:
             self.kinds["classifier"] = _zero_layer
 
     def draw(self, kind: str, tensor: Any) -> None:
-        """Draw a tensor of this kind, or the tensors of a layer; nothing where there is none."""
+        """Draw a tensor of this kind, or the tensors of a layer; None is ignored."""
         if tensor is not None:
             self.kinds[kind](tensor, self.std)
 
     def draw_module(self, module: nn.Module) -> None:
-        """Draw what a module itself holds: as it says, where it has tensors of its own; else by the kind of layer."""
+        """Initialise a module's own tensors: with its `init_own_weights` if it has one, else by the kind of layer."""
         if hasattr(module, "init_own_weights"):
             module.init_own_weights(self)  # type: ignore[operator]
         elif hasattr(module, "init_kind"):
@@ -135,13 +135,13 @@ NORMS: dict[str, Callable[..., nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_n
 
 
 def norm_or_identity(config: PlainViTConfig, present: bool, width: int | None = None) -> nn.Module:
-    """Return the config's norm over `width` (the hidden size if not given), or nothing at all."""
+    """Return the config's norm over `width` (default: the hidden size), or an identity."""
     if not present:
         return nn.Identity()
     return NORMS[config.norm_type](config.hidden_size if width is None else width, eps=config.layer_norm_eps)
 
 
-# What is on a residual branch
+# Residual branches
 
 
 class LayerScale(nn.Module):
@@ -161,7 +161,7 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Leave a residual branch out for some samples of the batch, in training (Huang et al. 2016)."""
+    """Drop a residual branch for some samples of the batch, in training (Huang et al. 2016)."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         super().__init__()
@@ -178,7 +178,7 @@ class StochasticDepth(nn.Module):
 
 
 def layer_scale_or_identity(config: PlainViTConfig) -> nn.Module:
-    """Return a LayerScale, or nothing where the config has none."""
+    """Return a LayerScale, or an identity if the config has none."""
     gain = config.layer_scale_init_value
     return nn.Identity() if gain is None else LayerScale(config.hidden_size, gain)
 
@@ -205,7 +205,7 @@ class SwiGLU(nn.Module):
 
 
 class PackedSwiGLU(nn.Module):
-    """Gated MLP whose first layer holds gate and value one above the other (DINOv2)."""
+    """Gated MLP whose first layer computes gate and value, in this order (DINOv2)."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
@@ -220,19 +220,19 @@ class PackedSwiGLU(nn.Module):
         return self.dropout(self.fc2(self.norm(self.dropout(self.activation(gate) * value))))
 
 
-# Blocks: each takes makers of its attention and its MLP, so that every kind of either fits every kind of block, and
-# adds to the tokens that its attention gives: to all, or in the last block to the first few where no other is read
+# Blocks: each takes factories of its attention and its MLP, so that every combination works. A block returns the tokens
+# that its attention returns: all, or in the last block only the first few if no others are read
 
 
 def first_tokens(hidden_states: torch.Tensor, count: int | None) -> torch.Tensor:
-    """Return the first tokens, or all where no count is given."""
+    """Return the first tokens, or all if `count` is None."""
     if count is None or count == hidden_states.shape[1]:
         return hidden_states
     return hidden_states[:, :count].contiguous()
 
 
 def cast_once(hidden_states: torch.Tensor) -> torch.Tensor:
-    """Cast under autocast what several products read: each would make, and keep for its gradient, a copy of its own."""
+    """Cast the input of several products once under autocast: each would otherwise make and keep a copy."""
     device = hidden_states.device.type
     if hidden_states.dtype != torch.float32 or not torch.amp.is_autocast_available(device):  # "meta" has none
         return hidden_states
@@ -242,7 +242,7 @@ def cast_once(hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 class PostNormLayer(GradientCheckpointingLayer):
-    """Block whose norms end the residual branches instead of opening them."""
+    """Block with its norms at the end of the residual branches instead of at the beginning."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int, attention: Callable, mlp: Callable):
         super().__init__()
@@ -259,7 +259,7 @@ class PostNormLayer(GradientCheckpointingLayer):
 
 
 class ParallelLayer(GradientCheckpointingLayer):
-    """Block that runs attention and MLP side by side on one norm (Dehghani et al. 2023, section 2)."""
+    """Block that applies attention and MLP in parallel after one norm (Dehghani et al. 2023, section 2)."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int, attention: Callable, mlp: Callable):
         super().__init__()
@@ -278,7 +278,7 @@ class ParallelLayer(GradientCheckpointingLayer):
 
 
 class AttentionBranch(nn.Module):
-    """One of several attentions side by side in a block."""
+    """One of several parallel attentions of a block."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int, attention: Callable):
         super().__init__()
@@ -292,7 +292,7 @@ class AttentionBranch(nn.Module):
 
 
 class MLPBranch(nn.Module):
-    """One of several MLPs side by side in a block."""
+    """One of several parallel MLPs of a block."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int, mlp: Callable):
         super().__init__()
@@ -344,14 +344,14 @@ class LinearPatchEmbeddings(nn.Module):
 
 
 def pad_same(images: torch.Tensor, kernel: int, stride: int, value: float = 0.0) -> torch.Tensor:
-    """Pad as TensorFlow's "SAME" does where the stride divides the sides, the odd pixel at the end."""
+    """Pad like TensorFlow's "SAME" if the stride divides the sides, with the odd pixel at the end."""
     margin = max(0, kernel - stride)
     before, after = margin // 2, margin - margin // 2
     return F.pad(images, (before, after, before, after), value=value)
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """Convolution whose kernels are standardised (Qiao et al. 2019)."""
+    """Convolution with standardised kernels (Qiao et al. 2019)."""
 
     def __init__(self, config: PlainViTConfig, channels_in: int, channels_out: int, kernel: int, stride: int = 1):
         super().__init__(channels_in, channels_out, kernel, stride, bias=False)
@@ -373,7 +373,7 @@ def _standardize_as_google(weight: torch.Tensor) -> torch.Tensor:
     return (weight - mean) / (std + 1e-5)
 
 
-# Whose numbers the stem gives: how kernels are standardised, and the epsilon of its group norms.
+# By the source whose outputs are matched: standardisation of the kernels, and epsilon of the group norms.
 STEM_STYLES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float]] = {
     "timm": (_standardize_as_timm, 1e-5),
     "google": (_standardize_as_google, 1e-6),
@@ -381,7 +381,7 @@ STEM_STYLES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float]] = {
 
 
 class Bottleneck(nn.Module):
-    """Residual unit of three convolutions, of which the middle one may halve the resolution."""
+    """Residual unit of three convolutions; the middle one may halve the resolution."""
 
     def __init__(self, config: PlainViTConfig, channels_in: int, channels_out: int, stride: int):
         super().__init__()
@@ -431,7 +431,7 @@ class ResNetPatchEmbeddings(nn.Module):
 
 
 class PatchDropout(nn.Module):
-    """Keep a random share of the patches of each image, and every other token, in training (Liu et al. 2023)."""
+    """Keep a random fraction of the patches of each image in training (Liu et al. 2023)."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
@@ -472,30 +472,30 @@ class SinCos2DPositionEmbedding(nn.Module):
 def resample_positions(
     table: torch.Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int], mode: str
 ) -> torch.Tensor:
-    """Fit a table of patch positions to another grid, with the numbers of `torch.nn.functional.interpolate`.
+    """Resample a table of patch positions to another grid, equal to `torch.nn.functional.interpolate`.
 
     Its two-dimensional filters are products of one-dimensional ones: one small matrix for the rows, one for the
-    columns. Written so, they compile and export with any size, and their gradient is deterministic everywhere; what
-    they round otherwise is left to compiled programs.
+    columns. In this form they compile and export with any size, and their gradient is deterministic everywhere; since
+    they round differently, only compiled programs use them for the values.
 
     Args:
         table: Positions in raster order, of shape (h * w, D).
-        old_grid: (h, w) of the table, in patches.
-        new_grid: (h, w) wanted.
+        old_grid: Grid (h, w) of the table, in patches.
+        new_grid: Target grid (h, w).
         mode: One of the values of `PlainViTConfig.position_resampling`.
 
     Returns:
         The positions of the new grid, of shape (new h * new w, D), in the dtype of the table.
 
     Raises:
-        ValueError: when "truncate" is asked for more positions than the table has.
+        ValueError: The mode is "truncate" and the table has fewer positions than needed.
     """
     if mode == "truncate":
         wanted = new_grid[0] * new_grid[1]
         if wanted > table.shape[0]:
             raise ValueError(
-                f"the position table has {table.shape[0]} rows and {wanted} patches came: "
-                'position_resampling "truncate" cannot grow a table, choose another mode or smaller images'
+                f"the position table has {table.shape[0]} rows, but the image has {wanted} patches: "
+                'position_resampling "truncate" cannot grow a table; choose another mode or smaller images'
             )
         return table[:wanted]
     grid = table.float().reshape(*old_grid, -1)
@@ -504,12 +504,12 @@ def resample_positions(
     resampled = _by_torch(grid, new_grid, mode)
     if torch.is_grad_enabled() and table.requires_grad:
         differentiable = _by_matrices(grid, new_grid, mode)
-        resampled = resampled.detach() + (differentiable - differentiable.detach())  # adds zeros, and a gradient
+        resampled = resampled.detach() + (differentiable - differentiable.detach())  # adds zeros and the gradient
     return resampled.flatten(0, 1).to(table.dtype)
 
 
 def _by_torch(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
-    """Resample (h, w, D) as the sources do: one call, the channels last in memory, to the bit."""
+    """Resample (h, w, D) bit-equal to the sources: with one call, and channels last in memory."""
     kind, _, option = mode.partition("_")
     image = grid[None].permute(0, 3, 1, 2)
     corners, antialias = option == "align_corners", option == "antialias"
@@ -517,7 +517,7 @@ def _by_torch(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Ten
 
 
 def _by_matrices(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
-    """Resample (h, w, D) by a product for each axis, in float32 under autocast too."""
+    """Resample (h, w, D) with a matrix product per axis, in float32 even under autocast."""
     device = grid.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
@@ -528,10 +528,10 @@ def _by_matrices(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.
 
 
 def _interpolation_matrix(old: int, new: int, mode: str, device: torch.device) -> torch.Tensor:
-    """Return the (new, old) matrix that resamples one axis, with the filter and the borders that torch has."""
+    """Return the (new, old) matrix that resamples one axis, with torch's filter and border handling."""
     cubic = mode.startswith("bicubic")
     index = torch.arange(new, device=device, dtype=torch.float32)
-    # A tensor, because of a symbolic size a compiler would ask whether it shrinks or grows the axis.
+    # A tensor, because a compiler would specialise a symbolic size on whether the axis shrinks or grows.
     scale = torch.full((), old, device=device, dtype=torch.float32) / new
     if mode.endswith("align_corners"):
         centers = index * (old - 1) / (new - 1) if new > 1 else index
@@ -544,7 +544,7 @@ def _interpolation_matrix(old: int, new: int, mode: str, device: torch.device) -
         distance = (sources - centers[:, None]) / stretch
         weights = _cubic(distance, -0.5) if cubic else _triangle(distance)
         return weights / weights.sum(dim=1, keepdim=True)
-    # The filter keeps its width, and taps beyond a border read the border.
+    # The filter keeps its width, and taps beyond a border use the border value.
     weights = torch.zeros(new, old, device=device)
     first = centers.floor()
     for offset in (-1, 0, 1, 2) if cubic else (0, 1):

@@ -1,6 +1,6 @@
-"""The page of a model on the Hub: what it is, where it comes from, how to load it, what it reached.
+"""Model cards for the Hub: architecture, origin, usage, results.
 
-Nothing is invented: what nobody said is left out. A page that a person has edited is never overwritten.
+Unknown facts are omitted. A card edited by hand is never overwritten.
 """
 
 import copy
@@ -32,17 +32,21 @@ from .files.reading import read_checkpoint
 from .markdown import LONGEST, address, code, fenced, one_line, plain
 
 CARD = "README.md"
-PLACEHOLDER = "your-name"  # the owner of a model that is not on the Hub yet; pushing puts the true one in its place
-RELATIONS = ("finetune", "adapter", "merge", "quantized")  # what the Hub can say of a base model
-RESIZE_WORDS = {None: "", "cover": " so that they cover it", "contain": " so that they fit into it"}
+PLACEHOLDER = "your-name"  # the owner of a model that is not on the Hub yet; replaced when pushing
+RELATIONS = ("finetune", "adapter", "merge", "quantized")  # the Hub's relations to a base model
+RESIZE_WORDS = {
+    None: "",
+    "cover": " (covering it, aspect ratio kept)",
+    "contain": " (fitting inside, aspect ratio kept)",
+}
 SHOWN_LABELS = 30
-SHOWN_TWICE = 10  # names that several labels share
+SHOWN_TWICE = 10  # names shared by several labels
 LONGEST_CITATION, MOST_CITATIONS = 5000, 10
-LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")  # as the Hub spells one
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")  # the Hub's spelling
 LICENSE_NAME = re.compile(r"[\w .,+()/:-]{1,100}")
-MAX_CARD = 1_000_000  # characters of a source's page that are read
+MAX_CARD = 1_000_000  # characters of a source's model card that are read
 BIBTEX = re.compile(r"^```bibtex\r?\n(.*?)\r?\n```", re.MULTILINE | re.DOTALL)
-# Licences in timm's table of models that the Hub knows by the same name; others it calls "other".
+# Licences in timm's table of models that the Hub has under the same name; for others it uses "other".
 LICENSES_OF_TIMM = {"apache-2.0", "mit", "cc-by-nc-4.0", "apple-ascl", "apple-amlr"}
 
 VIT_CITATION = """\
@@ -58,30 +62,30 @@ VIT_CITATION = """\
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What is known of a model beside what its folder says; whatever is not given is left out of its page.
+    """Facts about a model that its folder does not contain; whatever is not given is omitted from the card.
 
     Args:
-        name: Title of the page; the name of the folder if not given.
-        origin: Where the weights come from, in Markdown sentences; what others have named goes through `markdown`.
-        differences: How far the model is from its source's own, stage by stage.
-        license: Licence of the weights, not of the code, as the Hub spells it ("apache-2.0", "other").
-        license_name: Name of a licence that the Hub does not know, beside license "other".
-        license_link: Its address.
-        license_from: Who says so: "their source", for instance.
+        name: Title of the card (default: the name of the folder).
+        origin: Origin of the weights, as Markdown sentences; untrusted text in it must be escaped with `markdown`.
+        differences: Differences from the source's own model, stage by stage.
+        license: Licence of the weights, not of the code, in the Hub's spelling ("apache-2.0", "other").
+        license_name: Name of a licence that the Hub does not know, together with license "other".
+        license_link: Link to the licence.
+        license_from: Who stated the licence, such as "their source".
         base_model: Hub id of the model that this one was made from.
         base_model_relation: One of `RELATIONS`.
-        datasets: Hub ids of the data sets that the weights were trained on.
-        results: What the model reached, for the table and for the Hub's leaderboards.
-        curves: Pictures in the folder, as paths relative to it, by their captions.
-        recipe: How it was trained: settings and their values.
-        environment: Versions and machine, by their names.
-        limits: Sentences on what the model cannot do, beside those that follow from its folder.
-        citations: BibTeX entries, beside that of the paper.
-        examples: Images to try it on, as paths in the folder or addresses, by their titles.
-        tags: Words to find it by, beside those that every model here has.
+        datasets: Hub ids of the datasets that the weights were trained on.
+        results: Results of the model, for the table and for the Hub's leaderboards.
+        curves: Figures in the folder, as paths relative to it, by caption.
+        recipe: Training settings and their values.
+        environment: Versions and hardware, by name.
+        limits: Sentences about limitations, in addition to those that follow from the folder.
+        citations: BibTeX entries, in addition to that of the paper.
+        examples: Images for the widget, as paths in the folder or URLs, by title.
+        tags: Tags in addition to those that every model here has.
 
     Raises:
-        ValueError: An id is none, or the relation is not one of `RELATIONS`.
+        ValueError: An id is invalid, or the relation is not one of `RELATIONS`.
     """
 
     name: str | None = None
@@ -113,7 +117,7 @@ class ModelFacts:
 
 
 def write_card(folder: Path, facts: ModelFacts) -> bool:
-    """Write the page of a saved model, `README.md`, unless a person has edited the one that is there.
+    """Write the model card `README.md` of a saved model, unless the existing one was edited by hand.
 
     A training script calls it after `save_pretrained`:
 
@@ -127,15 +131,15 @@ def write_card(folder: Path, facts: ModelFacts) -> bool:
         ))
 
     Args:
-        folder: A folder of plain-vit's own, with `config.json` and weights.
-        facts: What is known beside it.
+        folder: A plain-vit folder, with `config.json` and weights.
+        facts: Facts that the folder does not contain.
 
     Returns:
-        Whether the page was written; False where an edited one was left alone.
+        Whether the card was written; False if an edited one was kept.
 
     Raises:
-        CheckpointError: The folder holds no model.
-        ValueError: A picture is not in the folder.
+        CheckpointError: The folder contains no model.
+        ValueError: A figure is missing from the folder.
     """
     path = folder / CARD
     if path.exists() and not is_untouched(path.read_bytes()):
@@ -145,16 +149,16 @@ def write_card(folder: Path, facts: ModelFacts) -> bool:
 
 
 def card_text(folder: Path, facts: ModelFacts) -> str:
-    """Return the page of a saved model without writing it; arguments and errors are those of `write_card`."""
+    """Return the model card without writing it; arguments and errors are those of `write_card`."""
     for name in (*facts.curves.values(), *(place for place in facts.examples.values() if "://" not in place)):
         if not (folder / name).is_file():
-            raise ValueError(f"{folder / name} is not there: give pictures by their paths in the folder.")
-    text = _card(folder, facts).encode("utf-8", "backslashreplace").decode()  # a name of a file may be no UTF-8
+            raise ValueError(f"{folder / name} does not exist: give images by their paths in the folder.")
+    text = _card(folder, facts).encode("utf-8", "backslashreplace").decode()  # a file name may not be valid UTF-8
     return marked(text)
 
 
 def addressed(card: bytes, repo_id: str) -> bytes:
-    """Return an untouched page with the id of its repository in place of the placeholder; another one as it is."""
+    """Return a generated card with its repository's id instead of the placeholder, and an edited card unchanged."""
     if not is_untouched(card):
         return card
     text = MARK.sub("", card.decode())
@@ -162,12 +166,12 @@ def addressed(card: bytes, repo_id: str) -> bytes:
 
 
 def facts_of_conversion(report: Report, name: str, revision: str | None = None) -> ModelFacts:
-    """Return what is known of a model that was converted.
+    """Return the facts about a converted model.
 
     Args:
-        report: Of the conversion. Where its source is a folder or on the Hub, the page there is asked for the licence.
-        name: Title of the page.
-        revision: Of the source on the Hub.
+        report: Report of the conversion. If its source is a folder or on the Hub, the licence is read from its card.
+        name: Title of the card.
+        revision: Revision of the source on the Hub.
     """
     source = Path(report.source)
     on_hub = not source.exists()
@@ -178,11 +182,11 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
         cached = huggingface_hub.try_to_load_from_cache(report.source, CARD, revision=revision)
         said = source_facts(Path(cached).parent) if isinstance(cached, str) else {}
     else:
-        place, said = code(source.resolve().name), source_facts(source)  # where it lay is a private path
+        place, said = code(source.resolve().name), source_facts(source)  # its full path is private
     sentences = [f"Converted from {place}, a checkpoint of {report.format}{layout}."]
     if report.given_hints:
         given = ", ".join(code(f"{name} = {value!r}") for name, value in report.given_hints.items())
-        sentences.append(f"What the checkpoint does not say was given by whoever converted it: {given}.")
+        sentences.append(f"Settings that the checkpoint does not contain were given at conversion: {given}.")
     return ModelFacts(
         name=name,
         origin=" ".join(sentences),
@@ -195,9 +199,9 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
 
 
 def source_facts(folder: Path) -> dict[str, Any]:
-    """Return what a source's folder says of licence, data and citations, as arguments of `ModelFacts`.
+    """Return licence, datasets and citations of a source's folder, as arguments of `ModelFacts`.
 
-    Its page is asked first, then what timm notes in `config.json`.
+    They are read from its model card, then from timm's entries in `config.json`.
     """
     path = folder / CARD
     text = ""
@@ -207,7 +211,7 @@ def source_facts(folder: Path) -> dict[str, Any]:
     match = REGEX_YAML_BLOCK.search(text)
     try:
         said = yaml.safe_load(match[2]) if match else None
-    except (yaml.YAMLError, ValueError, RecursionError):  # a source's page is not what decides about its weights
+    except (yaml.YAMLError, ValueError, RecursionError):  # a broken card must not prevent using the weights
         said = None
     facts: dict[str, Any] = {}
     if isinstance(said, dict):
@@ -221,7 +225,7 @@ def source_facts(folder: Path) -> dict[str, Any]:
 
 
 def _license_of_page(said: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a page states of its licence, as far as it has the form of one."""
+    """Return the licence in a card's metadata, if it has a valid form."""
     license = said.get("license")
     if not isinstance(license, str) or not LICENSE.fullmatch(license.lower()):
         return {}
@@ -230,14 +234,14 @@ def _license_of_page(said: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(name, str) and LICENSE_NAME.fullmatch(name):
         facts["license_name"] = name
     elif license.lower() == "other":
-        facts["license_name"] = "unnamed"  # the Hub asks for one
+        facts["license_name"] = "unnamed"  # required by the Hub
     if (link := address(said.get("license_link"))) is not None:
         facts["license_link"] = link
     return facts
 
 
 def _license_in_config(path: Path) -> str | None:
-    """Return the licence that timm notes beside the preprocessing: in a table of its own, or in old files on top."""
+    """Return the licence from timm's config.json: in `pretrained_cfg`, or in old files at the top level."""
     if not path.is_file() or path.stat().st_size > MAX_CARD:
         return None
     try:
@@ -262,14 +266,14 @@ def _is_repo_id(name: str) -> bool:
     return True
 
 
-# ---- the page ----
+# ---- the card ----
 
 
 def _card(folder: Path, facts: ModelFacts) -> str:
     checkpoint = read_checkpoint(folder)
     settings = checkpoint.config or {}
     if settings.get("model_type") != PlainViTConfig.model_type:
-        raise CheckpointError(f"{folder} holds no model of plain-vit: give a folder that `save_pretrained` wrote.")
+        raise CheckpointError(f"{folder} holds no plain-vit model: give a folder written by `save_pretrained`.")
     try:
         config = PlainViTConfig.from_dict(settings)
         preprocessing = _preprocessing(checkpoint.preprocessor_config)
@@ -328,19 +332,19 @@ def _what_it_is(config: PlainViTConfig, classifies: bool, tensors: Mapping[str, 
     labels = [str(label) for _, label in sorted((config.id2label or {}).items())]
     image, patch = (" x ".join(map(str, shape)) for shape in (config.image_shape, config.patch_shape))
     sentences = [
-        f"A Vision Transformer of {config.num_hidden_layers} layers of width {config.hidden_size} with "
-        f"{config.num_attention_heads} heads, on images of {image} pixels in patches of "
+        f"A Vision Transformer with {config.num_hidden_layers} layers of width {config.hidden_size} and "
+        f"{config.num_attention_heads} heads, for images of {image} pixels and patches of "
         f"{patch} pixels (height x width). It has {count:,} parameters, stored as "
         f"{' and '.join(sorted(dtypes))}."
     ]
     if classifies and not all(label.startswith("LABEL_") for label in labels):
         shown = ", ".join(plain(label) for label in labels[:SHOWN_LABELS])
         rest = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
-        sentences.append(f"It tells {len(labels)} labels apart: {shown}{rest}.")
+        sentences.append(f"It has {len(labels)} labels: {shown}{rest}.")
     elif classifies:
-        sentences.append(f"It tells {len(labels)} labels apart, whose names are not known.")
+        sentences.append(f"It has {len(labels)} labels, whose names are not known.")
     else:
-        sentences.append("It has no classifier: it gives one vector for an image, and one for each of its patches.")
+        sentences.append("It has no classifier: it returns one vector per image and one per patch.")
     return " ".join(sentences)
 
 
@@ -350,8 +354,8 @@ def _origin(facts: ModelFacts) -> str:
         worst = max(facts.differences, key=lambda stage: stage.relative)
         last = facts.differences[-1]
         lines.append(
-            "Held against the source's own model on the same pixels, in float32, the largest difference as a share of "
-            f"the largest value is {last.relative:.1e} in the {last.stage}, and over all stages at most "
+            "Compared with the source's own model on the same pixels, in float32, the largest difference relative to "
+            f"the largest value is {last.relative:.1e} for the {last.stage}, and over all stages at most "
             f"{worst.relative:.1e} ({worst.stage})."
         )
     return "\n\n".join(lines)
@@ -364,19 +368,19 @@ def _loading(repo_id: str, classifies: bool, *, has_code: bool) -> str:
         else ("image-feature-extraction", "AutoModel")
     )
     ways = [
-        "With plain-vit installed, as every transformers model:\n\n```python\nimport plain_vit\n"
+        "With plain-vit installed:\n\n```python\nimport plain_vit\n"
         f'from transformers import pipeline\n\nrun = pipeline("{task}", "{repo_id}")\n'
         'print(run("image.png"))\n```'
     ]
     if has_code:
         ways.append(
-            "Without it, by the code that lies in this repository:\n\n```python\n"
+            "Without it, using the code in this repository:\n\n```python\n"
             f"from transformers import AutoImageProcessor, {auto}\n\n"
             f'processor = AutoImageProcessor.from_pretrained("{repo_id}", trust_remote_code=True)\n'
             f'model = {auto}.from_pretrained("{repo_id}", trust_remote_code=True)\n```'
         )
     ways.append(
-        "With plain-vit, every tensor accounted for, as model, image processor and report:\n\n```python\n"
+        "With plain-vit, as model, image processor and a report that accounts for every tensor:\n\n```python\n"
         "from plain_vit.conversion import from_checkpoint\n\n"
         f'converted = from_checkpoint("{repo_id}")\nprint(converted.report)\n```'
     )
@@ -386,25 +390,25 @@ def _loading(repo_id: str, classifies: bool, *, has_code: bool) -> str:
 def _preprocessing(settings: Mapping[str, Any] | None) -> str:
     if settings is None:
         return ""
-    steps = ["Images become RGB."] if settings.get("do_convert_rgb") else []
+    steps = ["Images are converted to RGB."] if settings.get("do_convert_rgb") else []
     if settings.get("do_resize") and settings.get("size"):
         filtering = Resampling(settings["resample"]).name.lower() if "resample" in settings else None
         fitting = RESIZE_WORDS[settings.get("resize_mode")]
         steps.append(f"They are resized to {_extent(settings['size'])}{fitting}{f' ({filtering})' * bool(filtering)}.")
     if settings.get("do_center_crop") and settings.get("crop_size"):
-        steps.append(f"The central {_extent(settings['crop_size'])} are cut out.")
+        steps.append(f"They are center-cropped to {_extent(settings['crop_size'])}.")
     if settings.get("do_rescale"):
-        steps.append("Levels 0..255 become 0..1.")
+        steps.append("Values are rescaled from [0, 255] to [0, 1].")
     if settings.get("do_normalize"):
         mean, std = (", ".join(f"{value:.4g}" for value in settings[name]) for name in ("image_mean", "image_std"))
-        steps.append(f"Of each channel the mean ({mean}) is subtracted, and the rest divided by ({std}).")
-    return " ".join(steps) + " The image processor in this repository does this." if steps else ""
+        steps.append(f"Each channel is normalized with mean ({mean}) and standard deviation ({std}).")
+    return " ".join(steps) + " The image processor in this repository applies these steps." if steps else ""
 
 
 def _results(facts: ModelFacts) -> str:
     parts = []
     if facts.results:
-        lines = ["| data set | split | metric | value |", "|---|---|---|---|"]
+        lines = ["| dataset | split | metric | value |", "|---|---|---|---|"]
         for result in facts.results:
             value = f"{result.metric_value:.4f}" if isinstance(result.metric_value, float) else result.metric_value
             metric = result.metric_name or result.metric_type
@@ -418,22 +422,22 @@ def _limits(config: PlainViTConfig, classifies: bool, facts: ModelFacts) -> str:
     sentences = [*facts.limits]
     if classifies:
         sentences.append(
-            f"Every image gets one of the {config.num_labels} labels, also an image of something else, and nothing is "
-            "known of how far the scores can be trusted."
+            f"Every image gets one of the {config.num_labels} labels, even an image of something else, and the "
+            "calibration of the scores is unknown."
         )
         names = Counter(str(label) for label in (config.id2label or {}).values())
         if twice := [name for name, count in names.items() if count > 1]:
             rest = f" and {len(twice) - SHOWN_TWICE} more" if len(twice) > SHOWN_TWICE else ""
             listed = ", ".join(plain(name) for name in twice[:SHOWN_TWICE])
-            sentences.append(f"Several labels share a name, and only their numbers tell them apart: {listed}{rest}.")
+            sentences.append(f"Several labels share a name and differ only in their numbers: {listed}{rest}.")
     if not config.drop_partial_patches:
         height, width = config.patch_shape
-        sentences.append(f"Images have a height that is a multiple of {height} pixels and a width of {width}.")
+        sentences.append(f"Image heights must be multiples of {height} pixels, and widths multiples of {width}.")
     return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
 def _citations(facts: ModelFacts) -> list[str]:
-    """Return the source's entries, and that of the paper unless it is among them."""
+    """Return the source's entries, and that of the paper if it is not among them."""
     paper = [] if any("Worth 16x16 Words" in entry for entry in facts.citations) else [VIT_CITATION]
     return [*facts.citations, *paper]
 
@@ -443,7 +447,7 @@ def _license(facts: ModelFacts) -> str:
     if facts.license is None:
         return (
             "> **No licence of the weights is stated.** Without one nobody else may use them: ask their owner, or "
-            f"state it as `license` at the top of this page.\n\n{code_license}"
+            f"state it as `license` in the metadata of this card.\n\n{code_license}"
         )
     link = address(facts.license_link)
     said = f", as {facts.license_from} says" if facts.license_from else ""

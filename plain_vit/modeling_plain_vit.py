@@ -1,9 +1,8 @@
 """The plain Vision Transformer (Dosovitskiy et al. 2021), top to bottom in the order of the paper's Figure 1.
 
-The plain model is here: patch embeddings, class token and positions, blocks of attention and MLP, a final
-norm, a pooled feature, a classifier. Attention is in `attention_plain_vit.py`, what reads the tokens of the last block
-in `heads_plain_vit.py`, and what a config can choose instead of the plain layers in `layers_plain_vit.py`: one class
-per choice, picked in a table.
+This file contains patch embeddings, class token and positions, blocks of attention and MLP, the final norm, pooling and
+classifier. Attention is in `attention_plain_vit.py`, poolers and prediction heads are in `heads_plain_vit.py`, and
+alternatives to the plain layers in `layers_plain_vit.py`: one class per choice, selected in a table.
 
 Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size.
 """
@@ -56,7 +55,7 @@ from .layers_plain_vit import (
 
 
 class PlainViTPatchEmbeddings(nn.Module):
-    """Cut the image into patches and project each to a token: a convolution whose stride is its size."""
+    """Split the image into patches and project each to a token: a convolution whose stride is its kernel size."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
@@ -70,7 +69,7 @@ class PlainViTPatchEmbeddings(nn.Module):
 
 
 class PlainViTPositionEmbedding(nn.Module):
-    """A learned position for every patch of the native grid and every token before them; resampled for other grids."""
+    """Learned position embeddings of the native patch grid and the tokens before it; resampled for other grids."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
@@ -81,14 +80,14 @@ class PlainViTPositionEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.zeros(rows, config.hidden_size))
 
     def forward(self, grid_size: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
-        # An exported program serves every grid; resampling to the native one changes nothing, so it needs no branch.
+        # An exported program supports every grid; resampling to the native grid is the identity, so it needs no branch.
         if not torch.compiler.is_exporting() and grid_size == self.grid_size:
             return self.weight
         prefix, patches = self.weight[: self.num_prefix_rows], self.weight[self.num_prefix_rows :]
         return torch.cat((prefix, resample_positions(patches, self.grid_size, grid_size, self.resampling)))
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
-        """Draw the table."""
+        """Initialise the table."""
         fresh.draw("positions", self.weight)
 
 
@@ -153,7 +152,11 @@ class PlainViTEmbeddings(nn.Module):
         return self.norm(self.drop_patches(hidden_states, num_prefix))
 
     def grid_size(self, pixel_values: torch.Tensor) -> tuple[int, int]:
-        """Return the patch grid of these pixels, or say what is wrong with them."""
+        """Return the patch grid of an image batch.
+
+        Raises:
+            ValueError: The shape of the batch does not fit the model.
+        """
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.num_channels:
             raise ValueError(
                 f"pixel_values has shape {tuple(pixel_values.shape)}: "
@@ -169,8 +172,8 @@ class PlainViTEmbeddings(nn.Module):
             raise TypeError(f"bool_masked_pos is a {type(bool_masked_pos).__name__}: expected a tensor of torch.bool")
         if bool_masked_pos.is_floating_point() or bool_masked_pos.is_complex():
             raise ValueError(
-                f"bool_masked_pos has dtype {bool_masked_pos.dtype}: expected torch.bool, true where hidden; "
-                "compare shares with a threshold first"
+                f"bool_masked_pos has dtype {bool_masked_pos.dtype}: expected torch.bool, true where masked; "
+                "compare with a threshold first"
             )
         batch, patch_count = patches.shape[:2]
         if tuple(bool_masked_pos.shape) not in ((batch, *grid_size), (batch, patch_count)):
@@ -182,7 +185,7 @@ class PlainViTEmbeddings(nn.Module):
         return torch.where(masked, self.mask_token.to(patches.dtype), patches)
 
     def drop_patches(self, hidden_states: torch.Tensor, num_prefix: int) -> torch.Tensor:
-        """Leave patches out, in training; class, distillation and register tokens stay."""
+        """Drop patches in training; class, distillation and register tokens are kept."""
         if not self.training or self.patch_dropout.rate == 0:
             return hidden_states
         after = self.register_tokens.shape[1] if self.register_tokens_last and self.register_tokens is not None else 0
@@ -191,12 +194,12 @@ class PlainViTEmbeddings(nn.Module):
         return torch.cat((hidden_states[:, :num_prefix], patches, hidden_states[:, end:]), dim=1)
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
-        """Draw the tokens."""
+        """Initialise the tokens."""
         for kind in ("cls_token", "distillation_token", "register_tokens", "mask_token"):
             fresh.draw(kind, getattr(self, kind))
 
 
-# MLP: fc2(gelu(fc1(z))), of each token alone
+# MLP: fc2(gelu(fc1(z))), for each token
 
 
 class PlainViTMLP(nn.Module):
@@ -252,7 +255,7 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_layer(config: PlainViTConfig, layer_idx: int) -> nn.Module:
-    """Return block number `layer_idx` of the kinds that the config names."""
+    """Return block number `layer_idx` of the types that the config selects."""
     attention, mlp = ATTENTIONS[config.attention_type], MLPS[config.mlp_type]
     return LAYERS[config.block_type](config, layer_idx, attention, mlp)
 
@@ -261,7 +264,7 @@ def build_layer(config: PlainViTConfig, layer_idx: int) -> nn.Module:
 
 
 class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):  # type: ignore[misc]
-    """What all plain ViT models share: loading, saving, initialisation, what transformers may ask of them."""
+    """Base class of all plain ViT models: loading, saving, initialisation, and capabilities for transformers."""
 
     config: PlainViTConfig
     base_model_prefix = "vit"
@@ -291,23 +294,23 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):  # type: ignore[
         """Return the patches (down, across) of an image of this size, in pixels.
 
         Raises:
-            ValueError: when the patch size does not divide it.
+            ValueError: The patch size does not divide it.
         """
         return self.config.grid_of(height, width)
 
     def tokens_to_map(self, hidden_states: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """Lay the patches out as they were in the image, without the other tokens.
+        """Reshape the patch tokens to their positions in the image, without the other tokens.
 
         Args:
-            hidden_states: Tokens of shape (B, L, D), of any layer.
-            height: Of the image, in pixels.
-            width: Of the image, in pixels.
+            hidden_states: Tokens of any layer, of shape (B, L, D).
+            height: Image height in pixels.
+            width: Image width in pixels.
 
         Returns:
             A map of shape (B, D, h, w).
 
         Raises:
-            ValueError: when these are not all the tokens of an image of that size.
+            ValueError: These are not all the tokens of an image of that size.
         """
         grid_size = self.grid_size(height, width)
         patches = hidden_states[:, self.num_prefix_tokens :]
@@ -315,7 +318,7 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):  # type: ignore[
             patches = patches[:, : patches.shape[1] - self.config.num_register_tokens]
         if patches.shape[1] != grid_size[0] * grid_size[1]:
             raise ValueError(
-                f"{hidden_states.shape[1]} tokens came, {patches.shape[1]} of them patches: an image of {height} x "
+                f"got {hidden_states.shape[1]} tokens, {patches.shape[1]} of them patches: an image of {height} x "
                 f"{width} pixels has {grid_size[0]} x {grid_size[1]}; give its own size, and no patch dropout"
             )
         return patches.transpose(1, 2).unflatten(2, grid_size)
@@ -328,10 +331,10 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):  # type: ignore[
         push_to_hub: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Save as transformers does, and leave no weights of an earlier save that would be loaded instead.
+        """Save as transformers does, and delete weights of an earlier save that would be loaded instead.
 
         Raises:
-            NotADirectoryError: when `save_directory` is a file.
+            NotADirectoryError: `save_directory` is a file.
         """
         folder = Path(save_directory)
         if folder.is_file():
@@ -357,13 +360,12 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):  # type: ignore[
 class PlainViTModel(PlainViTPreTrainedModel):
     """The plain Vision Transformer without a classifier.
 
-    Without `add_pooling_layer` it has no pooler and gives no `pooler_output`.
+    Without `add_pooling_layer` it has no pooler and returns no `pooler_output`.
 
-    Outputs: `last_hidden_state` of shape (B, L, D), after the final norm where that is before the pooling;
-    `pooler_output` of shape (B, D), (B, 2 D) for pooling "cls_mean", (B, representation_size), or (B, L, D) where the
-    config pools nothing.
-    The order of the tokens is class, distillation, registers, patches in raster order (registers last if the config
-    says so).
+    Outputs: `last_hidden_state` of shape (B, L, D), after the final norm if it precedes the pooling; `pooler_output` of
+    shape (B, D), (B, 2 D) for pooling "cls_mean", (B, representation_size), or (B, L, D) for pooling "none".
+    The tokens are ordered class, distillation, registers, patches in raster order (registers last with
+    `register_tokens_last`).
     """
 
     _auto_class = "AutoModel"
@@ -381,7 +383,7 @@ class PlainViTModel(PlainViTPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the module that turns pixels into patches."""
+        """Return the patch embeddings."""
         return self.embeddings.patch_embeddings
 
     @merge_with_config_defaults
@@ -397,14 +399,14 @@ class PlainViTModel(PlainViTPreTrainedModel):
 
         Args:
             pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W.
-            bool_masked_pos: Patches to hide, true where hidden, of shape (B, N) or (B, h, w).
-            num_output_tokens: Give so many of the first tokens, and let the last block compute no others; all if not
-                given. For a pooling that reads no others.
+            bool_masked_pos: True for masked patches, of shape (B, N) or (B, h, w).
+            num_output_tokens: Return only the first tokens, and compute no others in the last block (default: all).
+                For a pooling that reads no others.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Raises:
-            TypeError: for pixels or a mask that are no tensors.
-            ValueError: for pixels or a mask that do not fit.
+            TypeError: The pixels or the mask are not tensors.
+            ValueError: The pixels or the mask do not fit the model.
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         hidden_states = self.embeddings(as_weights(pixel_values, self), bool_masked_pos)
@@ -421,9 +423,9 @@ class PlainViTModel(PlainViTPreTrainedModel):
 
 
 class PlainViTForImageClassification(PlainViTPreTrainedModel):
-    """The plain Vision Transformer with a linear classifier on its pooled feature.
+    """The plain Vision Transformer with a linear classifier on its pooled features.
 
-    With a distillation token there is a second classifier on it, and the logits are the mean of both (DeiT).
+    With a distillation token there is a second classifier for it, and the logits are the mean of both (DeiT).
     """
 
     _auto_class = "AutoModelForImageClassification"
@@ -446,16 +448,16 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
 
         Args:
             pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W.
-            labels: Class indices of shape (B,), multi-hot floats of shape (B, num_labels), or targets of a regression.
+            labels: Class indices of shape (B,), multi-hot floats of shape (B, num_labels), or regression targets.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`, `num_items_in_batch`.
 
         Returns:
-            `logits` of shape (B, num_labels), and `loss` where labels were given.
+            `logits` of shape (B, num_labels), and `loss` if labels were given.
 
         Raises:
-            TypeError: for pixels or labels that are no tensors.
-            ValueError: for pixels that do not fit, and for labels that are no classes (on a CPU; a GPU would have to
-                wait for the check).
+            TypeError: The pixels or the labels are not tensors.
+            ValueError: The pixels do not fit the model, or labels are out of range (only on a CPU; on a GPU the check
+                would synchronise).
         """
         read = self.num_output_tokens(**kwargs)
         outputs = self.vit(pixel_values, num_output_tokens=read, return_dict=True, **kwargs)
@@ -470,13 +472,13 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the logits are to be a source's to the last bit: in evaluation."""
+        """Whether the logits must be bit-equal to a source: in evaluation."""
         return not self.training
 
     def num_output_tokens(self, **kwargs: Any) -> int | None:
-        """Return how many of the first tokens the last block has to compute for the logits; None for all.
+        """Return how many of the first tokens the last block must compute for the logits; None for all.
 
-        All are computed where someone sees them, and for the bits of a source that computes all.
+        All are computed if they are part of the output, or to be bit-equal to a source that computes all.
         """
         outputs = ("output_hidden_states", "output_attentions")
         if self.is_exact or any(kwargs.get(name) or getattr(self.config, name) for name in outputs):
@@ -489,28 +491,28 @@ class PlainViTMaskedImageModelingOutput(MaskedImageModelingOutput):
     """Output of the masked-image model.
 
     Args:
-        loss: Mean over the hidden patches alone; given where `bool_masked_pos` was.
-        reconstruction: Predicted image of shape (B, C, H, W), normalised like the input. Of a model that predicts mean
-            colours, each patch has its likeliest colour.
-        hidden_states: As of the encoder.
-        attentions: As of the encoder.
-        color_logits: Of a model that predicts mean colours: (B, N, 8 ** C), channel 0 in the lowest digit.
+        loss: Mean over the masked patches; None without `bool_masked_pos`.
+        reconstruction: Predicted image of shape (B, C, H, W), normalised like the input. If mean colours are
+            predicted, each patch has its most likely colour.
+        hidden_states: Hidden states of the encoder.
+        attentions: Attentions of the encoder.
+        color_logits: If mean colours are predicted, their logits (B, N, 8 ** C), channel 0 in the lowest digit.
     """
 
     color_logits: torch.Tensor | None = None
 
 
 class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
-    """The plain Vision Transformer that learns without labels: it predicts what the mask token hides.
+    """The plain Vision Transformer for masked image modeling: it predicts masked patches.
 
-    What it predicts is the config's `reconstruction_target`: pixels (SimMIM: Xie et al. 2022) or mean colours
-    (Dosovitskiy et al. 2021, appendix B.1.2). It has a mask token whatever the config says, and its own config says so.
+    The target is `config.reconstruction_target`: pixels (SimMIM: Xie et al. 2022) or mean colours (Dosovitskiy et al.
+    2021, appendix B.1.2). The model always has a mask token and sets `use_mask_token` in its own copy of the config.
     """
 
     _auto_class = "AutoModelForMaskedImageModeling"
 
     def __init__(self, config: PlainViTConfig):
-        if not config.use_mask_token:  # that of a classifier, say; whoever gave it keeps it as it is
+        if not config.use_mask_token:  # such as a classifier's; the caller's config stays unchanged
             config = copy.deepcopy(config)
             config.use_mask_token = True
         if config.patch_dropout_prob:
@@ -530,12 +532,12 @@ class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
 
         Args:
             pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W.
-            bool_masked_pos: Patches to hide, true where hidden, of shape (B, N) or (B, h, w).
+            bool_masked_pos: True for masked patches, of shape (B, N) or (B, h, w).
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Raises:
-            TypeError: for pixels or a mask that are no tensors.
-            ValueError: for pixels or a mask that do not fit.
+            TypeError: The pixels or the mask are not tensors.
+            ValueError: The pixels or the mask do not fit the model.
         """
         outputs = self.vit(pixel_values, bool_masked_pos=bool_masked_pos, return_dict=True, **kwargs)
         features = self.tokens_to_map(outputs.last_hidden_state, *pixel_values.shape[-2:])  # B D h w
@@ -553,18 +555,18 @@ class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
 
 
 class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[misc]
-    """The plain Vision Transformer as a source of feature maps for detection, segmentation and depth models.
+    """The plain Vision Transformer as a backbone for detection, segmentation and depth models.
 
-    Stages are the embeddings ("stem") and each block ("stage1", ...); the config's `out_features` picks some. Each goes
-    through the final norm (unless `apply_layernorm=False`, or where the config's norm is after the pooling), and
-    is laid out as a map (unless `reshape_hidden_states=False`).
+    Stages are the embeddings ("stem") and each block ("stage1", ...); `config.out_features` selects some. The final
+    norm is applied to each (unless `apply_layernorm=False`, or the norm comes after the pooling), and each is reshaped
+    to a map (unless `reshape_hidden_states=False`).
     """
 
     _auto_class = "AutoBackbone"
 
     def __init__(self, config: PlainViTConfig):
         if config.patch_dropout_prob:
-            raise ValueError("a backbone gives whole feature maps: set patch_dropout_prob=0")
+            raise ValueError("a backbone returns whole feature maps: set patch_dropout_prob=0")
         super().__init__(config)
         self.embeddings = PlainViTEmbeddings(config)
         self.layers = nn.ModuleList([build_layer(config, i) for i in range(config.num_hidden_layers)])
@@ -574,7 +576,7 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the module that turns pixels into patches."""
+        """Return the patch embeddings."""
         return self.embeddings.patch_embeddings
 
     @merge_with_config_defaults
@@ -587,11 +589,11 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            `feature_maps`, one per stage asked for: (B, D, h, w), or (B, L, D) where they are not reshaped.
+            `feature_maps`, one per selected stage: (B, D, h, w), or (B, L, D) if not reshaped.
 
         Raises:
-            TypeError: for pixels that are no tensor.
-            ValueError: for pixels that do not fit.
+            TypeError: The pixels are not a tensor.
+            ValueError: The pixels do not fit the model.
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         stages = [self.embeddings(as_weights(pixel_values, self))]
@@ -604,7 +606,7 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
 
 
 def representation(config: PlainViTConfig) -> nn.Module:
-    """Return the dense layer of the paper's pre-training head, or nothing where the config has none."""
+    """Return the dense layer of the paper's pre-training head, or an identity if the config has none."""
     if config.representation_size is None:
         return nn.Identity()
     return nn.Sequential(
@@ -614,7 +616,7 @@ def representation(config: PlainViTConfig) -> nn.Module:
 
 
 def classifier(config: PlainViTConfig) -> nn.Module:
-    """Return the last layer, or nothing where there are no labels."""
+    """Return the linear classifier, or an identity if there are no labels."""
     if not config.num_labels:
         return nn.Identity()
     width = config.representation_size or config.pooled_size
@@ -622,7 +624,7 @@ def classifier(config: PlainViTConfig) -> nn.Module:
 
 
 def as_weights(pixel_values: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
-    """Return the pixels in the dtype of the weights; whole numbers are refused, because they were not normalised."""
+    """Return the pixels in the dtype of the weights; integers are refused, because they were not normalised."""
     expected = "normalised floats, as the image processor makes them"
     if not isinstance(pixel_values, torch.Tensor):
         raise TypeError(

@@ -289,7 +289,11 @@ def test_every_option_has_a_help_and_every_command_an_example() -> None:
         assert command.epilog.startswith(f"example: plain-vit {name}")
         assert [action.dest for action in command._actions if not action.help] == []
         titles = [group.title for group in command._action_groups]
-        assert titles[-1].startswith("what you know") or name in ("push", "env", "examples")
+        assert titles[-1].startswith("settings that the checkpoint may not contain") or name in (
+            "push",
+            "env",
+            "examples",
+        )
         examples = shlex.split(command.epilog.removeprefix("example: plain-vit "))
         assert parser().parse_args(examples).command == name
 
@@ -370,11 +374,11 @@ def test_a_terminal_without_a_letter_and_a_reader_who_leaves_are_no_faults(
         ("labels.json", b'["a", "\\ud800"]', "half a character"),
         ("labels.json", b'["a", 3]', "holds more than names"),
         ("labels.json", b'["a", " "]', "holds more than names"),
-        ("labels.json", b'{"a": "b"}', "cannot be read as names of labels"),
-        ("labels.json", b'{"' + b"9" * 5000 + b'": "b"}', "cannot be read as names of labels"),
+        ("labels.json", b'{"a": "b"}', "cannot be read as label names"),
+        ("labels.json", b'{"' + b"9" * 5000 + b'": "b"}', "cannot be read as label names"),
         ("labels.json", b"[" * 100_000, "not JSON"),
         ("labels.json", b"[" + b"1," * 600_000 + b"1]", "braces, brackets and commas"),
-        ("labels.txt", b"a\xff\nb", "cannot be read as names of labels"),
+        ("labels.txt", b"a\xff\nb", "cannot be read as label names"),
         ("labels.txt", b"a\n\n\nb", "holds more than names"),
         ("labels.txt", bytes(20_000_000), "20000000 bytes; at most"),
         ("labels.txt", b"a\nb\nc", "names 3 labels: expected 11"),

@@ -42,14 +42,14 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": -1}, "expected 0 or more"),
     ({"num_register_tokens": -1}, "expected 0 or more"),
     ({"num_labels": -1}, "expected the number of classes, or 0 for no head"),
-    ({"hidden_dropout_prob": 1.0}, "expected a share from 0 up to, not with, 1"),
-    ({"embedding_dropout_prob": -0.1}, "expected a share"),
-    ({"attention_probs_dropout_prob": 2}, "expected a share"),
-    ({"classifier_dropout_prob": 1}, "expected a share"),
-    ({"drop_path_rate": 1.0}, "expected a share"),
-    ({"patch_dropout_prob": 1.0}, "expected a share"),
+    ({"hidden_dropout_prob": 1.0}, r"expected a number in \[0, 1\)"),
+    ({"embedding_dropout_prob": -0.1}, "expected a number in"),
+    ({"attention_probs_dropout_prob": 2}, "expected a number in"),
+    ({"classifier_dropout_prob": 1}, "expected a number in"),
+    ({"drop_path_rate": 1.0}, "expected a number in"),
+    ({"patch_dropout_prob": 1.0}, "expected a number in"),
     ({"layer_norm_eps": 0.0}, "expected a small positive number"),
-    ({"initializer_range": -0.02}, "expected a deviation, 0 or more"),
+    ({"initializer_range": -0.02}, "expected a standard deviation of at least 0"),
     ({"hidden_act": "gellu"}, "expected one of gelu"),
     ({"hidden_act": "prelu"}, "expected one of gelu"),
     ({"representation_act": "tan"}, "expected one of gelu"),
@@ -62,8 +62,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"patch_pre_norm": True}, 'set patch_projection="linear"'),
     ({"stem_depths": (2,)}, 'set patch_projection="resnet"'),
-    ({"patch_projection": "resnet", "patch_size": (8, 28), "stem_depths": (1, 0)}, "one unit or more in each stage"),
-    ({"patch_projection": "resnet", "patch_size": (8, 14)}, "4 times as small: patch_size .* must be a multiple"),
+    ({"patch_projection": "resnet", "patch_size": (8, 28), "stem_depths": (1, 0)}, "at least one unit in each stage"),
+    ({"patch_projection": "resnet", "patch_size": (8, 14)}, "resolution by 4: patch_size .* must be a multiple"),
     (
         {"patch_projection": "resnet", "patch_size": (8, 28), "drop_partial_patches": True},
         "not combined with a ResNet stem",
@@ -94,20 +94,20 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"attention_type": "differential", "head_dim": 7}, "must be even, not 7"),
     ({"attention_type": "differential", "qk_norm": "rms_per_head"}, 'takes qk_norm None or "norm"'),
     ({"pooling": "map", "num_attention_heads": 3, "head_dim": 8}, "choose a head count that divides it"),
-    ({"reconstruction_target": "mean_color", "num_channels": 5}, "4 channels at most, not 5"),
+    ({"reconstruction_target": "mean_color", "num_channels": 5}, "at most 4 channels, not 5"),
     ({"pixel_mean": [0.5, 0.4]}, "one for each of the 3 channels"),
     ({"pixel_std": (0.5, 0.4)}, "one for each of the 3 channels"),
-    ({"pixel_std": 0}, "a positive deviation"),
-    ({"pixel_mean": [0.5, math.nan, 0.5]}, "a level from 0 to 1"),
+    ({"pixel_std": 0}, "a positive standard deviation"),
+    ({"pixel_mean": [0.5, math.nan, 0.5]}, "a pixel value from 0 to 1"),
     ({"attention_scale": 0.0}, "a positive number"),
-    ({"id2label": {0: "\ud800"}}, r"names label 0 '\\ud800': expected a text"),
-    ({"id2label": {0: 3}}, "names label 0 3: expected a text"),
-    ({"id2label": {"first": "cat"}}, "the key 'first': expected the number"),
+    ({"id2label": {0: "\ud800"}}, r"names label 0 '\\ud800': expected a string"),
+    ({"id2label": {0: 3}}, "names label 0 3: expected a string"),
+    ({"id2label": {"first": "cat"}}, "the key 'first': expected a label number"),
     ({"id2label": ["cat", "dog"]}, "expected a dict"),
-    ({"num_labels": 10**9}, "500000 at most"),
+    ({"num_labels": 10**9}, "at most 500000"),
     ({"num_hidden_layers": 500, "num_branches": 3, "block_type": "branches"}, "more than 1000 blocks"),
     ({"patch_projection": "resnet", "stem_depths": [1] * 2000}, "a list of 2000 entries make more than 1000 blocks"),
-    ({"image_size": (2**15, 2**14)}, "268435456 pixels at most"),
+    ({"image_size": (2**15, 2**14)}, "at most 268435456 pixels"),
     ({"out_indices": [0] * 100_000}, "names 100000 stages: there are 4"),
     ({"out_indices": [4]}, "valid indices"),
     ({"out_features": ["stage4"]}, "subset of stage_names"),
@@ -414,12 +414,12 @@ def test_a_version_that_is_none_is_refused(version: Any) -> None:
 
 @pytest.mark.parametrize("name", ["to_dict", "grid_size", "__class__", "__dict__", "per_layer_config", "self"])
 def test_a_key_that_would_replace_a_part_of_the_class_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}', a name that PlainViTConfig has"):
+    with pytest.raises(ValueError, match=f"'{name}', a name that PlainViTConfig uses itself"):
         PlainViTConfig.from_dict({**tiny_config().to_dict(), name: {}})
 
 
 def test_what_transformers_itself_leaves_out_is_said_to_be_left_out() -> None:
-    with pytest.warns(UserWarning, match="'temperature', .* left out where it is saved again"):
+    with pytest.warns(UserWarning, match="'temperature', .* dropped when the config is saved again"):
         config = PlainViTConfig.from_dict({**tiny_config().to_dict(), "temperature": 0.5})
     assert "temperature" not in config.to_dict()
 

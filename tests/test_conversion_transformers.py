@@ -634,7 +634,7 @@ def test_labels_are_named_from_a_file(folder: Callable[[str], Path], tmp_path: P
     [
         ("short.txt", "A\nB\n", "2 labels: expected 7"),
         ("gap.json", '{"0": "A", "2": "C"}', "expected 7, numbered from 0"),
-        ("words.json", '{"A": 0}', "cannot be read as names of labels"),
+        ("words.json", '{"A": 0}', "cannot be read as label names"),
         ("numbers.json", "[1, 2]", "holds more than names"),
         ("torn.json", '["A"', "is not JSON"),
     ],

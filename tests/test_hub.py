@@ -145,7 +145,7 @@ def test_without_the_package_it_opens_from_an_empty_cache_at_a_revision_sharded_
         return process.stderr
 
     said = run("sharded", "main")
-    assert said.count("plain-vit is not installed: the files are sent without being searched for secrets") == 2
+    assert said.count("plain-vit is not installed: the files are pushed without being scanned for secrets") == 2
     assert set(hub.files("alice/copy")) == WHOLE
     for revision, seed in (("sharded", 1), ("main", 2)):
         assert torch.equal(torch.load(tmp_path / f"{revision}.pt"), logits(build(seed)))
@@ -655,7 +655,7 @@ def test_convert_pushes_a_model_with_its_page_and_leaves_nothing_here(
     assert card.startswith("---\n")
     assert "# model\n" in card
     assert "Converted from `foreign.pt`, a checkpoint of vit_pytorch, layout" in card
-    assert "given by whoever converted it: `num_attention_heads = 2`" in card
+    assert "were given at conversion: `num_attention_heads = 2`" in card
     assert "0.0e+00 in the logits" in card
     assert str(tmp_path) not in card
     assert sorted(tmp_path.rglob("*.safetensors")) == before
@@ -695,7 +695,7 @@ def test_mistakes_at_a_push_have_exit_codes_and_no_stack_trace(
         main(["convert", str(folder)])
     printed = capsys.readouterr().err
     assert "hf auth login" in printed
-    assert "say where to write: OUT, or --push REPO" in printed
+    assert "give an output: OUT, or --push REPO" in printed
     assert "Traceback" not in printed
 
 

@@ -209,11 +209,11 @@ def test_an_image_is_not_converted_where_that_is_turned_off(backend: type) -> No
     rgb = Image.fromarray(noise(13, 17, 3))
     assert torch.equal(prepare(processor, rgb), prepare(backend(do_resize=False), rgb))
     for other in (rgb.convert("L"), rgb.quantize(17), rgb.convert("RGBA")):
-        with pytest.raises(ValueError, match=f"mode {other.mode}: it is not converted to the 3 channels"):
+        with pytest.raises(ValueError, match=f"mode {other.mode}, which is not converted to the 3 channels"):
             processor(other)
     grey = backend(do_convert_rgb=False, image_mean=(0.5,), image_std=(0.5,))
     for other in (rgb.convert("1"), rgb.quantize(17), rgb.convert("I")):  # of one band each, which holds no levels
-        with pytest.raises(ValueError, match=f"mode {other.mode}: it is not converted to the 1 channels"):
+        with pytest.raises(ValueError, match=f"mode {other.mode}, which is not converted to the 1 channels"):
             grey(other)
     with pytest.raises(ValueError, match="got an image of 1 channels"):
         processor(noise(13, 17))
@@ -263,9 +263,7 @@ def test_batches_and_nested_lists_are_prepared_image_by_image(backend: type) -> 
 def test_an_array_that_can_be_read_in_two_layouts_is_asked_about(backend: type) -> None:
     processor = backend(size=(31, 43))
     row = noise(1, 37, 3)  # a coloured image of one row, or a grey one that is 3 wide
-    with pytest.raises(
-        ValueError, match=r"\(1, 37, 3\), of which 1 or 3 channels are expected.*give input_data_format"
-    ):
+    with pytest.raises(ValueError, match=r"\(1, 37, 3\), with 1 or 3 channels expected.*give input_data_format"):
         processor(row)
     coloured = processor(row, input_data_format="channels_last", return_tensors="pt")["pixel_values"][0]
     assert torch.equal(coloured, prepare(processor, Image.fromarray(row)))
@@ -326,7 +324,7 @@ def test_scaled_floating_point_tensors_are_prepared_as_timm_prepares_them(interp
 @pytest.mark.parametrize("resample", [4, 5])
 def test_filters_that_torch_has_not_are_refused_for_what_torch_resizes(resample: int) -> None:
     scaled = torch.rand(3, 97, 61)
-    with pytest.raises(ValueError, match=f'resample={resample} on cpu: give levels .* or take backend="pil"'):
+    with pytest.raises(ValueError, match=f'resample={resample} on cpu: pass uint8 images .* or use backend="pil"'):
         PlainViTImageProcessor(resample=resample, do_rescale=False)(scaled)
     with pytest.raises(ValueError, match=f"torch cannot resize with resample={resample}"):
         PlainViTImageProcessor(resample=resample, resize_with="torch")(noise(97, 61, 3))
@@ -367,7 +365,7 @@ def test_an_image_that_has_the_channels_of_the_model_is_prepared_as_timm_prepare
         size={"shortest_edge": 47}, crop_size=(43, 43), do_center_crop=True, resample=3, image_mean=mean, image_std=mean
     )
     assert torch.equal(prepare(processor, image), transform(image))  # Pillow weighs RGBA and LA with their alpha
-    with pytest.raises(ValueError, match=f"mode RGB: it is not converted to the {len(mean)} channels"):
+    with pytest.raises(ValueError, match=f"mode RGB, which is not converted to the {len(mean)} channels"):
         processor(Image.fromarray(noise(13, 17, 3)))
 
 
@@ -423,10 +421,10 @@ def test_what_is_no_image_is_refused(backend: type, tmp_path: Path) -> None:
         ({"sise": 3}, r"has no setting \['sise'\]"),
         ({"resize_mode": "stretch"}, "resize_mode is 'stretch': expected one of"),
         ({"resize_mode": "cover", "size": {"shortest_edge": 7}}, "'cover' needs a size with height and width"),
-        ({"pad_color": (1, 2)}, "expected one level per channel, 3 in all"),
+        ({"pad_color": (1, 2)}, "expected one value from 0 to 255 per channel, 3 in total"),
         ({"image_mean": 0.5}, "one number per channel"),
         ({"image_mean": (0.5,)}, "one number per channel"),
-        ({"image_std": (0.5, 0.0, 0.5)}, "the deviations not 0"),
+        ({"image_std": (0.5, 0.0, 0.5)}, "one per channel, greater than 0"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(settings: dict, message: str, backend: type) -> None:
@@ -493,7 +491,7 @@ def test_a_processor_reaches_the_workers_of_a_loader_whole(backend: type) -> Non
 
 
 def test_the_backend_of_pillow_refuses_to_resize_with_torch() -> None:
-    with pytest.raises(ValueError, match="resize_with is 'torch', which is no setting for the backend of Pillow"):
+    with pytest.raises(ValueError, match="resize_with is 'torch', which the Pillow backend does not support"):
         PlainViTImageProcessorPil(resize_with="torch")
 
 

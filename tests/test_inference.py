@@ -122,16 +122,16 @@ def test_the_model_itself_stays_as_it_is() -> None:
 
 def test_what_a_prepared_model_cannot_is_refused(tmp_path: Path) -> None:
     prepared = prepare_for_inference(build())
-    with pytest.raises(PreparedModelError, match="train the one"):
+    with pytest.raises(PreparedModelError, match="train the original model"):
         prepared.train()
-    with pytest.raises(PreparedModelError, match="save the one"):
+    with pytest.raises(PreparedModelError, match="save the original model"):
         prepared.save_pretrained(tmp_path)
     for change in (prepared.bfloat16, prepared.float, lambda: prepared.to("meta")):
-        with pytest.raises(PreparedModelError, match="move or cast the one"):
+        with pytest.raises(PreparedModelError, match="move or cast the original model"):
             change()
-    with pytest.raises(PreparedModelError, match="prepared already"):
+    with pytest.raises(PreparedModelError, match="already prepared"):
         prepare_for_inference(prepared)
-    with pytest.raises(PreparedModelError, match="Linear is no plain ViT"):
+    with pytest.raises(PreparedModelError, match="Linear is not a plain ViT"):
         prepare_for_inference(torch.nn.Linear(2, 3))  # type: ignore[type-var]
     assert prepared.eval() is prepared
     assert not prepared(pixels().requires_grad_()).logits.requires_grad

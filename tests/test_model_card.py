@@ -102,12 +102,12 @@ def test_the_page_tells_what_it_is_where_it_is_from_how_to_load_it_and_what_it_r
     card = card_of(folder)
     for said in (
         "# insects vit\n",
-        "3 layers of width 40 with 5 heads, on images of 24 x 56 pixels in patches of 8 x 14 pixels",
-        "7 labels apart: ant, bee, cat, dog, eel, fox, gnu.",
+        "3 layers of width 40 and 5 heads, for images of 24 x 56 pixels and patches of 8 x 14 pixels",
+        "7 labels: ant, bee, cat, dog, eel, fox, gnu.",
         "on insects.",
-        "0.0e+00 in the logits, and over all stages at most 1.0e-07 (layer 1)",
-        "64 pixels along the shortest edge (bicubic). The central 24 x 56 pixels are cut out.",
-        "mean (0.5, 0.5, 0.5) is subtracted",
+        "0.0e+00 for the logits, and over all stages at most 1.0e-07 (layer 1)",
+        "64 pixels along the shortest edge (bicubic). They are center-cropped to 24 x 56 pixels.",
+        "normalized with mean (0.5, 0.5, 0.5)",
         "| Insects | test | accuracy | 0.8750 |",
         "![Loss and accuracy](curves.png)",
         "| peak learning rate | 0.03 |",
@@ -198,7 +198,7 @@ def test_facts_that_cannot_be_are_refused(wrong: dict[str, Any], error: type[Exc
 
 def test_pictures_that_are_not_there_and_folders_without_a_model_are_refused(folder: Path, tmp_path: Path) -> None:
     for wrong in ({"curves": {"Loss": "gone.png"}}, {"examples": {"An ant": "gone.png"}}):
-        with pytest.raises(ValueError, match="is not there"):
+        with pytest.raises(ValueError, match="does not exist"):
             write_card(folder, ModelFacts(**wrong))
     with pytest.raises(CheckpointError):
         write_card(tmp_path, ModelFacts())
@@ -412,7 +412,7 @@ def test_labels_that_share_a_name_are_named(folder: Path) -> None:
     }
     (folder / "config.json").write_text(json.dumps(config))
     write_card(folder, ModelFacts())
-    assert "Several labels share a name, and only their numbers tell them apart: crane." in card_of(folder)
+    assert "Several labels share a name and differ only in their numbers: crane." in card_of(folder)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,9 @@ def test_grids_of_as_many_patches_but_another_shape_get_other_positions(mode: st
 def test_truncated_positions_are_the_first_in_raster_order() -> None:
     positions = randomized(tiny_config(position_resampling="truncate")).vit.embeddings.position_embeddings
     assert torch.equal(positions((2, 5), positions.weight), positions.weight[:11])
-    with pytest.raises(ValueError, match=r"has 12 rows and 15 patches came.*choose another mode or smaller images"):
+    with pytest.raises(
+        ValueError, match=r"has 12 rows, but the image has 15 patches.*choose another mode or smaller images"
+    ):
         positions((3, 5), positions.weight)
 
 

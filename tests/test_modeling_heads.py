@@ -331,7 +331,7 @@ def test_a_map_of_patches_shows_where_the_image_changed() -> None:
 
 def test_tokens_of_another_size_are_refused() -> None:
     model = PlainViTModel(tiny_config())
-    with pytest.raises(ValueError, match=r"13 tokens came, 12 of them patches.*24 x 28 pixels has 3 x 2"):
+    with pytest.raises(ValueError, match=r"got 13 tokens, 12 of them patches.*24 x 28 pixels has 3 x 2"):
         model.tokens_to_map(torch.zeros(1, 13, 40), 24, 28)
     with pytest.raises(ValueError, match=r"use \(24, 28\)"):
         model.tokens_to_map(torch.zeros(1, 13, 40), 24, 30)

@@ -156,7 +156,7 @@ def test_what_are_no_pixels_is_refused_with_what_is_expected(
     [
         ([[True] * 12] * 2, TypeError, "bool_masked_pos is a list: expected a tensor of torch.bool"),
         (torch.ones(2, 12).numpy(), TypeError, "is a ndarray"),
-        (torch.rand(2, 12), ValueError, "dtype torch.float32: expected torch.bool.*compare shares with a threshold"),
+        (torch.rand(2, 12), ValueError, "dtype torch.float32: expected torch.bool.*compare with a threshold"),
         (torch.ones(12).bool(), ValueError, r"shape \(12,\): expected .* of 2 images with the patch grid \(3, 4\)"),
         (torch.ones(1, 12).bool(), ValueError, "of 2 images"),  # would be taken for every image
         (torch.ones(3, 3, 4).bool(), ValueError, "of 2 images"),
