@@ -60,6 +60,18 @@ FIXED_FIELDS: dict[str, Any] = {
     "initialization": "google",
 }
 
+# Where these are from that no file says.
+FIXED_INFERENCES = (
+    Inference("attention_scale", "head_dim**-0.5", "flax, which has no other in this code"),
+    Inference("layer_norm_eps", EPS, "flax, which has no other in this code"),
+    Inference(
+        "hidden_act",
+        HIDDEN_ACT,
+        "flax's nn.gelu, with which these models were trained; timm and transformers compute the exact one, which "
+        "hidden_act='gelu' gives",
+    ),
+)
+
 # What of a file tells the pooling.
 POOLED_BY = {"cls": "its class token", "map": "its MAPHead_0"}
 
@@ -294,17 +306,8 @@ class GoogleFormat(Format):
         shapes = {name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in tensors.items()}
         layout = Layout.of(shapes)
         geometry = _geometry(shapes, layout)
-        if "MAPHead_0/probe" in shapes and "cls" in shapes:
-            raise CheckpointError("cls and MAPHead_0 are both there: no model of Google's pools by both")
-        if layout.code == "vision_transformer" and not any(place in shapes for place in POSITIONS):
-            raise CheckpointError(
-                "there is no table of positions, and vision_transformer computes none: without it (its option "
-                "add_position_embedding=False) a model does not open yet"
-            )
-        pooling = "map" if "MAPHead_0/probe" in shapes else "cls" if "cls" in shapes else hints.pooling
-        open_: dict[str, Sequence[object]] = {}
-        if pooling is None:
-            open_["pooling"] = ["mean"] if "head/kernel" in shapes else ["mean", "none"]
+        _check_models_of_theirs(shapes, layout)
+        pooling, open_ = _pooling(shapes, hints)
         try:
             positions, inferences = _positions(shapes, geometry["patch_size"], hints)
         except AmbiguousCheckpointError as error:
@@ -315,39 +318,25 @@ class GoogleFormat(Format):
                 "others (the first patch, every token with a head) do not open:",
                 open_,
             )
-        found = {**geometry, "pooling": pooling}
         head, dense = shapes.get("head/kernel"), shapes.get("pre_logits/kernel")
         config = PlainViTConfig(
             **{
                 **FIXED_FIELDS,
-                **found,
+                **geometry,
                 **positions,
+                "pooling": pooling,
                 "use_class_token": "cls" in shapes,
                 "representation_size": None if dense is None else dense[-1],
                 "num_labels": 0 if head is None else head[-1],
                 "hidden_act": hints.hidden_act or HIDDEN_ACT,
                 "layer_norm_eps": hints.layer_norm_eps or EPS,
-                "attention_scale": hints.scale(found["hidden_size"], found["head_dim"]),
+                "attention_scale": hints.scale(geometry["hidden_size"], geometry["head_dim"]),
             }
         )
-        inferences += [
-            Inference("num_attention_heads", config.num_attention_heads, "the axes of query/kernel"),
-        ]
+        inferences.append(Inference("num_attention_heads", config.num_attention_heads, "the axes of query/kernel"))
         if pooling in POOLED_BY:
             inferences.append(Inference("pooling", pooling, POOLED_BY[pooling]))
-        if hints.attention_scale is None:
-            inferences.append(Inference("attention_scale", "head_dim**-0.5", "flax, which has no other in this code"))
-        if hints.layer_norm_eps is None:
-            inferences.append(Inference("layer_norm_eps", EPS, "flax, which has no other in this code"))
-        if hints.hidden_act is None:
-            inferences.append(
-                Inference(
-                    "hidden_act",
-                    HIDDEN_ACT,
-                    "flax's nn.gelu, with which these models were trained; timm and transformers compute the exact "
-                    "one, which hidden_act='gelu' gives",
-                )
-            )
+        inferences += [one for one in FIXED_INFERENCES if getattr(hints, one.field) is None]
         return Description(config, str(layout), inferences, IGNORED, prefix)
 
     def image_processor(
@@ -452,6 +441,30 @@ def _geometry(shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> dict[str
         "patch_projection": "resnet" if hybrid else "conv",
         "stem_depths": stem_depths,
     }
+
+
+def _check_models_of_theirs(shapes: Collection[str], layout: Layout) -> None:
+    """Refuse what no code of Google's makes, and what of it does not open.
+
+    Raises:
+        CheckpointError: names it.
+    """
+    if "MAPHead_0/probe" in shapes and "cls" in shapes:
+        raise CheckpointError("cls and MAPHead_0 are both there: no model of Google's pools by both")
+    if layout.code == "vision_transformer" and not any(place in shapes for place in POSITIONS):
+        raise CheckpointError(
+            "there is no table of positions, and vision_transformer computes none: without it (its option "
+            "add_position_embedding=False) a model does not open yet"
+        )
+
+
+def _pooling(shapes: Collection[str], hints: Hints) -> tuple[str | None, dict[str, Sequence[object]]]:
+    """Return the pooling, or the candidates where neither a token or head of its own nor the caller tells it."""
+    if "MAPHead_0/probe" in shapes or "cls" in shapes:
+        return ("cls" if "cls" in shapes else "map"), {}
+    if hints.pooling is not None:
+        return hints.pooling, {}
+    return None, {"pooling": ["mean"] if "head/kernel" in shapes else ["mean", "none"]}
 
 
 def _count(names: Collection[str], start: str) -> int:

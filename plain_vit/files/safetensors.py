@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -39,6 +39,8 @@ DTYPES = {
     "C64": torch.complex64,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Place = tuple[IO[bytes], int]  # of a tensor: its file, and where it begins there
 
 
 def open_safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
@@ -162,57 +164,83 @@ def save_state_dict(
         if not isinstance(tensors, Mapping):
             raise TypeError("pairs of name and tensor need `like`, which says what is coming")
         like = tensors.meta() if isinstance(tensors, LazyTensors) else tensors
-    sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in like.items()}
+    size = _check_room(path, like)
+    shards = _shards(path, like, max_shard_size)
+    written = [path.with_name(name) for name in shards]
+    with ExitStack() as stack:
+        places: dict[str, Place] = {}
+        for file_path, names in zip(written, shards.values(), strict=True):
+            file = stack.enter_context(_fresh_file(file_path))
+            places.update(_write_header(file, {name: like[name] for name in names}, metadata or {}))
+        title = f"Writing {printable(path.name)}"
+        bar = stack.enter_context(tqdm(total=size, unit="B", unit_scale=True, desc=title, disable=not progress))
+        pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+        _write_in_turn(_announced(pairs, like, path), places, bar)
+        if len(shards) > 1:
+            written.append(path.with_name(f"{path.name}.index.json"))
+            stack.enter_context(_fresh_file(written[-1])).write(_index(shards, size))
+    return written
+
+
+def _check_room(path: Path, like: Mapping[str, torch.Tensor]) -> int:
+    """Return the bytes of all tensors, if the format can hold them and the disk has room for them."""
     if strange := {tensor.dtype for tensor in like.values()} - set(DTYPE_NAMES):
         raise OutputError(
             f"{path}: safetensors files here hold no {', '.join(map(str, strange))}: cast the tensors first."
         )
-    if (free := shutil.disk_usage(path.parent).free) < sum(sizes.values()):
-        raise OutputError(f"{path} needs {in_bytes(sum(sizes.values()))}, and {in_bytes(free)} are free: make room.")
+    size = sum(tensor.nbytes for tensor in like.values())
+    if (free := shutil.disk_usage(path.parent).free) < size:
+        raise OutputError(f"{path} needs {in_bytes(size)}, and {in_bytes(free)} are free: make room.")
+    return size
 
-    shards = {path.name: list(like)}
-    if max_shard_size is not None:
-        split = split_state_dict_into_shards_factory(
-            dict(like),
-            get_storage_size=lambda tensor: tensor.numel() * tensor.dtype.itemsize,
-            filename_pattern=f"{path.stem}{{suffix}}{path.suffix}",
-            max_shard_size=max_shard_size,
-        )
-        shards = split.filename_to_tensors
-    written = [path.with_name(name) for name in shards]
-    index = path.with_name(f"{path.name}.index.json")
 
-    with ExitStack() as stack:
-        places: dict[str, tuple[IO[bytes], int]] = {}
-        for file_path, names in zip(written, shards.values(), strict=True):
-            file = stack.enter_context(_fresh_file(file_path))
-            places.update(_write_header(file, {name: like[name] for name in names}, metadata or {}))
-        bar = tqdm(
-            total=sum(sizes.values()),
-            unit="B",
-            unit_scale=True,
-            desc=f"Writing {printable(path.name)}",
-            disable=not progress,
-        )
-        stack.enter_context(bar)
-        writer = stack.enter_context(ThreadPoolExecutor(1))
+def _shards(
+    path: Path, like: Mapping[str, torch.Tensor], max_shard_size: int | str | None
+) -> Mapping[str, Sequence[str]]:
+    """Return the names of the tensors in each file."""
+    if max_shard_size is None:
+        return {path.name: list(like)}
+    return split_state_dict_into_shards_factory(
+        dict(like),
+        get_storage_size=lambda tensor: tensor.nbytes,
+        filename_pattern=f"{path.stem}{{suffix}}{path.suffix}",
+        max_shard_size=max_shard_size,
+    ).filename_to_tensors
+
+
+def _index(shards: Mapping[str, Sequence[str]], size: int) -> bytes:
+    """Return the text that says in which file each tensor is, as transformers writes it."""
+    weight_map = {name: file for file, names in shards.items() for name in names}
+    table = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+    return json.dumps(table, indent=2).encode() + b"\n"
+
+
+def _announced(
+    pairs: Iterable[tuple[str, torch.Tensor]], like: Mapping[str, torch.Tensor], path: Path
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors, each of which has to come once and as `like` says."""
+    missing = set(like)
+    for name, tensor in pairs:
+        if name not in missing or tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
+            raise OutputError(f"{path}: {name!r} of {tuple(tensor.shape)} and {tensor.dtype} was not announced.")
+        missing.remove(name)
+        yield name, tensor
+        del tensor
+    if missing:
+        first = next(name for name in like if name in missing)
+        raise OutputError(f"{path}: {len(missing)} tensors never came, {first!r} among them.")
+
+
+def _write_in_turn(pairs: Iterable[tuple[str, torch.Tensor]], places: Mapping[str, Place], bar: tqdm) -> None:
+    """Write each tensor to its place while the next is made; no more than two are in memory."""
+    with ThreadPoolExecutor(1) as writer:
         written_before = writer.submit(lambda: None)
-        for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
-            if name not in places or tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
-                raise OutputError(f"{path}: {name!r} of {tuple(tensor.shape)} and {tensor.dtype} was not announced.")
+        for name, tensor in pairs:
             written_before.result()
             # In a list that is emptied: what was submitted keeps its arguments a little longer than its result.
-            written_before = writer.submit(_write_tensor, [tensor], *places.pop(name), bar)
+            written_before = writer.submit(_write_tensor, [tensor], *places[name], bar)
             del tensor
         written_before.result()
-        if places:
-            raise OutputError(f"{path}: {len(places)} tensors never came, {next(iter(places))!r} among them.")
-        if len(shards) > 1:
-            weight_map = {name: file for file, names in shards.items() for name in names}
-            table = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
-            stack.enter_context(_fresh_file(index)).write(json.dumps(table, indent=2).encode() + b"\n")
-            written.append(index)
-    return written
 
 
 def _write_tensor(tensor: list[torch.Tensor], file: IO[bytes], offset: int, bar: tqdm) -> None:
@@ -239,16 +267,14 @@ def _fresh_file(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def _write_header(
-    file: IO[bytes], like: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
-) -> dict[str, tuple[IO[bytes], int]]:
+def _write_header(file: IO[bytes], like: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> dict[str, Place]:
     """Write a safetensors header, give the file its full size, and return where each tensor goes."""
     order = sorted(like, key=lambda name: (-like[name].dtype.itemsize, name))  # every tensor aligned to its items
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     starts, position = {}, 0
     for name in order:
         tensor = like[name]
-        starts[name], position = position, position + tensor.numel() * tensor.dtype.itemsize
+        starts[name], position = position, position + tensor.nbytes
         header[name] = {
             "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),

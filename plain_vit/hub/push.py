@@ -151,13 +151,8 @@ def push_saved(
         folder = Path(temporary, repo_id.rpartition("/")[2])
         thing.save_pretrained(folder, **(saving or {}))
         only_new = [CARD]
-        if is_model:
-            given, image_processor = image_processor, image_processor or _processor_of(thing)
-            if image_processor is None:
-                logger.warning("No image processor goes along: give one as image_processor=, or push it too.")
-            else:
-                image_processor.save_pretrained(folder)
-                only_new += [PROCESSOR] if given is None else []
+        if is_model and not _save_processor(thing, image_processor, folder):
+            only_new.append(PROCESSOR)
         opened = open_folder(folder) if is_model else settings_alone(folder)
         contents = gather(folder, opened, (), (), known)
         if contents.left_out:
@@ -229,6 +224,19 @@ def _add_page(
         page = card_text(folder, ModelFacts(tags=tuple(tags))).encode()
     if page is not None and is_untouched(page):
         contents.add_text(CARD, addressed(page, repo_id), known)
+
+
+def _save_processor(model: PreTrainedModel, given: Any, folder: Path) -> bool:
+    """Save the image processor that goes with a model, and return whether it was given.
+
+    One that was found instead is not to replace what the repository has.
+    """
+    processor = given or _processor_of(model)
+    if processor is None:
+        logger.warning("No image processor goes along: give one as image_processor=, or push it too.")
+    else:
+        processor.save_pretrained(folder)
+    return given is not None
 
 
 def _processor_of(model: PreTrainedModel) -> Any:
