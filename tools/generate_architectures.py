@@ -36,6 +36,7 @@ FAMILIES = (
 )
 
 CLASS_NAMES = {"LayerNorm": "layernorm", "RmsNorm": "rmsnorm", "SiLU": "silu", "GluMlp": "SwiGLUPacked"}
+SHOWN_COLUMNS = ("patch_size", "embed_dim", "depth", "width")
 COLUMNS = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")
 
 
@@ -301,12 +302,18 @@ def families_module() -> str:
         ]))  # fmt: skip
     common = {key: value for key, value in next(iter(alike.values())).items()
               if all(one[key] == value for one in alike.values())}  # fmt: skip
-    each = {name: {key: value for key, value in shown.items() if key not in common} for name, shown in alike.items()}
-    rows = []
-    for name, shown in each.items():
-        body = textwrap.fill(_literal(shown)[1:-1], WIDTH, initial_indent="        ", subsequent_indent="        ",
-                             break_long_words=False, break_on_hyphens=False)  # fmt: skip
-        rows.append(f"    {_literal(name)}: {{\n{body},\n    }},")
+    groups: dict[str, list[str]] = {}
+    for name, shown in alike.items():
+        apart = {key: value for key, value in shown.items() if key not in (*common, *SHOWN_COLUMNS)}
+        patch_size, *sizes = (shown[column] for column in SHOWN_COLUMNS)
+        if len(set(patch_size)) > 1:
+            raise ValueError(f"{name} has patches of {patch_size}: the table has one column for both sides")
+        joined = _literal(apart).replace(": ", ":\0")  # no line ends between a name and its value
+        body = textwrap.fill(joined, WIDTH - 4, initial_indent=" " * 5, subsequent_indent=" " * 5,
+                             break_long_words=False, break_on_hyphens=False).replace("\0", " ")  # fmt: skip
+        row = " ".join(f"{size:5}" for size in (patch_size[0], *sizes))
+        groups.setdefault(f'    ({body.lstrip()}, """', []).append(f"        {name:42} {row}")
+    rows = ["\n".join([head, *names, '    """),']) for head, names in groups.items()]
     return f'''"""Models of timm that are like its plain ones and do not open, so that the error can name them.
 
 Written by `make architectures` from timm {timm.__version__}.
@@ -339,14 +346,27 @@ FAMILIES = {{
 }}
 
 # Models without a part of their own, and what their tensors show, as `timm.shapes.observed` has it: first what all
-# of them share.
+# of them share, then what those of a group do, then each one's name, patch size (pixels), width, depth and width of
+# the MLP.
 _COMMON: dict[str, Any] = {{
 {chr(10).join(f"    {_literal(key)}: {_literal(value)}," for key, value in common.items())}
 }}
-LOOKALIKES: dict[str, dict[str, Any]] = {{
+_LOOKALIKES: list[tuple[dict[str, Any], str]] = [
 {chr(10).join(rows)}
-}}  # fmt: skip
-LOOKALIKES = {{name: _COMMON | shown for name, shown in LOOKALIKES.items()}}
+]  # fmt: skip
+
+LOOKALIKES: dict[str, dict[str, Any]] = {{}}
+for _shared, _rows in _LOOKALIKES:
+    for _row in _rows.strip().splitlines():
+        _name, _patch_size, _embed_dim, _depth, _width = _row.split()
+        LOOKALIKES[_name] = {{
+            "patch_size": (int(_patch_size), int(_patch_size)),
+            "embed_dim": int(_embed_dim),
+            "depth": int(_depth),
+            "width": int(_width),
+            **_COMMON,
+            **_shared,
+        }}
 '''
 
 

@@ -565,152 +565,91 @@ FAMILIES = {
 }
 
 # Models without a part of their own, and what their tensors show, as `timm.shapes.observed` has it: first what all
-# of them share.
+# of them share, then what those of a group do, then each one's name, patch size (pixels), width, depth and width of
+# the MLP.
 _COMMON: dict[str, Any] = {
     "distilled": False,
     "stem_depths": None,
+    "num_heads": None,
     "qk_norm": False,
     "scale_attn_norm": False,
     "scale_mlp_norm": False,
     "proj_bias": True,
-    "embed_norm": False,
     "norm_layer": "layernorm",
     "block_fn": "Block",
     "attn_layer": "attn",
     "num_parallel": 2,
     "fuse_out_proj": False,
-    "num_heads": None,
+    "embed_norm": False,
 }
-LOOKALIKES: dict[str, dict[str, Any]] = {
-    "vit_7b_patch16_dinov3": {
-        "patch_size": (16, 16), "embed_dim": 4096, "depth": 40, "width": 8192, "qkv_bias": False, "layer_scale": True,
-        "class_token": True, "pos_embed": "none", "reg_tokens": 4, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "SwiGLU",
-    },
-    "vit_base_patch16_dinov3": {
-        "patch_size": (16, 16), "embed_dim": 768, "depth": 12, "width": 3072, "qkv_bias": False, "layer_scale": True,
-        "class_token": True, "pos_embed": "none", "reg_tokens": 4, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_base_patch16_rope_224": {
-        "patch_size": (16, 16), "embed_dim": 768, "depth": 12, "width": 3072, "qkv_bias": True, "layer_scale": True,
-        "class_token": True, "pos_embed": "none", "reg_tokens": 0, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_base_patch16_rope_ape_224": {
-        "patch_size": (16, 16), "embed_dim": 768, "depth": 12, "width": 3072, "qkv_bias": True, "layer_scale": True,
-        "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_giant_patch16_lingbot": {
-        "patch_size": (16, 16), "embed_dim": 1536, "depth": 40, "width": 4096, "qkv_bias": False, "layer_scale": True,
-        "class_token": True, "pos_embed": "none", "reg_tokens": 4, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "SwiGLU",
-    },
-    "vit_huge_plus_patch16_dinov3": {
-        "patch_size": (16, 16), "embed_dim": 1280, "depth": 32, "width": 5120, "qkv_bias": False, "layer_scale": True,
-        "class_token": True, "pos_embed": "none", "reg_tokens": 4, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "SwiGLU",
-    },
-    "vit_large_patch16_dinov3": {
-        "patch_size": (16, 16), "embed_dim": 1024, "depth": 24, "width": 4096, "qkv_bias": False, "layer_scale": True,
-        "class_token": True, "pos_embed": "none", "reg_tokens": 4, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_large_patch16_rope_224": {
-        "patch_size": (16, 16), "embed_dim": 1024, "depth": 24, "width": 4096, "qkv_bias": True, "layer_scale": True,
-        "class_token": True, "pos_embed": "none", "reg_tokens": 0, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_large_patch16_rope_ape_224": {
-        "patch_size": (16, 16), "embed_dim": 1024, "depth": 24, "width": 4096, "qkv_bias": True, "layer_scale": True,
-        "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_mediumd_patch16_rope_reg1_gap_256": {
-        "patch_size": (16, 16), "embed_dim": 512, "depth": 20, "width": 2048, "qkv_bias": False, "layer_scale": True,
-        "class_token": False, "pos_embed": "none", "reg_tokens": 1, "pre_norm": False, "norm": False, "fc_norm": True,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_pe_core_base_patch16_224": {
-        "patch_size": (16, 16), "embed_dim": 768, "depth": 12, "width": 3072, "qkv_bias": True, "layer_scale": False,
-        "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True, "norm": True, "fc_norm": False,
-        "map": True, "mlp_layer": "Mlp",
-    },
-    "vit_pe_core_gigantic_patch14_448": {
-        "patch_size": (14, 14), "embed_dim": 1536, "depth": 50, "width": 8960, "qkv_bias": True, "layer_scale": False,
-        "class_token": False, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True, "norm": True, "fc_norm": False,
-        "map": True, "mlp_layer": "Mlp",
-    },
-    "vit_pe_core_large_patch14_336": {
-        "patch_size": (14, 14), "embed_dim": 1024, "depth": 24, "width": 4096, "qkv_bias": True, "layer_scale": False,
-        "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True, "norm": True, "fc_norm": False,
-        "map": True, "mlp_layer": "Mlp",
-    },
-    "vit_pe_core_small_patch16_384": {
-        "patch_size": (16, 16), "embed_dim": 384, "depth": 12, "width": 1536, "qkv_bias": True, "layer_scale": False,
-        "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True, "norm": True, "fc_norm": False,
-        "map": True, "mlp_layer": "Mlp",
-    },
-    "vit_pe_core_tiny_patch16_384": {
-        "patch_size": (16, 16), "embed_dim": 192, "depth": 12, "width": 768, "qkv_bias": True, "layer_scale": False,
-        "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True, "norm": True, "fc_norm": False,
-        "map": True, "mlp_layer": "Mlp",
-    },
-    "vit_pe_lang_gigantic_patch14_448": {
-        "patch_size": (14, 14), "embed_dim": 1536, "depth": 47, "width": 8960, "qkv_bias": True, "layer_scale": True,
-        "class_token": False, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True, "norm": False, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_pe_lang_large_patch14_448": {
-        "patch_size": (14, 14), "embed_dim": 1024, "depth": 23, "width": 4096, "qkv_bias": True, "layer_scale": True,
-        "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True, "norm": False, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_pe_spatial_base_patch16_512": {
-        "patch_size": (16, 16), "embed_dim": 768, "depth": 12, "width": 3072, "qkv_bias": True, "layer_scale": False,
-        "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True, "norm": False, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_pe_spatial_gigantic_patch14_448": {
-        "patch_size": (14, 14), "embed_dim": 1536, "depth": 50, "width": 8960, "qkv_bias": True, "layer_scale": True,
-        "class_token": False, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True, "norm": False, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_pe_spatial_large_patch14_448": {
-        "patch_size": (14, 14), "embed_dim": 1024, "depth": 24, "width": 4096, "qkv_bias": True, "layer_scale": False,
-        "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True, "norm": False, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_pe_spatial_small_patch16_512": {
-        "patch_size": (16, 16), "embed_dim": 384, "depth": 12, "width": 1536, "qkv_bias": True, "layer_scale": False,
-        "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True, "norm": False, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_pe_spatial_tiny_patch16_512": {
-        "patch_size": (16, 16), "embed_dim": 192, "depth": 12, "width": 768, "qkv_bias": True, "layer_scale": False,
-        "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True, "norm": False, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_small_patch16_dinov3": {
-        "patch_size": (16, 16), "embed_dim": 384, "depth": 12, "width": 1536, "qkv_bias": False, "layer_scale": True,
-        "class_token": True, "pos_embed": "none", "reg_tokens": 4, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_small_patch16_rope_224": {
-        "patch_size": (16, 16), "embed_dim": 384, "depth": 12, "width": 1536, "qkv_bias": True, "layer_scale": True,
-        "class_token": True, "pos_embed": "none", "reg_tokens": 0, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_small_patch16_rope_ape_224": {
-        "patch_size": (16, 16), "embed_dim": 384, "depth": 12, "width": 1536, "qkv_bias": True, "layer_scale": True,
-        "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "Mlp",
-    },
-    "vit_small_plus_patch16_dinov3": {
-        "patch_size": (16, 16), "embed_dim": 384, "depth": 12, "width": 1536, "qkv_bias": False, "layer_scale": True,
-        "class_token": True, "pos_embed": "none", "reg_tokens": 4, "pre_norm": False, "norm": True, "fc_norm": False,
-        "map": False, "mlp_layer": "SwiGLU",
-    },
-}  # fmt: skip
-LOOKALIKES = {name: _COMMON | shown for name, shown in LOOKALIKES.items()}
+_LOOKALIKES: list[tuple[dict[str, Any], str]] = [
+    ({"qkv_bias": False, "class_token": True, "pos_embed": "none", "reg_tokens": 4, "pre_norm": False,
+     "fc_norm": False, "mlp_layer": "SwiGLU", "layer_scale": True, "norm": True, "map": False}, """
+        vit_7b_patch16_dinov3                         16  4096    40  8192
+        vit_giant_patch16_lingbot                     16  1536    40  4096
+        vit_huge_plus_patch16_dinov3                  16  1280    32  5120
+        vit_small_plus_patch16_dinov3                 16   384    12  1536
+    """),
+    ({"qkv_bias": False, "class_token": True, "pos_embed": "none", "reg_tokens": 4, "pre_norm": False,
+     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": True, "norm": True, "map": False}, """
+        vit_base_patch16_dinov3                       16   768    12  3072
+        vit_large_patch16_dinov3                      16  1024    24  4096
+        vit_small_patch16_dinov3                      16   384    12  1536
+    """),
+    ({"qkv_bias": True, "class_token": True, "pos_embed": "none", "reg_tokens": 0, "pre_norm": False,
+     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": True, "norm": True, "map": False}, """
+        vit_base_patch16_rope_224                     16   768    12  3072
+        vit_large_patch16_rope_224                    16  1024    24  4096
+        vit_small_patch16_rope_224                    16   384    12  1536
+    """),
+    ({"qkv_bias": True, "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": False,
+     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": True, "norm": True, "map": False}, """
+        vit_base_patch16_rope_ape_224                 16   768    12  3072
+        vit_large_patch16_rope_ape_224                16  1024    24  4096
+        vit_small_patch16_rope_ape_224                16   384    12  1536
+    """),
+    ({"qkv_bias": False, "class_token": False, "pos_embed": "none", "reg_tokens": 1, "pre_norm": False,
+     "fc_norm": True, "mlp_layer": "Mlp", "layer_scale": True, "norm": False, "map": False}, """
+        vit_mediumd_patch16_rope_reg1_gap_256         16   512    20  2048
+    """),
+    ({"qkv_bias": True, "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True,
+     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": False, "norm": True, "map": True}, """
+        vit_pe_core_base_patch16_224                  16   768    12  3072
+        vit_pe_core_large_patch14_336                 14  1024    24  4096
+        vit_pe_core_small_patch16_384                 16   384    12  1536
+        vit_pe_core_tiny_patch16_384                  16   192    12   768
+    """),
+    ({"qkv_bias": True, "class_token": False, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True,
+     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": False, "norm": True, "map": True}, """
+        vit_pe_core_gigantic_patch14_448              14  1536    50  8960
+    """),
+    ({"qkv_bias": True, "class_token": False, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True,
+     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": True, "norm": False, "map": False}, """
+        vit_pe_lang_gigantic_patch14_448              14  1536    47  8960
+        vit_pe_spatial_gigantic_patch14_448           14  1536    50  8960
+    """),
+    ({"qkv_bias": True, "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True,
+     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": True, "norm": False, "map": False}, """
+        vit_pe_lang_large_patch14_448                 14  1024    23  4096
+    """),
+    ({"qkv_bias": True, "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True,
+     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": False, "norm": False, "map": False}, """
+        vit_pe_spatial_base_patch16_512               16   768    12  3072
+        vit_pe_spatial_large_patch14_448              14  1024    24  4096
+        vit_pe_spatial_small_patch16_512              16   384    12  1536
+        vit_pe_spatial_tiny_patch16_512               16   192    12   768
+    """),
+]  # fmt: skip
+
+LOOKALIKES: dict[str, dict[str, Any]] = {}
+for _shared, _rows in _LOOKALIKES:
+    for _row in _rows.strip().splitlines():
+        _name, _patch_size, _embed_dim, _depth, _width = _row.split()
+        LOOKALIKES[_name] = {
+            "patch_size": (int(_patch_size), int(_patch_size)),
+            "embed_dim": int(_embed_dim),
+            "depth": int(_depth),
+            "width": int(_width),
+            **_COMMON,
+            **_shared,
+        }
