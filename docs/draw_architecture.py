@@ -19,6 +19,7 @@ PICTURE = ROOT / "docs" / "pictures" / "architecture.png"
 COMPONENT_OF_FILE = {
     **{f"{name}_plain_vit": "model" for name in ("configuration", "layers", "heads", "attention", "modeling")},
     "image_processing_plain_vit": "image processor",
+    "licenses": "hub",
     "model_card": "hub",
     "markdown": "hub",
 }

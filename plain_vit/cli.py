@@ -70,7 +70,8 @@ def convert(options: argparse.Namespace) -> None:
     from .conversion import convert_checkpoint
     from .files.staging import staged_folder
     from .hub import check_repository, push_folder
-    from .model_card import facts_of_conversion, write_card
+    from .licenses import copy_license_files
+    from .model_card import facts_of_conversion, source_folder, write_card
 
     if options.out is None and options.push is None:
         options.refuse("give an output: OUT, or --push REPO")
@@ -85,6 +86,8 @@ def convert(options: argparse.Namespace) -> None:
             out, force=options.force, sources=sources
         ) as folder:  # fails before any work if the folder is in use
             converted = convert_checkpoint(options.source, folder, verify=not options.no_verify, **hints_of(options))
+            if (read := source_folder(converted.report, options.revision)) is not None:
+                copy_license_files(read, folder)
             write_card(folder, facts_of_conversion(converted.report, out.name, options.revision))
             say(converted.report)
         if options.out is not None:

@@ -18,7 +18,7 @@ import huggingface_hub
 import torch
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from huggingface_hub.utils import validate_repo_id
 from PIL.Image import Resampling
@@ -29,6 +29,7 @@ from .conversion.report import Report
 from .errors import CheckpointError
 from .files.marks import MARK, is_untouched, marked
 from .files.reading import read_checkpoint
+from .licenses import license_files
 from .markdown import LONGEST, address, code, fenced, one_line, plain
 
 CARD = "README.md"
@@ -179,10 +180,10 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
     if on_hub:
         at = f" at {code(revision)}" if revision else ""
         place = f"[{report.source}](https://huggingface.co/{report.source}){at}"
-        cached = huggingface_hub.try_to_load_from_cache(report.source, CARD, revision=revision)
-        said = source_facts(Path(cached).parent) if isinstance(cached, str) else {}
     else:
-        place, said = code(source.resolve().name), source_facts(source)  # its full path is private
+        place = code(source.resolve().name)  # its full path is private
+    folder = source_folder(report, revision)
+    said = {} if folder is None else source_facts(folder)
     sentences = [f"Converted from {place}, a checkpoint of {report.format}{layout}."]
     if report.given_hints:
         given = ", ".join(code(f"{name} = {value!r}") for name, value in report.given_hints.items())
@@ -196,6 +197,18 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
         license_from="their source",
         **said,
     )
+
+
+def source_folder(report: Report, revision: str | None = None) -> Path | None:
+    """Return the folder that was converted, for a Hub id that in the cache; None where a single file was."""
+    source = Path(report.source)
+    if source.exists():
+        return source if source.is_dir() else None
+    try:
+        only_the_folder: dict[str, Any] = {"local_files_only": True, "allow_patterns": []}
+        return Path(huggingface_hub.snapshot_download(report.source, revision=revision, **only_the_folder))
+    except LocalEntryNotFoundError:
+        return None
 
 
 def source_facts(folder: Path) -> dict[str, Any]:
@@ -291,7 +304,7 @@ def _card(folder: Path, facts: ModelFacts) -> str:
         ("Training", _table(facts.recipe, "setting")),
         ("Environment", _table(facts.environment, "part")),
         ("Limits", _limits(config, classifies, facts)),
-        ("License", _license(facts)),
+        ("License", _license(facts, license_files(folder))),
         ("Citation", "\n\n".join(fenced(entry, "bibtex") for entry in _citations(facts))),
     ]
     body = "\n\n".join(f"## {title}\n\n{text}" if title else text for title, text in sections if text)
@@ -442,8 +455,11 @@ def _citations(facts: ModelFacts) -> list[str]:
     return [*facts.citations, *paper]
 
 
-def _license(facts: ModelFacts) -> str:
+def _license(facts: ModelFacts, files: Sequence[str]) -> str:
     code_license = "The code in this repository (`*.py`) is under the Apache License 2.0."
+    texts = ", ".join(f"[{plain(name)}]({urllib.parse.quote(name)})" for name in files)
+    if facts.license is None and files:
+        return f"The licence of the weights is in {texts}. {code_license}"
     if facts.license is None:
         return (
             "> **No licence of the weights is stated.** Without one nobody else may use them: ask their owner, or "
@@ -451,7 +467,7 @@ def _license(facts: ModelFacts) -> str:
         )
     link = address(facts.license_link)
     said = f", as {facts.license_from} says" if facts.license_from else ""
-    text = f" ([text]({link}))" if link else ""
+    text = f" ([text]({link}))" if link else f" ({texts})" if files else ""
     return f"The weights are under {code(facts.license_name or facts.license)}{text}{said}. {code_license}"
 
 

@@ -44,7 +44,7 @@ NOT_A_CHECKPOINT = (
 
 # The folder layouts of transformers and timm, in the order of preference, with what each is called on the Hub.
 LAYOUTS = (("model", ".safetensors"), ("pytorch_model", ".bin"))
-COMPANIONS = ["config.json", "preprocessor_config.json", "README.md", "LICENSE*"]
+COMPANIONS = ["config.json", "preprocessor_config.json", "README.md", "LICEN[CS]E*", "COPYING*", "NOTICE*"]
 HUB_PATTERNS = (
     ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"],
     ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"],
@@ -191,7 +191,7 @@ def _read_folder(folder: Path, key: str | None) -> Checkpoint:
         tensors, wrappers = _narrowed(checkpoint.tensors, key, folder)
         checkpoint = replace(checkpoint, tensors=tensors, wrappers=wrappers)
     else:
-        checkpoint = _read_file(_inside(folder, name), key, name)
+        checkpoint = _read_file(inside(folder, name), key, name)
     config = _read_json(folder, "config.json")
     if config is not None:
         _check_config(config, folder / "config.json", checkpoint.tensors)
@@ -235,7 +235,7 @@ def _weights_of(folder: Path, notes: list[str]) -> str:
     return others[0]
 
 
-def _inside(folder: Path, name: str) -> Path:
+def inside(folder: Path, name: str) -> Path:
     """Return the path of a file in a folder, unless a link leads out of it."""
     path = folder / name
     real = Path(os.path.realpath(path))  # pathlib's own raises for a link that leads to itself
@@ -252,7 +252,7 @@ def _inside(folder: Path, name: str) -> Path:
 def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
     if not os.path.lexists(folder / name):
         return None
-    path = _inside(folder, name)
+    path = inside(folder, name)
     return parse_json(read_small_file(path), str(path))
 
 
@@ -313,7 +313,7 @@ def _read_shards(folder: Path, index_name: str) -> Checkpoint:
         if not os.path.lexists(folder / name):
             faults.append(f"{name} is missing")
             continue
-        shard = _read_file(_inside(folder, name), ".", name)
+        shard = _read_file(inside(folder, name), ".", name)
         kind = shard.kind
         named = {tensor for tensor, file in weight_map.items() if file == name}
         faults += [f"{name} lacks {tensor!r}, which the index says it holds" for tensor in named - set(shard.tensors)]

@@ -5,6 +5,7 @@ beside the target keeps a second writer out, and what a crash leaves is cleared 
 """
 
 import errno
+import filecmp
 import hashlib
 import json
 import os
@@ -69,7 +70,7 @@ def staged_folder(
         new.mkdir()
         yield new
         _sync(new)
-        foreign = foreign_names(place) if keep else []
+        foreign = foreign_names(place, new) if keep else []
         if foreign:
             kept = _put_in_place_of_foreign(new, place)
             warnings.warn(
@@ -152,16 +153,22 @@ def _check_folder(place: Path, force: bool) -> None:
         raise OutputExistsError(f"{place} holds files but no model, so force does not replace it: remove it yourself.")
 
 
-def foreign_names(folder: Path) -> list[str]:
+def foreign_names(folder: Path, replacement: Path | None = None) -> list[str]:
     """Return the names of what a folder holds that plain-vit did not write.
 
     Where its config.json is none of plain-vit's, or its README.md was edited, that is foreign as well.
 
     Args:
         folder: It may be missing.
+        replacement: A folder that takes its place; files with the same bytes in both are not lost, so not foreign.
     """
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
-    foreign = [name for name in names if not _is_written(name) or not _is_plain_file(folder / name)]
+    foreign = [
+        name
+        for name in names
+        if not _is_plain_file(folder / name)
+        or not (_is_written(name) or (replacement is not None and _is_same_file(folder / name, replacement / name)))
+    ]
     if "README.md" in names and not is_untouched((folder / "README.md").read_bytes()):
         foreign.append("README.md")
     try:
@@ -176,6 +183,10 @@ def foreign_names(folder: Path) -> list[str]:
 
 def _is_written(name: str) -> bool:
     return name in TRAVELLING or WRITTEN.fullmatch(name) is not None
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    return _is_plain_file(other) and filecmp.cmp(one, other, shallow=False)
 
 
 def _is_plain_file(path: Path) -> bool:
