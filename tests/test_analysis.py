@@ -369,7 +369,7 @@ def test_integrated_gradients_of_too_few_steps_are_warned_about() -> None:
     model = build("parallel")
     with torch.no_grad():
         model.classifier.weight.mul_(1000)
-    with pytest.warns(UserWarning, match=r"contributions of image \d add up to .*: take more steps"):
+    with pytest.warns(UserWarning, match=r"contributions of image \d sum to .*: use more steps"):
         integrated_gradients(model, images(model), steps=1)
 
 
@@ -653,7 +653,7 @@ def test_models_with_adapters_are_seen_through() -> None:
         (attention_maps, {"query": (0, -1)}, r"query patch \(0, -1\) is outside the grid"),
         (attention_maps, {"query": "distillation"}, r"no token 'distillation': expected one of \['class', 'patches'\]"),
         (attention_rollout, {"head_fusion": "sum"}, "head_fusion is 'sum': expected one of"),
-        (attention_rollout, {"discard": 1.0}, "discard is 1.0: expected a share"),
+        (attention_rollout, {"discard": 1.0}, "discard is 1.0: expected a number in"),
         (grad_cam, {"target": 7}, r"target \[7, 7\] is out of range: the classes are 0 to 6"),
         (integrated_gradients, {"target": [0]}, "1 target classes for 2 images"),
         (gradient_rollout, {"target": [0, -1]}, "out of range"),
@@ -670,7 +670,7 @@ def test_models_without_what_is_asked_for_are_refused() -> None:
     pixels = torch.randn(2, 3, 12, 20)
     with pytest.raises(AnalysisError, match="the model has no layers"):
         attention_maps(build(num_hidden_layers=0), pixels)
-    with pytest.raises(AnalysisError, match="gives no class scores"):
+    with pytest.raises(AnalysisError, match="returns no class scores"):
         grad_cam(PlainViTModel(build().config), pixels)
     with pytest.raises(AnalysisError, match='whose pooling is not "none"'):
         predict(build(pooling="none"), pixels)
@@ -685,7 +685,7 @@ def test_models_without_what_is_asked_for_are_refused() -> None:
     with pytest.raises(AnalysisError, match="count is 0"):
         patch_filters(build(), count=0)
     for function in (attention_rollout, attention_distance):
-        with pytest.raises(AnalysisError, match="differential attention has negative weights"):
+        with pytest.raises(AnalysisError, match="differential attention has negative ones"):
             function(build(attention_type="differential"), pixels)
 
 
@@ -702,7 +702,7 @@ def test_data_sets_that_cannot_be_averaged_are_refused() -> None:
     with pytest.raises(AnalysisError, match="there are no images"):
         average_over_images(token_norms, model, [], progress=False)
     sizes = [images(model, size=(12, 20)), images(model, size=(15, 20))]
-    with pytest.raises(AnalysisError, match="bring all images to one size"):
+    with pytest.raises(AnalysisError, match="resize all images to one size"):
         average_over_images(token_norms, model, sizes, progress=False)
 
 

@@ -184,7 +184,7 @@ def test_filters_are_drawn_for_any_number_of_channels(channels: int, tiles: int)
     scaled = (components[0] / np.abs(components[0]).max() + 1) / 2
     expected = scaled.transpose(1, 2, 0) if channels == 3 else scaled[0]
     np.testing.assert_allclose(pictures[0], expected, rtol=1e-6)
-    assert "95.0% in all" in text_of(figure)
+    assert "95.0% in total" in text_of(figure)
 
 
 def test_similarities_stand_where_their_patches_are() -> None:
@@ -364,7 +364,7 @@ def test_two_models_stand_side_by_side_and_what_one_lacks_is_said(tmp_path: Path
     assert (tmp_path / "sheet" / "rollout-compared.png").exists()
     assert not (tmp_path / "sheet" / "grad-cam-compared.png").exists()
     assert text.count('class="row pair"') == text.count("<h2 ") > 5
-    assert text.count("gives no class scores for an image") == 4
+    assert text.count("returns no class scores for an image") == 4
     assert text.count("the model has no position embeddings") == 2
     assert "grad_cam" not in np.load(tmp_path / "sheet" / "arrays-compared.npz")
     assert np.load(tmp_path / "sheet" / "arrays-compared.npz")["rollout"].shape == (1, 4, 5)

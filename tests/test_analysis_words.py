@@ -213,7 +213,7 @@ def test_a_font_that_has_the_letters_is_used(font_with: Callable[[str], str], re
 
 def test_letters_that_no_font_has_are_shown_by_their_numbers_and_said() -> None:
     forget()
-    with pytest.warns(UserWarning, match=f"no installed font has the letters {RAREST}: .*such as Noto Sans CJK"):
+    with pytest.warns(UserWarning, match=f"no installed font has the characters {RAREST}: .*such as Noto Sans CJK"):
         assert drawable(f"a{RAREST}b") == "a[U+12000]b"
     assert lacking_letters(["plain", f"{RAREST}"]) == RAREST
     figure = plots.plot_maps_over_images(IMAGES, MAPS, titles=[f"{RAREST}", "b", "c"])
@@ -254,8 +254,8 @@ def test_the_command_draws_files_of_any_name(tmp_path: Path) -> None:
         capture_output=True, text=True, cwd=root,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    assert "plain-vit: no installed font has the letters" in run.stderr
+    assert "plain-vit: no installed font has the characters" in run.stderr
     assert "Traceback" not in run.stderr
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert "cost $5 and $6.png" in page
-    assert "No installed font has the letters" in page
+    assert "No installed font has the characters" in page

@@ -1,6 +1,6 @@
-"""Look inside a plain ViT: functions that return arrays; the pictures of them are in `plain_vit.analysis.plots`.
+"""Interpretability of a plain ViT: functions that return arrays; `plain_vit.analysis.plots` draws them.
 
-Array functions need torch and numpy alone (`integrated_gradients` captum too); pictures need the extra `analysis`.
+Array functions need only torch and numpy (`integrated_gradients` also captum); figures need the extra `analysis`.
 """
 
 from .attention import (

@@ -1,4 +1,4 @@
-"""Where the tokens look: attention maps, rollout, and how far attention reaches.
+"""Attention maps, attention rollout and attention distance.
 
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head
 width.
@@ -42,22 +42,22 @@ def attention_maps(
     layers: int | Sequence[int] | None = None,
     heads: int | Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Return how much a query attends to each patch, in every layer and head.
+    """Return the attention from a query to each patch, in every layer and head.
 
     Args:
         model: A plain ViT.
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
-        query: Whose attention: a token ("class", "distillation", "register 0", ...), a patch as (row, column), or
-            "patches" for the mean over all patches. The class token, or else "patches", if not given.
-        layers: Which layers, from 0 or, negative, from the end; all if not given.
-        heads: Which heads, likewise.
+        query: The token that attends ("class", "distillation", "register 0", ...), a patch as (row, column), or
+            "patches" for the mean over all patches (default: the class token, or else "patches").
+        layers: Layers, counted from 0 or, if negative, from the end (default: all).
+        heads: Heads, in the same way.
 
     Returns:
-        Attention weights of shape (B, layers, heads, h, w). A map sums to 1 less what goes to the other tokens. Blocks
-        with several attentions have the heads of one after those of the other.
+        Attention weights of shape (B, layers, heads, h, w). A map sums to 1 minus the attention to other tokens. In
+        blocks with several attentions, their heads are concatenated.
 
     Raises:
-        AnalysisError: for a token, patch, layer or head that the model does not have, and pixels that do not fit it.
+        AnalysisError: The model has no such token, patch, layer or head, or the pixels do not fit it.
     """
     model, pixel_values = plain(model), as_batch(model, pixel_values)
     layout = token_layout(model, pixel_values)
@@ -81,31 +81,31 @@ def attention_rollout(
     head_fusion: Literal["mean", "max", "min"] = "mean",
     discard: float = 0.0,
 ) -> np.ndarray:
-    """Return how much each patch reaches the pooled feature, when attention is followed through all layers.
+    """Return the contribution of each patch to the pooled features, following attention through all layers.
 
-    In each layer the heads are joined, the identity is added for the residual connection, rows are scaled to sum to 1,
-    and the matrices of all layers are multiplied. The row of the class token is read (its mean with the distillation
-    token's, where logits are), or of the pooled tokens, weighted as the pooling weights them.
+    In each layer the heads are fused, the identity is added for the residual connection, rows are rescaled to sum to 1,
+    and the matrices of all layers are multiplied. The result is the row of the class token (averaged with that of the
+    distillation token if the logits are), or of the pooled tokens, weighted like the pooling.
 
     Args:
         model: A plain ViT.
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
-        head_fusion: How heads are joined.
-        discard: Share of the smallest joined weights of each layer to set to 0 first, from 0 up to, not with, 1.
+        head_fusion: How heads are fused.
+        discard: Fraction of the smallest fused weights of each layer to set to 0 first, in [0, 1).
 
     Returns:
-        Shares of shape (B, h, w). They sum to 1 less the share of the tokens that are no patches.
+        Contributions of shape (B, h, w). They sum to 1 minus the contribution of the other tokens.
 
     Raises:
-        AnalysisError: for another fusion or share, signed attention, and pixels that do not fit the model.
+        AnalysisError: The fusion or fraction is invalid, attention is signed, or the pixels do not fit the model.
 
     Source:
-        Abnar and Zuidema 2020, section 3; the discarding as in github.com/jacobgil/vit-explain.
+        Abnar and Zuidema 2020, section 3; discarding as in github.com/jacobgil/vit-explain.
     """
     if head_fusion not in HEAD_FUSIONS:
         raise AnalysisError(f"head_fusion is {head_fusion!r}: expected one of {list(HEAD_FUSIONS)}")
     if not 0 <= discard < 1:
-        raise AnalysisError(f"discard is {discard}: expected a share from 0 up to, not with, 1")
+        raise AnalysisError(f"discard is {discard}: expected a number in [0, 1)")
     model, pixel_values = plain(model), as_batch(model, pixel_values)
     _refuse_signed(model, "attention rollout")
     layout = token_layout(model, pixel_values)
@@ -124,14 +124,14 @@ def attention_rollout(
 
 
 def rollout(layers: Sequence[torch.Tensor], discard: float = 0.0) -> torch.Tensor:
-    """Multiply the attentions of all layers, residual connections included.
+    """Multiply the attentions of all layers, including residual connections.
 
     Args:
-        layers: For each layer, from the input up, weights of shape (B, L, L), from row to column.
-        discard: Share of the smallest weights of each matrix to set to 0 first.
+        layers: Attention weights of each layer, from input to output, of shape (B, L, L), from row to column.
+        discard: Fraction of the smallest weights of each matrix to set to 0 first.
 
     Returns:
-        How much each token (row) of the last layer holds of each input token (column), of shape (B, L, L).
+        The contribution of each input token (column) to each token of the last layer (row), of shape (B, L, L).
     """
     identity = torch.eye(layers[0].shape[-1], device=layers[0].device)
     total = identity
@@ -150,28 +150,28 @@ def gradient_rollout(
     pixel_values: torch.Tensor | Mapping[str, Any],
     target: int | Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Return how much each patch speaks for a class, when attention is followed through all layers.
+    """Return the relevance of each patch for a class, following attention through all layers.
 
     Each weight is multiplied by the gradient of the class score, negative products are dropped, heads are averaged,
-    and the matrices of all layers are added up along all paths.
+    and the matrices of all layers are accumulated along all paths.
 
     Args:
         model: A plain ViT with a classifier.
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
-        target: The class, or one for each image; the highest score of each image if not given.
+        target: The class, or one for each image (default: the highest score of each image).
 
     Returns:
-        Relevance of shape (B, h, w), 0 or more, without unit.
+        Nonnegative relevance of shape (B, h, w), without unit.
 
     Raises:
-        AnalysisError: for a class out of range, and a model without classifier.
+        AnalysisError: A class is out of range, or the model has no classifier.
 
     Source:
         Chefer et al. 2021b, equations 5 and 6.
     """
     model, pixel_values = plain(model), as_batch(model, pixel_values)
     layout = token_layout(model, pixel_values)
-    pixels = pixel_values.detach().clone().requires_grad_()  # so that frozen models have gradients too
+    pixels = pixel_values.detach().clone().requires_grad_()  # for frozen models
     with (
         torch.enable_grad(),
         evaluating(model),
@@ -191,9 +191,9 @@ def gradient_rollout(
 
 
 def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
-    """Return how far each head looks: the distance from query patch to key patch, weighted by attention.
+    """Return the mean attention distance of each head: from query patch to key patch, weighted by attention.
 
-    Only patches count, as queries and as keys; the weights are scaled to sum to 1 over the patches. A distance is that
+    Only patches are used as queries and keys; the weights are rescaled to sum to 1 over the patches. Distances are
     between the centres of two patches, in pixels of the input.
 
     Args:
@@ -201,10 +201,10 @@ def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[st
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
 
     Returns:
-        Mean distances of shape (B, layers, heads), in pixels. `average_over_images` averages them over a data set.
+        Mean distances of shape (B, layers, heads), in pixels. `average_over_images` averages them over a dataset.
 
     Raises:
-        AnalysisError: for signed attention, and pixels that do not fit the model.
+        AnalysisError: Attention is signed, or the pixels do not fit the model.
 
     Source:
         Dosovitskiy et al. 2021, Figure 7 (right) and appendix D.7.
@@ -224,11 +224,11 @@ def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[st
 
 
 def patch_distances(grid_size: tuple[int, int], patch_size: tuple[int, int]) -> torch.Tensor:
-    """Return the distance between the centres of every two patches.
+    """Return the distances between the centres of all pairs of patches.
 
     Args:
-        grid_size: Patches (down, across).
-        patch_size: (height, width) of a patch, in pixels.
+        grid_size: Patch grid (down, across).
+        patch_size: Patch (height, width) in pixels.
 
     Returns:
         Distances of shape (N, N), in pixels.
@@ -239,7 +239,7 @@ def patch_distances(grid_size: tuple[int, int], patch_size: tuple[int, int]) -> 
 
 
 def probe_attention(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
-    """Return how much the probe of attention pooling attends to each patch, in every head.
+    """Return the attention from the probe of attention pooling to each patch, in every head.
 
     Args:
         model: A plain ViT with `pooling="map"` or "query".
@@ -249,12 +249,12 @@ def probe_attention(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, 
         Attention weights of shape (B, heads, h, w).
 
     Raises:
-        AnalysisError: for another pooling, and pixels that do not fit the model.
+        AnalysisError: The model has another pooling, or the pixels do not fit it.
     """
     model, pixel_values = plain(model), as_batch(model, pixel_values)
     if model.config.pooling not in ("map", "query"):
         raise AnalysisError(
-            f'the model has pooling {model.config.pooling!r}: only pooling "map" and "query" have a probe that attends'
+            f'the model has pooling {model.config.pooling!r}: only pooling "map" and "query" have a probe'
         )
     layout = token_layout(model, pixel_values)
     with torch.no_grad(), evaluating(model), recorded_outputs(encoder(model).layernorm) as hidden_states:
@@ -264,7 +264,7 @@ def probe_attention(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, 
 
 
 def _probe_weights(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Return the attention of the pooling's probe to each token: (B, heads, L), 0 where the pooling does not read."""
+    """Return the attention of the pooling's probe to each token: (B, heads, L), 0 for tokens that are not pooled."""
     pooler: Any = encoder(model).pooler
     probe = pooler.query if model.config.pooling == "query" else pooler.q_proj(pooler.probe)
     query = probe.unflatten(-1, (pooler.num_heads, -1))  # 1 1 heads d
@@ -278,7 +278,7 @@ def _probe_weights(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_s
 
 
 def _readout(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Return the weights with which the logits read the tokens of the last layer, of shape (B, 1, L)."""
+    """Return the weights of the last layer's tokens in the logits, of shape (B, 1, L)."""
     config = model.config
     weights = torch.zeros(hidden_states.shape[:2], device=hidden_states.device)
     if config.pooling in ("map", "query"):
@@ -289,7 +289,7 @@ def _readout(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states:
         weights = refinement[:, 0] if config.use_class_token else refinement.mean(dim=1)
     elif config.pooling == "cls":
         weights[:, : 1 + config.use_distillation_token] = 1
-    elif config.pooling == "cls_mean":  # both halves count alike
+    elif config.pooling == "cls_mean":  # both halves have equal weight
         read = slice(None) if config.pool_prefix_tokens else layout.patches
         weights[:, read] = 1 / weights[:, read].shape[1]
         weights[:, 0] += 1
@@ -308,6 +308,6 @@ def _patches_of(shares: torch.Tensor, layout: TokenLayout) -> np.ndarray:
 def _refuse_signed(model: PlainViTPreTrainedModel, what: str) -> None:
     if model.config.attention_type == "differential":
         raise AnalysisError(
-            f"{what} weighs by attention, and differential attention has negative weights: look at attention_maps "
+            f"{what} uses attention as weights, and differential attention has negative ones: use attention_maps "
             "instead"
         )

@@ -1,4 +1,4 @@
-"""What is seen in a picture, in words: for those who cannot see it, made of the same arrays.
+"""Alternative texts of figures, generated from the same arrays.
 
 Legend: `B` images, `h w` patch grid.
 """
@@ -12,16 +12,16 @@ from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity
 from plain_vit.analysis.inspection import TokenLayout
 from plain_vit.analysis.plots import percent, short_number
 
-MOST = 8  # things that are described one by one
+MOST = 8  # items described individually
 
 
 def of_top_classes(probabilities: np.ndarray, names: Sequence[str], titles: Sequence[str]) -> str:
-    """Describe the likeliest classes of images; probabilities of shape (B, classes)."""
+    """Describe the most likely classes of images; probabilities of shape (B, classes)."""
     texts = []
     for title, shares in zip(titles, probabilities, strict=True):
         likeliest = shares.argsort()[::-1][:3]
         texts.append(f"{title}: " + ", ".join(f"{names[i]} {percent(shares[i])}" for i in likeliest))
-    return _listed("Bars of the likeliest classes of each image", texts)
+    return _listed("Bars of the most likely classes of each image", texts)
 
 
 def of_maps(maps: np.ndarray, titles: Sequence[str]) -> str:
@@ -59,7 +59,7 @@ def of_filters(filters: PatchFilters) -> str:
 
 
 def of_positions(similarity: PositionSimilarity) -> str:
-    """Describe how alike the positions of the patches are."""
+    """Describe the similarity of the position embeddings."""
     h, w = similarity.patches.shape[:2]
     rows, columns = np.meshgrid(np.arange(h), np.arange(w), indexing="ij")
     apart = np.hypot(rows[..., None, None] - rows, columns[..., None, None] - columns)
@@ -78,13 +78,13 @@ def of_distances(distances: np.ndarray, even: float) -> str:
     near, far = (np.unravel_index(place, distances.shape) for place in (distances.argmin(), distances.argmax()))
     return (
         f"A point for each head. The mean of the heads goes from {means[0]:.0f} pixels in layer 0 to {means[-1]:.0f} "
-        f"in layer {len(means) - 1}; head {near[1]} of layer {near[0]} looks nearest ({distances[near]:.0f}), head "
-        f"{far[1]} of layer {far[0]} farthest ({distances[far]:.0f}); attention spread evenly would be at {even:.0f}"
+        f"in layer {len(means) - 1}; head {near[1]} of layer {near[0]} has the shortest ({distances[near]:.0f}), head "
+        f"{far[1]} of layer {far[0]} the longest ({distances[far]:.0f}); uniform attention would be at {even:.0f}"
     )
 
 
 def of_logits(logits: np.ndarray, names: Sequence[str], titles: Sequence[str]) -> str:
-    """Describe from which layer on the final class leads; logits of shape (B, layers + 1, classes)."""
+    """Describe the layer from which the final class leads; logits of shape (B, layers + 1, classes)."""
     texts = []
     for title, of_image in zip(titles, logits, strict=True):
         leading = of_image.argmax(axis=-1)
@@ -92,7 +92,7 @@ def of_logits(logits: np.ndarray, names: Sequence[str], titles: Sequence[str]) -
         others = np.flatnonzero(leading != final)
         since = int(others[-1]) if len(others) else -1  # index 0 is after the embeddings, 1 after layer 0
         when = "the embeddings" if since < 0 else f"layer {since}"
-        texts.append(f"{title}: {names[final]} is the likeliest class from {when} on")
+        texts.append(f"{title}: {names[final]} is the most likely class from {when} on")
     return _listed("Lines of probability over the layers", texts)
 
 
@@ -101,30 +101,30 @@ def of_norms(norms: np.ndarray, layout: TokenLayout) -> str:
     patches = norms[:, layout.patches]
     return (
         f"The median patch has a norm of {short_number(np.median(patches[0]))} after the embeddings and of "
-        f"{short_number(np.median(patches[-1]))} after layer {len(norms) - 2}, where the longest is "
+        f"{short_number(np.median(patches[-1]))} after layer {len(norms) - 2}, where the largest is "
         f"{short_number(patches[-1].max())}, {_place(patches[-1].reshape(layout.grid_size))}"
     )
 
 
 def of_a_confusion_matrix(matrix: np.ndarray, names: Sequence[str]) -> str:
-    """Describe how often each class is taken for each other; counts of shape (classes, classes)."""
+    """Describe a confusion matrix; counts of shape (classes, classes)."""
     wrong = matrix - np.diag(np.diag(matrix))
     true, predicted = np.unravel_index(wrong.argmax(), wrong.shape)
-    worst = f"; most often {names[true]} is taken for {names[predicted]}, {wrong.max()} times" if wrong.any() else ""
+    worst = f"; most often {names[true]} is predicted as {names[predicted]}, {wrong.max()} times" if wrong.any() else ""
     return f"A matrix of {len(matrix)} classes: {np.trace(matrix)} of {matrix.sum()} images are on its diagonal{worst}"
 
 
 def of_mistakes(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> str:
-    """Describe images that were taken for other classes than theirs; probabilities of shape (B, classes)."""
+    """Describe misclassified images; probabilities of shape (B, classes)."""
     texts = [
-        f"{names[label]} taken for {names[shares.argmax()]} ({percent(shares.max())})"
+        f"{names[label]} predicted as {names[shares.argmax()]} ({percent(shares.max())})"
         for label, shares in zip(labels, probabilities, strict=True)
     ]
     return _listed(f"{len(texts)} images", texts)
 
 
 def of_training_curves(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the first and the last value of what a run logged."""
+    """Describe the first and the last value of each logged curve."""
     texts = []
     for name in dict.fromkeys(name for row in rows for name in row):
         if any(word in name for word in ("loss", "accuracy", "learning_rate")):

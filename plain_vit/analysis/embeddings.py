@@ -1,4 +1,4 @@
-"""What the first layer looks for, and where the model thinks each patch is.
+"""Patch-embedding filters and position embeddings.
 
 Legend: `C` channels, `h w` patch grid, `N` patches, `P` tokens before the patches, `D` hidden size.
 """
@@ -19,9 +19,9 @@ class PatchFilters:
     """The principal components of the patch-embedding filters.
 
     Args:
-        components: Unit vectors of shape (count, C, patch height, patch width), the strongest first; their sign is such
-            that the entry farthest from 0 is positive.
-        explained_variance: Share of the filters' variance along each, 0 to 1, of shape (count,).
+        components: Unit vectors of shape (count, C, patch height, patch width), in order of explained variance; the
+            sign makes the entry with the largest magnitude positive.
+        explained_variance: Fraction of the filters' variance along each, of shape (count,).
     """
 
     components: np.ndarray
@@ -29,14 +29,14 @@ class PatchFilters:
 
 
 def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
-    """Return the first principal components of the filters that turn a patch, or its features, into a token.
+    """Return the first principal components of the patch-embedding filters.
 
     Args:
         model: A plain ViT.
-        count: How many; fewer come where a patch has fewer values, or the model fewer filters.
+        count: Number of components; fewer if a patch has fewer values, or the model fewer filters.
 
     Raises:
-        AnalysisError: for a count below 1, and for a hybrid, whose projection reads no pixels.
+        AnalysisError: The count is below 1, or the model is a hybrid, whose projection does not read pixels.
 
     Source:
         Dosovitskiy et al. 2021, Figure 7 (left).
@@ -63,12 +63,12 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
 
 @dataclass(frozen=True)
 class PositionSimilarity:
-    """The cosine between position embeddings, -1 to 1.
+    """Cosine similarity of position embeddings, from -1 to 1.
 
     Args:
-        patches: Of each patch with each patch, of shape (h, w, h, w).
-        prefix: Of each token before the patches with each patch, of shape (P, h, w); P is 0 where those tokens have no
-            positions.
+        patches: Similarity of all pairs of patches, of shape (h, w, h, w).
+        prefix: Similarity of each token before the patches with each patch, of shape (P, h, w); P is 0 if those tokens
+            have no positions.
     """
 
     patches: np.ndarray
@@ -76,14 +76,14 @@ class PositionSimilarity:
 
 
 def position_similarity(model: nn.Module, grid_size: tuple[int, int] | None = None) -> PositionSimilarity:
-    """Return how alike the position embeddings of the patches are.
+    """Return the cosine similarity of the position embeddings.
 
     Args:
         model: A plain ViT.
-        grid_size: Patches (down, across) to resample the positions to; the model's own if not given.
+        grid_size: Grid (down, across) to resample the positions to (default: the model's own).
 
     Raises:
-        AnalysisError: The model has no position embeddings, or they do not stretch to this grid.
+        AnalysisError: The model has no position embeddings, or they cannot be resampled to this grid.
 
     Source:
         Dosovitskiy et al. 2021, Figure 7 (centre).
@@ -99,11 +99,11 @@ def position_similarity(model: nn.Module, grid_size: tuple[int, int] | None = No
 
 @dataclass(frozen=True)
 class ResampledPositions:
-    """The position embeddings of the patches on two grids.
+    """Position embeddings of the patches on two grids.
 
     Args:
-        before: On the model's own grid, of shape (h, w, D).
-        after: On the other, of shape (new h, new w, D).
+        before: Positions on the model's own grid, of shape (h, w, D).
+        after: Positions on the other grid, of shape (new h, new w, D).
     """
 
     before: np.ndarray
@@ -111,15 +111,15 @@ class ResampledPositions:
 
 
 def resampled_positions(model: nn.Module, image_size: tuple[int, int]) -> ResampledPositions:
-    """Return the position embeddings before and after they are fitted to another image size.
+    """Return the position embeddings before and after resampling to another image size.
 
     Args:
         model: A plain ViT.
-        image_size: (height, width), in pixels.
+        image_size: Image (height, width) in pixels.
 
     Raises:
-        AnalysisError: The patch size does not divide the image size, the model has no position embeddings, or they do
-            not stretch to this size.
+        AnalysisError: The patch size does not divide the image size, the model has no position embeddings, or they
+            cannot be resampled to this size.
     """
     config = plain(model).config
     try:

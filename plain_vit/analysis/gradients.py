@@ -1,4 +1,4 @@
-"""Which pixels and patches a class score depends on.
+"""Gradient-based attribution of class scores to pixels and patches.
 
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D` hidden size.
 """
@@ -30,28 +30,28 @@ def grad_cam(
     pixel_values: torch.Tensor | Mapping[str, Any],
     target: int | Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Return how much each patch speaks for a class, by the features of the last layer that still mixes patches.
+    """Return the relevance of each patch for a class, from the features of the last layer that mixes patches.
 
     Each feature is weighted by the mean gradient of the class score over all patches; negative sums are dropped.
 
     Args:
         model: A plain ViT with a classifier.
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
-        target: The class, or one for each image; the highest score of each image if not given.
+        target: The class, or one for each image (default: the highest score of each image).
 
     Returns:
-        Relevance of shape (B, h, w), 0 or more, without unit.
+        Nonnegative relevance of shape (B, h, w), without unit.
 
     Raises:
-        AnalysisError: for a class out of range, a model without classifier or layers, pixels that do not fit.
+        AnalysisError: A class is out of range, the model has no classifier or no layers, or the pixels do not fit.
 
     Source:
-        Selvaraju et al. 2017, equations 1 and 2, with `grad_cam_layer` in the place of the last convolution.
+        Selvaraju et al. 2017, equations 1 and 2, with `grad_cam_layer` instead of the last convolution.
     """
     model, pixel_values = plain(model), as_batch(model, pixel_values)
     layout = token_layout(model, pixel_values)
     layer = grad_cam_layer(model)
-    pixels = pixel_values.detach().clone().requires_grad_()  # so that frozen models have gradients too
+    pixels = pixel_values.detach().clone().requires_grad_()  # for frozen models
     with torch.enable_grad(), evaluating(model), recorded_outputs(layer) as outputs:
         _, scores = target_scores(classify(model, pixels), target)
         gradients = torch.autograd.grad(scores.sum(), outputs[0])[0].float()
@@ -61,10 +61,10 @@ def grad_cam(
 
 
 def grad_cam_layer(model: nn.Module) -> nn.Module:
-    """Return the module whose output Grad-CAM reads: what enters the attention of the last block.
+    """Return the module whose output Grad-CAM uses: the norm before the attention of the last block.
 
-    Behind that attention a class token no longer depends on the patches, and their gradients are 0. In blocks whose
-    norms stand elsewhere it is the block (or the embeddings) below the last.
+    After that attention a class token no longer depends on the patches, and their gradients are 0. In blocks with norms
+    in other places it is the block (or the embeddings) before the last block.
 
     Args:
         model: A plain ViT.
@@ -82,7 +82,7 @@ def grad_cam_layer(model: nn.Module) -> nn.Module:
 def tokens_to_grid(
     model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that takes the patches out of tokens (B, L, D) and lays them out as (B, D, h, w).
+    """Return a function that reshapes the patches of tokens (B, L, D) to (B, D, h, w).
 
     This is the `reshape_transform` of pytorch-grad-cam.
 
@@ -105,22 +105,22 @@ def integrated_gradients(
     baseline: torch.Tensor | float = 0.0,
     steps: int = 50,
 ) -> np.ndarray:
-    """Return how much each pixel adds to a class score, compared with a baseline image.
+    """Return the contribution of each pixel to a class score, compared with a baseline image.
 
     Args:
         model: A plain ViT with a classifier.
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
-        target: The class, or one for each image; the highest score of each image if not given.
-        baseline: Normalised pixels to start from, of shape (1 or B, C, H, W), or one level for all; 0 is the mean
+        target: The class, or one for each image (default: the highest score of each image).
+        baseline: Normalised pixels of the baseline, of shape (1 or B, C, H, W), or one value for all; 0 is the mean
             colour of the normalisation.
-        steps: Gradients to take between the baseline and the image.
+        steps: Number of gradients between the baseline and the image.
 
     Returns:
-        Contributions of shape (B, C, H, W), in units of the class score. With enough steps they add up to the score of
-        the image less that of the baseline; a warning says where they do not.
+        Contributions of shape (B, C, H, W), in units of the class score. With enough steps they sum to the score of
+        the image minus that of the baseline; otherwise there is a warning.
 
     Raises:
-        AnalysisError: for a class out of range, a model without classifier, and pixels that do not fit.
+        AnalysisError: A class is out of range, the model has no classifier, or the pixels do not fit.
         MissingPackageError: captum is not installed.
 
     Source:
@@ -146,8 +146,8 @@ def integrated_gradients(
     for i, (total, gap) in enumerate(zip(contributions.sum(axis=(1, 2, 3)), gaps.tolist(), strict=True)):
         if abs(gap) > 0.1 * max(1.0, abs(total - gap)):
             warnings.warn(
-                f"the contributions of image {i} add up to {total:.3g}, but its score is {total - gap:.3g} above "
-                "that of the baseline: take more steps, or a baseline that is less unlike images",
+                f"the contributions of image {i} sum to {total:.3g}, but its score is {total - gap:.3g} above "
+                "that of the baseline: use more steps, or a baseline more similar to images",
                 stacklevel=2,
             )
     return contributions

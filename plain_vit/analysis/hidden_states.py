@@ -1,4 +1,4 @@
-"""What the tokens hold, layer by layer.
+"""Logit lens and token norms, layer by layer.
 
 Legend: `B` batch, `C` channels, `H W` pixels, `L` tokens, `D` hidden size.
 """
@@ -14,9 +14,9 @@ from plain_vit.analysis.inspection import as_batch, classify, encoder, evaluatin
 
 
 def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
-    """Return the class scores that the model would give if it stopped after each layer.
+    """Return the class scores of the model if it stopped after each layer.
 
-    The tokens of every layer go through the model's own final norm, pooling and classifier.
+    The model's own final norm, pooling and classifier are applied to the tokens of every layer.
 
     Args:
         model: A plain ViT with a classifier.
@@ -37,7 +37,7 @@ def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any])
     *below, last = encoder(model).embeddings, *encoder(model).layers
 
     with torch.no_grad(), evaluating(model), recorded_outputs(*below) as states:
-        # The tokens of all layers leave the last one as one large batch, so the model's own code reads each of them.
+        # The last layer outputs the tokens of all layers as one batch, so the model's own head is applied to each.
         hook = last.register_forward_hook(lambda _module, _args, output: torch.cat([*states, output]))
         try:
             logits = classify(model, pixel_values)
@@ -47,15 +47,15 @@ def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any])
 
 
 def token_norms(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
-    """Return the length of every token after every layer; artefact tokens stand out.
+    """Return the norm of every token after every layer; artefact tokens have unusually large ones.
 
     Args:
         model: A plain ViT.
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
 
     Returns:
-        Euclidean norms of shape (B, layers + 1, L): after the embeddings, after layer 0, and so on. `token_layout` says
-        which token stands where.
+        Euclidean norms of shape (B, layers + 1, L): after the embeddings, after layer 0, and so on. `token_layout`
+        gives the order of the tokens.
 
     Raises:
         AnalysisError: The pixels do not fit the model.

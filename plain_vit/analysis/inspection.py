@@ -1,4 +1,4 @@
-"""Running a model to look inside it: nothing about the model is changed, and what is switched is put back.
+"""Running a model to record attentions and outputs, without changing it.
 
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D` hidden size.
 """
@@ -17,19 +17,19 @@ from plain_vit.modeling_plain_vit import PlainViTModel, PlainViTPreTrainedModel
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """Where each token of an image stands in the sequence.
+    """Positions of the tokens of an image in the sequence.
 
     Args:
-        grid_size: Patches (down, across).
-        patch_size: (height, width) of a patch, in pixels.
+        grid_size: Patch grid (down, across).
+        patch_size: Patch (height, width) in pixels.
         before: Names of the tokens before the patches, in order: "class", "distillation", "register 0", ...
-        behind: Names of the tokens behind the patches: registers, in models that append them.
+        after: Names of the tokens after the patches: registers, in models that append them.
     """
 
     grid_size: tuple[int, int]
     patch_size: tuple[int, int]
     before: tuple[str, ...]
-    behind: tuple[str, ...]
+    after: tuple[str, ...]
 
     @property
     def num_patches(self) -> int:
@@ -38,23 +38,23 @@ class TokenLayout:
 
     @property
     def patches(self) -> slice:
-        """Return where the patches stand, in raster order."""
+        """Return the positions of the patches, in raster order."""
         return slice(len(self.before), len(self.before) + self.num_patches)
 
     def query(self, query: str | tuple[int, int]) -> slice:
-        """Return where a query stands.
+        """Return the positions of a query.
 
         Args:
             query: The name of a token, "patches" for all of them, or the (row, column) of a patch, from 0.
 
         Raises:
-            AnalysisError: There is no such token, or the patch lies outside the grid.
+            AnalysisError: There is no such token, or the patch is outside the grid.
         """
         if query == "patches":
             return self.patches
         if isinstance(query, str):
             named = {**{name: i for i, name in enumerate(self.before)},
-                     **{name: self.patches.stop + i for i, name in enumerate(self.behind)}}  # fmt: skip
+                     **{name: self.patches.stop + i for i, name in enumerate(self.after)}}  # fmt: skip
             if query not in named:
                 raise AnalysisError(
                     f"the model has no token {query!r}: expected one of {[*named, 'patches']}, or the (row, column) of "
@@ -91,12 +91,12 @@ def plain(model: Any) -> PlainViTPreTrainedModel:
 
 
 def encoder(model: nn.Module) -> PlainViTModel:
-    """Return the part of a plain ViT that has the layers."""
+    """Return the encoder of a plain ViT."""
     return cast(PlainViTModel, plain(model).base_model)
 
 
 def token_layout(model: nn.Module, pixel_values: torch.Tensor) -> TokenLayout:
-    """Return where the tokens of these images stand.
+    """Return the token layout of these images.
 
     Args:
         model: A plain ViT.
@@ -117,7 +117,7 @@ def token_layout(model: nn.Module, pixel_values: torch.Tensor) -> TokenLayout:
         grid_size=grid_size,
         patch_size=config.patch_shape,
         before=tuple(special if last else special + registers),
-        behind=tuple(registers if last else ()),
+        after=tuple(registers if last else ()),
     )
 
 
@@ -130,7 +130,7 @@ def as_batch(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout, patch dropout and stochastic depth off, and put back the mode of every module afterwards."""
+    """Disable dropout, patch dropout and stochastic depth, and restore the mode of every module afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -141,14 +141,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def attention_modules(model: nn.Module) -> list[list[nn.Module]]:
-    """Return the attentions of each layer; a layer has several only where the blocks have branches.
+    """Return the attentions of each layer; only layers with branches have several.
 
     Raises:
         AnalysisError: The model has no layers.
     """
     layers = encoder(model).layers
     if len(layers) == 0:
-        raise AnalysisError("the model has no layers (num_hidden_layers=0), so there is no attention to see")
+        raise AnalysisError("the model has no layers (num_hidden_layers=0), so there is no attention to show")
     return [[m for name, m in layer.named_modules() if name.split(".")[-1] == "attention"] for layer in layers]
 
 
@@ -156,17 +156,16 @@ def attention_modules(model: nn.Module) -> list[list[nn.Module]]:
 def recorded_attentions(
     model: nn.Module, keep: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[list[list[torch.Tensor]]]:
-    """Have every forward pass leave its attention weights behind, whatever implementation of attention the model uses.
+    """Record the attention weights of every forward pass, with any attention implementation.
 
-    Each attention is asked for its weights as it is called, so only what `keep` makes of them stays in memory, layer by
-    layer.
+    Each attention returns its weights for that call, and only the result of `keep` stays in memory.
 
     Args:
         model: A plain ViT.
-        keep: Makes what is wanted of the weights of one attention, of shape (B, heads, L, L).
+        keep: Function applied to the weights of one attention, of shape (B, heads, L, L).
 
     Yields:
-        For each layer what was kept of its attentions, filled by the forward pass.
+        For each layer the results for its attentions, filled by the forward pass.
     """
     modules = attention_modules(model)
     kept: list[list[torch.Tensor]] = [[] for _ in modules]
@@ -187,7 +186,7 @@ def recorded_attentions(
 
 @contextmanager
 def recorded_outputs(*modules: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Have every forward pass leave the output of these modules behind, in the order in which they run."""
+    """Record the outputs of these modules in every forward pass, in the order in which they run."""
     kept: list[torch.Tensor] = []
     with ExitStack() as hooks:
         for module in modules:
@@ -196,7 +195,7 @@ def recorded_outputs(*modules: nn.Module) -> Iterator[list[torch.Tensor]]:
 
 
 def chosen(what: str, wanted: int | Sequence[int] | None, count: int) -> list[int]:
-    """Return the wanted layers or heads as numbers from 0; negative ones count from the end.
+    """Return layer or head numbers from 0; negative ones count from the end.
 
     Raises:
         AnalysisError: One of them is out of range.
@@ -217,19 +216,19 @@ def classify(model: PlainViTPreTrainedModel, pixel_values: torch.Tensor) -> torc
     """Return logits of shape (B, classes) in float32.
 
     Raises:
-        AnalysisError: The model gives no logits per image.
+        AnalysisError: The model returns no logits per image.
     """
     logits = getattr(model(pixel_values), "logits", None)
     if logits is None or logits.ndim != 2:
         raise AnalysisError(
-            f"{type(model).__name__} gives no class scores for an image: expected a PlainViTForImageClassification "
+            f"{type(model).__name__} returns no class scores for an image: expected a PlainViTForImageClassification "
             'whose pooling is not "none"'
         )
     return logits.float()
 
 
 def target_scores(logits: torch.Tensor, target: int | Sequence[int] | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the classes asked for (the highest of each image if None) and their scores, both of shape (B,).
+    """Return the target classes (the highest of each image if None) and their scores, both of shape (B,).
 
     Raises:
         AnalysisError: A class is out of range, or there is not one for each image.
@@ -243,7 +242,7 @@ def target_scores(logits: torch.Tensor, target: int | Sequence[int] | None) -> t
         )  # fmt: skip
         if targets.shape != (batch,):
             raise AnalysisError(
-                f"got {len(targets)} target classes for {batch} images: expected one each, or one for all"
+                f"got {len(targets)} target classes for {batch} images: expected one for each, or one for all"
             )
         if not ((targets >= 0) & (targets < classes)).all():
             raise AnalysisError(f"target {targets.tolist()} is out of range: the classes are 0 to {classes - 1}")

@@ -1,6 +1,6 @@
-"""A page that needs nothing but itself: its pictures are in it, and it can be read on a phone, in the dark, in light.
+"""Self-contained HTML pages with embedded figures, readable on a phone and in light and dark mode.
 
-Pictures keep their size, so that their text can be read; what is wider than the screen scrolls in a frame of its own.
+Figures keep their size, so that their text stays readable; one wider than the screen scrolls in its own frame.
 """
 
 import base64
@@ -47,48 +47,48 @@ img {{ background: #ffffff; border-radius: 4px; }}
 
 
 def html_page(title: str, body: str) -> str:
-    """Return a whole page.
+    """Return a complete page.
 
     Args:
-        title: Plain text.
-        body: HTML that goes below the title.
+        title: Title as plain text.
+        body: HTML below the title.
     """
     return PAGE.format(title=plain_text(title), body=body)
 
 
 def plain_text(text: object) -> str:
-    """Return HTML that shows a text as it is: no markup, no character that acts, bounded length."""
+    """Return a text escaped for HTML: no markup, no control characters, bounded length."""
     return html.escape(printable(str(text)))
 
 
 def inline_picture(data: bytes, text: str) -> str:
-    """Return an image element that holds its own data.
+    """Return an image element with embedded data.
 
     Args:
-        data: Of a PNG file.
-        text: What is seen in it, for those who cannot see it; plain text.
+        data: Content of a PNG file.
+        text: Alternative text.
     """
     encoded = base64.b64encode(data).decode("ascii")
     return f'<img src="data:image/png;base64,{encoded}" alt="{plain_text(text)}">'
 
 
 def framed(content: str, name: str) -> str:
-    """Return a frame in which what is wider than the screen scrolls sideways, by keyboard too.
+    """Return a frame that scrolls sideways if its content is wider than the screen, by keyboard too.
 
     Args:
         content: HTML.
-        name: What it holds, for those who cannot see it; plain text.
+        name: Accessible name, as plain text.
     """
     return f'<div class="frame" tabindex="0" role="group" aria-label="{plain_text(name)}">{content}</div>'
 
 
 def html_table(head: Sequence[object], rows: Sequence[Sequence[object]], name: str) -> str:
-    """Return a table of plain texts in a frame of its own.
+    """Return a table of plain texts in a scrollable frame.
 
     Args:
-        head: Of the columns; none if empty.
-        rows: Cells; the first of each row says what the others are.
-        name: What the table holds.
+        head: Column headings; none if empty.
+        rows: Cells; the first of each row is its heading.
+        name: Accessible name of the table.
     """
 
     def row(cells: Sequence[object], first: str, others: str) -> str:

@@ -1,7 +1,7 @@
-"""Pictures of what the array functions return. Each function returns a figure; none shows or saves it.
+"""Figures of the results of the array functions. Each function returns a figure without showing or saving it.
 
-Colours are told apart by colour-blind people too: sequential scales are cividis and viridis, signed ones go from purple
-to orange, lines take the colours of Okabe and Ito.
+Colours are safe for colour-blind readers: sequential scales are cividis and viridis, signed ones range from purple to
+orange, lines use the colours of Okabe and Ito.
 
 Legend: `B` batch, `H W` pixels, `h w` patch grid.
 """
@@ -34,19 +34,18 @@ LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000
 def plot_maps_over_images(
     images: np.ndarray, maps: np.ndarray, *, titles: Sequence[str] | None = None, meaning: str = "attention"
 ) -> Figure:
-    """Draw each image beside the same image under its map, and below that the lowest and the highest value of the map.
+    """Draw each image next to the same image overlaid with its map, and below it the range of the map.
 
-    One scale holds for all maps, from 0 to the highest value of all: noise, and a map that is the same everywhere, look
-    like it.
+    All maps share one scale, from 0 to the highest value of all, so that noise and uniform maps are recognisable.
 
     Args:
-        images: Levels 0 to 1 of shape (B, H, W, 3) or (B, H, W), as `displayable` returns them.
-        maps: Of shape (B, h, w): rollout, Grad-CAM, or one head of `attention_maps`.
-        titles: One for each image.
-        meaning: What the maps show, for the colour scale.
+        images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
+        maps: Maps of shape (B, h, w): rollout, Grad-CAM, or one head of `attention_maps`.
+        titles: One title per image.
+        meaning: Label of the colour scale.
     """
     count = len(images)
-    pairs = min(4, count)  # image and map beside each other, at most four pairs in a row
+    pairs = min(4, count)  # image and map side by side, at most four pairs per row
     rows = math.ceil(count / pairs)
     height = 1.1 * _aspect(images) + (0.5 if titles is not None else 0.3)
     figure = _canvas(1.3 + 2.3 * pairs, max(1.9, height * rows + 0.1))
@@ -73,24 +72,24 @@ def plot_attention_heads(
     row_names: Sequence[str] | None = None,
     column_names: Sequence[str] | None = None,
 ) -> Figure:
-    """Draw a table of attention maps, each over its image, which is tinted from 0 to the highest value of the map.
+    """Draw a table of attention maps, each over its image, with a scale from 0 to the highest value of the map.
 
-    That value is below each map. Heads differ a hundredfold in how sharply they attend, so one scale for all would show
-    the sharpest alone.
+    That value is printed below each map. The maxima of heads differ by a factor of a hundred, so a common scale would
+    show only the sharpest.
 
     Args:
-        images: Levels 0 to 1: one image of shape (H, W, 3) or (H, W) for all rows, or such an image for each row.
-        maps: Of shape (rows, columns, h, w): layers and heads of one image, `attention_maps(...)[0]`, or images and the
-            heads of one layer, `attention_maps(...)[:, layer]`.
-        row_names: "layer 0" and so on if not given.
-        column_names: "head 0" and so on if not given.
+        images: Values in [0, 1]: one image of shape (H, W, 3) or (H, W) for all rows, or one such image per row.
+        maps: Maps of shape (rows, columns, h, w): layers and heads of one image, `attention_maps(...)[0]`, or images
+            and the heads of one layer, `attention_maps(...)[:, layer]`.
+        row_names: Names of the rows (default: "layer 0" and so on).
+        column_names: Names of the columns (default: "head 0" and so on).
     """
     rows, columns = maps.shape[:2]
     one = images.ndim == 2 or (images.ndim == 3 and images.shape[-1] == 3 and len(images) != rows)
     pictures = np.broadcast_to(images, (rows, *images.shape)) if one else images
     row_names = [drawable(name) for name in row_names or [f"layer {i}" for i in range(rows)]]
     column_names = [drawable(name) for name in column_names or [f"head {i}" for i in range(columns)]]
-    size = 1.15 if columns <= 6 else 0.75  # of twelve maps, so that they fit a page
+    size = 1.15 if columns <= 6 else 0.75  # twelve maps fit a page
     figure = _canvas(1.4 + size * columns, max(1.9, 0.4 + (size * _aspect(pictures) + 0.17) * rows))
     axes = figure.subplots(rows, columns, squeeze=False)
     for i, image in enumerate(pictures):
@@ -115,14 +114,14 @@ def plot_top_classes(
     top: int = 5,
     titles: Sequence[str] | None = None,
 ) -> Figure:
-    """Draw images beside the likeliest classes of each.
+    """Draw images next to their most likely classes.
 
     Args:
-        images: Levels 0 to 1 of shape (B, H, W, 3) or (B, H, W), as `displayable` returns them.
-        probabilities: Of shape (B, classes), from `predict`.
-        class_names: In the order of the classes.
-        top: How many classes.
-        titles: One for each image.
+        images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
+        probabilities: Probabilities of shape (B, classes), from `predict`.
+        class_names: Names in the order of the classes.
+        top: Number of classes.
+        titles: One title per image.
     """
     names = class_labels(class_names, 18)
     count, top = len(images), min(top, probabilities.shape[1])
@@ -157,13 +156,13 @@ def plot_predictions(
     class_names: Sequence[str],
     labels: Sequence[int] | np.ndarray | None = None,
 ) -> Figure:
-    """Draw images with what the model takes them for and how sure it is; a mark says whether it is right.
+    """Draw images with predicted class and confidence; a mark shows whether the prediction is correct.
 
     Args:
-        images: Levels 0 to 1 of shape (B, H, W, 3) or (B, H, W), as `displayable` returns them.
-        probabilities: Of shape (B, classes), from `predict`.
-        class_names: In the order of the classes.
-        labels: True classes of shape (B,), where they are known.
+        images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
+        probabilities: Probabilities of shape (B, classes), from `predict`.
+        class_names: Names in the order of the classes.
+        labels: True classes of shape (B,), if known.
     """
     names = class_labels(class_names)
     count = len(images)
@@ -191,11 +190,11 @@ def plot_predictions(
 
 
 def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Figure:
-    """Draw how often each class is taken for each other; the colour is the share of the true class.
+    """Draw a confusion matrix; the colour is the fraction of the true class.
 
     Args:
         matrix: Counts of shape (classes, classes), from `confusion_matrix`.
-        class_names: In the order of the classes.
+        class_names: Names in the order of the classes.
     """
     classes = len(matrix)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -216,17 +215,17 @@ def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Fig
     number_of = "" if few else ", by number"
     axis.set(xlabel=f"predicted class{number_of}", ylabel=f"true class{number_of}")
     axis.set_title(f"{right} of {total} right ({right / max(total, 1):.1%})", fontsize=10)
-    figure.colorbar(picture, ax=axis, shrink=0.8, label="share of the true class")
+    figure.colorbar(picture, ax=axis, shrink=0.8, label="fraction of the true class")
     return figure
 
 
 def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: Sequence[tuple[str, str]]) -> Figure:
-    """Draw how often one class is taken for another.
+    """Draw the counts of the most frequent confusions.
 
     Args:
-        counts: How often, for each pair.
-        shares: Of the images of the true class, 0 to 1.
-        pairs: Names of the true class and of the class that it is taken for.
+        counts: Number of images for each pair.
+        shares: The same as fractions of the true class.
+        pairs: Names of the true and of the predicted class.
     """
     figure = _canvas(6.4, 0.9 + 0.3 * len(pairs))
     axis = figure.subplots()
@@ -235,24 +234,24 @@ def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: S
     axis.bar_label(bars, labels, padding=3, fontsize=8)
     classes = list(dict.fromkeys(name for pair in pairs for name in pair))
     names_of = dict(zip(classes, class_labels(classes, 18), strict=True))
-    names = [f"{names_of[true]} taken for {names_of[predicted]}" for true, predicted in pairs]
+    names = [f"{names_of[true]} predicted as {names_of[predicted]}" for true, predicted in pairs]
     axis.set_yticks(range(len(pairs)), names, fontsize=8)
     axis.set(xlim=(0, 1.25 * max(counts)), ylim=(len(pairs) - 0.4, -0.6))
-    axis.set_xlabel("images (and their share of the true class)", fontsize=9)
+    axis.set_xlabel("images (and fraction of the true class)", fontsize=9)
     axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") -> Figure:
-    """Draw what a training run logged: losses, accuracies and learning rates, whichever it has.
+    """Draw the losses, accuracies and learning rates in the log of a training run.
 
     Args:
-        rows: One dictionary per logged line, such as `plain_vit.training.run.folder.read_log` returns.
-        x: The field across.
+        rows: One dictionary per log entry, as returned by `plain_vit.training.run.folder.read_log`.
+        x: Field of the horizontal axis.
 
     Raises:
-        ValueError: No row has `x` and a number whose name speaks of a loss, an accuracy or a learning rate.
+        ValueError: No row has `x` and a loss, an accuracy or a learning rate.
     """
     panels = []
     for word, label in (("loss", "loss (nats)"), ("accuracy", "accuracy"), ("learning_rate", "learning rate")):
@@ -265,7 +264,7 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
             panels.append((label, curves))
     if not panels:
         raise ValueError(
-            f"none of {len(rows)} rows has {x!r} and a loss, an accuracy or a learning rate: is it the log?"
+            f"none of {len(rows)} rows has {x!r} and a loss, an accuracy or a learning rate: expected a log"
         )
     figure = _canvas(4.2 * len(panels), 3.2)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -283,9 +282,9 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
 
 
 def plot_patch_filters(filters: PatchFilters) -> Figure:
-    """Draw principal components of the patch-embedding filters as tiles, with the share of variance of each.
+    """Draw principal components of the patch-embedding filters as tiles, with their explained variance.
 
-    Three channels are drawn as colours, one as grey; otherwise each component is a row of its first twelve channels.
+    Three channels are drawn in colour, one in grey; otherwise each component is a row of its first twelve channels.
 
     Args:
         filters: From `patch_filters`.
@@ -314,7 +313,7 @@ def plot_patch_filters(filters: PatchFilters) -> Figure:
             axes[i, 0].text(-0.15, 0.5, label, transform=axes[i, 0].transAxes, ha="right", va="center", fontsize=8)
     shown = filters.explained_variance.sum()
     rest = "" if in_one or channels == columns else f"; {columns} of {channels} channels"
-    figure.suptitle(f"component: share of the filters' variance ({shown:.1%} in all){rest}", fontsize=9)
+    figure.suptitle(f"component: fraction of the filters' variance ({shown:.1%} in total){rest}", fontsize=9)
     scale = figure.colorbar(ScalarMappable(Normalize(-1, 1), "gray"), ax=axes, fraction=0.04, pad=0.02, aspect=15)
     scale.set_ticks([-1, 0, 1], labels=["lowest", "0", "highest"])
     scale.set_label("weight of a pixel" + (" (of each colour)" if channels == 3 else ""), fontsize=8)
@@ -331,7 +330,7 @@ def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
     h, w = similarity.patches.shape[:2]
     rows, columns = spread(h, 14), spread(w, 14)
     gap = max(1, round(max(h, w) / 10))
-    tall, wide = h + gap, w + gap  # of a tile and the gap behind it
+    tall, wide = h + gap, w + gap  # tile plus gap
     mosaic = np.full((len(rows) * tall - gap, len(columns) * wide - gap), np.nan)
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
@@ -354,18 +353,18 @@ def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
 
 
 def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str]) -> Figure:
-    """Draw how alike the positions of the tokens before the patches and those of the patches are.
+    """Draw the similarity between the positions of the tokens before the patches and those of the patches.
 
     Args:
         similarity: From `position_similarity`.
-        names: Of those tokens, as `token_layout(...).before` says.
+        names: Names of those tokens, `token_layout(...).before`.
 
     Raises:
         ValueError: There is not one name for each token that has a position.
     """
     if len(names) != len(similarity.prefix) or not names:
         raise ValueError(
-            f"got {len(names)} names for {len(similarity.prefix)} tokens with positions: expected one each"
+            f"got {len(names)} names for {len(similarity.prefix)} tokens with positions: expected one for each"
         )
     figure = _canvas(1.8 + 1.9 * len(names), 2.8)
     axes = figure.subplots(1, len(names), squeeze=False)
@@ -382,11 +381,11 @@ def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str])
 
 
 def plot_attention_distance(distances: np.ndarray, *, even: float | None = None) -> Figure:
-    """Draw how far each head of each layer looks.
+    """Draw the mean attention distance of each head of each layer.
 
     Args:
-        distances: Of shape (layers, heads), in pixels: the mean of `attention_distance` over images.
-        even: The distance of attention spread evenly over all patches, in pixels: the mean of `patch_distances`.
+        distances: Distances of shape (layers, heads), in pixels: the mean of `attention_distance` over images.
+        even: The distance of uniform attention, in pixels: the mean of `patch_distances`.
     """
     depth, heads = distances.shape
     figure = _canvas(max(5.0, 1.5 + 0.32 * depth), 3.6)
@@ -397,7 +396,7 @@ def plot_attention_distance(distances: np.ndarray, *, even: float | None = None)
     axis.plot(range(depth), distances.mean(axis=1), color=LINES[1], linewidth=1.5, label="mean of the heads")
     axis.set(xlabel="layer", ylabel="mean attention distance (pixels)")
     if even is not None:
-        axis.axhline(even, color=LINES[6], linestyle=":", linewidth=1.5, label="attention spread evenly")
+        axis.axhline(even, color=LINES[6], linestyle=":", linewidth=1.5, label="uniform attention")
     axis.set_ylim(0, 1.08 * axis.dataLim.y1)
     axis.set_xticks(range(0, depth, math.ceil(depth / 16)))
     _tidy(axis)
@@ -413,14 +412,14 @@ def plot_logit_lens(
     top: int = 5,
     titles: Sequence[str] | None = None,
 ) -> Figure:
-    """Draw how the probability of the likeliest classes grows from layer to layer.
+    """Draw the probabilities of the most likely classes by layer.
 
     Args:
-        images: Levels 0 to 1 of shape (B, H, W, 3) or (B, H, W), as `displayable` returns them.
-        logits: Of shape (B, layers + 1, classes), from `logit_lens`.
-        class_names: In the order of the classes.
-        top: How many classes, the likeliest at the end.
-        titles: One for each image.
+        images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
+        logits: Logits of shape (B, layers + 1, classes), from `logit_lens`.
+        class_names: Names in the order of the classes.
+        top: Number of classes, the most likely after the last layer.
+        titles: One title per image.
     """
     names = class_labels(class_names, 18)
     shifted = logits - logits.max(axis=-1, keepdims=True)
@@ -448,21 +447,21 @@ def plot_logit_lens(
 
 
 def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) -> Figure:
-    """Draw how long the tokens of one image are, by layer, and where the long ones of the last layer lie.
+    """Draw the token norms of one image by layer, and a map of the patch norms of the last layer.
 
     Args:
-        norms: Of shape (layers + 1, L), from `token_norms(...)[0]`.
-        layout: From `token_layout`.
-        image: Levels 0 to 1 of shape (H, W, 3) or (H, W).
+        norms: Norms of shape (layers + 1, L), from `token_norms(...)[0]`.
+        layout: The token layout, from `token_layout`.
+        image: Values in [0, 1] of shape (H, W, 3) or (H, W).
     """
     depth = len(norms) - 1
     figure = _canvas(10, 3.5)
     axis, picture, grid = figure.subplots(1, 3, width_ratios=(2, 1, 1.25))
     patches = norms[:, layout.patches]
     axis.fill_between(range(depth + 1), patches.min(axis=1), patches.max(axis=1), color=LINES[5], alpha=0.4, lw=0,
-                      label="patches, shortest to longest")  # fmt: skip
+                      label="patches, minimum to maximum")  # fmt: skip
     axis.plot(range(depth + 1), np.median(patches, axis=1), color=LINES[0], label="patches, median")
-    others = [*enumerate(layout.before), *enumerate(layout.behind, layout.patches.stop)]
+    others = [*enumerate(layout.before), *enumerate(layout.after, layout.patches.stop)]
     colours = (LINES[1], LINES[2], LINES[3], LINES[4], LINES[6])
     for i, (position, name) in enumerate(others):
         axis.plot(range(depth + 1), norms[:, position], color=colours[i % 5], linestyle="--", label=drawable(name))
@@ -485,13 +484,13 @@ def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) 
 def plot_contributions(
     images: np.ndarray, contributions: np.ndarray, *, titles: Sequence[str] | None = None, unit: str = "class score"
 ) -> Figure:
-    """Draw each image beside what its pixels add to the class score (and take from it).
+    """Draw each image next to the contributions of its pixels to the class score.
 
     Args:
-        images: Levels 0 to 1 of shape (B, H, W, 3) or (B, H, W), as `displayable` returns them.
-        contributions: Of shape (B, C, H, W), from `integrated_gradients`; channels are added up.
-        titles: One for each image.
-        unit: Of what the contributions are parts.
+        images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
+        contributions: Contributions of shape (B, C, H, W), from `integrated_gradients`; channels are summed.
+        titles: One title per image.
+        unit: What the contributions sum to.
     """
     count = len(images)
     pairs = min(3, count)
@@ -506,7 +505,7 @@ def plot_contributions(
         _show_image(picture, image)
         if titles is not None:
             picture.set_title(drawable(titles[i]), fontsize=9)
-        # The few strongest pixels would leave the rest white.
+        # On the full range, a few strong pixels would leave the rest white.
         limit = float(np.quantile(np.abs(parts), 0.99)) or 1.0
         shown = axis.imshow(parts, cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest")
         scale = figure.colorbar(shown, ax=axis, shrink=0.85, extend="both")
@@ -516,11 +515,11 @@ def plot_contributions(
 
 
 def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> Figure:
-    """Draw the position embeddings on both grids, along the directions in which those of the first differ most.
+    """Draw the position embeddings on both grids, projected on the principal components of the first.
 
     Args:
         positions: From `resampled_positions`.
-        count: How many principal components.
+        count: Number of principal components.
     """
     before = positions.before.reshape(-1, positions.before.shape[-1])
     centre = before.mean(axis=0)
@@ -548,11 +547,11 @@ def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> F
 
 
 def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Figure:
-    """Draw images, each beside what random augmentation makes of it.
+    """Draw images next to augmented views of them.
 
     Args:
-        originals: For each image levels 0 to 1 of shape (H, W, 3) or (H, W), of any size.
-        views: Levels 0 to 1 of shape (images, draws, H, W, 3) or (images, draws, H, W), from `augmented_views`.
+        originals: For each image values in [0, 1] of shape (H, W, 3) or (H, W), of any size.
+        views: Values in [0, 1] of shape (images, draws, H, W, 3) or (images, draws, H, W), from `augmented_views`.
     """
     rows, count = views.shape[:2]
     figure = _canvas(1.1 * (count + 1), 0.35 + 1.1 * rows)
@@ -568,7 +567,7 @@ def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Fi
 
 
 def _canvas(width: float, height: float) -> Figure:
-    """Return an empty figure of this size, in inches, that keeps its parts from overlapping."""
+    """Return an empty figure of this size, in inches, with a layout that avoids overlaps."""
     return Figure(figsize=(width, height), layout=PlainWords(w_pad=0.08, h_pad=0.06))
 
 
@@ -577,7 +576,7 @@ def _show_image(axis: Axes, image: np.ndarray) -> None:
 
 
 def _show_map(axis: Axes, image: np.ndarray, weights: np.ndarray, low: float, high: float) -> None:
-    """Tint an image, in grey, the stronger the higher the map is there: clear at `low`, orange at `high`."""
+    """Overlay a grey image with a map: transparent at `low`, orange at `high`."""
     grey = image if image.ndim == 2 else image @ np.array([0.299, 0.587, 0.114])
     height, width = grey.shape
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
@@ -586,25 +585,25 @@ def _show_map(axis: Axes, image: np.ndarray, weights: np.ndarray, low: float, hi
 
 
 def _label_below(axis: Axes, text: str) -> None:
-    """Write below a map, which has no frame and no ticks."""
+    """Write a label below a map, and hide its frame and ticks."""
     axis.set_axis_on()
     _blank(axis)
     axis.set_xlabel(text, fontsize=7.5, labelpad=2)
 
 
 def _legend(axis: Axes, labels: Sequence[str], **place: Any) -> None:
-    """Name the lines in their order; matplotlib itself would leave out those whose name begins with an underscore."""
+    """Label the lines in their order; matplotlib itself omits labels that begin with an underscore."""
     axis.legend(axis.lines, labels, fontsize=8, frameon=False, **place)
 
 
 def _layer_ticks(axis: Axes, depth: int) -> None:
-    """Number what is after the embeddings and after each layer, as the layers are numbered."""
+    """Label the ticks after the embeddings and after each layer, numbered from 0."""
     every = math.ceil((depth + 1) / 13)
     axis.set_xticks(range(depth + 1)[::every], ["emb.", *(str(layer) for layer in range(depth))][::every], fontsize=8)
 
 
 def _tint_scale(figure: Figure, axes: np.ndarray, label: str, ends: tuple[str, str]) -> None:
-    """Add the colour scale of maps: what the tint makes of mid-grey, since the images below it are grey."""
+    """Add the colour scale of maps: the tint over mid-grey, since the images are grey."""
     scale = figure.colorbar(
         ScalarMappable(Normalize(0, 1), OVER_GREY), ax=axes, label=label, fraction=0.03, pad=0.02, aspect=15
     )
@@ -614,7 +613,7 @@ def _tint_scale(figure: Figure, axes: np.ndarray, label: str, ends: tuple[str, s
 
 
 def _aspect(images: np.ndarray) -> float:
-    """Return height over width of a batch of pictures."""
+    """Return the aspect ratio, height over width, of a batch of images."""
     return float(images.shape[1] / images.shape[2])
 
 
@@ -624,28 +623,28 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def _blank(axis: Axes) -> None:
-    """Leave ticks and frame out, and keep the labels."""
+    """Hide ticks and frame, but keep the labels."""
     axis.set_xticks([])
     axis.set_yticks([])
     axis.spines[:].set_visible(False)
 
 
 def _whole_ticks(axis: Axes) -> None:
-    """Count patches, which have no halves."""
+    """Use integer ticks, for patches."""
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_locator(MaxNLocator(6, integer=True))
     axis.tick_params(labelsize=8)
 
 
 def _tidy(axis: Axes) -> None:
-    """Draw a quiet grid, and no frame above and to the right."""
+    """Draw a light grid, and hide the top and right frame."""
     axis.grid(color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
 
 
 def _with_unit(label: str, field: str) -> str:
-    """Return the name of the only field of a panel, with the unit that the panel's label states."""
+    """Return the name of a panel's only field, with the unit from the panel's label."""
     _, bracket, unit = label.partition(" (")
     return drawable(field.replace("_", " ")) + bracket + unit
 

@@ -37,12 +37,12 @@ def predict(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) ->
 def confusion_matrix(
     labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.ndarray, classes: int
 ) -> np.ndarray:
-    """Count how often each class is taken for each other.
+    """Count the predictions for each true class.
 
     Args:
         labels: True classes, of shape (B,).
         predictions: Predicted classes, of shape (B,).
-        classes: How many classes there are.
+        classes: Number of classes.
 
     Returns:
         Counts of shape (classes, classes): row the true class, column the predicted one.
@@ -52,7 +52,9 @@ def confusion_matrix(
     """
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     if labels.shape != predictions.shape:
-        raise AnalysisError(f"got {labels.shape[0]} labels and {predictions.shape[0]} predictions: expected as many")
+        raise AnalysisError(
+            f"got {labels.shape[0]} labels and {predictions.shape[0]} predictions: expected equally many"
+        )
     for what, numbers in (("label", labels), ("prediction", predictions)):
         outside = numbers[(numbers < 0) | (numbers >= classes)]
         if outside.size:
@@ -65,15 +67,15 @@ def confusion_matrix(
 def displayable(
     pixel_values: torch.Tensor | Mapping[str, Any], image_processor: BaseImageProcessor | None = None
 ) -> np.ndarray:
-    """Return the images that a model sees as pictures.
+    """Return the input images of a model, for display.
 
     Args:
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
-        image_processor: What normalised them, so that it can be undone. Without one, each image is stretched from its
-            darkest to its brightest level.
+        image_processor: The processor whose normalisation is undone. Without one, each image is rescaled from its
+            minimum to its maximum.
 
     Returns:
-        Levels 0 to 1 of shape (B, H, W, 3) for three channels, otherwise (B, H, W): the mean of the channels.
+        Values in [0, 1] of shape (B, H, W, 3) for three channels, otherwise (B, H, W): the mean of the channels.
     """
     if isinstance(pixel_values, Mapping):
         pixel_values = pixel_values["pixel_values"]

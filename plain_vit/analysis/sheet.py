@@ -1,4 +1,4 @@
-"""The whole sheet: every picture of a model, or of two side by side, on one page that needs nothing else."""
+"""The page of `plain-vit show`: all figures of one model, or of two side by side."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,22 +37,22 @@ from plain_vit.files.staging import staged_folder
 with needs("plain-vit[analysis]"):
     from matplotlib.figure import Figure
 
-SHOWN = 6  # images in the pictures; attention distance averages over all
-COLUMNS = 12  # heads or layers across; of more an even choice is drawn
+SHOWN = 6  # images in the figures; attention distance averages over all
+COLUMNS = 12  # heads or layers per row; if there are more, an even selection is drawn
 DPI = 110
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One model and what it sees.
+    """One model and its input images.
 
     Args:
         model: A plain ViT.
-        image_processor: The model's.
+        image_processor: The model's image processor.
         images: All images, read one at a time.
         pixel_values: The first `SHOWN` of them, normalised, of shape (B, C, H, W).
-        titles: Of those.
-        progress: Show a progress bar where all images are read.
+        titles: Titles of these.
+        progress: Show a progress bar while all images are read.
     """
 
     model: nn.Module
@@ -64,18 +64,18 @@ class Subject:
 
     @property
     def layout(self) -> TokenLayout:
-        """Return where the tokens are."""
+        """Return the token layout."""
         return token_layout(self.model, self.pixel_values)
 
     @property
     def pictures(self) -> np.ndarray:
-        """Return the images as the model gets them, without the pixels at the borders that fill no patch."""
+        """Return the model's input images, without the pixels at the borders that do not fill a patch."""
         (h, w), (height, width) = self.layout.grid_size, self.layout.patch_size
         return displayable(self.pixel_values[..., : h * height, : w * width], self.image_processor)
 
     @property
     def class_names(self) -> list[str]:
-        """Return the classes in their order."""
+        """Return the class names in order."""
         id2label: Any = plain(self.model).config.id2label
         return [str(id2label[number]) for number in sorted(id2label)]
 
@@ -87,12 +87,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a section shows of one model.
+    """The figure of a section for one model.
 
     Args:
-        arrays: What was computed, by name.
-        picture: Of it.
-        seen: What is seen in the picture, in words, for those who cannot see it.
+        arrays: The computed arrays, by name.
+        picture: The figure.
+        seen: Alternative text of the figure.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -102,13 +102,13 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Section:
-    """One picture of the page.
+    """One figure of the page.
 
     Args:
-        name: Of its file and of its arrays.
-        title: What it is.
-        caption: What one sees, and how it was computed.
-        draw: Computes the arrays and draws them.
+        name: Name of its file and of its arrays.
+        title: Title of the section.
+        caption: What the figure shows, and how it was computed.
+        draw: Function that computes the arrays and draws them.
     """
 
     name: str
@@ -127,18 +127,18 @@ def draw_sheet(
     names: tuple[str, str] = ("model", "compared with"),
     progress: bool = True,
 ) -> Path:
-    """Draw everything there is to see of a model into a folder.
+    """Draw all figures of a model into a folder.
 
     Args:
         images: Paths or opened images. The first six are drawn; attention distance averages over all. Files are decoded
             one at a time, up to 50 million pixels; a larger JPEG file is decoded at a lower resolution.
-        model: A plain ViT. Without a classifier, pictures that need one are left out, and the page says so.
-        image_processor: The model's.
-        out: A new or empty folder: it gets `index.html`, which holds all pictures itself, the pictures as PNG files,
-            and their arrays as `arrays.npz`.
-        compare: Another model and its image processor, drawn beside the first; its arrays are `arrays-compared.npz`.
-        names: What to call the model, and the other one.
-        progress: Show a progress bar where all images are read.
+        model: A plain ViT. Without a classifier, figures that need one are omitted, and the page says so.
+        image_processor: The model's image processor.
+        out: A new or empty folder for `index.html`, which contains all figures, the figures as PNG files, and their
+            arrays as `arrays.npz`.
+        compare: A second model and its image processor, shown side by side; its arrays are `arrays-compared.npz`.
+        names: Names of the model and of the second one.
+        progress: Show a progress bar while all images are read.
 
     Returns:
         The path of `index.html`.
@@ -149,7 +149,7 @@ def draw_sheet(
         OutputExistsError: The folder is not empty.
     """
     if not images:
-        raise AnalysisError("there is no image to show: name one or more")
+        raise AnalysisError("there is no image to show: give one or more")
     files = ImageFiles(images)
     files.check()
     paths = _names(images[:SHOWN])
@@ -167,7 +167,7 @@ def draw_sheet(
             for i, subject in enumerate(subjects):
                 try:
                     drawn = section.draw(subject)
-                except AnalysisError as error:  # the model has no such thing: the page says which
+                except AnalysisError as error:  # not applicable to this model; the page says why
                     cells.append(f"<p>Nothing to draw: {plain_text(error)}.</p>")
                     continue
                 arrays[i].update(drawn.arrays)
@@ -181,13 +181,13 @@ def draw_sheet(
         for values, file in zip(arrays, ("arrays.npz", "arrays-compared.npz"), strict=False):
             np.savez_compressed(folder / file, allow_pickle=False, **values)
         title = " and ".join(names[: len(subjects)])
-        page = html_page(f"{title}: what it sees", "\n".join(parts))
+        page = html_page(f"A look inside {title}", "\n".join(parts))
         (folder / "index.html").write_text(page, encoding="utf-8")
     return Path(out) / "index.html"
 
 
 def _names(images: Sequence[str | Path | Image.Image]) -> list[str]:
-    """Return the names of files, and of opened images their number."""
+    """Return the names of files, or the numbers of opened images."""
     return [f"image {i}" if isinstance(image, Image.Image) else str(image) for i, image in enumerate(images)]
 
 
@@ -200,14 +200,14 @@ def _subject(
     progress: bool,
 ) -> Subject:
     if image_processor is None:
-        raise AnalysisError(f"{name} has no image processor, which says how its images are prepared: give one")
+        raise AnalysisError(f"{name} has no image processor to prepare its images: give one")
     pixel_values = next(_prepared(images.first(SHOWN), image_processor, SHOWN))
     token_layout(model, pixel_values)  # refuses other models, and pixels that do not fit
     return Subject(model, image_processor, images, pixel_values, titles, progress)
 
 
 def _prepared(images: ImageFiles, image_processor: BaseImageProcessor, batch_size: int = 32) -> Iterator[torch.Tensor]:
-    """Prepare images in batches, and explain what cannot be prepared."""
+    """Preprocess images in batches, with an error for those that cannot be."""
     try:
         yield from pixel_batches(images, image_processor, batch_size)
     except DataError:
@@ -237,7 +237,7 @@ def _draw_layers(subject: Subject) -> Drawn:
 
 
 def _table_of_maps(subject: Subject, maps: np.ndarray, what: str, name: str) -> Drawn:
-    """Draw maps of shape (B, heads or layers, h, w), images down."""
+    """Draw maps of shape (B, heads or layers, h, w), one image per row."""
     columns = [f"{what} {number}" for number in range(maps.shape[1])]
     drawn = plots.spread(maps.shape[1], COLUMNS)
     figure = plots.plot_attention_heads(
@@ -248,7 +248,7 @@ def _table_of_maps(subject: Subject, maps: np.ndarray, what: str, name: str) -> 
 
 def _draw_rollout(subject: Subject) -> Drawn:
     maps = attention_rollout(subject.model, subject.pixel_values)
-    return _maps(subject, {"rollout": maps}, "rollout (share)", subject.titles)
+    return _maps(subject, {"rollout": maps}, "rollout (fraction)", subject.titles)
 
 
 def _draw_grad_cam(subject: Subject) -> Drawn:
@@ -262,7 +262,7 @@ def _draw_gradient_rollout(subject: Subject) -> Drawn:
 
 
 def _maps(subject: Subject, arrays: Mapping[str, np.ndarray], meaning: str, titles: Sequence[str]) -> Drawn:
-    """Draw one map for each image."""
+    """Draw one map per image."""
     (maps,) = arrays.values()
     figure = plots.plot_maps_over_images(subject.pictures, maps, titles=titles, meaning=meaning)
     return Drawn(arrays, figure, descriptions.of_maps(maps, titles))
@@ -311,30 +311,30 @@ def _draw_norms(subject: Subject) -> Drawn:
 
 
 def _predictions(subject: Subject) -> list[str]:
-    """Return the likeliest class of each image, which the gradients are those of."""
+    """Return the most likely class of each image, for which the gradients are computed."""
     names = class_labels(subject.class_names)
     return [names[number] for number in subject.probabilities.argmax(axis=1)]
 
 
-TINT = "Orange marks where a map is high; the image itself is grey. "
+TINT = "Orange marks high values of a map; the image itself is grey. "
 ONE_SCALE = (
-    "One scale holds for all images of a model, from 0 to the highest value of all, and below each map are its lowest "
-    "and highest value: a map that is alike everywhere, or low everywhere, looks like it."
+    "All maps of a model share one scale, from 0 to the highest value of all, and the range of each map is below it: "
+    "uniform and weak maps are recognisable."
 )
 SECTIONS = (
     Section(
         "top-classes",
-        "What the model takes the images for",
-        "The five likeliest classes of each image. Probabilities are the softmax of the logits; they need not be "
+        "Predictions",
+        "The five most likely classes of each image. Probabilities are the softmax of the logits; they need not be "
         "calibrated.",
         _draw_top_classes,
     ),
     Section(
         "attention-last-layer",
         "Attention of the last layer, by head",
-        TINT + "Each map shows how much one head of the last layer attends to each patch, from the class token or, in "
-        "models without one, on average over all patches. Each is tinted from 0 to its own highest weight, which is "
-        "below it: heads differ a hundredfold in how sharply they attend. Colours of two maps are not compared.",
+        TINT + "Each map shows the attention of one head of the last layer to each patch, from the class token or, in "
+        "models without one, averaged over all patches. Each has its own scale, from 0 to its highest weight, which is "
+        "printed below it: the maxima of heads differ by a factor of a hundred. Do not compare colours between maps.",
         _draw_last_layer,
     ),
     Section(
@@ -346,72 +346,69 @@ SECTIONS = (
     Section(
         "rollout",
         "Attention rollout",
-        TINT + "How much of each patch reaches the pooled feature when attention is followed through all layers: the "
-        "mean of the heads of each layer, plus the identity for the residual connection, with rows scaled to sum "
-        "to 1, multiplied over the layers (Abnar and Zuidema 2020). The shares of all patches and other tokens sum to "
-        "1. " + ONE_SCALE,
+        TINT + "The contribution of each patch to the pooled features, following attention through all layers: the "
+        "mean of the heads of each layer, plus the identity for the residual connection, with rows rescaled to sum "
+        "to 1, multiplied over the layers (Abnar and Zuidema 2020). The contributions of all patches and other tokens "
+        "sum to 1. " + ONE_SCALE,
         _draw_rollout,
     ),
     Section(
         "grad-cam",
         "Grad-CAM",
-        TINT
-        + "Patches that speak for the likeliest class, which is named above each image. The features that enter the "
+        TINT + "Patches relevant for the most likely class, which is named above each image. The features before the "
         "attention of the last block are weighted by the mean gradient of the class score, and negative sums are "
         "dropped (Selvaraju et al. 2017). " + ONE_SCALE,
         _draw_grad_cam,
     ),
     Section(
         "gradient-rollout",
-        "Rollout weighted by gradients",
-        TINT + "Patches that speak for the likeliest class, followed through all layers: attention times its gradient, "
-        "negative products dropped, heads averaged, all paths added up (Chefer et al. 2021). " + ONE_SCALE,
+        "Gradient-weighted rollout",
+        TINT + "Patches relevant for the most likely class, following all layers: attention times its gradient, "
+        "negative products dropped, heads averaged, all paths summed (Chefer et al. 2021). " + ONE_SCALE,
         _draw_gradient_rollout,
     ),
     Section(
         "logit-lens",
         "Logit lens",
-        "When the decision falls: the probabilities that the model would give if it stopped after the embeddings "
-        "(emb.) or after a layer. The "
-        "tokens of each layer go through the model's own final norm, pooling and classifier. The five classes are "
-        "those that are likeliest at the end.",
+        "The probabilities if the model stopped after the embeddings (emb.) or after a layer: the model's own final "
+        "norm, pooling and classifier are applied to the tokens of each layer. The five classes are the most likely "
+        "ones after the last layer.",
         _draw_logit_lens,
     ),
     Section(
         "patch-filters",
         "Patch-embedding filters",
-        "What the first layer tells patches apart by: the first 28 principal components of its filters, as in "
-        "Figure 7, left, of Dosovitskiy et al. 2021. Each tile is a patch; mid-grey is 0. A patch of few pixels "
-        "has fewer components. In hybrids with a ResNet stem they are filters over the features of the stem.",
+        "The first 28 principal components of the patch-embedding filters, as in Figure 7, left, of Dosovitskiy et al. "
+        "2021. Each tile is a patch; mid-grey is 0. A patch of few pixels has fewer components.",
         _draw_filters,
     ),
     Section(
         "position-similarity",
         "Position-embedding similarity",
-        "Each tile belongs to the patch of its row and column, and shows the cosine between the position "
-        "embedding of that patch and those of all patches (Figure 7, centre). Neighbours that are alike show as a "
-        "bright spot around the patch itself. Of grids above 14 x 14 an even choice of patches is drawn.",
+        "Each tile belongs to the patch of its row and column, and shows the cosine similarity between the position "
+        "embedding of that patch and those of all patches (Figure 7, centre). Similar neighbours show as a bright spot "
+        "around the patch itself. For grids larger than 14 x 14 an even selection of patches is drawn.",
         _draw_positions,
     ),
     Section(
         "prefix-similarity",
         "Positions of the other tokens",
-        "The cosine between the position embeddings of the tokens before the patches and those of the patches.",
+        "The cosine similarity between the positions of the tokens before the patches and those of the patches.",
         _draw_prefix,
     ),
     Section(
         "attention-distance",
         "Mean attention distance",
-        "How far each head looks: the distance between the centres of query patch and key patch, weighted by "
-        "attention, averaged over all patches and over all images, in pixels of the model's input (Figure 7, "
-        "right). The dotted line is where attention that is spread evenly over all patches would lie.",
+        "The distance between the centres of query patch and key patch, weighted by attention, averaged over all "
+        "patches and over all images, in pixels of the model's input (Figure 7, right). The dotted line marks uniform "
+        "attention.",
         _draw_distance,
     ),
     Section(
         "token-norms",
         "Norms of the tokens",
-        "How long the tokens of the first image are after each layer. Patches that are much longer than the "
-        "others usually hold no local content (Darcet et al. 2024).",
+        "The token norms of the first image after each layer. Patches with a much larger norm than the others usually "
+        "hold no local content (Darcet et al. 2024).",
         _draw_norms,
     ),
 )
@@ -421,13 +418,13 @@ SECTIONS = (
 
 
 def _facts(subjects: Sequence[Subject], names: Sequence[str], images: ImageFiles, files: Sequence[str]) -> str:
-    """Return the images with their names, and what is known of each model, as HTML."""
+    """Return the images with their names, and the facts about each model, as HTML."""
     thumbnails = [_thumbnail(image, name) for image, name in zip(images.first(SHOWN), files, strict=True)]
-    more = f" Of {len(images)} images the first {SHOWN} are drawn." if len(images) > SHOWN else ""
+    more = f" The figures show the first {SHOWN} of {len(images)} images." if len(images) > SHOWN else ""
     classes = [name for subject in subjects for name in subject.class_names]
     lacking = lacking_letters([*files, *classes])
     letters = (
-        f"<p>No installed font has the letters {plain_text(lacking)}: the pictures show their numbers instead.</p>"
+        f"<p>No installed font has the characters {plain_text(lacking)}: the figures show their code points.</p>"
         if lacking
         else ""
     )
@@ -435,18 +432,18 @@ def _facts(subjects: Sequence[Subject], names: Sequence[str], images: ImageFiles
     rows = [(what, *(fact[what] for fact in facts)) for what in facts[0]]
     return (
         f'<div class="row thumbnails">{"".join(thumbnails)}</div>'
-        f"<p>The images as they were given, height × width.{more} In the pictures below they are as the image "
-        f"processor prepares them.</p>{letters}{html_table(('', *names), rows, 'the models')}"
+        f"<p>The original images, height × width.{more} The figures below show them as the image processor "
+        f"prepares them.</p>{letters}{html_table(('', *names), rows, 'the models')}"
         '<p class="caption">Layers, heads, tokens, patches and components are numbered from 0, as in the arrays. Every '
-        "picture is a link to its file; the numbers are in arrays.npz.</p>"
+        "figure links to its file; the arrays are in arrays.npz.</p>"
     )
 
 
 def _thumbnail(image: Image.Image, name: str) -> str:
-    by = max(1, max(image.size) // 1024)  # first, since a conversion to RGB copies all pixels
+    by = max(1, max(image.size) // 1024)  # before the conversion to RGB, which copies all pixels
     small = image.resize((-(-image.width // by), -(-image.height // by)), Image.Resampling.NEAREST).convert("RGB")
     small.thumbnail((256, 256))
-    if max(small.size) < 96:  # digits: whole pixels
+    if max(small.size) < 96:  # small images: whole pixels
         factor = 96 // max(small.size)
         small = small.resize((small.width * factor, small.height * factor), Image.Resampling.NEAREST)
     file = BytesIO()
@@ -457,7 +454,7 @@ def _thumbnail(image: Image.Image, name: str) -> str:
 
 
 def _facts_of(subject: Subject) -> dict[str, object]:
-    """Return what is known of a model, by what it is."""
+    """Return the facts about a model, by name."""
     config, layout = plain(subject.model).config, subject.layout
     height, width = subject.pixel_values.shape[-2:]
     return {
@@ -465,7 +462,7 @@ def _facts_of(subject: Subject) -> dict[str, object]:
         "heads": config.num_attention_heads,
         "width": config.hidden_size,
         "patches": "{} × {} of {} × {} pixels".format(*layout.grid_size, *layout.patch_size),
-        "tokens": ", ".join([*layout.before, "patches", *layout.behind]),
+        "tokens": ", ".join([*layout.before, "patches", *layout.after]),
         "input": f"prepared by the image processor as {height} × {width} pixels",
     }
 

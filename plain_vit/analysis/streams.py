@@ -1,4 +1,4 @@
-"""Array functions over whole data sets, however large: one batch in memory at a time.
+"""Array functions over whole datasets, with one batch in memory at a time.
 
 Legend: `B` batch, `C` channels, `H W` pixels.
 """
@@ -27,20 +27,20 @@ def average_over_images(
     progress: bool = True,
     **options: Any,
 ) -> np.ndarray:
-    """Average what an array function returns over the images of a data set.
+    """Average the result of an array function over the images of a dataset.
 
     Args:
         function: Any function of this package that takes a model and pixels and returns an array whose first axis is
             the image, such as `attention_distance`.
         model: A plain ViT.
         batches: Normalised pixels of shape (B, C, H, W), or dictionaries with such `pixel_values`: a loader, a streamed
-            data set, or `pixel_batches`.
-        limit: Stop after that many images (the paper's attention distance averages over 128); all if not given.
+            dataset, or `pixel_batches`.
+        limit: Number of images to use (default: all; the paper's attention distance averages over 128).
         progress: Show a progress bar.
         **options: Further arguments of the function.
 
     Returns:
-        The mean, in the shape of what the function returns for one image. NaNs are left out.
+        The mean, in the shape of the function's result for one image. NaNs are ignored.
 
     Raises:
         AnalysisError: There are no images, or the results of two images have different shapes.
@@ -57,8 +57,8 @@ def average_over_images(
                 total, counted = np.zeros(values.shape[1:]), np.zeros(values.shape[1:])
             if total.shape != values.shape[1:]:
                 raise AnalysisError(
-                    f"{function.__name__} gave arrays of shape {total.shape} for the first images and "
-                    f"{values.shape[1:]} later: bring all images to one size"
+                    f"{function.__name__} returned arrays of shape {total.shape} for the first images and "
+                    f"{values.shape[1:]} later: resize all images to one size"
                 )
             total += np.nansum(values, axis=0, dtype=np.float64)
             counted += (~np.isnan(values)).sum(axis=0)
@@ -75,12 +75,12 @@ def average_over_images(
 def pixel_batches(
     images: Iterable[Any], image_processor: BaseImageProcessor, batch_size: int = 32
 ) -> Iterator[torch.Tensor]:
-    """Prepare images of any source in batches, such as `(row["image"] for row in streamed_data_set)`.
+    """Preprocess images in batches, such as `(row["image"] for row in streamed_dataset)`.
 
     Args:
         images: Opened images, arrays, or paths.
-        image_processor: The model's.
-        batch_size: Prepared images in memory at a time; of those not yet prepared it is one.
+        image_processor: The model's image processor.
+        batch_size: Preprocessed images in memory at a time; unprocessed images are read one by one.
 
     Yields:
         Normalised pixels of shape (at most batch_size, C, H, W).
@@ -97,17 +97,17 @@ def augmented_views(
     count: int = 6,
     seed: int = 0,
 ) -> np.ndarray:
-    """Return what training sees of images: several draws of a random transform.
+    """Return augmented views of images: several draws of a random transform.
 
     Args:
         images: Opened images.
-        transform: Makes normalised pixels (C, H, W) of an image, such as `training_transform` of `plain_vit.training`.
-        image_processor: Whose normalisation the transform ends in, so that it can be undone.
-        count: Draws for each image.
-        seed: Decides the draws; torch's own generator is left as it was.
+        transform: Maps an image to normalised pixels (C, H, W), such as `training_transform` of `plain_vit.training`.
+        image_processor: The processor whose normalisation the transform applies, to undo it.
+        count: Number of draws per image.
+        seed: Seed of the draws; torch's global generator is not changed.
 
     Returns:
-        Levels 0 to 1 of shape (images, count, H, W, 3), or (images, count, H, W) where there are not three channels.
+        Values in [0, 1] of shape (images, count, H, W, 3), or (images, count, H, W) without three channels.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -1,8 +1,8 @@
-"""The words in pictures: names of other people's files and classes come out as they are, and no two of them alike.
+"""Text in figures: names of files and classes are drawn unchanged, and different names stay different.
 
-A name may hold anything: dollar signs, which matplotlib would set as mathematics, control characters, scripts that the
-default font does not have. It becomes a label here, and every figure has the layout `PlainWords`, which draws labels as
-they are.
+A name may contain dollar signs, which matplotlib would typeset as mathematics, control characters, or scripts that the
+default font lacks. This module turns names into labels; every figure uses the layout `PlainWords`, which draws labels
+literally.
 """
 
 import unicodedata
@@ -23,17 +23,17 @@ with needs("plain-vit[analysis]"):
     from matplotlib.text import Text
     from matplotlib.ticker import ScalarFormatter
 
-LONGEST = 200  # characters of a title that the caller has not cut
+LONGEST = 200  # characters of a title that the caller has not truncated
 
 
 class PlainWords(ConstrainedLayoutEngine):
-    """A layout whose words are drawn as they are written: no mathematics, no TeX, in fonts that have their letters.
+    """Layout engine that draws text literally: without mathematics or TeX, in fonts that have its characters.
 
-    It is not a class of figures, because libraries that take figures know matplotlib's by its name (gradio's `Plot`).
+    It is not a subclass of Figure, because some libraries recognise matplotlib's figures by name (gradio's `Plot`).
     """
 
     def execute(self, fig: Any) -> None:
-        """Make the words of a figure plain, then lay it out; it does so each time it is drawn."""
+        """Make the text of a figure literal, then lay it out; called each time the figure is drawn."""
         for axes in fig.axes:
             for formatter in (axes.xaxis.get_major_formatter(), axes.yaxis.get_major_formatter()):
                 if isinstance(formatter, ScalarFormatter):
@@ -49,10 +49,10 @@ class PlainWords(ConstrainedLayoutEngine):
 
 
 def drawable(text: str) -> str:
-    """Return a text of bounded length without a character that acts or that no installed font has: its number instead.
+    """Return a text of bounded length, with control characters and those that no installed font has as code points.
 
     Args:
-        text: Of several lines, perhaps; they stay lines.
+        text: One line or several; line breaks are kept.
     """
     text = str(text)
     shown = printable(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
@@ -63,7 +63,7 @@ def drawable(text: str) -> str:
 
 
 def lacking_letters(texts: Iterable[str]) -> str:
-    """Return the letters of these texts that no installed font has, and warn of them."""
+    """Return the characters of these texts that no installed font has, and warn about them."""
     letters = frozenset("".join(texts)) - {"\n"}
     covered = set(_letters_of(_default_font()))
     for name in _fallback_fonts(letters):
@@ -74,35 +74,35 @@ def lacking_letters(texts: Iterable[str]) -> str:
     return lacking
 
 
-@lru_cache(maxsize=1000)  # once for the same letters
+@lru_cache(maxsize=1000)  # once for the same characters
 def _warn_of(lacking: str) -> None:
     warnings.warn(
-        f"no installed font has the letters {lacking[:40]}: pictures show their numbers; install a font that has "
-        "them, such as Noto Sans CJK for Chinese, Japanese and Korean",
+        f"no installed font has the characters {lacking[:40]}: figures show their code points; install a font that "
+        "has them, such as Noto Sans CJK for Chinese, Japanese and Korean",
         stacklevel=4,
     )
 
 
 def class_labels(class_names: Sequence[str], length: int = 12) -> list[str]:
-    """Return a label for each class: the first of its names (ImageNet's classes list several), cut to fit.
+    """Return a label for each class: the first of its names (ImageNet's classes list several), truncated.
 
     Args:
         class_names: In the order of the classes.
-        length: Letters; wide ones count twice.
+        length: Maximum number of characters; wide ones count twice.
     """
     names = [str(name) for name in class_names]
     return distinct_labels([name.split(",")[0].strip() or name for name in names], names, length)
 
 
 def distinct_labels(names: Sequence[str], wholes: Sequence[str], length: int = 12) -> list[str]:
-    """Return names that fit, each on one line and no two alike.
+    """Return truncated names, each on one line and all different.
 
-    Cut names that would be alike show their ends, then more of the whole name, and at last their number, from 0.
+    Truncated names that would be equal show their ends, then more of the whole name, and finally their number, from 0.
 
     Args:
-        names: What to show.
-        wholes: What to show of where the names are alike.
-        length: Letters; wide ones count twice.
+        names: Names to show.
+        wholes: Longer names, used where the names are equal.
+        length: Maximum number of characters; wide ones count twice.
     """
     short, whole = ([drawable(name).replace("\n", r"\n") for name in texts] for texts in (names, wholes))
     forms: list[Callable[[int], str]] = [
@@ -113,7 +113,7 @@ def distinct_labels(names: Sequence[str], wholes: Sequence[str], length: int = 1
         lambda i: _cut(short[i], max(2, length - len(f" ({i})"))) + f" ({i})",
     ]
     labels = [forms[0](i) for i in range(len(names))]
-    for form in (*forms[1:], forms[-1]):  # a name may look like the number of another
+    for form in (*forms[1:], forms[-1]):  # a name may look like another name's number
         times = Counter(labels)
         labels = [form(i) if times[label] > 1 else label for i, label in enumerate(labels)]
     return labels
@@ -150,7 +150,7 @@ def _default_font() -> str:
 
 @cache
 def _letters_of(path: str) -> frozenset[int]:
-    """Return the letters that a font file has; none where it is made of bitmaps, which matplotlib cannot scale."""
+    """Return the characters of a font file; none for a bitmap font, which matplotlib cannot scale."""
     try:
         font = FT2Font(path)
     except (RuntimeError, OSError):
@@ -160,7 +160,7 @@ def _letters_of(path: str) -> frozenset[int]:
 
 @lru_cache(maxsize=256)
 def _fallback_fonts(letters: frozenset[str]) -> tuple[str, ...]:
-    """Return the families of installed fonts that have what the default font lacks of these letters, the best first."""
+    """Return installed font families with the characters that the default font lacks, the best first."""
     needed = {ord(letter) for letter in letters if letter.isprintable()} - _letters_of(_default_font())
     chosen: list[str] = []
     while needed:
@@ -175,13 +175,13 @@ def _fallback_fonts(letters: frozenset[str]) -> tuple[str, ...]:
 
 @cache
 def _installed_fonts() -> tuple[tuple[str, str], ...]:
-    """Return family and file of every upright font of ordinary weight, those installed since matplotlib's cache too."""
+    """Return family and file of every upright font of regular weight, including those missing in matplotlib's cache."""
     known = {entry.fname for entry in font_manager.fontManager.ttflist}
     for path in font_manager.findSystemFonts():
         if path not in known:
             try:
                 font_manager.fontManager.addfont(path)
-            except (RuntimeError, OSError):  # no font that can be read
+            except (RuntimeError, OSError):  # not a readable font
                 continue
     families = sorted(
         {
@@ -189,7 +189,7 @@ def _installed_fonts() -> tuple[tuple[str, str], ...]:
             for entry in font_manager.fontManager.ttflist
             if entry.style == "normal"
             and entry.weight in (400, "normal", "regular", "book")
-            and not entry.name.startswith("Last Resort")  # its letters are boxes
+            and not entry.name.startswith("Last Resort")  # draws boxes
         }
     )
     return tuple((family, font_manager.findfont(FontProperties(family=[family]))) for family in families)
