@@ -7,6 +7,7 @@ import json
 import os
 import random
 import string
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from PIL import Image, PngImagePlugin
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.errors import PushRefusedError
-from plain_vit.hub import files, push_folder
+from plain_vit.hub import files, push_folder, search
+from plain_vit.hub.anchors import lower
 from plain_vit.hub.files import look_into
 from plain_vit.hub.pickles import is_pickle
 from plain_vit.hub.pictures import NotAPicture, without_metadata
@@ -262,6 +264,61 @@ def check_draws(tmp_path: Path, draws: range) -> None:
 
 def test_a_secret_is_found_wherever_it_is_and_however_it_is_written(tmp_path: Path) -> None:
     check_draws(tmp_path, range(200))
+
+
+def test_around_its_words_a_rule_finds_what_it_finds_in_the_whole_text() -> None:
+    for seed in range(60):
+        text = "\n".join(secret(title, seed) + " " * seed + "x" * seed for title in SECRETS) + "-" * 3000
+        lowered = lower(text)
+        assert len(lowered) == len(text)
+        for kind, rule, anchors in search._rules():
+            whole = [match.span() for match in rule.finditer(text)]
+            regions = list(anchors.regions(text, lowered))
+            assert [match.span() for place in regions for match in rule.finditer(text, *place)] == whole, kind
+        for plugin, patterns in search._plugins():
+            regions = [place for anchors in patterns for place in anchors.regions(text, lowered)]
+            found = {value for start, end in regions for value in plugin.analyze_string(text[start:end])}
+            assert found == set(plugin.analyze_string(text)), plugin.secret_type
+
+
+def test_every_rule_has_words() -> None:
+    without = [kind for kind, _, anchors in search._rules() if anchors.words is None]
+    without += [plugin.secret_type for plugin, patterns in search._plugins() for each in patterns if each.words is None]
+    assert without == []
+    assert len(search._plugins()) > 15
+
+
+# Texts on which a search may take time that grows with the square of their length.
+REPEATED = {
+    "spaces": " ", "letters": "a", "headers of tokens": "eyJ", "headers and dashes": "eyJ-", "addresses": "://a:",
+    "names": "token=", "parts of names": "pass_", "quotes": '"auth":"', "escapes": "\\u0041", "markup": "![a",
+    "pictures": "data:image/png;base64,", "commands": "curl ", "logins": "machine a login b ", "percent": "%41",
+    "entities": "&#65;", "keys": "-----BEGIN A ", "hexadecimal": "00 ", "npm": "//a/:_auth", "lines": "\n",
+    "wide": "\uff41", "invisible": "a\u200b", "brackets": '{"', "openai": "sk-", "slack": "xoxb-1-",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_searching_a_text_takes_time_in_proportion_to_it(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "LICENSE"
+    path.write_text((REPEATED[name] * 200_000)[:200_000], encoding="utf-8")
+    look_into(path, known=())  # what is compiled once
+    started = time.process_time()
+    look_into(path, known=())
+    assert time.process_time() - started < 1.5
+
+
+@pytest.mark.slow
+def test_a_text_of_64_megabytes_is_searched_in_half_a_minute(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    words = ["".join(draw.choices(string.ascii_lowercase, k=draw.randrange(2, 10))) for _ in range(3000)]
+    lines = [" ".join(draw.choices(words, k=12)) + "\n" for _ in range(10_000)]
+    path = tmp_path / "LICENSE"
+    path.write_text("".join(draw.choices(lines, k=900_000)) + secret("AWS key id"))
+    assert 55e6 < path.stat().st_size < 70e6
+    started = time.process_time()
+    assert look_into(path, known=()).faults
+    assert time.process_time() - started < 30
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from typing import Any
 import huggingface_hub
 import numpy as np
 
+from .anchors import Anchors, anchors_of, lower
 from .pickles import is_packed
 
 CHUNK = 1_000_000  # characters that are searched at once
@@ -36,7 +37,7 @@ TOKENS = {
     "a token of GitHub": r"\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_[A-Za-z0-9_]{40,}",
     "a token of GitLab": r"\bgl(?:pat|dt|ft|soat|rt|cbt|imt|ptt|agent|oas|ffct)-[\w-]{16,}",
     "a token of PyPI": r"\bpypi-[\w-]{50,}",
-    "a token of npm": r"\bnpm_[A-Za-z0-9]{36}",
+    "a token of npm": r"\bnpm_[A-Za-z0-9]{36}|/:_authToken=\s{0,9}[\w-]{36}",
     "a token of Docker": r"\bdckr_(?:pat|oat)_[\w-]{20,}",
     "a key of AWS": r"\b(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA|AROA|AIDA)[0-9A-Z]{16}\b",
     "a key of Google": r"\bAIza[\w-]{35}|\bya29\.[\w-]{20,}|\bGOCSPX-[\w-]{20,}",
@@ -62,7 +63,9 @@ TOKENS = {
         r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d"
         r"|\bAGE-SECRET-KEY-1[0-9A-Z]{20,}"
     ),
-    "a JSON web token": r"\beyJ[\w-]{10,}={0,2}\.eyJ[\w-]{10,}={0,2}\.[\w-]*",
+    "a JSON web token": (
+        r"(?<![\w-])eyJ[\w-]{10,}={0,2}\.eyJ[\w-]{10,}={0,2}\.[\w-]*|(?<![\w-])eyJ[\w-]{10,}(?:\.[\w-]{16,}){2}"
+    ),
 }
 
 # Tokens that the words around them give away.
@@ -79,6 +82,8 @@ IN_CONTEXT = {
         r"(?=[^\s\"']*[\d:])[^\s\"'-][^\s\"']{5,}"
     ),
 }
+
+LONG = {"a JSON web token", "a login of a .netrc"}  # with parts of any length in the middle
 
 # A name and its value: `WANDB_API_KEY=...`, `"password": "..."`, `token: ...`.
 KEYED = re.compile(
@@ -98,11 +103,17 @@ PLACEHOLDER = re.compile(
     re.IGNORECASE,
 )
 SECRET_VARIABLES = re.compile(r"token|secret|passw|api_?key|access_?key|credential|private_?key", re.IGNORECASE)
-# Of detect-secrets: an address or a run of random characters is no secret by itself; our rule knows more names.
-UNUSED_PLUGINS = {"IPPublicDetector", "Base64HighEntropyString", "HexHighEntropyString", "KeywordDetector"}
-WITHOUT_DIGITS = {"Private Key", "Basic Auth Credentials"}
+# Of detect-secrets: an address or a run of random characters is no secret by itself; our rule knows more names. The
+# last four need time that grows with the square of a line, and are among ours.
+UNUSED_PLUGINS = {
+    "IPPublicDetector", "Base64HighEntropyString", "HexHighEntropyString", "KeywordDetector", "NpmDetector",
+    "JwtTokenDetector", "OpenAIDetector", "BasicAuthDetector",
+}  # fmt: skip
+SPACES, SHORT = re.compile(" {9,}"), 250  # characters around a word; its secrets are no longer
+WITHOUT_DIGITS = {"Private Key"}
 
 ENCODED = re.compile(r"[A-Za-z0-9+/_-]{16,}={0,2}")
+DIGITS_OF_A_NUMBER = 24  # a run of fewer is a number, not a text
 HEXADECIMAL = re.compile(r"(?:[0-9a-fA-F]{2}[ :]?){12,}")
 ESCAPED = re.compile(r"\\u\{?([0-9a-fA-F]{4,6})\}?|\\U([0-9a-fA-F]{8})|\\x([0-9a-fA-F]{2})|\\([\"'/nrt\\])")
 INVISIBLE = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]")  # fmt: skip  # noqa: E501
@@ -176,16 +187,19 @@ def _in_plain(text: str, known: Collection[str]) -> Iterator[tuple[int, str]]:
     for secret in known:
         if (position := text.find(secret)) >= 0:
             yield position, "a secret of this machine"
-    for kind, rule in _rules():
-        for match in rule.finditer(text):
-            yield match.start(), kind
-    for match in KEYED.finditer(text):
-        if _is_a_value(match):
-            yield match.start(), f"a value called {match['name'].lower()}"
-    for plugin in _plugins():
-        for value in plugin.analyze_string(text):
-            if plugin.secret_type in WITHOUT_DIGITS or any(char.isdigit() for char in value):
-                yield max(0, text.find(value)), plugin.secret_type
+    lowered = lower(text)
+    for kind, rule, anchors in _rules():
+        for start, end in anchors.regions(text, lowered):
+            for match in rule.finditer(text, start, end):
+                if rule is not KEYED:
+                    yield match.start(), kind
+                elif _is_a_value(match):
+                    yield match.start(), f"a value called {match['name'].lower()}"
+    for plugin, patterns in _plugins():
+        for start, end in (region for anchors in patterns for region in anchors.regions(text, lowered)):
+            for value in plugin.analyze_string(SPACES.sub(" " * 8, text[start:end])):
+                if plugin.secret_type in WITHOUT_DIGITS or any(char.isdigit() for char in value):
+                    yield max(0, text.find(value, start)), plugin.secret_type
 
 
 def _is_a_value(match: re.Match[str]) -> bool:
@@ -240,6 +254,8 @@ def _character(match: re.Match[str]) -> str:
 
 def _decoded(text: str) -> Iterator[tuple[int, bytes]]:
     for match in ENCODED.finditer(text):
+        if len(match[0]) < DIGITS_OF_A_NUMBER and match[0].isdigit():
+            continue
         letters = match[0].rstrip("=").replace("-", "+").replace("_", "/")
         try:
             yield match.start(), base64.b64decode(letters + "=" * (-len(letters) % 4), validate=True)
@@ -262,14 +278,16 @@ def _as_text(data: bytes) -> str | None:
 
 
 @cache
-def _rules() -> list[tuple[str, re.Pattern[str]]]:
-    return [(kind, re.compile(rule)) for kind, rule in (TOKENS | IN_CONTEXT).items()]
+def _rules() -> list[tuple[str, re.Pattern[str], Anchors]]:
+    rules = [*((kind, re.compile(rule)) for kind, rule in (TOKENS | IN_CONTEXT).items()), ("a named value", KEYED)]
+    return [(kind, rule, anchors_of(rule, OVERLAP) if kind in LONG else anchors_of(rule)) for kind, rule in rules]
 
 
 @cache
-def _plugins() -> list[Any]:
-    """Return the rules of detect-secrets, as objects; importing them takes a while."""
+def _plugins() -> list[tuple[Any, list[Anchors]]]:
+    """Return the rules of detect-secrets, as objects, and the words of each; importing them takes a while."""
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
     kinds: Any = get_mapping_from_secret_type_to_class().values()
-    return [kind() for kind in kinds if kind.__name__ not in UNUSED_PLUGINS]
+    plugins = [kind() for kind in kinds if kind.__name__ not in UNUSED_PLUGINS]
+    return [(plugin, [anchors_of(pattern, SHORT) for pattern in plugin.denylist]) for plugin in plugins]
