@@ -308,18 +308,22 @@ def each(
     )
 
 
-def patch_shape(config: PlainViTConfig) -> tuple[int, int]:
-    """Return (height, width) of a patch in pixels."""
-    size = config.patch_size
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+def split(name: str, count: int) -> Transform:
+    """Return the transform for so many of our tensors that are joined along the first axis of one."""
+    return Transform(
+        name,
+        lambda tensors, config: tensors[0].chunk(count, dim=0),
+        lambda tensors, config: [torch.cat(list(tensors), dim=0)],
+    )
 
 
-# Query, key and value, in this order along the first axis of one weight (or one bias).
-SPLIT_QKV = Transform(
-    "SPLIT_QKV",
-    lambda tensors, config: tensors[0].chunk(3, dim=0),
-    lambda tensors, config: [torch.cat(list(tensors), dim=0)],
-)
+def inverse(name: str, transform: Transform) -> Transform:
+    """Return the transform that does the same the other way round."""
+    return Transform(name, transform.to_source, transform.to_ours)
+
+
+SPLIT_QKV = split("SPLIT_QKV", 3)  # query, key and value
+SPLIT_KV = split("SPLIT_KV", 2)  # key and value
 
 # The tensors of all layers, stacked along the first axis of one (checkpoints of scanned layers).
 UNSTACK = Transform(
@@ -328,30 +332,18 @@ UNSTACK = Transform(
     lambda tensors, config: [torch.stack(list(tensors))],
 )
 
-# (1, L, D) in the source, (L, D) here: a leading axis of one.
-DROP_FIRST_AXIS = each(
-    "DROP_FIRST_AXIS",
-    lambda tensor, config: tensor.squeeze(0),
-    lambda tensor, config: tensor.unsqueeze(0),
-)
-
-# (L, D) in the source, (1, L, D) here.
+# (L, D) in the source, (1, L, D) here, and the reverse.
 ADD_FIRST_AXIS = each(
     "ADD_FIRST_AXIS",
     lambda tensor, config: tensor.unsqueeze(0),
     lambda tensor, config: tensor.squeeze(0),
 )
+DROP_FIRST_AXIS = inverse("DROP_FIRST_AXIS", ADD_FIRST_AXIS)
 
 # A dense layer over the pixels of a patch (row, column, channel) is a convolution whose stride is its size.
 PIXELS_TO_KERNEL = each(
     "PIXELS_TO_KERNEL",
-    lambda weight, config: weight.unflatten(1, (*patch_shape(config), config.num_channels)).permute(0, 3, 1, 2),
+    lambda weight, config: weight.unflatten(1, (*config.patch_shape, config.num_channels)).permute(0, 3, 1, 2),
     lambda kernel, config: kernel.permute(0, 2, 3, 1).flatten(1),
 )
-
-# The same the other way round: a convolution in the source, a dense layer over the pixels of a patch here.
-KERNEL_TO_PIXELS = each(
-    "KERNEL_TO_PIXELS",
-    lambda kernel, config: kernel.permute(0, 2, 3, 1).flatten(1),
-    lambda weight, config: weight.unflatten(1, (*patch_shape(config), config.num_channels)).permute(0, 3, 1, 2),
-)
+KERNEL_TO_PIXELS = inverse("KERNEL_TO_PIXELS", PIXELS_TO_KERNEL)

@@ -13,10 +13,7 @@ from transformers import PreTrainedModel
 
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import (
-    ExportError,
-    OutputError,
-)
+from ..errors import ExportError, OutputError
 from ..files.staging import staged_file, staged_folder
 from .compare_modules import MASKED
 from .sources import format_named

@@ -238,6 +238,11 @@ def check_hints(hints: Hints, description: Description, source: str) -> None:
         raise CheckpointError(f"the hints contradict {source}: {'; '.join(faults)}. Correct these, or leave them out")
 
 
+def label_fields(labels: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of our config that name its classes."""
+    return {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
+
+
 class Format(ABC):
     """A source of checkpoints: its names, its configuration, its module."""
 

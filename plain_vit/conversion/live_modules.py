@@ -6,7 +6,7 @@ be read, such as a hook.
 """
 
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -357,8 +357,3 @@ def _beside(around: nn.Module, inner: str, path: str) -> list[str]:
 
 def _is_loss(part: nn.Module) -> bool:
     return class_path(part).startswith(LOSSES)
-
-
-def unknown_hints(names: Sequence[str], known: Sequence[str]) -> TypeError:
-    """Return the error for hints that there are not."""
-    return TypeError(f"from_module has no hint {', '.join(map(repr, names))}: it has {', '.join(known)}")

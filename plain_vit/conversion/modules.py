@@ -10,16 +10,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .. import modeling_plain_vit as modeling
-from ..errors import (
-    ExportError,
-    PlainViTError,
-    UnknownFormatError,
-)
+from ..errors import ExportError, PlainViTError, UnknownFormatError
 from .compare_modules import class_path, empty_model
 from .engine import convert, sources_of
 from .export import naming_droppable_parts, our_tensors
 from .format import Format, Hints, check_hints
-from .live_modules import find_model, unknown_hints
+from .live_modules import find_model
 from .plan import fill_module, of_one_dtype, without_empty_head, without_prefix
 from .sources import FORMATS, format_named
 
@@ -43,8 +39,9 @@ def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -
         AmbiguousCheckpointError: There are several, or the module does not say everything.
         ExportError: It has parts that plain-vit does not know.
     """
-    if unknown := hints.keys() - {field.name for field in fields(Hints)}:
-        raise unknown_hints(sorted(unknown), [field.name for field in fields(Hints)])
+    there_are = [field.name for field in fields(Hints)]
+    if unknown := sorted(hints.keys() - there_are):
+        raise TypeError(f"from_module has no hint {', '.join(map(repr, unknown))}: it has {', '.join(there_are)}")
     known = Hints(**hints)
     if format is not None:
         format_named(format)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -17,12 +17,7 @@ from transformers.initialization import no_init_weights
 
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import (
-    AmbiguousCheckpointError,
-    CheckpointError,
-    PlainViTError,
-    VerificationError,
-)
+from ..errors import AmbiguousCheckpointError, CheckpointError, PlainViTError, VerificationError
 from ..files.reading import Checkpoint, check_layer_numbers, read_checkpoint, strip_wrappers
 from ..files.safetensors import save_state_dict
 from ..files.tensors import LazyTensors
@@ -131,43 +126,17 @@ def _inspect(
     """Find out what a checkpoint is; what it becomes is still on the meta device."""
     checkpoint = read_checkpoint(source, key=hints.key, revision=revision)
     given = hints.given()
-    settings, preprocessor = checkpoint.config or {}, checkpoint.preprocessor_config or {}
-    if settings.get("model_type") == PlainViTConfig.model_type:
+    if (checkpoint.config or {}).get("model_type") == PlainViTConfig.model_type:
         said = {**given, "format": format, "reference": reference}
         if superfluous := [name for name, value in said.items() if value is not None]:
             raise CheckpointError(
                 f"{source} is a folder of plain-vit's own, whose config.json says everything: leave out "
                 + ", ".join(superfluous)
             )
-        with _explain_errors(source):
-            plan = _plan_of_ours(source, checkpoint)
-            processor = processor_from_transformers(preprocessor, settings) if preprocessor else None
-        notes: list[str] = []
-        counters: tuple[str, ...] = ()
+        found = _inspect_ours(source, checkpoint)
     else:
-        check_layer_numbers(checkpoint.tensors, os.fspath(source))
-        stripped = strip_wrappers(checkpoint.tensors)
-        tensors = LazyTensors({short: checkpoint.tensors.entries[name] for name, short in stripped.names.items()})
-        names = (tensors, FORMATS, str(source), checkpoint.tensors, checkpoint.wrappers)
-        origin = recognise(*names) if format is None else format_named(format)
-        require(origin, *names)
-        foreign = ForeignCheckpoint(origin, tensors, settings)
-        with _explain_errors(source):
-            published = None if hints.architecture else _published_architecture(Path(source), origin)
-            if published is not None:
-                hints = replace(hints, architecture=str(published.value))
-            known = None if reference is None else Reference.read(reference)
-            description = foreign.describe(hints) if known is None else foreign.try_reference(hints, known)
-            check_hints(hints, description, str(source))
-            if published is not None:
-                others = [inference for inference in description.inferences if inference.field != published.field]
-                description = replace(description, inferences=[published, *others])
-            _check_settled(description, hints, origin)
-            plan = foreign.plan(description)
-            processor, assumed = origin.image_processor(description.config, settings, preprocessor, hints)
-            _check_pixels(hints, processor)
-        notes = [*(f"wrapper {name!r} removed" for name in stripped.prefixes), *foreign.notes, *assumed]
-        counters = stripped.counters
+        found = _inspect_foreign(source, checkpoint, hints, format, reference)
+    plan = found.plan
     config = cast(PlainViTConfig, plan.whole.config)
     if id2label is not None:
         _name_labels(config, id2label)
@@ -180,10 +149,68 @@ def _inspect(
         inferences=plan.description.inferences,
         given_hints=given,
         used=len(plan.tensors) - len(unused),
-        ignored=unused | dict.fromkeys(counters, "a counter of the training"),
-        notes=[*checkpoint.notes, *notes],
+        ignored=unused | dict.fromkeys(found.counters, "a counter of the training"),
+        notes=[*checkpoint.notes, *found.notes],
     )
-    return plan, Converted(plan.model, processor, report)
+    return plan, Converted(plan.model, found.image_processor, report)
+
+
+class Inspected(NamedTuple):
+    """What a checkpoint was found to be.
+
+    Args:
+        plan: How it becomes ours.
+        image_processor: Prepares pixels as the source did; None where nothing is known.
+        notes: For the report.
+        counters: Tensors that only counted steps of the training.
+    """
+
+    plan: ConversionPlan
+    image_processor: Any | None
+    notes: Sequence[str] = ()
+    counters: Sequence[str] = ()
+
+
+def _inspect_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Inspected:
+    """Find out what a folder of our own is."""
+    settings, preprocessor = checkpoint.config or {}, checkpoint.preprocessor_config
+    with _explain_errors(source):
+        plan = _plan_of_ours(source, checkpoint)
+        return Inspected(plan, processor_from_transformers(preprocessor, settings) if preprocessor else None)
+
+
+def _inspect_foreign(
+    source: str | os.PathLike[str],
+    checkpoint: Checkpoint,
+    hints: Hints,
+    format: str | None,
+    reference: tuple[torch.Tensor, torch.Tensor] | None,
+) -> Inspected:
+    """Find out what a checkpoint of another package is."""
+    settings, preprocessor = checkpoint.config or {}, checkpoint.preprocessor_config or {}
+    check_layer_numbers(checkpoint.tensors, os.fspath(source))
+    stripped = strip_wrappers(checkpoint.tensors)
+    tensors = LazyTensors({short: checkpoint.tensors.entries[name] for name, short in stripped.names.items()})
+    names = (tensors, FORMATS, str(source), checkpoint.tensors, checkpoint.wrappers)
+    origin = recognise(*names) if format is None else format_named(format)
+    require(origin, *names)
+    foreign = ForeignCheckpoint(origin, tensors, settings)
+    with _explain_errors(source):
+        published = None if hints.architecture else _published_architecture(Path(source), origin)
+        if published is not None:
+            hints = replace(hints, architecture=str(published.value))
+        known = None if reference is None else Reference.read(reference)
+        description = foreign.describe(hints) if known is None else foreign.try_reference(hints, known)
+        check_hints(hints, description, str(source))
+        if published is not None:
+            others = [inference for inference in description.inferences if inference.field != published.field]
+            description = replace(description, inferences=[published, *others])
+        _check_settled(description, hints, origin)
+        plan = foreign.plan(description)
+        processor, assumed = origin.image_processor(description.config, settings, preprocessor, hints)
+        _check_pixels(hints, processor)
+    notes = [*(f"wrapper {name!r} removed" for name in stripped.prefixes), *foreign.notes, *assumed]
+    return Inspected(plan, processor, notes, stripped.counters)
 
 
 @contextmanager

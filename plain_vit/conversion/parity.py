@@ -93,9 +93,7 @@ def probe_images(config: PlainViTConfig) -> torch.Tensor:
     Returns:
         Normalised pixels of shape (3, C, H, W).
     """
-    size = config.image_size
-    height, width = (size, size) if isinstance(size, int) else size
-    noise = torch.randn(3, config.num_channels, height, width, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(3, config.num_channels, *config.image_shape, generator=torch.Generator().manual_seed(0))
     return noise * torch.tensor([1.0, 1e-3, 10.0]).view(3, 1, 1, 1)
 
 

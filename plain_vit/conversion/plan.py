@@ -13,12 +13,7 @@ from transformers import PreTrainedModel
 
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import (
-    CheckpointError,
-    ExportError,
-    MappingError,
-    in_bytes,
-)
+from ..errors import CheckpointError, ExportError, MappingError, in_bytes
 from ..files.tensors import LazyTensors
 from .engine import Row, convert, ignored_names, revert, stream
 from .format import Description, Format

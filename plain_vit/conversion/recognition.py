@@ -42,7 +42,7 @@ def recognise(
         )
     raise UnknownFormatError(
         f"{source} is of none of {', '.join(formats)}: its tensors are {_some(names)}"
-        + _remedy(models_inside(stored, formats), wrappers)
+        + _remedy(stored, formats, wrappers)
     )
 
 
@@ -63,7 +63,7 @@ def require(
     if strangers := format.strangers(names):
         raise MappingError(
             f"{source} holds a model of {format.name} and, beside it, tensors that are no part of it"
-            f"{_remedy(models_inside(stored, formats), wrappers)}:",
+            f"{_remedy(stored, formats, wrappers)}:",
             [f"left over: {name!r}" for name in strangers],
         )
     if format.matches_names(names):
@@ -72,7 +72,7 @@ def require(
     looks = f"they look like {' or '.join(others)}: leave format= out, or name that" if others else ""
     raise UnknownFormatError(
         f"{source} does not have the names of {format.name}: "
-        + (looks or f"its tensors are {_some(names)}" + _remedy(models_inside(stored, formats), wrappers))
+        + (looks or f"its tensors are {_some(names)}" + _remedy(stored, formats, wrappers))
     )
 
 
@@ -106,8 +106,9 @@ def models_inside(names: Collection[str], formats: Mapping[str, Format]) -> dict
     return found
 
 
-def _remedy(inside: Mapping[str, str], wrappers: Sequence[str]) -> str:
+def _remedy(stored: Collection[str], formats: Mapping[str, Format], wrappers: Sequence[str]) -> str:
     """Return the words that name the keys by which parts of a state dict would open."""
+    inside = models_inside(stored, formats)
     keys = [f"key={'.'.join((*wrappers, prefix))!r} names a model of {format}" for prefix, format in inside.items()]
     return "; " + ", ".join(keys) if keys else ""
 

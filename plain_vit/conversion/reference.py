@@ -10,12 +10,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from ..errors import (
-    AmbiguousCheckpointError,
-    CheckpointError,
-    PlainViTError,
-    VerificationError,
-)
+from ..errors import AmbiguousCheckpointError, CheckpointError, PlainViTError, VerificationError
 from ..files.tensors import LazyTensors
 from .compare_modules import empty_model
 from .format import EXPECTED, Description, Format, Hints, Inference

@@ -7,9 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import (
-    printable,
-)
+from ..errors import printable
 from .format import UNPROVEN, Inference
 from .parity import StageDifference
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import huggingface_hub
 import torch
@@ -24,6 +24,8 @@ from .tensors import MAX_HEADER_BYTES, MAX_TENSORS, LazyTensor, LazyTensors
 from .texts import parse_json, read_small_file
 from .torch_pickle import TorchFile
 from .zip_archives import zip_members
+
+T = TypeVar("T")
 
 SUFFIXES = {
     "safetensors": (".safetensors",),
@@ -410,11 +412,7 @@ def _find_state_dict(
     others = [str(name) for name in table if name not in tensors]
     notes = (f"passed over what is no tensor: {', '.join(others[:20])}",) if others else ()
     if rest:
-        prefix = f"{rest}."
-        tensors = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        if not tensors:
-            raise CheckpointError(f"{path} has no tensor whose name begins with {prefix!r}, as key={key!r} asks for.")
-        return tensors, (*where, rest), notes
+        return _below(rest, tensors, key, path), (*where, rest), notes
     if key is None:
         _check_rivals(tensors, where, path)
     return tensors, where, notes
@@ -447,11 +445,16 @@ def _narrowed(tensors: LazyTensors, key: str | None, path: Path) -> tuple[LazyTe
         _check_rivals(tensors, (), path)
     if key is None or key == ".":
         return tensors, ()
-    prefix = f"{key}."
-    chosen = {name.removeprefix(prefix): entry for name, entry in tensors.entries.items() if name.startswith(prefix)}
+    return LazyTensors(_below(key, tensors.entries, key, path)), (key,)
+
+
+def _below(place: str, tensors: Mapping[str, T], key: str | None, path: Path) -> dict[str, T]:
+    """Return what is below a place among the names, by the rest of these."""
+    prefix = f"{place}."
+    chosen = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     if not chosen:
         raise CheckpointError(f"{path} has no tensor whose name begins with {prefix!r}, as key={key!r} asks for.")
-    return LazyTensors(chosen), (key,)
+    return chosen
 
 
 def _check_rivals(names: Iterable[str], where: tuple[str, ...], path: Path) -> None:

@@ -273,9 +273,19 @@ def _as_family(names: Sequence[str]) -> str:
 # The grid
 
 
+def _grid(size: Size, known: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the grid of an image's patches, (rows, columns); what is left over at its edges is dropped."""
+    (height, width), (patch_height, patch_width) = pair(size), known["patch_size"]
+    return height // patch_height, width // patch_width
+
+
+def _is_square(size: Size, known: Mapping[str, Any]) -> bool:
+    return len(set(_grid(size, known))) == 1
+
+
 def patches_in(size: Size, known: Mapping[str, Any]) -> int:
-    """Return the number of patches of an image; what is left over at its edges is dropped."""
-    return math.prod(pixels // patch for pixels, patch in zip(pair(size), known["patch_size"], strict=True))
+    """Return the number of patches of an image."""
+    return math.prod(_grid(size, known))
 
 
 def prefix_of(known: Mapping[str, Any]) -> int:
@@ -354,8 +364,10 @@ def settled_by_name(
     no_embed_class = arguments.get("no_embed_class", False)
     size = _image_size(rows, no_embed_class, known, hints, [*stated, native])
     if isinstance(size, list):
-        _ask_for_size(f"{name} has another grid of patches, and pos_embed has {rows} rows", size, rows)
-        raise AssertionError
+        if not size:
+            raise _no_row_for_a_patch(rows)
+        message = f"{name} has another grid of patches, and pos_embed has {rows} rows: the size of its images is open"
+        raise AmbiguousCheckpointError(message, {"image_size": size})
     pixels, whence = size
     settled = Settled({**arguments, "img_size": pixels}, [Inference("architecture", name, source)])
     config = settled.config(known)
@@ -373,15 +385,8 @@ def settled_by_name(
     return settled
 
 
-def _ask_for_size(message: str, sizes: Sequence[tuple[int, int]], rows: int | None) -> None:
-    """Ask for the image size.
-
-    Raises:
-        AmbiguousCheckpointError: with the sizes; `MappingError` where there is none.
-    """
-    if not sizes:
-        raise MappingError("the position table has no row for a patch:", [f"pos_embed: {rows} rows"])
-    raise AmbiguousCheckpointError(f"{message}: the size of its images is open", {"image_size": sizes})
+def _no_row_for_a_patch(rows: int | None) -> MappingError:
+    return MappingError("the position table has no row for a patch:", [f"pos_embed: {rows} rows"])
 
 
 def _full_hints(config: PlainViTConfig, hints: Hints, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -557,7 +562,7 @@ class _Detail:
             sizes.sort(key=lambda one: not _is_square(one[0], known))
             merged = dict.fromkeys(size for group in itertools.zip_longest(*sizes) for size in group if size)
             if not merged:
-                raise MappingError("the position table has no row for a patch:", [f"pos_embed: {rows} rows"])
+                raise _no_row_for_a_patch(rows)
             self.open["image_size"] = list(merged)
             return
         size = pair(hints.image_size)
@@ -572,11 +577,6 @@ class _Detail:
         if prefix_of(known) and hints.position_embedding_on_prefix is None:
             whence = f"the {rows} rows of pos_embed, for {patches_in(size, known)} patches"
             self.infer("position_embedding_on_prefix", fit[0], whence)
-
-
-def _is_square(size: tuple[int, int], known: Mapping[str, Any]) -> bool:
-    height, width = known["patch_size"]
-    return size[0] // height == size[1] // width
 
 
 def fitting(
@@ -609,8 +609,3 @@ def fitting(
         return names, {}
     first = _image_size(rows, ARCHITECTURES[names[0]].get("no_embed_class", False), known, hints, [])
     return names, {"image_size": first} if isinstance(first, list) else {}
-
-
-def _grid(size: tuple[int, int], known: Mapping[str, Any]) -> tuple[int, int]:
-    height, width = known["patch_size"]
-    return size[0] // height, size[1] // width

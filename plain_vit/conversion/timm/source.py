@@ -18,8 +18,8 @@ from torch import nn
 from ...configuration_plain_vit import PlainViTConfig, stem_stride
 from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError
 from ...files.safetensors import save_state_dict
-from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Transform, revert
-from ..format import Description, Format, Hints, Inference, StateDict
+from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_KV, SPLIT_QKV, Row, Transform, revert
+from ..format import Description, Format, Hints, Inference, StateDict, label_fields
 from .architectures import PUBLISHED_FILES
 from .arguments import (
     ACTIVATIONS,
@@ -64,12 +64,6 @@ IGNORED = (
 
 # Tensors
 
-SPLIT_KEY_VALUE = Transform(
-    "SPLIT_KEY_VALUE",
-    lambda tensors, config: tensors[0].chunk(2, dim=0),
-    lambda tensors, config: [torch.cat(list(tensors), dim=0)],
-)
-
 # The parallel block computes the first layer of the MLP, query, key and value in one product, in this order.
 SPLIT_MLP_QKV = Transform(
     "SPLIT_MLP_QKV",
@@ -104,7 +98,7 @@ HEAD_ROWS = [
     Row("norm", "vit.layernorm"),
     Row("attn_pool.latent", "vit.pooler.probe"),
     Row("attn_pool.q", "vit.pooler.q_proj"),
-    Row("attn_pool.kv", ("vit.pooler.k_proj", "vit.pooler.v_proj"), SPLIT_KEY_VALUE),
+    Row("attn_pool.kv", ("vit.pooler.k_proj", "vit.pooler.v_proj"), SPLIT_KV),
     Row("attn_pool.proj", "vit.pooler.o_proj"),
     Row("attn_pool.norm", "vit.pooler.layernorm"),
     Row("attn_pool.mlp.fc1", "vit.pooler.fc1"),
@@ -400,17 +394,12 @@ def _labels(cfg: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
         return {}
     if isinstance(names, Mapping):  # the index of each, where some have none
         named = {int(index): name for index, name in names.items()}
-        return _named([named.get(index, f"LABEL_{index}") for index in range(num_classes)])
+        return label_fields([named.get(index, f"LABEL_{index}") for index in range(num_classes)])
     if len(names) != num_classes:
         raise CheckpointError(
             f"config.json has {len(names)} label names for {num_classes} classes: correct one of them"
         )
-    return _named(names)
-
-
-def _named(labels: Sequence[str]) -> dict[str, Any]:
-    """Return the label fields of our config."""
-    return {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
+    return label_fields(names)
 
 
 def _imagenet_labels(config: PlainViTConfig) -> list[Inference]:
@@ -423,7 +412,7 @@ def _imagenet_labels(config: PlainViTConfig) -> list[Inference]:
         return [Inference("id2label", "LABEL_0, LABEL_1, ...", unnamed)]
     from timm.data import ImageNetInfo
 
-    for field, labels in _named(list(ImageNetInfo(subset).label_descriptions())).items():
+    for field, labels in label_fields(list(ImageNetInfo(subset).label_descriptions())).items():
         setattr(config, field, labels)
     return [
         Inference("id2label", f"the classes of {subset}", f"the number of classes, {config.num_labels}, as timm has it")

@@ -15,7 +15,7 @@ from ...configuration_plain_vit import PlainViTConfig
 from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from ..compare_modules import class_path, differences, epsilon_of, lost_fields
 from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
-from ..format import Description, Format, Hints, Inference, StateDict, write_state_dict
+from ..format import Description, Format, Hints, Inference, StateDict, label_fields, write_state_dict
 from ..infer import head_counts, square_grid
 from .architectures import ARCHITECTURES
 from .architectures import FILES as TORCHVISION_FILES
@@ -23,6 +23,14 @@ from .pixels import processor_from_torchvision
 
 CLASS = "torchvision.models.vision_transformer.VisionTransformer"
 EPS = 1e-6  # partial(nn.LayerNorm, eps=1e-6) in every builder
+
+# What all these models have that is not our default, and the fields that arguments of theirs decide.
+FIXED_FIELDS: dict[str, Any] = {"position_resampling": "bicubic_align_corners"}
+ARGUMENT_FIELDS = (
+    "image_size", "patch_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+    "intermediate_size", "layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob",
+    "representation_size", "num_labels",
+)  # fmt: skip
 
 # What the names of published files have beyond that of their architecture.
 PUBLISHED_NAME = re.compile(r"(_lc)?(_swag)?-[0-9a-f]{8}$")
@@ -104,18 +112,15 @@ class TorchvisionFormat(Format):
         block = module.encoder.layers[0]
         head, dropout, head_fields = _read_heads(module.heads)
         config = PlainViTConfig(
-            **_fields(
-                patch_size=module.patch_size,
-                width=module.hidden_dim,
-                depth=len(module.encoder.layers),
-                heads=block.num_heads,
-                mlp_width=module.mlp_dim,
-                image_size=module.image_size,
-                layer_norm_eps=epsilon_of(block.ln_1),
-                hidden_dropout_prob=module.dropout,
-                attention_probs_dropout_prob=module.attention_dropout,
-                **head_fields,
-            )
+            **FIXED_FIELDS | head_fields | {"layer_norm_eps": epsilon_of(block.ln_1)},
+            patch_size=module.patch_size,
+            hidden_size=module.hidden_dim,
+            num_hidden_layers=len(module.encoder.layers),
+            num_attention_heads=block.num_heads,
+            intermediate_size=module.mlp_dim,
+            image_size=module.image_size,
+            hidden_dropout_prob=module.dropout,
+            attention_probs_dropout_prob=module.attention_dropout,
         )
         with torch.device("meta"):
             rebuilt = self.build_module(config, None)
@@ -155,18 +160,16 @@ class TorchvisionFormat(Format):
                 f"the head has several layers ({', '.join(places)}): expected pre_logits and one more"
             )
         pre_logits = tensors.get("heads.pre_logits.weight")
+        num_labels = tensors[f"{places[0]}.weight"].shape[0] if places else 0
         config = PlainViTConfig(
-            **_fields(
-                patch_size=patch_size,
-                width=width,
-                depth=depth,
-                **unseen,
-                mlp_width=mlp_width,
-                image_size=image_size,
-                num_channels=channels,
-                representation_size=None if pre_logits is None else pre_logits.shape[0],
-                num_labels=tensors[f"{places[0]}.weight"].shape[0] if places else 0,
-            )
+            **FIXED_FIELDS | unseen | {"num_labels": num_labels},
+            patch_size=patch_size,
+            hidden_size=width,
+            num_hidden_layers=depth,
+            intermediate_size=mlp_width,
+            image_size=image_size,
+            num_channels=channels,
+            representation_size=None if pre_logits is None else pre_logits.shape[0],
         )
         if hints.architecture in TORCHVISION_FILES and config.num_labels == 1000:
             inferences.append(_name_as_published(config, hints.architecture))
@@ -252,19 +255,6 @@ class TorchvisionFormat(Format):
         write_state_dict(revert(self.rows(config, layout), tensors, config), path)
 
 
-def _fields(patch_size: int, width: int, depth: int, heads: int, mlp_width: int, **others: Any) -> dict[str, Any]:
-    """Return the fields of our config that torchvision decides; the rest of our defaults are what it always has."""
-    return {
-        "patch_size": patch_size,
-        "hidden_size": width,
-        "num_hidden_layers": depth,
-        "num_attention_heads": heads,
-        "intermediate_size": mlp_width,
-        "position_resampling": "bicubic_align_corners",
-        **others,
-    }
-
-
 def _read_heads(heads: nn.Module) -> tuple[str | None, float, dict[str, Any]]:
     """Return the layout word, the dropout and the fields of our config for what follows the class token."""
     parts = {"heads" + ("." + path if path else ""): part for path, part in heads.named_modules(remove_duplicate=False)}
@@ -320,7 +310,7 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
         named = Inference("architecture", hints.architecture, "the caller")
         settled = [Inference(field, value, name) for field, value in
                    (("num_attention_heads", fitting[name]), ("layer_norm_eps", EPS))]  # fmt: skip
-        return {"heads": fitting[name], "layer_norm_eps": EPS}, [named, *settled, *code]
+        return {"num_attention_heads": fitting[name], "layer_norm_eps": EPS}, [named, *settled, *code]
     width, heads, eps = shapes["width"], hints.num_attention_heads, hints.layer_norm_eps
     if heads is None and hints.head_dim is not None:
         heads = max(1, width // hints.head_dim)
@@ -338,7 +328,8 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
             raise AmbiguousCheckpointError(message, {"architecture": names}, open_)
         raise AmbiguousCheckpointError(message, open_)
     from_width = Inference("num_attention_heads", heads, f"head_dim {hints.head_dim} in a width of {width}")
-    return {"heads": heads, "layer_norm_eps": eps}, [*([] if hints.num_attention_heads else [from_width]), *code]
+    settled = code if hints.num_attention_heads else [from_width, *code]
+    return {"num_attention_heads": heads, "layer_norm_eps": eps}, settled
 
 
 def _name_as_published(config: PlainViTConfig, file: str) -> Inference:
@@ -346,8 +337,8 @@ def _name_as_published(config: PlainViTConfig, file: str) -> Inference:
     from torchvision.models import ViT_B_16_Weights
 
     names = ViT_B_16_Weights.IMAGENET1K_V1.meta["categories"]  # the same beside all of them
-    config.id2label = dict(enumerate(names))
-    config.label2id = {name: index for index, name in enumerate(names)}
+    for field, labels in label_fields(names).items():
+        setattr(config, field, labels)
     return Inference("id2label", "the classes of imagenet-1k", f"{file}, beside which torchvision names them")
 
 
@@ -356,22 +347,7 @@ def _check_expressible(config: PlainViTConfig) -> None:
     size, patch, faults = config.image_size, config.patch_size, []
     if not isinstance(size, int) or not isinstance(patch, int):
         raise ExportError("torchvision has square images and patches only:", [f"{size=}", f"{patch=}"])
-    again = PlainViTConfig(
-        **_fields(
-            patch_size=patch,
-            width=config.hidden_size,
-            depth=config.num_hidden_layers,
-            heads=config.num_attention_heads,
-            mlp_width=config.intermediate_size,
-            image_size=size,
-            head_dim=config.head_dim,
-            representation_size=config.representation_size,
-            layer_norm_eps=config.layer_norm_eps,
-            hidden_dropout_prob=config.hidden_dropout_prob,
-            attention_probs_dropout_prob=config.attention_probs_dropout_prob,
-            num_labels=config.num_labels,
-        )
-    )
+    again = PlainViTConfig(**FIXED_FIELDS, **{name: getattr(config, name) for name in ARGUMENT_FIELDS})
     if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
         faults = [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"]
     if faults := [*faults, *lost_fields(config, again)]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ...configuration_plain_vit import PlainViTConfig
-from ..engine import KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform, each
+from ..engine import ADD_FIRST_AXIS, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform, each, split
+from ..infer import pair
 
 # Transforms
 
@@ -44,17 +45,12 @@ POSITION_TABLE = each("POSITION_TABLE", lambda table, config: table, _with_prefi
 POSITIONS_AND_REGISTERS = Transform(
     "POSITIONS_AND_REGISTERS", _positions_beside_registers, _positions_without_registers
 )
-SPLIT_GATE = Transform(  # gate, then value, along the first axis
-    "SPLIT_GATE",
-    lambda tensors, config: tensors[0].chunk(2, dim=0),
-    lambda tensors, config: [torch.cat(list(tensors), dim=0)],
-)
+SPLIT_GATE = split("SPLIT_GATE", 2)  # gate, then value
 ADD_TWO_AXES = each(
     "ADD_TWO_AXES",
     lambda token, config: token[None, None],
     lambda token, config: token[0, 0],
 )
-ADD_AXIS = each("ADD_AXIS", lambda token, config: token.unsqueeze(0), lambda token, config: token.squeeze(0))
 POINTWISE = each(  # a convolution over single tokens is a dense layer
     "POINTWISE",
     lambda kernel, config: kernel.flatten(1),
@@ -112,7 +108,7 @@ DEIT_ROWS = [  # the distillation token is a register where no head reads it
 GATED = (f"{LAYER}.mlp.gate", f"{LAYER}.mlp.fc1")
 DINOV2_BLOCK = [
     *PATCHES_AND_TOKENS,
-    Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token", ADD_AXIS),
+    Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token", ADD_FIRST_AXIS),
     Row("encoder.layer.{}.norm1", f"{LAYER}.layernorm_before"),
     Row("encoder.layer.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
     Row("encoder.layer.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
@@ -299,8 +295,7 @@ class Family:
 
 def _partial_patches(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Say whether the convolution leaves pixels over at the right and at the bottom, as it does there in silence."""
-    image, patch = (size if isinstance(size, Sequence) else (size, size)
-                    for size in (settings["image_size"], settings["patch_size"]))  # fmt: skip
+    image, patch = pair(settings["image_size"]), pair(settings["patch_size"])
     return {"drop_partial_patches": any(pixels % step for pixels, step in zip(image, patch, strict=True))}
 
 

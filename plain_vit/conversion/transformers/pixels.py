@@ -11,10 +11,7 @@ from transformers import AutoImageProcessor, ViTImageProcessor, ViTImageProcesso
 from transformers.image_processing_utils import BaseImageProcessor
 
 from ...errors import CheckpointError, ExportError, OutputError
-from ...image_processing_plain_vit import (
-    SourcePreprocessing,
-    check_settings,
-)
+from ...image_processing_plain_vit import SourcePreprocessing, check_settings
 
 
 def processor_from_transformers(

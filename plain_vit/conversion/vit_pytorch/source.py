@@ -14,7 +14,7 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,6 +33,7 @@ from ..engine import (
     INDEX,
     LEAF,
     PIXELS_TO_KERNEL,
+    SPLIT_KV,
     SPLIT_QKV,
     Row,
     Transform,
@@ -91,11 +92,6 @@ UNUSED = {"decorr_loss.proj": "random directions of the decorrelation loss"}
 # Placeholders of numbers in the tables: of a layer, or of one half of a layer where they are counted in twos.
 NUMBERS = {"{}": INDEX, "{even}": r"(\d*[02468])", "{odd}": r"(\d*[13579])"}
 
-SPLIT_KV = Transform(
-    "SPLIT_KV",
-    lambda tensors, config: tensors[0].chunk(2, dim=0),
-    lambda tensors, config: [torch.cat(list(tensors), dim=0)],
-)
 # One gain for each head and channel, (heads, 1, d) there and (heads, d) here.
 DROP_TOKEN_AXIS = each(
     "DROP_TOKEN_AXIS",
@@ -143,15 +139,8 @@ def _numbered(rows: list[Row], depth: int) -> Iterator[Row]:
 # Reading
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """How well a checkpoint's names and shapes fit a layout."""
-
-    layout: Layout
-    faults: tuple[str, ...]
-
-
-def _fit(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> _Fit:
+def _misfits(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return where a checkpoint's names and shapes do not fit a layout."""
     found: set[str | tuple[str, ...]] = set()
     left_over = []
     patterns = {ours: _pattern(name) for ours, name in layout.names.items()}
@@ -162,7 +151,7 @@ def _fit(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> _Fit:
         else:
             found.add(ours)
     needed = [name for ours, name in layout.names.items() if ours not in found and ours not in layout.optional]
-    return _Fit(layout, (*(f"missing: {name!r}" for name in needed), *left_over))
+    return [*(f"missing: {name!r}" for name in needed), *left_over]
 
 
 def _shape_fits(layout: Layout, ours: str | tuple[str, ...], name: str, shape: tuple[int, ...]) -> bool:
@@ -185,17 +174,16 @@ def _layouts_of(shapes: Mapping[str, tuple[int, ...]], release: str | None) -> l
     Raises:
         MappingError: says what is missing and left over in the nearest layout.
     """
-    fits = [_fit(layout, shapes) for layout in (LAYOUTS if release is None else layouts_at(release))]
-    best = min(fits, key=lambda fit: len(fit.faults))
-    if best.faults:
+    misfits = {layout: _misfits(layout, shapes) for layout in (LAYOUTS if release is None else layouts_at(release))}
+    nearest = min(misfits, key=lambda layout: len(misfits[layout]))
+    if misfits[nearest]:
         family = family_of(shapes)
         other = "" if family is None else f" They look like {family}, which plain-vit does not open yet."
         raise MappingError(
-            f"the tensors are those of no plain ViT of vit-pytorch.{other} Held against the nearest, "
-            f"{best.layout.title}:",
-            best.faults,
+            f"the tensors are those of no plain ViT of vit-pytorch.{other} Held against the nearest, {nearest.title}:",
+            misfits[nearest],
         )
-    return [fit.layout for fit in fits if not fit.faults]
+    return [layout for layout, faults in misfits.items() if not faults]
 
 
 def family_of(names: Collection[str]) -> str | None:
