@@ -19,7 +19,7 @@ from vit_pytorch import learnable_memory_vit
 from plain_vit.conversion import from_module
 from plain_vit.conversion.timm.modules import CLASS_PATHS
 from plain_vit.conversion.transformers.families import ARCHITECTURES, CONTAINERS
-from plain_vit.conversion.vit_pytorch.source import _file
+from plain_vit.conversion.vit_pytorch.modules import file_of
 from plain_vit.errors import AmbiguousCheckpointError, ExportError, PlainViTError
 from tests.conftest import randomize_
 from tests.test_conversion_torchvision import output
@@ -150,7 +150,7 @@ def test_the_classes_of_vit_pytorch_are_found() -> None:
 def test_a_class_of_vit_pytorch_opens_with_its_numbers_or_is_refused_by_name(name: str) -> None:
     file, kind = CLASSES[name]
     module = build(file, kind)
-    if not any(_file(base) is not None for base in kind.__mro__):
+    if not any(file_of(base) is not None for base in kind.__mro__):
         refused_by_name(module)
         return
     randomize_(module)
