@@ -221,20 +221,25 @@ def source_facts(folder: Path) -> dict[str, Any]:
     if path.is_file():
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             text = file.read(MAX_CARD)
-    match = REGEX_YAML_BLOCK.search(text)
-    try:
-        said = yaml.safe_load(match[2]) if match else None
-    except (yaml.YAMLError, ValueError, RecursionError):  # a broken card must not prevent using the weights
-        said = None
     facts: dict[str, Any] = {}
-    if isinstance(said, dict):
+    if said := metadata_of(text):
         facts |= _license_of_page(said)
-        facts["datasets"] = [name for name in _listed(said.get("datasets")) if _is_repo_id(name)]
+        facts["datasets"] = [name for name in _listed(said.get("datasets")) if is_repo_id(name)]
     if "license" not in facts and (noted := _license_in_config(folder / "config.json")) is not None:
         facts |= {"license": noted} if noted in LICENSES_OF_TIMM else {"license": "other", "license_name": noted}
     if citations := [entry for entry in BIBTEX.findall(text) if len(entry) <= LONGEST_CITATION]:
         facts["citations"] = citations[:MOST_CITATIONS]
     return facts
+
+
+def metadata_of(page: str) -> dict[str, Any]:
+    """Return the metadata of a model card; empty where there is none, or what is there cannot be read."""
+    match = REGEX_YAML_BLOCK.search(page)
+    try:
+        said = yaml.safe_load(match[2]) if match else None
+    except (yaml.YAMLError, ValueError, RecursionError):  # a broken card must not prevent using the weights
+        said = None
+    return {str(key): value for key, value in said.items()} if isinstance(said, dict) else {}
 
 
 def _license_of_page(said: Mapping[str, Any]) -> dict[str, str]:
@@ -271,9 +276,10 @@ def _listed(value: object) -> list[str]:
     return [each for each in values if isinstance(each, str)]
 
 
-def _is_repo_id(name: str) -> bool:
+def is_repo_id(name: object) -> bool:
+    """Return whether this can be the id of a repository on the Hub."""
     try:
-        validate_repo_id(name)
+        validate_repo_id(name)  # type: ignore[arg-type]
     except HFValidationError:
         return False
     return True

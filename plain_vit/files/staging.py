@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import OutputError, OutputExistsError, listed
 from ..system import HeldInterrupts, exchange_names
-from .marks import is_untouched
+from .marks import TRAVELLING, is_untouched
 
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "config.json")
@@ -35,7 +35,6 @@ LOCK, NEW, OLD = "lock", "new", "old"
 WRITTEN = re.compile(
     r"config\.json|preprocessor_config\.json|README\.md|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
 )
-TRAVELLING = {path.name for path in Path(__file__).parents[1].glob("*_plain_vit.py")}
 LONGEST_NAME = 255  # bytes, in every file system of today
 
 

@@ -9,18 +9,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import ModelCard, ModelCardData
-from huggingface_hub.errors import HFValidationError
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
-from huggingface_hub.utils import validate_repo_id
 
 from ..errors import CheckpointError
 from ..files.marks import is_untouched, marked
 from ..files.safetensors import open_safetensors
 from ..files.texts import parse_json
 from ..markdown import code, fenced, one_line, plain
-from ..model_card import CARD, PLACEHOLDER
+from ..model_card import CARD, PLACEHOLDER, is_repo_id, metadata_of
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)[\\/]snapshots[\\/]")  # a folder of the Hub's cache
@@ -59,12 +56,12 @@ class Adapter:
         Raises:
             CheckpointError: What a person wrote names no base model, or another one.
         """
-        said = _metadata(written) if written is not None else {}
+        said = metadata_of(written) if written is not None else {}
         if written is not None and not _is_template(written) and not is_untouched(written.encode()):
             bases = said.get("base_model")
             bases = bases if isinstance(bases, list) else [bases]
             tagged = {tag.rpartition(":")[2] for tag in _tags(said) if tag.startswith(TAG_OF_BASE)}
-            if self.base_model not in bases or not tagged <= {self.base_model} or not all(map(_is_repo_id, bases)):
+            if self.base_model not in bases or not tagged <= {self.base_model} or not all(map(is_repo_id, bases)):
                 raise CheckpointError(
                     f"{CARD} names other base models than {SETTINGS}, or none: write base_model: {self.base_model} at "
                     "its top, and remove the others and the tags that name them."
@@ -151,7 +148,7 @@ def open_adapter(folder: Path) -> Adapter:
     if not isinstance(settings.get("peft_type"), str):
         raise CheckpointError(f"{folder / SETTINGS} names no peft_type: save it with peft.")
     base = settings.get("base_model_name_or_path")
-    if not isinstance(base, str) or not _is_repo_id(base) or Path(base).exists():
+    if not isinstance(base, str) or not is_repo_id(base) or Path(base).exists():
         cached = SNAPSHOT.search(str(base))
         do = f"write '{cached[1]}/{cached[2]}'" if cached else "push the base model, and write its id (user/name)"
         raise CheckpointError(
@@ -160,23 +157,6 @@ def open_adapter(folder: Path) -> Adapter:
         )
     tensors = open_safetensors(folder / WEIGHTS)[0]
     return Adapter(settings, {name: tuple(tensor.shape) for name, tensor in tensors.meta().items()}, base)
-
-
-def _is_repo_id(name: object) -> bool:
-    try:
-        validate_repo_id(name)  # type: ignore[arg-type]
-    except HFValidationError:
-        return False
-    return True
-
-
-def _metadata(page: str) -> dict[str, Any]:
-    match = REGEX_YAML_BLOCK.search(page)
-    try:
-        said = yaml.safe_load(match[2]) if match else None
-    except (yaml.YAMLError, ValueError, RecursionError):
-        said = None
-    return {str(key): value for key, value in said.items()} if isinstance(said, dict) else {}
 
 
 def _tags(said: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ import transformers
 from ..configuration_plain_vit import PlainViTConfig
 from ..conversion import from_checkpoint
 from ..errors import CheckpointError
+from ..files.marks import TRAVELLING
 from ..files.reading import read_checkpoint
 from ..files.safetensors import open_safetensors
 from ..files.texts import parse_json
@@ -20,7 +21,6 @@ from . import adapters
 from .adapters import Adapter, open_adapter
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
-OURS = {path.name: path for path in Path(__file__).parents[1].glob("*_plain_vit.py")}
 
 
 @dataclass
@@ -180,15 +180,15 @@ def _outline(source: bytes) -> Outline:
 
 
 def _is_ours(path: Path) -> bool:
-    return path.name in OURS and path.read_bytes() == OURS[path.name].read_bytes()
+    return path.name in TRAVELLING and path.read_bytes() == TRAVELLING[path.name].read_bytes()
 
 
 def _open_model(folder: Path, config: Mapping[str, Any], opened: Opened) -> None:
     model_type, architectures = config.get("model_type"), config.get("architectures")
     of_model = {kind: value for kind, value in auto_map_of(config).items() if kind != "AutoImageProcessor"}
     code = {f"{each.partition('.')[0]}.py" for each in classes_of(of_model)}
-    if code - OURS.keys():
-        _check_numbers(folder)
+    if code - TRAVELLING.keys():
+        _check_finite(folder, read_checkpoint(folder).tensors)
         opened.notes.append("the model opens by its own code alone: its tensors were read, the model was not built")
     elif model_type != PlainViTConfig.model_type and architectures and hasattr(transformers, str(architectures[0])):
         _open_stock(folder, str(architectures[0]))
@@ -209,12 +209,7 @@ def _open_stock(folder: Path, name: str) -> None:
               for kind, names in report.items() if kind.endswith("_keys") and names]  # fmt: skip
     if faults:
         raise CheckpointError(f"{folder} does not open as {name}: {'; '.join(faults)}")
-    _check_numbers(folder)
-
-
-def _check_numbers(folder: Path) -> None:
-    checkpoint = read_checkpoint(folder)
-    _check_finite(folder, checkpoint.tensors)
+    _check_finite(folder, read_checkpoint(folder).tensors)
 
 
 def _check_finite(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
