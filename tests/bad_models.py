@@ -236,4 +236,4 @@ def _resnet(folder: Path) -> Path:
     return folder / "resnet.safetensors"
 
 
-_add("a model of another kind", _resnet, UnknownFormatError, "is of none of")
+_add("a model of another kind", _resnet, UnknownFormatError, "matches no known format")

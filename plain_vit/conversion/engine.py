@@ -102,7 +102,7 @@ def convert(
     """
     result: dict[str, torch.Tensor] = {}
     for converted in _converted_groups(rows, tensors, expected, config, ignored):
-        result |= _taken_over(converted) if owned else {name: _copy(tensor) for name, tensor in converted.items()}
+        result |= _take_ownership(converted) if owned else {name: _copy(tensor) for name, tensor in converted.items()}
     return result
 
 
@@ -180,7 +180,7 @@ def _convert_group(
     return dict(zip(group.ours, converted, strict=True)), faults
 
 
-def _taken_over(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _take_ownership(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Give each tensor a storage of its own: the part of memory that it fills, where no other one reaches into that."""
     spans = sorted((tensor.data_ptr(), tensor.nbytes) for tensor in tensors.values() if tensor.is_contiguous())
     apart = all(start + nbytes <= later for (start, nbytes), (later, _) in pairwise(spans))

@@ -85,7 +85,7 @@ class StageDifference:
 
 
 def probe_images(config: PlainViTConfig) -> torch.Tensor:
-    """Return images that show a wrong epsilon or a wrong order too: ordinary, nearly flat, and glaring ones.
+    """Return images that show a wrong epsilon or a wrong order too: ordinary, nearly flat, and very large ones.
 
     Args:
         config: Its native size and channels are used.

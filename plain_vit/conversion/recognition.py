@@ -41,7 +41,7 @@ def recognise(
             f"{source} has plain-vit's own names and no config.json: give the folder that save_pretrained wrote"
         )
     raise UnknownFormatError(
-        f"{source} is of none of {', '.join(formats)}: its tensors are {_some(names)}"
+        f"{source} matches no known format ({', '.join(formats)}): its tensors are {_some(names)}"
         + _remedy(stored, formats, wrappers)
     )
 

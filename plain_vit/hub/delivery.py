@@ -146,7 +146,7 @@ def delivered(api: HfApi, delivery: Delivery) -> tuple[Push, CommitInfo]:
         CheckpointError: A file was changed after it was looked at.
     """
     state = _State()
-    with _clear_errors(delivery, state):
+    with _explain_errors(delivery, state):
         attempt = 1
         while True:
             try:
@@ -265,7 +265,7 @@ def _remove_if_refused(api: HfApi, delivery: Delivery, state: _State, error: Exc
 
 
 @contextmanager
-def _clear_errors(delivery: Delivery, state: _State) -> Iterator[None]:
+def _explain_errors(delivery: Delivery, state: _State) -> Iterator[None]:
     """Say what went wrong on the Hub, how the repository is now, and what to do."""
     repo_id, branch = delivery.repo_id, delivery.revision
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 LONGEST = 4_000_000  # bytes of a text that is asked whether it is a pickle; the rest is not needed to know it
 MANY_STEPS = 2_000
-FEW_STEPS = 4  # a text of fewer that goes on behind its end is a text
+FEW_STEPS = 4  # a text of fewer that goes on after its end is a text
 NAMES = re.compile(r"[^\W\d][\w.]* [^\W\d][\w.]*")  # a module and a name in it
 CALLS = ("REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD")
 BINARY_PROTOCOL = re.compile(rb"\x80[\x02-\x05]")

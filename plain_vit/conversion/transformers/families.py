@@ -90,7 +90,7 @@ VIT_ROWS = [
     Row("layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
     *NORMS,
 ]
-VIT_FILED = [  # as in files
+VIT_ON_DISK = [  # as in files
     Row("encoder.layer.{}.layernorm_before", f"{LAYER}.layernorm_before"),
     Row("encoder.layer.{}.attention.attention.query", f"{LAYER}.attention.q_proj"),
     Row("encoder.layer.{}.attention.attention.key", f"{LAYER}.attention.k_proj"),
@@ -127,13 +127,13 @@ DINOV2_SWIGLU = [
     Row(("encoder.layer.{}.mlp.gate_proj", "encoder.layer.{}.mlp.up_proj"), GATED),
     Row("encoder.layer.{}.mlp.down_proj", f"{LAYER}.mlp.fc2"),
 ]
-DINOV2_FILED = [
+DINOV2_ON_DISK = [
     Row("encoder.layer.{}.attention.attention.query", f"{LAYER}.attention.q_proj"),
     Row("encoder.layer.{}.attention.attention.key", f"{LAYER}.attention.k_proj"),
     Row("encoder.layer.{}.attention.attention.value", f"{LAYER}.attention.v_proj"),
     Row("encoder.layer.{}.attention.output.dense", f"{LAYER}.attention.o_proj"),
 ]
-DINOV2_SWIGLU_FILED = [
+DINOV2_SWIGLU_ON_DISK = [
     Row("encoder.layer.{}.mlp.weights_in", GATED, SPLIT_GATE),
     Row("encoder.layer.{}.mlp.weights_out", f"{LAYER}.mlp.fc2"),
 ]
@@ -250,7 +250,7 @@ class Family:
     Args:
         model_type: Of the configuration.
         rows: Today's names of the encoder's tensors, without prefix.
-        filed: Those rows that files have under other names.
+        on_disk: Those rows that files have under other names.
         settings: Our field -> their setting, where both mean the same.
         fixed: Our fields that have one value in the whole family.
         unread: Their settings that change no feature of the encoder, with the reason.
@@ -261,7 +261,7 @@ class Family:
 
     model_type: str
     rows: Sequence[Row]
-    filed: Sequence[Row] = ()
+    on_disk: Sequence[Row] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
@@ -279,14 +279,14 @@ class Family:
         said = {theirs: getattr(config, ours) for ours, theirs in self.settings.items()}
         return {**said, **self.write(config)}
 
-    def rows_of(self, config: PlainViTConfig, filed: bool) -> list[Row]:
+    def rows_of(self, config: PlainViTConfig, on_disk: bool) -> list[Row]:
         """Return the table of the encoder's tensors, as modules or as files name them."""
         rows = list(self.rows)
-        changed = list(self.filed) if filed else []
+        changed = list(self.on_disk) if on_disk else []
         if self.model_type.startswith("dinov2"):
             gated = config.mlp_type == "swiglu"
             rows += DINOV2_SWIGLU if gated else DINOV2_MLP
-            changed += DINOV2_SWIGLU_FILED if filed and gated else []
+            changed += DINOV2_SWIGLU_ON_DISK if on_disk and gated else []
         if config.patch_projection == "linear":
             rows = [replace(row, transform=KERNEL_TO_PIXELS) if row.ours == KERNEL else row for row in rows]
         elsewhere = {row.ours for row in changed}
@@ -355,13 +355,13 @@ STAGES = {"stage_names": BACKBONE, "out_features": "read", "out_indices": "read"
           "use_swiglu_ffn": "read", "num_register_tokens": "read"}  # fmt: skip
 
 VIT = Family(
-    "vit", VIT_ROWS, VIT_FILED, VIT_SETTINGS, {"position_resampling": "bicubic"},
+    "vit", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, {"position_resampling": "bicubic"},
     {**POOLER_SETTINGS, "encoder_stride": MASKED}, **VIT_READ,
 )  # fmt: skip
-DEIT = Family("deit", DEIT_ROWS, VIT_FILED, VIT_SETTINGS, VIT.fixed, VIT.unread, **VIT_READ)
-VIT_MSN = Family("vit_msn", VIT_ROWS, VIT_FILED, VIT_SETTINGS, VIT.fixed, **VIT_READ)
+DEIT = Family("deit", DEIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, VIT.fixed, VIT.unread, **VIT_READ)
+VIT_MSN = Family("vit_msn", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, VIT.fixed, **VIT_READ)
 VIT_MAE = Family(
-    "vit_mae", VIT_ROWS, VIT_FILED, VIT_SETTINGS, VIT.fixed,
+    "vit_mae", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, VIT.fixed,
     dict.fromkeys(
         ("decoder_num_attention_heads", "decoder_hidden_size", "decoder_num_hidden_layers",
          "decoder_intermediate_size", "mask_ratio", "norm_pix_loss"),
@@ -369,11 +369,11 @@ VIT_MAE = Family(
     ), **VIT_READ,
 )  # fmt: skip
 IJEPA = Family(
-    "ijepa", VIT_ROWS, VIT_FILED, VIT_SETTINGS, {**VIT.fixed, "use_class_token": False, "pooling": "mean"},
+    "ijepa", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, {**VIT.fixed, "use_class_token": False, "pooling": "mean"},
     POOLER_SETTINGS, **VIT_READ,
 )  # fmt: skip
 DINOV2 = Family(
-    "dinov2", [*DINOV2_BLOCK, Row("embeddings.position_embeddings", TABLE, POSITIONS)], DINOV2_FILED, DINOV2_SETTINGS,
+    "dinov2", [*DINOV2_BLOCK, Row("embeddings.position_embeddings", TABLE, POSITIONS)], DINOV2_ON_DISK, DINOV2_SETTINGS,
     VIT.fixed, {**STAGES, "use_mask_token": "read off the tensor"}, _read_dinov2, _write_dinov2, square=True,
 )  # fmt: skip
 DINOV2_WITH_REGISTERS = Family(
@@ -386,7 +386,7 @@ DINOV2_WITH_REGISTERS = Family(
             POSITIONS_AND_REGISTERS,
         ),
     ],
-    DINOV2_FILED, DINOV2_SETTINGS, {"position_resampling": "bicubic_antialias"}, STAGES,
+    DINOV2_ON_DISK, DINOV2_SETTINGS, {"position_resampling": "bicubic_antialias"}, STAGES,
     _read_registers, _write_registers, square=True,
 )  # fmt: skip
 CLIP = Family(

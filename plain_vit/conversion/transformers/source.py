@@ -131,10 +131,11 @@ class TransformersFormat(Format):
         except ExportError as error:
             raise CheckpointError(str(error)) from error
         name = CONTAINERS[name].holds if name in CONTAINERS else name
-        filed = any(".attention.attention.query." in tensor for tensor in tensors)
+        on_disk = any(".attention.attention.query." in tensor for tensor in tensors)
         settled = [Inference(field, getattr(config, field), "config.json") for field in UNSEEN]
         inferences = [Inference("layout", name, source), *settled, *inferences]
-        return Description(config, f"{name} {'4.x' if filed else 'bare'}", inferences, ignored, _prefix(tensors) or "")
+        layout = f"{name} {'4.x' if on_disk else 'bare'}"
+        return Description(config, layout, inferences, ignored, _prefix(tensors) or "")
 
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
@@ -148,7 +149,7 @@ class TransformersFormat(Format):
         """Return the table of tensors."""
         name, *words = (layout or _class_for(config)).split()
         architecture = _architecture(name)
-        encoder = architecture.family.rows_of(config, filed="4.x" in words)
+        encoder = architecture.family.rows_of(config, on_disk="4.x" in words)
         if not words:
             encoder = [replace(row, source=_prefixed(row.source, architecture.prefix)) for row in encoder]
         return [*encoder, *architecture.head]
@@ -182,10 +183,10 @@ class TransformersFormat(Format):
         architecture = _architecture(name)
         if words:
             beside = tuple(str(row.source) for row in architecture.head)
-            filed = {tensor if tensor.startswith(beside) else architecture.prefix + tensor: tensors[tensor]
-                     for tensor in tensors}  # fmt: skip
+            stored = {tensor if tensor.startswith(beside) else architecture.prefix + tensor: tensors[tensor]
+                      for tensor in tensors}  # fmt: skip
             stock, options = _recipe(config, name)
-            loaded = getattr(transformers, name).from_pretrained(None, config=stock, state_dict=filed, **options)
+            loaded = getattr(transformers, name).from_pretrained(None, config=stock, state_dict=stored, **options)
             return loaded.state_dict()
         if architecture.family is DINOV2_WITH_REGISTERS and not config.use_mask_token:
             some = next(iter(tensors.values()))

@@ -49,7 +49,7 @@ def layouts_of(shapes: Mapping[str, tuple[int, ...]], release: str | None) -> li
         family = family_of(shapes)
         other = "" if family is None else f" They look like {family}, which plain-vit does not open yet."
         raise MappingError(
-            f"the tensors are those of no plain ViT of vit-pytorch.{other} Held against the nearest, {nearest.title}:",
+            f"the tensors are those of no plain ViT of vit-pytorch.{other} Compared with the nearest, {nearest.title}:",
             misfits[nearest],
         )
     return [layout for layout, faults in misfits.items() if not faults]
