@@ -656,7 +656,7 @@ def test_convert_pushes_a_model_with_its_page_and_leaves_nothing_here(
     assert "# model\n" in card
     assert "Converted from `foreign.pt`, a checkpoint of vit_pytorch, layout" in card
     assert "were given at conversion: `num_attention_heads = 2`" in card
-    assert "0.0e+00 in the logits" in card
+    assert "0.0e+00 for the logits" in card
     assert str(tmp_path) not in card
     assert sorted(tmp_path.rglob("*.safetensors")) == before
     converted = from_checkpoint(checkpoint, num_attention_heads=2, image_size=24, patch_size=8).model
