@@ -25,7 +25,7 @@ from plain_vit.conversion.engine import ADD_FIRST_AXIS, Row, convert, each, reve
 from plain_vit.files.reading import read_checkpoint
 from plain_vit.files.staging import staged_folder
 
-# The model as it was trained. Yours goes here.
+# The model that was trained. Put yours here.
 
 
 class HomeGrownBlock(nn.Module):
@@ -55,7 +55,7 @@ class HomeGrownBlock(nn.Module):
 
 
 class HomeGrownViT(nn.Module):
-    """A small Vision Transformer as tutorials build it; by default for handwritten digits."""
+    """A small Vision Transformer in the style of tutorials; the defaults are for handwritten digits."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class HomeGrownViT(nn.Module):
         return torch.tanh(self.head(self.norm(tokens[:, 0])))
 
 
-# What it is called here.
+# The same model as a PlainViTConfig.
 
 
 def config_of(model: HomeGrownViT) -> PlainViTConfig:
-    """Say what the model is; what no tensor shows (heads, epsilon, activation, pooling) is the part to get right."""
+    """Return the config; check the settings that no tensor shows (heads, epsilon, activation, pooling)."""
     block: Any = model.blocks[0]
     fields: dict[str, Any] = {
         "image_size": model.image,
@@ -116,7 +116,7 @@ CHANNELS_ROWS_COLUMNS = each(
     lambda kernel, config: kernel.flatten(1),
 )
 
-# Theirs, ours, and what happens in between; `{}` is the number of the layer, and of a module weight and bias follow.
+# Source module, plain-vit module, transform; `{}` is the layer number; a module stands for its weight and bias.
 ROWS = [
     Row("to_tokens.weight", "vit.embeddings.patch_embeddings.projection.weight", CHANNELS_ROWS_COLUMNS),
     Row("to_tokens.bias", "vit.embeddings.patch_embeddings.projection.bias"),
@@ -136,13 +136,13 @@ ROWS = [
 
 
 class TanhClassifier(PlainViTForImageClassification):
-    """A plain ViT whose logits go through a tanh, as those of the home-grown model do."""
+    """A plain ViT with a tanh on its logits, like the home-grown model."""
 
     @can_return_tuple
     def forward(
         self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any
     ) -> ImageClassifierOutput:
-        """Classify images, as the plain model does."""
+        """Classify images, like the plain model."""
         outputs = super().forward(pixel_values, return_dict=True, **kwargs)
         outputs.logits = torch.tanh(outputs.logits)
         outputs.loss = None if labels is None else self.loss_function(labels, outputs.logits, self.config, **kwargs)
@@ -150,27 +150,27 @@ class TanhClassifier(PlainViTForImageClassification):
 
 
 def to_plain_vit(model: HomeGrownViT) -> TanhClassifier:
-    """Return our model with the same tensors; `revert` with the same rows gives them back."""
+    """Return a plain-vit model with the same tensors; `revert` with the same rows does the reverse."""
     converted = TanhClassifier(config_of(model)).eval()
     converted.load_state_dict(convert(ROWS, model.state_dict(), converted.state_dict(), converted.config))
     return converted
 
 
 def from_plain_vit(converted: PlainViTForImageClassification, model: HomeGrownViT) -> None:
-    """Load our tensors into a home-grown model of the same sizes."""
+    """Load the tensors of a plain-vit model into a home-grown model of the same sizes."""
     model.load_state_dict(revert(ROWS, converted.state_dict(), converted.config))
 
 
 @torch.no_grad()
 def largest_difference(model: HomeGrownViT, converted: TanhClassifier) -> float:
-    """Return how far the logits are apart on a few images, as a share of the largest."""
+    """Return the largest difference of the logits on a few images, relative to the largest logit."""
     pixels = torch.randn(8, model.channels, *model.image, generator=torch.Generator().manual_seed(0))
     theirs, ours = model.eval()(pixels), converted(pixels).logits
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
 def main() -> None:
-    """Convert a file of weights, and save it only if both models give the same logits."""
+    """Convert a weights file, and save the result only if both models give the same logits."""
     parser = argparse.ArgumentParser(description="Convert the weights of HomeGrownViT to a plain ViT.")
     parser.add_argument("weights", help="state dict of a HomeGrownViT, saved with torch.save or safetensors")
     parser.add_argument("out", help="folder to write; it must not exist")
@@ -180,14 +180,14 @@ def main() -> None:
     model.load_state_dict(dict(read_checkpoint(options.weights).tensors))
     converted = to_plain_vit(model)
     difference = largest_difference(model, converted)
-    print(f"largest difference of the logits: {difference:.1e} of the largest")
+    print(f"largest difference of the logits: {difference:.1e}, relative to the largest logit")
     if difference > 1e-5:
         raise SystemExit("the models differ: compare config_of with the forward of the model")
     plain = PlainViTForImageClassification(converted.config)
     plain.load_state_dict(converted.state_dict())
     with staged_folder(options.out) as folder:
         plain.save_pretrained(folder)
-    print(f"saved to {options.out}; its logits are those before the tanh")
+    print(f"saved to {options.out}; its logits do not include the tanh")
 
 
 if __name__ == "__main__":

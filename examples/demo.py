@@ -1,4 +1,4 @@
-"""The whole way in one go: a foreign checkpoint becomes a Hugging Face model, is fine-tuned, and opens again.
+"""Demo: convert a vit-pytorch checkpoint to a Hugging Face model, fine-tune it, and load the result.
 
     make demo        or        python examples/demo.py
 
@@ -31,7 +31,7 @@ from plain_vit.analysis import attention_rollout, confusion_matrix, displayable,
 from plain_vit.extras import needs
 
 HERE = Path(os.path.relpath(Path(__file__).parent))
-sys.path.insert(0, str(HERE))  # beside this script lies the one that fine-tunes
+sys.path.insert(0, str(HERE))  # for the fine-tuning script in the same folder
 
 with needs("plain-vit[train]", "vit-pytorch", script=__name__ == "__main__"):
     from datasets import Dataset
@@ -62,7 +62,7 @@ CONVERTED, FINETUNED = OUT / "converted", OUT / "finetuned"
 SEEDS = (0, 1, 2)  # chosen before the first run
 FEW = 5  # labels per class
 
-# Chosen on a validation split carved out of the training images; everything else is the script's default.
+# Chosen on a validation split of the training images; everything else is the script's default.
 RECIPE: dict[str, Any] = {"dataset": "digits", "checkpoints_kept": 0}
 BUDGETS: dict[str, dict[str, Any]] = {
     "all": {"epochs": 5.0, "batch_size": 32},
@@ -79,21 +79,21 @@ def main() -> None:
     headline("1. A vit-pytorch checkpoint becomes a Hugging Face folder")
     difference = convert()
 
-    headline("2. Accelerate fine-tunes it on handwritten digits; beside the same model from scratch")
+    headline("2. Accelerate fine-tunes it on handwritten digits, compared with the same model from scratch")
     accuracies = fine_tune()
 
-    headline("3. The Auto classes and a pipeline open the result")
+    headline("3. The Auto classes and a pipeline load the result")
     probabilities, labels = classify()
 
-    headline("4. Pictures")
+    headline("4. Figures")
     draw(probabilities, labels)
 
     means = {case: np.mean(values) for case, values in accuracies.items()}
     print(
-        f"\nShown in {time.perf_counter() - start:.0f} s: a vit-pytorch checkpoint opened with a largest logit "
+        f"\nDone in {time.perf_counter() - start:.0f} s: a vit-pytorch checkpoint opened with a largest logit "
         f"difference of {difference:.1e}, fine-tuned to {means['all', 'checkpoint']:.1%} on held-out digits "
         f"({means['few', 'checkpoint']:.1%} against {means['few', 'scratch']:.1%} from scratch with {FEW} labels "
-        f"per class), opened by AutoModel; all in {OUT}/"
+        f"per class), loaded by AutoModel; all files are in {OUT}/"
     )
 
 
@@ -137,7 +137,7 @@ def fine_tune() -> dict[tuple[str, str], list[float]]:
         HERE / "finetune_image_classification.py", *words)  # fmt: skip
     results = {first: json.loads((FINETUNED / "results.json").read_text(encoding="utf-8"))["test_accuracy"]}
 
-    print(f"the other {len(cases) - 1} runs; what each prints is in {OUT / 'runs'}/*.txt", flush=True)
+    print(f"the other {len(cases) - 1} runs; their output is in {OUT / 'runs'}/*.txt", flush=True)
     workers = ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
     with workers, tqdm(total=len(cases) - 1, unit="run") as progress:
         futures = {
@@ -180,7 +180,7 @@ def finetune_quietly(options: dict[str, Any]) -> float:
 
 
 def support_vector_accuracy(shots_per_class: int | None, seed: int) -> float:
-    """Return how many held-out digits scikit-learn's SVC finds when it learns from the same images."""
+    """Return the accuracy of scikit-learn's SVC on the held-out digits, trained on the same images."""
     train = load_classification_data("digits", shots_per_class=shots_per_class, seed=seed).train
     (x, y), (test_x, test_y) = (
         (np.stack([np.asarray(image.convert("L")).ravel() for image in split["image"]]), split["label"][:])
@@ -190,7 +190,7 @@ def support_vector_accuracy(shots_per_class: int | None, seed: int) -> float:
 
 
 def classify() -> tuple[np.ndarray, np.ndarray]:
-    """Open the fine-tuned folder as anyone would, and classify the held-out images.
+    """Load the fine-tuned folder with the Auto classes, and classify the held-out images.
 
     Returns:
         Probabilities of shape (images, classes), and the true classes.
@@ -207,12 +207,12 @@ def classify() -> tuple[np.ndarray, np.ndarray]:
     classifier = pipeline("image-classification", model=str(FINETUNED))
     for image, label in zip(split["image"][:3], labels[:3], strict=True):
         answers = ", ".join(f"{answer['label']} {answer['score']:.1%}" for answer in classifier(image, top_k=3))
-        print(f"pipeline: a {label} is taken for {answers}")
+        print(f"pipeline: {label} is classified as {answers}")
     return probabilities, labels
 
 
 def draw(probabilities: np.ndarray, labels: np.ndarray) -> None:
-    """Draw predictions, confusion matrix, training curves and attention, and the inside of both models side by side."""
+    """Draw predictions, confusion matrix, training curves, attention, and the page of both models side by side."""
     images = held_out()["image"][:]
     model = AutoModelForImageClassification.from_pretrained(FINETUNED)
     processor = AutoImageProcessor.from_pretrained(FINETUNED)
@@ -228,12 +228,12 @@ def draw(probabilities: np.ndarray, labels: np.ndarray) -> None:
          "the most confident mistakes, then ordinary images")  # fmt: skip
     save("confusion_matrix.png",
          plot_confusion_matrix(confusion_matrix(labels, probabilities.argmax(axis=1), len(names)), names),
-         "what is taken for what")  # fmt: skip
+         "the confusion matrix")  # fmt: skip
     save("training_curves.png", plot_training_curves(read_log(FINETUNED)), "loss, accuracy and learning rate")
     save("attention.png",
          plot_maps_over_images(displayable(attended, processor), attention_rollout(model, attended),
                                titles=[names[labels[number]] for number in one_of_each], meaning="attention rollout"),
-         "where the class token looks, over all layers")  # fmt: skip
+         "attention of the class token, over all layers")  # fmt: skip
 
     (OUT / "images").mkdir()
     files = []
@@ -244,37 +244,37 @@ def draw(probabilities: np.ndarray, labels: np.ndarray) -> None:
 
 
 def held_out() -> Dataset:
-    """Return the digits that no model learns from."""
+    """Return the held-out digits."""
     return load_splits("digits")["test"]
 
 
 def prepare(folder: Path, images: list) -> torch.Tensor:
-    """Return the pixels that the model in this folder sees."""
+    """Return the input pixels of the model in this folder."""
     return AutoImageProcessor.from_pretrained(folder)(images, return_tensors="pt")["pixel_values"]
 
 
 def save(name: str, figure: Figure, meaning: str) -> None:
-    """Write a picture and say what it shows."""
+    """Save a figure and print what it shows."""
     figure.savefig(OUT / name, dpi=130)
     print(f"{OUT / name}: {meaning}")
 
 
 def spread(accuracies: list[float]) -> str:
-    """Write a mean with its range."""
+    """Format a mean with its range."""
     if len(accuracies) == 1:
         return f"{accuracies[0]:.1%}"
     return f"{np.mean(accuracies):.1%} ({min(accuracies):.1%} to {max(accuracies):.1%})"
 
 
 def run(program: str, *words: object) -> None:
-    """Show a command and run it, from the environment of this interpreter."""
+    """Print a command and run it, from the environment of this interpreter."""
     text = [str(word) for word in words]
     print(f"$ {program} {' '.join(text)}", flush=True)
     subprocess.run([str(Path(sys.executable).with_name(program)), *text], check=True)
 
 
 def headline(text: str) -> None:
-    """Print the title of a part."""
+    """Print the title of a section."""
     print(f"\n{text}\n{'-' * len(text)}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Evaluate an image classifier on any labelled data set, on one process or many.
+"""Evaluate an image classifier on any labelled dataset, on one process or many.
 
     python            examples/evaluate_image_classification.py --model DIR --dataset digits
     accelerate launch examples/evaluate_image_classification.py --model DIR --dataset digits --output results.json
@@ -34,24 +34,24 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.run.progress import Progress
     from plain_vit.training.run.report import environment
 
-SHOWN = 30  # classes and pairs that are printed; the file has all
+SHOWN = 30  # classes and pairs that are printed; the output file has all
 
 
 @dataclass(kw_only=True)
 class EvaluateArguments(ForwardOptions):
-    """The options of an evaluation."""
+    """Options of an evaluation."""
 
     _argument_group_name: ClassVar[str] = "evaluation"
 
-    split: str | None = option(None, help="test if not given, or else the validation split, or else the only one")
+    split: str | None = option(None, help="split to evaluate on (default: test, else validation, else the only one)")
     labels_by: Literal["name", "number"] = option(
-        "name", help="which class of the model a class of the data is: that of its name, or that of its number"
+        "name", help="match the classes of data and model by name or by number"
     )
-    output: str | None = option(None, help="JSON file to write; it must not be there")
+    output: str | None = option(None, help="JSON file to write; it must not exist")
 
 
 def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
-    """Run what the arguments say.
+    """Run the evaluation.
 
     Args:
         arguments: as on the command line.
@@ -60,7 +60,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         What the file gets.
     """
     if arguments.output is not None and Path(arguments.output).exists():
-        raise OutputExistsError(f"{arguments.output} is there already: name another file.")
+        raise OutputExistsError(f"{arguments.output} exists already: give another file.")
     accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
     split, data_classes = load_labelled_split(
@@ -94,7 +94,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         def counted() -> Iterator[dict[str, Any]]:
             for batch in bar.batches(loader):
                 for broken in filter(None, batch.pop("broken")):
-                    raise DataError(f"An image cannot be read: {broken}. Mend it, or leave it out.")
+                    raise DataError(f"An image cannot be read: {broken}. Repair it, or remove it.")
                 yield batch
                 bar.update(min(len(batch["labels"]) * accelerator.num_processes, len(split) - bar.images))
 
@@ -120,7 +120,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
 def matching_classes(
     model: PreTrainedModel, class_names: list[str], data_classes: list[str], *, labels_by: str
 ) -> list[int]:
-    """Return which class of the model each class of the data is.
+    """Return the model class of each class of the data.
 
     Raises:
         DataError: The model does not know one of them.
@@ -136,8 +136,8 @@ def matching_classes(
     if unknown:
         raise DataError(
             f"The model does not know {len(unknown)} of the {len(data_classes)} classes of the data: "
-            f"{', '.join(unknown[:5])}. Its own are {', '.join(class_names[:5])} and so on. If both are in the same "
-            "order, add --labels_by number."
+            f"{', '.join(unknown[:5])}. The model's are {', '.join(class_names[:5])} and so on. If both have the "
+            "same order, add --labels_by number."
         )
     return [numbers[name] for name in data_classes]
 
@@ -163,7 +163,7 @@ def summarize(result: Evaluation, class_names: list[str]) -> dict[str, Any]:
 
 
 def as_text(results: dict[str, Any]) -> str:
-    """Lay the results out for reading."""
+    """Format the results as text."""
     top5 = f", top-5 {results['top5_accuracy']:.2%}" if "top5_accuracy" in results else ""
     classes, pairs = results["classes"], results["confused"]
     worst = sorted(classes, key=lambda row: row["recall"])[:SHOWN] if len(classes) > SHOWN else classes
@@ -185,7 +185,7 @@ def as_text(results: dict[str, Any]) -> str:
     if pairs:
         lines += ["", "confused most often"]
         lines += [
-            f"{pair['true']} taken for {pair['predicted']}: {pair['count']} ({pair['share']:.1%} of the class)"
+            f"{pair['true']} predicted as {pair['predicted']}: {pair['count']} ({pair['share']:.1%} of the class)"
             for pair in pairs[:10]
         ]
     return "\n".join(lines)

@@ -63,14 +63,14 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
 
 @dataclass(kw_only=True)
 class FinetuneArguments(ClassifierOptions):
-    """The options of a run; `plain_vit/training/arguments.py` says what each is.
+    """Options of a run; `plain_vit/training/arguments.py` describes them.
 
     The defaults suit a small ViT on a small data set.
     """
 
 
 def finetune(arguments: FinetuneArguments) -> Evaluation:
-    """Run what the arguments say.
+    """Run the fine-tuning.
 
     Args:
         arguments: as on the command line.
@@ -84,7 +84,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     accelerator, loading = start_run(arguments)
     processes = accelerator.num_processes
 
-    # Data, model and plan. Whatever is wrong with them is found before anything is written.
+    # Data, model and schedule. Errors in them are found before anything is written.
     data = open_data(arguments)
     schedule = make_plan(arguments, data, processes)
     model, image_processor, teacher = make_models(arguments, data)
@@ -96,7 +96,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         accelerator.print(text_tables(describe_plan(arguments, data, schedule, learner, task)))
         sys.exit()
 
-    # The run begins, or continues from its newest checkpoint.
+    # Start the run, or resume it from its newest checkpoint.
     loop = Loop(
         task,
         learner,
@@ -117,7 +117,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     accelerator.print(f"{data.train_images} images of {len(data.label_names)} classes")
     loop.train(batches, watched, look=snapshots.take)
 
-    # The weights that the validation split chose, else the last ones, and what they make of the held-out split.
+    # The weights selected on the validation split, else the last ones, and their results on the held-out split.
     final = loop.final_model()
     result = loop.judge(final, held_out)
     results = {
@@ -144,7 +144,7 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
 
 
 def open_data(arguments: FinetuneArguments) -> ImageClassificationData:
-    """Open the data set."""
+    """Open the dataset."""
     return load_classification_data(
         arguments.dataset,
         subset=arguments.dataset_subset,
@@ -160,9 +160,9 @@ def open_data(arguments: FinetuneArguments) -> ImageClassificationData:
 
 
 def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, processes: int) -> Schedule:
-    """Count the steps, and refuse what cannot be done together."""
+    """Plan the steps, and refuse combinations that cannot work."""
     if arguments.shard and arguments.auto_micro_batch:
-        # A process that runs out of memory alone would leave the others waiting for its part of the weights.
+        # If one process runs out of memory, the others would wait for its part of the weights.
         raise TrainingError(
             "--shard cannot try what fits into memory: leave out --auto_micro_batch, and give "
             "--gradient_accumulation_steps, by what --dry_run says."
@@ -170,33 +170,33 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
     if arguments.shard and arguments.mixed_precision == "fp16":
         raise TrainingError("--shard does not scale the losses of fp16: use --mixed_precision bf16.")
     if arguments.streaming and arguments.class_balance != "none":
-        raise TrainingError("The classes of a stream are not known beforehand: leave out --class_balance.")
+        raise TrainingError("The classes of a stream are not known in advance: omit --class_balance.")
     if arguments.repeated_augmentation > 1:
         check_copies(arguments)
     if arguments.early_stopping is not None and data.validation is None:
         raise TrainingError("early_stopping needs a validation split to choose by: add --validation_fraction 0.1.")
     if len(data.splits) == 1:
-        raise TrainingError("The data set has one split, so nothing to evaluate on: add --validation_fraction 0.2.")
+        raise TrainingError("The dataset has only one split and nothing to evaluate on: add --validation_fraction 0.2.")
     return make_schedule(arguments, data.train_images, processes)
 
 
 def check_copies(arguments: FinetuneArguments) -> None:
-    """Refuse copies of an image that cannot be made, cannot meet in a batch, or would be the same image again."""
+    """Refuse repeated augmentation where copies are impossible, cannot share a batch, or would be identical."""
     copies = arguments.repeated_augmentation
     if arguments.streaming:
-        raise TrainingError("A stream gives each image once: leave out --streaming, or give --repeated_augmentation 1.")
+        raise TrainingError("A stream gives each image once: omit --streaming, or set --repeated_augmentation 1.")
     if arguments.batch_size < copies:
         raise TrainingError(f"batch_size is {arguments.batch_size}: expected at least the {copies} copies of an image.")
     varied = arguments.crop_scale < 1 or arguments.resize_to is not None or arguments.augmentation != "none"
     if not (varied or arguments.horizontal_flip or arguments.random_erasing):
         raise TrainingError(
-            f"Nothing varies the images, so {copies} copies of each would be alike: add --crop_scale 0.08 or another "
-            "augmentation, or leave out --repeated_augmentation."
+            f"Without augmentation the {copies} copies of each image would be identical: add --crop_scale 0.08 or "
+            "another augmentation, or omit --repeated_augmentation."
         )
 
 
 def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> tuple[nn.Module, Any, Teacher | None]:
-    """Open the model with its image processor, take out of the training what is not trained, and open the teacher."""
+    """Open the model with its image processor, freeze what is not trained, and open the teacher."""
     size = arguments.image_size
     if size is not None and len(size) > 2:
         raise TrainingError(f"image_size is {size}: expected one number, or height and width.")
@@ -212,7 +212,7 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
     )
     if arguments.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
-            raise TrainingError(f"{type(model).__name__} has no gradient checkpointing: leave out the option.")
+            raise TrainingError(f"{type(model).__name__} has no gradient checkpointing: omit the option.")
         model.gradient_checkpointing_enable()
     head = head_of(model)
     if arguments.freeze:
@@ -231,7 +231,7 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
 
 
 def deciding(arguments: FinetuneArguments, data: ImageClassificationData, processes: int) -> dict[str, Any]:
-    """Return what decides the result of a run, which a resumed one must have alike: options, images and labels."""
+    """Return what determines the result and must not change when resuming: options, images and labels."""
     if arguments.streaming:
         readers = f"{processes} processes with {arguments.num_workers} workers each"
         images = {"readers_of_the_stream": readers}
@@ -241,7 +241,7 @@ def deciding(arguments: FinetuneArguments, data: ImageClassificationData, proces
 
 
 def enough_micro_batches(loop: Loop[Evaluation], image_processor: Any) -> int:
-    """Return into how many micro-batches an optimizer step must be divided to fit into the memory."""
+    """Return the number of micro-batches per optimizer step that fits into memory."""
     accelerator = loop.accelerator
     trial = training_trial(loop.learner.model, accelerator, (3, *input_size(image_processor)))
     at_least, images = accelerator.gradient_accumulation_steps, loop.options.batch_size // accelerator.num_processes
@@ -255,7 +255,7 @@ def training_batches(
     loop: Loop[Evaluation],
     loading: dict[str, Any],
 ) -> Iterable[Batch]:
-    """Return the micro-batches of this process from the step on at which the run is."""
+    """Return the micro-batches of this process, starting at the current step of the run."""
     accelerator, total_steps = loop.accelerator, loop.schedule.total_steps
     if arguments.streaming:
         accumulation = accelerator.gradient_accumulation_steps
@@ -290,9 +290,9 @@ def evaluation_batches(
     accelerator: Accelerator,
     loading: dict[str, Any],
 ) -> tuple[DataLoader, DataLoader]:
-    """Return batches of the split to watch and of the one held out, the same ones where both are one split."""
+    """Return batches of the validation and of the held-out split, the same ones if both are one split."""
     for broken in data.unreadable:
-        accelerator.print(f"left out of the evaluation, because it cannot be read: {broken}")
+        accelerator.print(f"omitted from the evaluation, because it cannot be read: {broken}")
     options = {
         "batch_size": math.ceil(arguments.eval_batch_size / accelerator.num_processes),
         "collate_fn": ProcessedImages(image_processor),
@@ -306,7 +306,7 @@ def evaluation_batches(
 
 
 def publish_run(arguments: FinetuneArguments, run: RunFolder, facts: ModelFacts) -> None:
-    """Write the model's page, and push the folder where that is asked for."""
+    """Write the model card, and push the folder if requested."""
     pushed = publish(
         run.path, facts, repo_id=arguments.push_to_hub, private=arguments.hub_private, say=run.accelerator.print
     )

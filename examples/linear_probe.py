@@ -1,4 +1,4 @@
-"""Ask what frozen features hold: a linear probe, and few-shot ridge regression.
+"""Evaluate frozen features with a linear probe and few-shot ridge regression.
 
     python examples/linear_probe.py --model DIR --dataset digits --output_dir OUT
     python examples/linear_probe.py --model DIR --dataset digits --output_dir OUT --mode few_shot --shots 1 5 10 25
@@ -53,19 +53,19 @@ FEATURES, SOURCE = "features.safetensors", "features.json"
 
 @dataclass(kw_only=True)
 class SourceOptions(SplitOptions, ForwardOptions):
-    """Whose features of what."""
+    """Options of the feature extraction."""
 
     _argument_group_name: ClassVar[str] = "features"
 
-    image_size: list[int] | None = option(None, help="in pixels, where it is not the model's own")
-    validation_fraction: float = option(0.1, help="part of the training split to carve out where there is none")
+    image_size: list[int] | None = option(None, help="in pixels (default: the model's own)")
+    validation_fraction: float = option(0.1, help="fraction of the training split to use if there is none")
     output_dir: str = option(help="new or empty folder, or one with the features of the same model and data")
-    seed: int = option(0, help="decides the carved split and the order of the images")
+    seed: int = option(0, help="of the validation split and of the order of the images")
 
 
 @dataclass(kw_only=True)
 class ProbeOptions:
-    """What is learnt on them."""
+    """Options of the probes."""
 
     _argument_group_name: ClassVar[str] = "probe"
 
@@ -76,17 +76,17 @@ class ProbeOptions:
     probe_batch_size: int = option(256, help="images per step of the linear probe")
     weight_decay: float = option(0.0, help="of the linear probe")
     shots: list[int] = option([1, 5, 10, 25], help="training images per class")
-    seeds: list[int] = option([0, 1, 2], help="each chooses other images")
+    seeds: list[int] = option([0, 1, 2], help="each selects other images")
     l2: float = option(2.0**10, help="of the ridge regression")
 
 
 @dataclass(kw_only=True)
 class ProbeArguments(ProbeOptions, SourceOptions):
-    """The options of a probe."""
+    """All options of the script."""
 
 
 def probe(arguments: ProbeArguments) -> dict[str, Any]:
-    """Run what the arguments say.
+    """Run the probes.
 
     Args:
         arguments: as on the command line.
@@ -98,7 +98,7 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
     loading = loading_options(arguments.num_workers)
     data = open_data(arguments)
     if len(data.splits) < 2:
-        raise TrainingError("There is nothing to evaluate on: name a split with --test_split.")
+        raise TrainingError("There is no split to evaluate on: set --test_split.")
     size = arguments.image_size
     model, image_processor = load_classifier(
         arguments.model,
@@ -109,7 +109,7 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
     )
     _, head = head_layer(model)
 
-    # The features, once for all: from the folder of an earlier probe of the same, or from the model.
+    # The features: from the folder of an earlier probe with the same settings, or from the model.
     folder = Path(arguments.output_dir)
     source = describe_source(arguments, data)
     features = stored_features(folder, source)
@@ -155,7 +155,7 @@ def compute_features(
 def probe_linearly(
     arguments: ProbeArguments, features: dict[str, Features], data: ImageClassificationData, head: nn.Linear
 ) -> dict[str, Any]:
-    """Train linear classifiers, put the one that the validation split chooses into the head, and return its results."""
+    """Train linear classifiers, use the one with the best validation result as the head, and return its results."""
     probes = train_probes(
         features["train"],
         len(data.label_names),
@@ -171,8 +171,8 @@ def probe_linearly(
     best = probes[int(np.argmax(accuracies))]
     held_out = best.accuracy(features[data.held_out])
     tqdm.write(
-        f"linear probe: {data.held_out} accuracy {held_out:.2%} at the learning rate {best.learning_rate:g}, which the "
-        "validation split chose"
+        f"linear probe: {data.held_out} accuracy {held_out:.2%} at the learning rate {best.learning_rate:g}, selected "
+        "on the validation split"
     )
     with torch.no_grad():
         head.weight.copy_(best.weight)
@@ -207,7 +207,7 @@ def probe_few_shots(
 
 
 def open_data(arguments: ProbeArguments) -> ImageClassificationData:
-    """Open the data set, with a validation split carved out where it has none and a probe needs one."""
+    """Open the dataset, and split off a validation split if it has none and a probe needs one."""
     name = arguments.dataset
     options = {
         **keywords(arguments, LabelOptions, SplitOptions),
@@ -222,7 +222,7 @@ def open_data(arguments: ProbeArguments) -> ImageClassificationData:
 
 
 def describe_source(arguments: ProbeArguments, data: ImageClassificationData) -> dict[str, Any]:
-    """Return what decides the features."""
+    """Return the settings that determine the features."""
     return {
         "model": arguments.model,
         "image_size": arguments.image_size,
@@ -234,7 +234,7 @@ def describe_source(arguments: ProbeArguments, data: ImageClassificationData) ->
 
 
 def stored_features(folder: Path, source: dict[str, Any]) -> dict[str, Features] | None:
-    """Return the features that an earlier probe left, or None where the folder is empty.
+    """Return the features of an earlier probe, or None if the folder is empty.
 
     Raises:
         OutputExistsError: The folder holds something else, or features of something else.
@@ -242,7 +242,7 @@ def stored_features(folder: Path, source: dict[str, Any]) -> dict[str, Features]
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return None
     if not (folder / SOURCE).is_file() or not (folder / FEATURES).is_file():
-        raise OutputExistsError(f"{folder} holds something else than a probe: name another folder.")
+        raise OutputExistsError(f"{folder} contains something other than a probe: give another folder.")
     before = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
     changed = [
         f"{name} (was {before.get(name)!r}, is {source.get(name)!r})"
@@ -250,7 +250,7 @@ def stored_features(folder: Path, source: dict[str, Any]) -> dict[str, Features]
         if before.get(name) != source.get(name)
     ]
     if changed:
-        raise OutputExistsError(f"The features in {folder} differ in {', '.join(changed)}: name another folder.")
+        raise OutputExistsError(f"The features in {folder} differ in {', '.join(changed)}: give another folder.")
     tensors = load_file(folder / FEATURES)
     names = {name.partition(".")[0] for name in tensors}
     return {
@@ -261,7 +261,7 @@ def stored_features(folder: Path, source: dict[str, Any]) -> dict[str, Features]
 
 
 def store_features(folder: Path, source: dict[str, Any], features: dict[str, Features]) -> None:
-    """Write the features, and what they are of; that last, so that they are whole where it is there."""
+    """Write the features, then their settings, whose presence shows that the features are complete."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
     for name, of_split in features.items():
@@ -272,7 +272,7 @@ def store_features(folder: Path, source: dict[str, Any], features: dict[str, Fea
 
 
 def save_model(model: Any, image_processor: Any, folder: Path) -> None:
-    """Write what `AutoModelForImageClassification` and `AutoImageProcessor` open."""
+    """Save the model and the image processor, loadable with the Auto classes."""
     with staged_folder(folder / "model", force=True, keep=False) as staged:
         model.save_pretrained(staged)
         image_processor.save_pretrained(staged)

@@ -1,4 +1,4 @@
-"""Pre-train a Vision Transformer without labels, on one process or many: it predicts patches that are hidden from it.
+"""Pre-train a Vision Transformer without labels by masked patch prediction, on one process or many.
 
     python            examples/pretrain_masked_patches.py --model vit-base-patch16-224 --dataset FOLDER --output_dir OUT
     accelerate launch examples/pretrain_masked_patches.py --model DIR --dataset FOLDER --target pixels --output_dir OUT
@@ -50,32 +50,32 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
 
 @dataclass(kw_only=True)
 class PretrainArguments(LoopOptions, ImageOptions, WeightsOptions):
-    """The options of a run; `plain_vit/training/arguments.py` says what those are that are not here."""
+    """Options of a run; `plain_vit/training/arguments.py` describes the inherited ones."""
 
     _argument_group_name: ClassVar[str] = "pre-training"
 
     model: str = option(help="preset, plain-vit folder or Hub id, or another library's checkpoint")
-    from_scratch: bool = option(False, help="keep the architecture only and draw new weights; so it is with a preset")
-    split: str | None = option(None, help="split to learn from; train if not given, or else the only one")
-    validation_fraction: float = option(0.02, help="part of its images to watch the loss on, instead of learning from")
+    from_scratch: bool = option(False, help="use only the architecture, with new weights; always so for a preset")
+    split: str | None = option(None, help="training split (default: train, or else the only one)")
+    validation_fraction: float = option(0.02, help="fraction of its images used for validation instead of training")
 
-    target: Literal["mean_color", "pixels"] = option("mean_color", help="what is predicted of a patch")
-    mask_ratio: float | None = option(
-        None, help="share of the patches that are predicted; the publication's if not given"
+    target: Literal["mean_color", "pixels"] = option("mean_color", help="prediction target of a patch")
+    mask_ratio: float | None = option(None, help="fraction of the patches to predict (default: as published)")
+    hidden_share: float | None = option(
+        None, help="fraction of those replaced by the mask token (default: as published)"
     )
-    hidden_share: float | None = option(None, help="share of those that are hidden; the publication's if not given")
-    exchanged_share: float | None = option(None, help="share of those that are replaced by another patch")
-    mask_block: int = option(1, help="patches along each side of the squares that are predicted as a whole")
-    crop_scale: float = option(1.0, help="smallest part of an image that a random crop may keep; 1: no crop")
+    exchanged_share: float | None = option(None, help="fraction of those replaced by another patch")
+    mask_block: int = option(1, help="side, in patches, of the squares that are masked as a whole")
+    crop_scale: float = option(1.0, help="smallest fraction of the area that a random crop keeps; 1: no crop")
     horizontal_flip: float = option(0.0, help="probability")
 
-    optimizer: str = option("adam", help="of torch.optim, in small letters, or timm:NAME")
-    learning_rate: float = option(2e-4, help="at its peak")
-    weight_decay: float = option(0.0, help="of matrices and kernels; nothing else decays")
+    optimizer: str = option("adam", help="of torch.optim, in lower case, or timm:NAME")
+    learning_rate: float = option(2e-4, help="peak learning rate")
+    weight_decay: float = option(0.0, help="for matrices and kernels only")
 
 
 def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
-    """Run what the arguments say.
+    """Run the pre-training.
 
     Args:
         arguments: as on the command line.
@@ -86,18 +86,18 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     start = time.perf_counter()
     accelerator, loading = start_run(arguments)
 
-    # Data, model and plan. Whatever is wrong with them is found before anything is written.
+    # Data, model and schedule. Errors in them are found before anything is written.
     train, watched = open_images(arguments)
     model, image_processor = make_model(arguments)
     train_images, watched_images = hide_patches(arguments, train, watched, model, image_processor)
-    predicted = watched_images[0]["predicted"]  # alike in number for every image
+    predicted = watched_images[0]["predicted"]  # the same number for every image
     task = MaskedPatches(model, image_processor, int(predicted.sum()))
     schedule = make_schedule(arguments, len(train), accelerator.num_processes)
     learner = Learner(MaskedPrediction(model), arguments, accelerator)
     decides = deciding_options(arguments, training_images=len(train))
     run = RunFolder(arguments.output_dir, accelerator, decides, resume=arguments.resume)
 
-    # The run begins, or continues from its newest checkpoint.
+    # Start the run, or resume it from its newest checkpoint.
     loop = Loop(task, learner, schedule, run, arguments)
     loop.begin()
     order = ShuffledStream(
@@ -128,7 +128,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
 
 
 def open_images(arguments: PretrainArguments) -> tuple[Dataset, Dataset]:
-    """Open the images to learn from, and carve out those to watch the loss on."""
+    """Open the training images, and split off those for validation."""
     images = load_images(
         arguments.dataset, arguments.split, subset=arguments.dataset_subset, image_column=arguments.image_column
     )
@@ -149,7 +149,7 @@ def hide_patches(
     model: PlainViTForMaskedImageModeling,
     image_processor: Any,
 ) -> tuple[CorruptedImages, CorruptedImages]:
-    """Return the images as the model sees them, with what it is to predict."""
+    """Return the input images with their masks."""
     usual = CORRUPTIONS[arguments.target]
     corruption = Corruption(
         usual.ratio if arguments.mask_ratio is None else arguments.mask_ratio,
@@ -161,7 +161,7 @@ def hide_patches(
     varied = training_transform(
         image_processor, crop_scale=arguments.crop_scale, horizontal_flip=arguments.horizontal_flip
     )
-    # The same masks at every evaluation, of an epoch that no training reaches.
+    # The same masks at every evaluation: those of an epoch that training never reaches.
     plain = training_transform(image_processor, scaled=False)
     return (
         CorruptedImages(train, varied, patch_size, corruption, seed),
@@ -170,7 +170,7 @@ def hide_patches(
 
 
 def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageModeling, Any]:
-    """Build the model that predicts, from scratch or around the weights of another, and its image processor."""
+    """Build the masked-image model, from scratch or with the weights of another model, and its image processor."""
     if PRESET_NAME.fullmatch(arguments.model):
         config: Any = PlainViTConfig.from_name(arguments.model)
         body = None
@@ -182,9 +182,9 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
         config, image_processor = converted.model.config, converted.image_processor
         body = None if arguments.from_scratch else converted.model.base_model
         if image_processor is None:
-            raise TrainingError(f"{arguments.model} does not say how its images are prepared: convert it first.")
+            raise TrainingError(f"{arguments.model} has no image processor: convert it first.")
     if config.patch_projection == "resnet":
-        raise TrainingError("A hybrid sees more than one patch at a time, so none can be hidden: name another model.")
+        raise TrainingError("The patches of a hybrid overlap, so none can be masked: give another model.")
     fields = {
         **config.to_dict(),
         "use_mask_token": True,
@@ -198,7 +198,7 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
         pooled = [name for name in PlainViTModel(model.config).state_dict() if name.startswith("pooler.")]
     if pooled:
         raise TrainingError(
-            f"The pooling {config.pooling!r} has weights that would not be trained: name another model."
+            f"The pooling {config.pooling!r} has weights that would not be trained: give another model."
         )
     if body is not None:
         model.vit.load_state_dict({"embeddings.mask_token": model.vit.embeddings.mask_token, **body.state_dict()})

@@ -1,4 +1,4 @@
-"""Train a vit-pytorch ViT on rendered characters and save it the way vit-pytorch's users do.
+"""Train a vit-pytorch ViT on rendered characters and save it like vit-pytorch's users do.
 
     python examples/train_vit_pytorch_on_glyphs.py --output_dir examples/checkpoints
 
@@ -42,7 +42,7 @@ CONSTRUCTOR = {
 BATCH_SIZE = 128
 LEARNING_RATE = 2e-3
 WARMUP_STEPS = 100
-MARGIN = 0.01  # a rerun, on another machine or with other releases, must come as close to the recorded accuracy
+MARGIN = 0.01  # tolerance for the recorded accuracy on another machine or with other releases
 
 
 def as_tensors(split: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,7 +53,7 @@ def as_tensors(split: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the share of images whose class the model finds."""
+    """Return the accuracy of the model."""
     model.eval()
     predictions = torch.cat([model(batch).argmax(dim=-1) for batch in images.split(256)])
     return (predictions == labels).float().mean().item()
@@ -62,7 +62,7 @@ def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor)
 def train(epochs: int, seed: int) -> tuple[torch.nn.Module, float, int]:
     """Train from scratch; return the model, its accuracy on the held-out glyphs and how many those are."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # the same sums in the same order on every machine
+    torch.set_num_threads(1)  # the same order of summation on every machine
     splits = load_splits("glyphs")
     images, labels = as_tensors(splits["train"])
     model = ViT(**CONSTRUCTOR)
@@ -92,7 +92,7 @@ def train(epochs: int, seed: int) -> tuple[torch.nn.Module, float, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output_dir", type=Path, required=True, help="where glyphs_vit.pt and glyphs_vit.json go")
+    parser.add_argument("--output_dir", type=Path, required=True, help="folder for glyphs_vit.pt and glyphs_vit.json")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

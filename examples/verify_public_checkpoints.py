@@ -1,4 +1,4 @@
-"""Open public checkpoints of every source and compare each with its own package: numbers at every stage, and pixels.
+"""Open public checkpoints of every source and compare outputs at every stage, and pixels, with their own package.
 
     python examples/verify_public_checkpoints.py --list
     python examples/verify_public_checkpoints.py --only 'timm/vit_*' --out public.md
@@ -95,7 +95,7 @@ class Entry:
     local: bool = False
 
 
-# The last of Google's is a SimpleViT; that and the ones with a pre-training head no torch package has.
+# The last Google file is a SimpleViT; no torch package has that or the models with a pre-training head.
 ENTRIES = [
     *(Entry("timm", f"timm/{name}") for name in TIMM.split()),
     *(Entry("transformers", name) for name in TRANSFORMERS.split()),
@@ -106,7 +106,7 @@ ENTRIES = [
 
 @dataclass(frozen=True)
 class Row:
-    """What was found: the largest difference at any stage as a share of the largest value there, and of the pixels."""
+    """Result for one checkpoint: the largest relative difference at any stage, and the largest of the pixels."""
 
     entry: Entry
     verdict: str
@@ -116,11 +116,11 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing speaks against this checkpoint."""
+        """Whether the checkpoint passes."""
         return self.verdict in ("same", "opens")
 
 
-# What each package itself makes of a checkpoint: its model, and its preparation of an image, (C, H, W) of float32
+# Each package's own model of a checkpoint, and its preprocessing of an image to (C, H, W) in float32
 
 Peer = tuple[nn.Module, Callable[[Image.Image], torch.Tensor] | None]
 
@@ -136,13 +136,13 @@ def peer_of_timm(place: str, converted: Converted) -> Peer:
 
 
 def peer_of_transformers(place: str, converted: Converted) -> Peer:
-    """Load the class that the checkpoint was saved from; of one that holds more, the part that opens."""
+    """Load the class that the checkpoint was saved from, or its supported part."""
     import transformers
 
     from plain_vit.conversion.transformers.families import CONTAINERS
 
     named = transformers.AutoConfig.from_pretrained(place).architectures[0]
-    if named == "CLIPModel":  # its tower and projection, which are a class of their own
+    if named == "CLIPModel":  # its vision tower and projection have their own class
         whole = transformers.CLIPModel.from_pretrained(place)
         tower: Any = whole.config.vision_config
         tower.projection_dim = whole.config.projection_dim
@@ -154,13 +154,13 @@ def peer_of_transformers(place: str, converted: Converted) -> Peer:
         module = getattr(transformers, str(converted.report.layout).split()[0]).from_pretrained(place)
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(place)
-    except (OSError, ValueError):  # there is none beside the model
+    except (OSError, ValueError):  # the folder has none
         return module, None
     return module, lambda image: processor(image, return_tensors="pt")["pixel_values"][0]
 
 
 def peer_of_torchvision(place: str, converted: Converted) -> Peer:
-    """Build torchvision's model: of published weights by their name, of other files by what ours was found to be."""
+    """Build torchvision's model: by name for published weights, else from the config found for ours."""
     from torchvision.models import get_weight, vision_transformer
 
     published = [
@@ -180,14 +180,14 @@ def peer_of_torchvision(place: str, converted: Converted) -> Peer:
 
 
 def peer_of_google(place: str, converted: Converted) -> Peer:
-    """Let timm's own loader read the file into timm's model of the same configuration."""
+    """Load the file with timm's own loader into timm's model of the same configuration."""
     module = FORMATS["timm"].build_module(converted.report.config, None)
     cast(Any, module).load_pretrained(place)
     return module, None
 
 
 def peer_of_vit_pytorch(place: str, converted: Converted) -> Peer:
-    """Build vit-pytorch's model of what ours was found to be, and load the state dict."""
+    """Build vit-pytorch's model from the config found for ours, and load the state dict."""
     module = FORMATS["vit_pytorch"].build_module(converted.report.config, converted.report.layout)
     module.load_state_dict(torch.load(place, weights_only=True))
     return module, None
@@ -203,7 +203,7 @@ PEERS: dict[str, Callable[[str, Converted], Peer]] = {
 
 
 def fetch(entry: Entry) -> tuple[str, dict[str, Any]]:
-    """Return where a checkpoint lies, or its Hub id, and the hints; files that are no repository are downloaded."""
+    """Return the path or Hub id of a checkpoint, and its hints; files outside repositories are downloaded."""
     if entry.local or entry.source in ("timm", "transformers"):
         return entry.name, entry.hints
     hints = entry.hints
@@ -227,7 +227,7 @@ def check(entry: Entry, image: Image.Image) -> Row:
     converted = from_checkpoint(place, format=entry.source, **hints)
     try:
         module, prepare = PEERS[entry.source](place, converted)
-    except ExportError as error:  # no package but ours has this model
+    except ExportError as error:  # no other package has this model
         return Row(entry, "opens", stage=f"nothing to compare with: {str(error).splitlines()[-1].strip(' -')}")
     pixels: float | None = None
     batch = probe_images(converted.report.config)
@@ -243,7 +243,7 @@ def check(entry: Entry, image: Image.Image) -> Row:
 
 
 def synthetic_image() -> Image.Image:
-    """Return an image with smooth and rough parts, of sides that no crop divides."""
+    """Return an image with smooth and rough parts, whose sides no crop divides."""
     rows, columns = np.mgrid[0:389, 0:523]
     noise = np.random.default_rng(0).integers(0, 64, (389, 523))
     levels = [127 + 96 * np.sin(rows / 17 + columns / 29), columns * 191 / 523 + noise, rows * 255 / 389]
@@ -295,14 +295,14 @@ def value_of(text: str) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check what is asked for; return 1 where anything differs or fails."""
+    """Check the selected checkpoints; return 1 if any differs or fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print the checkpoints and stop")
-    parser.add_argument("--only", metavar="PATTERN", help="those whose name matches, such as 'google *augreg*'")
+    parser.add_argument("--only", metavar="PATTERN", help="only those whose name matches, such as 'google *augreg*'")
     parser.add_argument("--checkpoint", type=local_entry, action="append", metavar="SOURCE=PATH[,HINT=VALUE]",
                         help="check this file or folder instead of the public ones; may be repeated")  # fmt: skip
-    parser.add_argument("--image", type=Path, help="image to prepare and look at; a synthetic one if not given")
-    parser.add_argument("--out", type=Path, help="write the table to this Markdown file too")
+    parser.add_argument("--image", type=Path, help="image to use (default: a synthetic one)")
+    parser.add_argument("--out", type=Path, help="also write the table to this Markdown file")
     options = parser.parse_args(arguments)
     entries = options.checkpoint or ENTRIES
     if options.only:
@@ -322,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bar.set_postfix_str(entry.name)
         try:
             rows.append(check(entry, image))
-        except Exception as error:  # whatever is wrong with one, the next is checked
+        except Exception as error:  # after any error, continue with the next
             rows.append(Row(entry, "failed", stage=f"{type(error).__name__}: {str(error).splitlines()[0]}"))
     print(table(rows))
     if options.out:

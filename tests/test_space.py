@@ -113,5 +113,5 @@ def test_a_space_made_as_its_page_says_starts_without_models_and_one_without_the
     assert done.stdout.strip() == "shipped checkpoint; before its training"
     shutil.rmtree(space / "checkpoints")
     done = subprocess.run(words, cwd=space, env=kept, capture_output=True, text=True)
-    assert "in the variable MODELS of the Space's settings" in done.stderr
+    assert "Set the variable MODELS in the Space's settings" in done.stderr
     assert "CheckpointError" in done.stderr

@@ -268,13 +268,13 @@ def test_stream_that_is_read_by_other_processes_or_balanced_is_refused(run, parq
     with pytest.raises(TrainingError, match="readers of the stream .was '1 processes with 0 workers each', is '1 proc"):
         run("first", checkpoints_kept=1, resume=True, num_workers=2, **options)
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(TrainingError, match="leave out --class_balance"):
+    with pytest.raises(TrainingError, match="omit --class_balance"):
         run("second", class_balance="loss", **options)
 
 
 def test_copies_that_cannot_be_or_would_be_alike_are_refused(run, parquet, tmp_path):
     varied = {"crop_scale": 0.5, "repeated_augmentation": 3}
-    with pytest.raises(TrainingError, match="A stream gives each image once: leave out --streaming, or"):
+    with pytest.raises(TrainingError, match="A stream gives each image once: omit --streaming, or"):
         run("streamed", dataset=parquet, shots_per_class=None, streaming=True, stream_images=60, **varied)
     with pytest.raises(TrainingError, match="batch_size is 2: expected at least the 3 copies"):
         run("small", batch_size=2, **varied)

@@ -182,7 +182,7 @@ def test_features_of_something_else_are_not_taken(model_folder, tmp_path):
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(OutputExistsError, match=r"differ in image_size \(was None, is \[16\]\)"):
         script.probe(arguments_of(model_folder, out, "--image_size", 16))
-    with pytest.raises(OutputExistsError, match="holds something else than a probe"):
+    with pytest.raises(OutputExistsError, match="contains something other than a probe"):
         script.probe(arguments_of(model_folder, model_folder))
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 

@@ -1,4 +1,4 @@
-"""A demo in the browser: classify an image, see where the model looks, compare two checkpoints.
+"""Browser demo: classify an image, show the attention over it, compare two checkpoints.
 
     python examples/space/app.py                   the shipped checkpoint, and the same model before its training
     python examples/space/app.py FOLDER user/name  models of one's own: folders of plain-vit, or ids on the Hub
@@ -31,22 +31,22 @@ with needs("plain-vit[space]", script=__name__ == "__main__"):
     from plain_vit.analysis.plots import plot_maps_over_images
 
 HERE = Path(__file__).parent
-# In a checkout the checkpoint is beside this folder; in a Space it is in it, if it was copied there.
+# In a checkout the checkpoint is next to this folder; in a Space it is inside, if it was copied there.
 PLACES = (HERE / "checkpoints", HERE.parent / "checkpoints")
 CHECKPOINTS = next((folder for folder in PLACES if folder.is_dir()), None)
 SHIPPED_HINTS: dict[str, Any] = {
     "num_attention_heads": 4,
     "image_size": 24,
     "patch_size": 4,
-}  # which the file does not say
+}  # not contained in the file
 NOTHING = "nothing"
 TOP = 5
-ROLLOUT = -1  # of the slider: all layers together
+ROLLOUT = -1  # slider position for all layers together
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A model with what prepares its pixels."""
+    """A model with its image processor."""
 
     model: PreTrainedModel
     image_processor: Any
@@ -66,18 +66,18 @@ class Shown:
 
 
 def load_models(sources: Sequence[str]) -> dict[str, Shown]:
-    """Open the models that are named, or else the shipped one and what it was before its training.
+    """Open the named models, or else the shipped one, trained and untrained.
 
     Raises:
-        CheckpointError: None is named, and the shipped one is not here.
+        CheckpointError: None is named, and the shipped one is missing.
     """
     if sources:
         opened = {source: from_checkpoint(source) for source in sources}
         return {source: Shown(converted.model, converted.image_processor) for source, converted in opened.items()}
     if CHECKPOINTS is None:
         raise CheckpointError(
-            "There is no model to show. Name some: ids on the Hub, separated by blanks, in the variable MODELS of the "
-            "Space's settings; or copy examples/checkpoints beside app.py."
+            "There is no model to show. Set the variable MODELS in the Space's settings to Hub ids, separated by "
+            "spaces; or copy examples/checkpoints next to app.py."
         )
     names = (CHECKPOINTS / "glyphs_labels.txt").read_text(encoding="utf-8").splitlines()
     trained = from_checkpoint(CHECKPOINTS / "glyphs_vit.pt", **SHIPPED_HINTS, id2label=names)
