@@ -164,7 +164,7 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
     if arguments.shard and arguments.auto_micro_batch:
         # If one process runs out of memory, the others would wait for its part of the weights.
         raise TrainingError(
-            "--shard cannot try what fits into memory: leave out --auto_micro_batch, and give "
+            "--shard cannot try what fits into memory: omit --auto_micro_batch, and set "
             "--gradient_accumulation_steps, by what --dry_run says."
         )
     if arguments.shard and arguments.mixed_precision == "fp16":

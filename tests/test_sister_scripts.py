@@ -117,7 +117,7 @@ def test_any_image_classifier_is_evaluated_and_its_classes_must_match(tmp_path):
     assert [row["name"] for row in results["classes"]] == [f"LABEL_{digit}" for digit in range(10)]
     with pytest.raises(DataError, match="no split 'validation', only train, test"):
         evaluation.evaluate(evaluation.EvaluateArguments(**options, split="validation"))
-    with pytest.raises(TrainingError, match="The config of .* says what it is: leave out num_attention_heads"):
+    with pytest.raises(TrainingError, match="The config of .* is complete: omit num_attention_heads"):
         evaluation.evaluate(evaluation.EvaluateArguments(**options, model_hints=["num_attention_heads=4"]))
     save_resnet(tmp_path, num_labels=3)
     with pytest.raises(DataError, match="The data has 10 classes, the model 3"):
@@ -219,7 +219,7 @@ def test_patches_that_are_seen_are_predicted_too_but_others_do_not_count():
     "fields, message",
     [
         ({"ratio": 0.0}, "mask ratio is 0.0"),
-        ({"ratio": 0.5, "hidden": 0.8, "exchanged": 0.3}, "add up to at most 1"),
+        ({"ratio": 0.5, "hidden": 0.8, "exchanged": 0.3}, "with a sum of at most 1"),
         ({"ratio": 0.5, "block": 0}, "mask block is 0"),
     ],
 )
@@ -321,7 +321,7 @@ def test_pretraining_refuses_bad_input_before_anything_is_written(model_folder, 
         ({"mask_block": 2}, TrainingError, "do not fill the grid of 4 x 3"),
         ({"model": str(map_pooling)}, TrainingError, "pooling 'map' has weights"),
         ({"epochs": 1.0}, TrainingError, "give one"),
-        ({"resume": True}, TrainingError, "holds no run"),
+        ({"resume": True}, TrainingError, "contains no run"),
         ({"report_to": "paper"}, TrainingError, "report_to"),
     ):
         with pytest.raises(error, match=message):

@@ -190,7 +190,7 @@ def test_validation_split_of_the_set_is_found_by_its_name(tmp_path):
     found = load_classification_data(source)
     assert found.validation is not None
     assert found.validation["label"][:] == [1]
-    with pytest.raises(DataError, match="validation split of its own"):
+    with pytest.raises(DataError, match="already has a validation split"):
         load_classification_data(source, validation_fraction=0.5)
 
 
@@ -210,8 +210,8 @@ def test_test_split_with_secret_labels_is_left_out_unless_named(tmp_path):
         ("./nothing/here", "no file or folder"),
         ("/nothing/here", "no file or folder"),
         ("images.parquet", "no file or folder"),
-        ("nobody/nothing", "Offline there are digits and glyphs"),
-        ("digitz", "Offline there are digits and glyphs"),
+        ("nobody/nothing", "Available offline: digits and glyphs"),
+        ("digitz", "Available offline: digits and glyphs"),
     ],
 )
 def test_unknown_set_is_refused(name, message):
@@ -221,9 +221,9 @@ def test_unknown_set_is_refused(name, message):
 
 def test_folder_and_file_without_data_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("no images")
-    with pytest.raises(DataError, match="holds no data set"):
+    with pytest.raises(DataError, match="holds no dataset"):
         load_splits(str(tmp_path))
-    with pytest.raises(DataError, match="is not a data set"):
+    with pytest.raises(DataError, match="is not a dataset"):
         load_splits(str(tmp_path / "notes.txt"))
 
 
@@ -231,7 +231,7 @@ def test_unknown_empty_and_doubled_splits_are_refused(tmp_path):
     source = save_set(tmp_path, [0, 1], ["a", "b"], test=[0])
     with pytest.raises(DataError, match="no split 'dev', only train, test: correct --validation_split"):
         load_classification_data(source, validation_split="dev")
-    with pytest.raises(DataError, match="cannot play two parts"):
+    with pytest.raises(DataError, match="cannot have two roles"):
         load_classification_data(source, validation_split="test")
 
 
@@ -256,7 +256,7 @@ def test_classes_that_differ_between_splits_are_refused(tmp_path):
     features = [Features({"image": Image(), "label": ClassLabel(names=names)}) for names in (["a", "b"], ["b", "a"])]
     splits = [Dataset.from_dict({"image": make_images(2), "label": [0, 1]}, features=each) for each in features]
     DatasetDict(train=splits[0], test=splits[1]).save_to_disk(str(tmp_path))
-    with pytest.raises(DataError, match="classes of the test split are not those of the training split"):
+    with pytest.raises(DataError, match="classes of the test split differ from those of the training split"):
         load_classification_data(str(tmp_path))
 
 
@@ -264,5 +264,5 @@ def test_classes_that_differ_between_splits_are_refused(tmp_path):
 def test_impossible_fraction_is_refused(fraction):
     with pytest.raises(DataError, match="at least 0 and less than 1"):
         load_classification_data("digits", validation_fraction=fraction)
-    with pytest.raises(DataError, match="No stratified part"):
+    with pytest.raises(DataError, match="No stratified fraction"):
         load_classification_data("digits", validation_fraction=0.001)

@@ -101,7 +101,7 @@ def test_termination_saves_and_says_how_to_go_on(launcher, workers, stock_folder
     wait_for_step(process, tmp_path / "run", 2)
     os.killpg(process.pid, signal.SIGTERM)  # torchrun passes it on to the groups of its processes
     output = finish(process)
-    stopped = re.search(r"Stopped after step (\d+) of 10000: go on with --resume", output)
+    stopped = re.search(r"Stopped after step (\d+) of 10000: continue with --resume", output)
     assert stopped is not None, output
     assert max((tmp_path / "run" / "checkpoints").iterdir()).name == f"step_{int(stopped[1]):08d}"
     if launcher is PYTHON:  # torchrun itself ends with an error
@@ -204,9 +204,9 @@ def rows_of(output: str) -> dict[str, str]:
 def test_impossible_sharding_is_refused(stock_folder, tmp_path, monkeypatch):
     good = {"model": str(stock_folder), "output_dir": str(tmp_path / "run"), **SHORT, "shard": True}
     for options in (good, {**good, "dry_run": True}):
-        with pytest.raises(TrainingError, match="There is one process only"):
+        with pytest.raises(TrainingError, match="Sharding needs at least two processes"):
             script.finetune(script.FinetuneArguments(**options))
-    with pytest.raises(TrainingError, match="leave out --auto_micro_batch, and give --gradient_accumulation_steps"):
+    with pytest.raises(TrainingError, match="omit --auto_micro_batch, and set --gradient_accumulation_steps"):
         script.finetune(script.FinetuneArguments(**good, auto_micro_batch=True))
     half = script.FinetuneArguments(**good, mixed_precision="fp16")
     with pytest.raises(TrainingError, match="--shard does not scale the losses of fp16: use --mixed_precision bf16"):
@@ -221,7 +221,7 @@ def test_another_number_of_processes_than_asked_for_is_refused(stock_folder, tmp
     arguments = script.FinetuneArguments(
         model=str(stock_folder), output_dir=str(tmp_path / "run"), num_processes=2, **SHORT
     )
-    with pytest.raises(TrainingError, match="1 processes are running, 2 were asked for"):
+    with pytest.raises(TrainingError, match="1 processes are running, 2 were requested"):
         script.finetune(arguments)
     assert not (tmp_path / "run").exists()
 
@@ -289,12 +289,12 @@ def test_bad_input_is_refused_before_anything_is_written(stock_folder, tmp_path)
         ({"batch_size": 13, "gradient_accumulation_steps": 2}, TrainingError, "multiple of 2"),
         ({"model": "vit-tiny-patch16-224"}, TrainingError, "--from_scratch"),
         ({"ema_decay": 1.5}, TrainingError, "ema_decay is 1.5"),
-        ({"resume": True}, TrainingError, "holds no run"),
+        ({"resume": True}, TrainingError, "contains no run"),
         ({"steps": 0}, TrainingError, "steps is 0"),
         ({"warmup_steps": 8}, TrainingError, "The warm-up takes 8 steps, the run 7"),
         ({"freeze": ["5"]}, TrainingError, "5 blocks cannot be frozen"),
         ({"optimizer": "sdg"}, TrainingError, "no optimizer 'sdg'"),
-        ({"teacher": str(stock_folder)}, TrainingError, "does not know the classes"),
+        ({"teacher": str(stock_folder)}, TrainingError, "lacks the classes"),
     ):
         with pytest.raises(error, match=message):
             script.finetune(script.FinetuneArguments(**{**good, **changed}))

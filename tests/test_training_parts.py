@@ -310,7 +310,7 @@ def test_layer_decay_slows_each_block_below_the_head(stock):
 
 def test_layer_decay_refuses_a_model_of_several_stacks():
     config = ResNetConfig(**RESNET)
-    with pytest.raises(TrainingError, match="one stack of blocks"):
+    with pytest.raises(TrainingError, match="one stack of them"):
         heights_above_input([name for name, _ in ResNetForImageClassification(config).named_parameters()])
 
 
@@ -430,7 +430,9 @@ def test_checkpoint_of_another_library_is_opened_in_float32_and_keeps_its_body(t
     hints = checkpoint_hints(["num_attention_heads=2", "image_size=24x24", "patch_size=8", "pooling=cls"])
     assert hints == {"num_attention_heads": 2, "image_size": (24, 24), "patch_size": 8, "pooling": "cls"}
     for wrong in ("heads=2", "num_attention_heads", "num_attention_heads="):
-        with pytest.raises(TrainingError, match="is no hint: expected name=value, the name one of num_attention_heads"):
+        with pytest.raises(
+            TrainingError, match="is not a hint: expected name=value, the name one of num_attention_heads"
+        ):
             checkpoint_hints([wrong])
     model, processor = load_classifier(str(tmp_path / "vit.pt"), ["a", "b"], hints=hints)
     assert input_size(processor) == (24, 24)

@@ -132,7 +132,7 @@ def test_features_are_what_the_head_reads(kind):
     assert features.labels.tolist() == [0, 1, 2, 3, 4, 0, 1]
     logits = model(torch.stack([row["pixel_values"] for row in rows])).logits
     torch.testing.assert_close(head_layer(model)[1](features.values), logits, rtol=1e-5, atol=1e-5)
-    with pytest.raises(TrainingError, match="7 images were seen, but the set has 8"):
+    with pytest.raises(TrainingError, match="7 images were processed, but the split has 8"):
         extract_features(model, loader, accelerator, size=8)
 
 

@@ -279,10 +279,10 @@ def test_model_without_attention_gets_a_report_that_says_so_and_no_page(tmp_path
     ))  # fmt: skip
     assert {file.stem for file in (run / "report").glob("*.png")} == PICTURES
     text = (run / "report" / "index.html").read_text()
-    assert text.count("In a ResNetForImageClassification there is no ViT to look into.") == 2
+    assert text.count("ResNetForImageClassification is not a supported ViT.") == 2
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning: ")]
     assert len(warnings) == 1
-    assert "type 'resnet' gets no page" in warnings[0]
+    assert "type 'resnet' gets no model card" in warnings[0]
     assert not (run / "README.md").exists()
 
 
@@ -395,7 +395,7 @@ def test_push_that_fails_leaves_the_model_and_says_how_to_push_it(model_folder, 
 def test_push_that_cannot_work_is_refused_before_the_training(model_folder, tmp_path, hub, monkeypatch):
     good = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT}
     for useless in ({"hub_private": True}, {"report": False, "picture_every": 1.0}):
-        with pytest.raises(TrainingError, match="nothing comes of"):
+        with pytest.raises(TrainingError, match="has no effect"):
             script.finetune(script.FinetuneArguments(**good, **useless))
     for repo_id, message in (("alice/a b", "cannot be the name"), ("digits", "names no owner")):
         with pytest.raises(HubError, match=message):

@@ -19,220 +19,218 @@ Options = TypeVar("Options")
 
 
 def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
-    """Declare an option with its line in `--help`."""
+    """Declare an option with its help text."""
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
 
 
-# What several scripts ask for, in groups of their own.
+# Groups shared by several scripts.
 
 
 @dataclass(kw_only=True)
 class WeightsOptions:
-    """Which weights are opened."""
+    """The checkpoint to open."""
 
     model: str = option(help="transformers folder or Hub id, or another library's checkpoint")
     model_hints: list[str] | None = option(
-        None, help="name=value: what another library's checkpoint does not say, such as num_attention_heads=4"
+        None, help="name=value: settings that another library's checkpoint lacks, such as num_attention_heads=4"
     )
 
 
 @dataclass(kw_only=True)
 class CheckpointOptions(WeightsOptions):
-    """Which model is opened, of any class."""
+    """The model to open, of any class."""
 
-    trust_remote_code: bool = option(False, help="run the code that a checkpoint brings along")
+    trust_remote_code: bool = option(False, help="run the code that comes with a checkpoint")
 
 
 @dataclass(kw_only=True)
 class ImageOptions:
-    """Which images are opened."""
+    """The dataset to open."""
 
     dataset: str = option(
         help="digits, glyphs; a folder of images, of parquet or .tar files, or of save_to_disk; cifar10, cifar100, "
         "imagenet-1k, pets, flowers, food101, mnist, fashion-mnist, beans; or a Hub name"
     )
-    dataset_subset: str | None = option(None, help="configuration of a Hub data set that has several")
-    image_column: str | None = option(None, help="found by its type if not given")
+    dataset_subset: str | None = option(None, help="configuration of a Hub dataset that has several")
+    image_column: str | None = option(None, help="name of the column (default: found by its type)")
 
 
 @dataclass(kw_only=True)
 class LabelOptions:
-    """What their labels are."""
+    """The labels of the dataset."""
 
-    label_column: str | None = option(None, help="found by its type if not given")
-    label_names: str | None = option(None, help="text file with one class per line, for labels that are plain numbers")
+    label_column: str | None = option(None, help="name of the column (default: found by its type)")
+    label_names: str | None = option(None, help="text file with one class per line, for labels that are only numbers")
 
 
 @dataclass(kw_only=True)
 class SplitOptions:
-    """Which splits are learnt from, and which are evaluated."""
+    """The splits for training and evaluation."""
 
-    train_split: str | None = option(None, help="split to learn from, or several joined by +; train if not given")
+    train_split: str | None = option(None, help="training split, or several joined by + (default: train)")
     validation_split: str | None = option(
-        None, help="split to choose the best weights by; found by its name if not given"
+        None, help="split for selecting the best weights (default: found by its name)"
     )
-    test_split: str | None = option(None, help="held-out split; 'test' if not given and there is one")
+    test_split: str | None = option(None, help="held-out split (default: test, if there is one)")
 
 
 @dataclass(kw_only=True)
 class ProcessOptions:
-    """Which processes do the work."""
+    """Processes and precision."""
 
-    num_workers: int = option(0, help="processes that prepare images, per process that computes")
-    num_processes: int | None = option(None, help="refuse to run with another number of processes")
+    num_workers: int = option(0, help="data loader workers per process")
+    num_processes: int | None = option(None, help="fail with another number of processes")
     mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of the forward and backward passes")
 
 
 @dataclass(kw_only=True)
 class ForwardOptions(ProcessOptions, LabelOptions, ImageOptions, CheckpointOptions):
-    """Which images go through which model, that is not trained."""
+    """The images and the model of scripts that do not train it."""
 
     batch_size: int = option(256, help="images per forward pass, over all processes")
 
 
 @dataclass(kw_only=True)
 class StepOptions:
-    """How many steps are taken, of how many images, and how far each one goes."""
+    """Optimization: steps, batch size, optimizer, learning rate schedule."""
 
-    epochs: float | None = option(None, help="passes over the training images; 10 if neither they nor steps are given")
+    epochs: float | None = option(None, help="passes over the training images (default without --steps: 10)")
     steps: int | None = option(None, help="optimizer steps, instead of epochs")
     batch_size: int = option(64, help="images per optimizer step, over all processes and micro-batches")
-    gradient_accumulation_steps: int = option(1, help="micro-batches that make one optimizer step")
-    optimizer: str = option("adamw", help="of torch.optim, in small letters (the paper: sgd), or timm:NAME")
-    learning_rate: float = option(1e-3, help="at its peak")
-    momentum: float = option(0.9, help="of SGD; first beta of Adam")
-    weight_decay: float = option(0.05, help="of matrices and kernels; nothing else decays")
+    gradient_accumulation_steps: int = option(1, help="micro-batches per optimizer step")
+    optimizer: str = option("adamw", help="of torch.optim, in lower case (the paper: sgd), or timm:NAME")
+    learning_rate: float = option(1e-3, help="peak learning rate")
+    momentum: float = option(0.9, help="momentum of SGD; first beta of Adam")
+    weight_decay: float = option(0.05, help="for matrices and kernels only")
     schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = option(
-        "cosine", help="of the learning rate after the warm-up"
+        "cosine", help="learning rate schedule after the warm-up"
     )
-    warmup_fraction: float = option(0.1, help="part of the optimizer steps in which the learning rate rises")
-    warmup_steps: int | None = option(None, help="the same as a number of optimizer steps")
-    max_grad_norm: float = option(1.0, help="gradients are clipped to this norm; 0 leaves them")
+    warmup_fraction: float = option(0.1, help="fraction of the optimizer steps used for warm-up")
+    warmup_steps: int | None = option(None, help="warm-up as a number of optimizer steps")
+    max_grad_norm: float = option(1.0, help="norm to which gradients are clipped; 0: no clipping")
 
 
 @dataclass(kw_only=True)
 class FolderOptions(ProcessOptions):
-    """Where a run goes, and when it is logged, evaluated and saved."""
+    """Run folder, logging, evaluation and checkpoints."""
 
-    output_dir: str = option(help="empty or new folder")
-    resume: bool = option(False, help="go on from the newest checkpoint in output_dir")
-    evaluations: int | None = option(None, help="how often to evaluate, evenly spread; once per epoch if not given")
+    output_dir: str = option(help="new or empty folder")
+    resume: bool = option(False, help="resume from the newest checkpoint in output_dir")
+    evaluations: int | None = option(None, help="number of evaluations, evenly spaced (default: once per epoch)")
     log_every: int = option(10, help="optimizer steps between logged values")
     checkpoint_every: int | None = option(
-        None, help="optimizer steps between checkpoints; at each evaluation if not given"
+        None, help="optimizer steps between checkpoints (default: at each evaluation)"
     )
-    checkpoints_kept: int = option(2, help="how many checkpoints stay; 0: write none")
+    checkpoints_kept: int = option(2, help="number of checkpoints to keep; 0: write none")
     report_to: str = option("none", help="tensorboard, trackio and wandb, separated by commas")
-    seed: int = option(0, help="decides everything random")
+    seed: int = option(0, help="random seed")
 
 
 @dataclass(kw_only=True)
 class LoopOptions(FolderOptions, StepOptions):
-    """What the training loop reads, whatever is trained."""
+    """Options of the training loop, for every task."""
 
 
-# The groups of fine-tuning.
+# Groups of fine-tuning.
 
 
 @dataclass(kw_only=True)
 class ModelOptions(CheckpointOptions):
-    """What is trained."""
+    """The model to train."""
 
     _argument_group_name: ClassVar[str] = "model"
 
     model: str = option(
         help="transformers folder or Hub id, another library's checkpoint, or a preset to train from scratch"
     )
-    from_scratch: bool = option(False, help="keep the architecture only and draw new weights")
+    from_scratch: bool = option(False, help="use only the architecture, with new weights")
     freeze: list[str] = option(
         [],
-        help="train the rest only: backbone (all but the head), a number of blocks from below, or names (a.*.weight)",
+        help="parameters to freeze: backbone (all but the head), the first N blocks, or names (a.*.weight)",
     )
-    lora_rank: int | None = option(None, help="train low-rank additions to the attention instead of its weights (peft)")
-    lora_alpha: int = option(16, help="the additions are scaled by lora_alpha / lora_rank")
-    lora_targets: list[str] = option([], help="layers that get additions; queries and values if not given")
-    gradient_checkpointing: bool = option(False, help="save memory by computing the forward pass twice")
+    lora_rank: int | None = option(None, help="train LoRA adapters of this rank on the attention (peft)")
+    lora_alpha: int = option(16, help="scale of the adapters: lora_alpha / lora_rank")
+    lora_targets: list[str] = option([], help="layers with adapters (default: queries and values)")
+    gradient_checkpointing: bool = option(False, help="save memory by recomputing the forward pass")
     image_size: list[int] | None = option(
-        None, help="train at this size, in pixels: one number, or height and width; positions are resampled once"
+        None, help="training size in pixels: one number, or height and width; positions are resampled once"
     )
-    dropout: float | None = option(None, help="after each dense layer; as the model has it if not given")
-    drop_path_rate: float | None = option(None, help="stochastic depth of the last block; as the model has it")
+    dropout: float | None = option(None, help="dropout after each dense layer (default: the model's)")
+    drop_path_rate: float | None = option(None, help="stochastic depth of the last block (default: the model's)")
 
 
 @dataclass(kw_only=True)
 class DataOptions(SplitOptions, LabelOptions, ImageOptions):
-    """What it learns from."""
+    """The training data."""
 
     _argument_group_name: ClassVar[str] = "data"
 
-    validation_fraction: float = option(0.0, help="part of the training split to carve out as validation split")
-    shots_per_class: int | None = option(None, help="learn from this many images per class")
+    validation_fraction: float = option(0.0, help="fraction of the training split to use for validation")
+    shots_per_class: int | None = option(None, help="number of training images per class (default: all)")
     corrupted: Literal["stop", "skip"] = option(
-        "stop", help="an image that cannot be read ends the run, or is left out, named and counted"
+        "stop", help="on a corrupted image: stop the run, or skip, report and count it"
     )
-    streaming: bool = option(False, help="read the training images as they come instead of storing them first")
-    stream_images: int | None = option(None, help="how many there are, for a stream that does not say")
-    stream_buffer: int = option(10_000, help="images of a stream among which the next one is drawn")
+    streaming: bool = option(False, help="stream the training images instead of storing them first")
+    stream_images: int | None = option(None, help="number of images, if the stream does not say")
+    stream_buffer: int = option(10_000, help="size of the shuffle buffer of a stream, in images")
 
 
 @dataclass(kw_only=True)
 class LearnerOptions:
-    """How its weights are kept."""
+    """Layer decay, moving average, sharding and compilation."""
 
-    layer_decay: float = option(1.0, help="learning rate of a block, relative to the block above it")
+    layer_decay: float = option(1.0, help="learning rate of a block, relative to the next block")
     ema_decay: float | None = option(None, help="evaluate and save a moving average of the weights with this decay")
-    shard: bool = option(False, help="divide weights, optimizer states and averages among the processes (FSDP2)")
+    shard: bool = option(False, help="shard weights, optimizer states and averages over the processes (FSDP2)")
     compile: bool = option(False, help="torch.compile the model for training")
 
 
 @dataclass(kw_only=True)
 class OptimizationOptions(LearnerOptions, StepOptions):
-    """How it learns."""
+    """Optimization of a classifier."""
 
     _argument_group_name: ClassVar[str] = "optimisation"
 
-    recipe: list[str] = option([], help="named options that the others override (--list_recipes); several: in order")
+    recipe: list[str] = option([], help="named options, overridden by others (--list_recipes); several apply in order")
     auto_micro_batch: bool = option(
-        False, help="try before training what fits into memory, and make more micro-batches of a step if need be"
+        False, help="before training, find the number of micro-batches that fits into memory"
     )
-    loss: Literal["cross_entropy", "bce"] = option("cross_entropy", help="bce: one yes or no per class")
+    loss: Literal["cross_entropy", "bce"] = option("cross_entropy", help="bce: binary cross-entropy per class")
     class_balance: Literal["none", "loss", "sampler"] = option(
-        "none", help="give rare classes as much weight as others: in the loss, or by drawing them more often"
+        "none", help="balance classes in the loss, or by sampling rare ones more often"
     )
-    teacher: str | None = option(None, help="classifier of the same classes whose answers are learnt from too")
-    distillation: Literal["soft", "hard"] = option("soft", help="learn the teacher's probabilities, or its decisions")
-    distillation_weight: float = option(0.5, help="share of the teacher in the loss")
-    distillation_temperature: float = option(1.0, help="of soft distillation")
-    label_smoothing: float = option(0.1, help="part of the target that is spread over all classes")
+    teacher: str | None = option(None, help="classifier of the same classes for distillation")
+    distillation: Literal["soft", "hard"] = option("soft", help="distil the teacher's probabilities, or its decisions")
+    distillation_weight: float = option(0.5, help="weight of the teacher in the loss")
+    distillation_temperature: float = option(1.0, help="temperature of soft distillation")
+    label_smoothing: float = option(0.1, help="fraction of the target spread over all classes")
 
 
 @dataclass(kw_only=True)
 class TransformOptions:
-    """How each of its images is varied."""
+    """Augmentation of single images."""
 
-    crop_scale: float = option(1.0, help="smallest part of an image that a random crop may keep; 1: no crop")
-    resize_to: int | None = option(
-        None, help="resize to this many pixels, then cut out a random part of the model's size"
-    )
-    horizontal_flip: float = option(0.0, help="probability")
+    crop_scale: float = option(1.0, help="smallest fraction of the area that a random crop keeps; 1: no crop")
+    resize_to: int | None = option(None, help="resize to this many pixels, then take a random crop of the model's size")
+    horizontal_flip: float = option(0.0, help="probability of the operation")
     augmentation: Literal["none", "affine", "randaugment", "trivialaugment", "threeaugment"] = option(
         "none", help="affine: for characters"
     )
-    magnitude: int = option(9, help="of randaugment")
-    augmentation_layers: int = option(2, help="of randaugment: operations on one image")
-    random_erasing: float = option(0.0, help="probability")
+    magnitude: int = option(9, help="magnitude of randaugment")
+    augmentation_layers: int = option(2, help="operations per image of randaugment")
+    random_erasing: float = option(0.0, help="probability of the operation")
 
 
 @dataclass(kw_only=True)
 class AugmentationOptions(TransformOptions):
-    """How its images are varied, each by itself and together."""
+    """Augmentation of images and batches."""
 
     _argument_group_name: ClassVar[str] = "augmentation"
 
     repeated_augmentation: int = option(
-        1, help="copies of an image in a batch, each augmented anew; an epoch has so many times fewer distinct images"
+        1, help="differently augmented copies of an image in a batch; an epoch has that many times fewer images"
     )
     mixup: float = option(0.0, help="alpha of mixup; 0: off")
     cutmix: float = option(0.0, help="alpha of CutMix; 0: off")
@@ -240,7 +238,7 @@ class AugmentationOptions(TransformOptions):
 
 @dataclass(kw_only=True)
 class RunOptions(FolderOptions):
-    """Where it goes, when it is looked at, and on how many processes."""
+    """The run: folder, evaluation, report, upload."""
 
     _argument_group_name: ClassVar[str] = "run"
 
@@ -248,36 +246,38 @@ class RunOptions(FolderOptions):
         None, help="stop after this many evaluations in a row without a better validation accuracy"
     )
     eval_batch_size: int = option(256, help="images per evaluation batch, over all processes")
-    report: bool = option(True, help="draw curves, confusion matrix and mistakes into output_dir/report")
-    picture_every: float = option(5.0, help="epochs between looks at attention and positions for the report; 0: none")
-    dry_run: bool = option(False, help="print the plan and what it needs, and write nothing")
-    license: str | None = option(
-        None, help="of the weights, for their page; what the page of the model says if not given"
+    report: bool = option(True, help="write a report with curves, confusion matrix and mistakes to output_dir/report")
+    picture_every: float = option(
+        5.0, help="epochs between snapshots of attention and positions for the report; 0: none"
     )
-    push_to_hub: str | None = option(None, help="user/name of the repository that gets the result")
+    dry_run: bool = option(False, help="print the plan and its requirements, and write nothing")
+    license: str | None = option(
+        None, help="licence of the weights, for the model card (default: as in the card of the source)"
+    )
+    push_to_hub: str | None = option(None, help="repository to upload the result to (user/name)")
     hub_private: bool = option(False, help="make that repository private")
 
 
 @dataclass(kw_only=True)
 class ClassifierOptions(RunOptions, AugmentationOptions, OptimizationOptions, DataOptions, ModelOptions, LoopOptions):
-    """Everything that is asked of the training of a classifier."""
+    """All options of training a classifier."""
 
 
 def keywords(options: Any, *groups: Any) -> dict[str, Any]:
-    """Return the options of whole groups as keywords, for a function that takes them all by these names."""
+    """Return the options of whole groups as keyword arguments."""
     return {each.name: getattr(options, each.name) for group in groups for each in dataclasses.fields(group)}
 
 
-# Of these, the one that is given last replaces the others.
+# The last one given of each set replaces the others.
 ALTERNATIVES = (frozenset({"epochs", "steps"}), frozenset({"warmup_fraction", "warmup_steps"}))
 
 
 class Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
-    """Show defaults, and the description as it is written."""
+    """Help formatter that shows defaults and keeps the description's line breaks."""
 
 
 def run_script(run: Callable[[Options], object], kind: type[Options], *, description: str | None) -> None:
-    """Run a script as its command line says; an error that the project foresees is one line and an exit code."""
+    """Run a script with its command line; a PlainViTError becomes one line and an exit code."""
     try:
         run(parse_arguments(kind, sys.argv[1:], description=description))
     except PlainViTError as error:
@@ -286,15 +286,15 @@ def run_script(run: Callable[[Options], object], kind: type[Options], *, descrip
 
 
 def parse_arguments(kind: type[Options], command_line: Sequence[str], *, description: str | None) -> Options:
-    """Read options: recipes first, a YAML file over them, the command line over both.
+    """Parse options: recipes, overridden by a YAML file, overridden by the command line.
 
     Args:
         kind: the dataclass to fill, made of the groups above.
-        command_line: words; the first one may be a YAML file as a run wrote it.
-        description: what the script does, for `--help`.
+        command_line: the arguments; the first one may be a YAML file written by a run.
+        description: the description for `--help`.
 
     Raises:
-        TrainingError: A recipe is unknown, or is one of another script.
+        TrainingError: A recipe is unknown or belongs to another script.
     """
     words = list(command_line)
     known = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
@@ -310,15 +310,15 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
     groups: list[Any] = [group for group in reversed(kind.__mro__) if "_argument_group_name" in vars(group)]
     parser = HfArgumentParser(groups, description=description, formatter_class=Help, allow_abbrev=False)
     if "recipe" in known:
-        recipes = describe_recipes()  # argparse says a version and leaves
-        parser.add_argument("--list_recipes", action="version", version=recipes, help="say what each recipe is")
+        recipes = describe_recipes()  # argparse prints a version and exits
+        parser.add_argument("--list_recipes", action="version", version=recipes, help="describe the recipes and exit")
     stray = merged.pop("", [])
     given = parser.parse_args([*stray, *(word for name, values in merged.items() for word in (f"--{name}", *values))])
     return kind(**vars(given))
 
 
 def _by_option(words: Sequence[str]) -> dict[str, list[str]]:
-    """Split a command line by its options, `--name value ...`; what comes before them belongs to none."""
+    """Split a command line into options, `--name value ...`; words before the first option belong to none."""
     layer: dict[str, list[str]] = {}
     name = ""
     for word in words:
@@ -340,18 +340,18 @@ def _words_of(values: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _with_recipe(layer: dict[str, list[str]], known: Sequence[str]) -> list[dict[str, list[str]]]:
-    """Return the recipes that a layer names, each a layer, and the layer itself."""
+    """Return the recipes of a layer, each as a layer, and the layer itself."""
     return [*(_words_of(recipe_options(name, known)) for name in layer.get("recipe", [])), layer]
 
 
 def as_yaml(arguments: Any) -> str:
-    """Write the options as a file that repeats the run."""
+    """Return the options as YAML that repeats the run."""
     values = {name: value for name, value in dataclasses.asdict(arguments).items() if value not in (None, [])}
     values.pop("resume", None)
     return yaml.safe_dump(values, sort_keys=False)
 
 
-# What numbers may be: the lowest and the highest value.
+# Minimum and maximum of numeric options.
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         ("steps", "batch_size", "gradient_accumulation_steps", "evaluations", "eval_batch_size", "log_every",
@@ -371,7 +371,7 @@ RANGES: dict[str, tuple[float, float]] = {
     ),
     "magnitude": (0, 30),
 }  # fmt: skip
-# Options that mean something only together with another one.
+# Options that have an effect only together with another one.
 COMPANIONS = {
     "teacher": ("distillation", "distillation_weight", "distillation_temperature"),
     "lora_rank": ("lora_alpha", "lora_targets"),
@@ -382,10 +382,10 @@ COMPANIONS = {
 
 
 def check_options(arguments: Any) -> None:
-    """Refuse numbers that cannot be, two ways of saying the same, and options that would do nothing.
+    """Refuse numbers out of range, contradictory options, and options without effect.
 
     Raises:
-        TrainingError: There are some.
+        TrainingError: There are such options.
     """
     for name, (low, high) in RANGES.items():
         value = getattr(arguments, name, None)  # not every script has every option
@@ -394,13 +394,11 @@ def check_options(arguments: Any) -> None:
             raise TrainingError(f"{name} is {value}: expected {expected}.")
     for name in ("epochs", "crop_scale", "distillation_temperature"):
         if getattr(arguments, name, None) == 0:
-            raise TrainingError(f"{name} is 0: expected more.")
+            raise TrainingError(f"{name} is 0: expected a positive number.")
     if arguments.steps is not None and arguments.epochs is not None:
         raise TrainingError(f"Both steps ({arguments.steps}) and epochs ({arguments.epochs:g}) are given: give one.")
     defaults = {each.name: each.default for each in dataclasses.fields(arguments)}
     for name, companions in ((name, each) for name, each in COMPANIONS.items() if name in defaults):
         useless = [each for each in companions if getattr(arguments, each) not in (defaults[each], [])]
         if not getattr(arguments, name) and useless:
-            raise TrainingError(
-                f"Without {name} nothing comes of {', '.join(useless)}: leave that out, or give --{name}."
-            )
+            raise TrainingError(f"Without {name}, {', '.join(useless)} has no effect: omit it, or give --{name}.")

@@ -1,4 +1,4 @@
-"""Rendered characters: a data set of any size, from the font that Pillow carries, the same for the same seed."""
+"""Rendered characters: a dataset of any size, drawn with Pillow's font, deterministic for a seed."""
 
 from functools import cache
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 
-# I and O are left out: once rotated and squeezed they look like 1 and 0.
+# Without I and O, which look like 1 and 0 once rotated and squeezed.
 CHARACTERS = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"
 IMAGE_SIZE = 24  # three times the 8 pixels of scikit-learn's handwritten digits
 STROKES = (0, 2, 4, 6)  # extra pen width, in pixels of the template
@@ -19,7 +19,7 @@ CHUNK = 1024  # glyphs rendered at once, which bounds the memory
 
 @cache
 def _templates() -> torch.Tensor:
-    """Draw every character with every pen, cut out and as high as its template: [characters * strokes, 1, 96, 96]."""
+    """Draw every character with every pen, cropped to the height of its template: [characters * strokes, 1, 96, 96]."""
     font = ImageFont.load_default(size=TEMPLATE_SIZE)
     drawn = []
     for character in CHARACTERS:
@@ -37,7 +37,7 @@ def _templates() -> torch.Tensor:
 
 
 def _sampling_grid(rng: np.random.Generator, count: int) -> torch.Tensor:
-    """Draw the places of the template that each pixel looks at: an affine map and a smooth bend, [count, 48, 48, 2]."""
+    """Draw the sampling grid on the template: an affine map and a smooth deformation, [count, 48, 48, 2]."""
     angle = rng.normal(0, 0.14, count)  # radians
     shear = rng.normal(0, 0.18, count)
     height = rng.uniform(0.75, 1.05, count)  # parts of the image
@@ -75,10 +75,10 @@ def _render_chunk(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
 
 
 def render_glyphs(count: int, *, seed: int | tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Render characters of random size, place, rotation, slant, bend, pen, sharpness, contrast and noise.
+    """Render characters of random size, position, rotation, slant, deformation, pen, sharpness, contrast and noise.
 
     Args:
-        count: how many; each character comes equally often, give or take one.
+        count: number of images; the counts of the characters differ by at most one.
         seed: the same seed gives the same glyphs.
 
     Returns:

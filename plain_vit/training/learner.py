@@ -1,4 +1,4 @@
-"""A model that learns, with its optimizer and a moving average of its weights, whole or divided among processes."""
+"""Model with its optimizer and a moving average of its weights, whole or sharded over processes."""
 
 from typing import Any
 
@@ -17,19 +17,19 @@ with needs("plain-vit[train]"):
 
 
 class Learner:
-    """A model that learns; `prepare` puts it on its device.
+    """A model in training; `prepare` moves it to its device.
 
     Args:
-        model: with the weights to begin with.
-        options: which optimizer, and how fast.
-        accelerator: of the run.
+        model: the model with its initial weights.
+        options: optimizer and learning rate.
+        accelerator: accelerator of the run.
         layer_decay: see `make_optimizer`.
         ema_decay: evaluate and save a moving average of the weights with this decay.
-        shard: divide all of it among the processes.
+        shard: shard everything over the processes.
         compile: compile the model.
 
     Raises:
-        TrainingError: The average, the optimizer or the division cannot be had.
+        TrainingError: The average, the optimizer or the sharding is not available.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Learner:
     ) -> None:
         self.model, self.options, self.accelerator, self.layer_decay = model, options, accelerator, layer_decay
         self.shard, self.compile = shard, compile
-        self.optimizer: Any = self._make_optimizer()  # then what Accelerate makes of it
+        self.optimizer: Any = self._make_optimizer()  # replaced by Accelerate's wrapper
         self.average = None if ema_decay is None else average_of(model, ema_decay, accelerator)
         self.blocks = blocks_to_shard(model, accelerator) if shard else []
         self.sharded: ShardedState | None = None
@@ -61,9 +61,9 @@ class Learner:
         )
 
     def prepare(self) -> None:
-        """Compile and divide where that is asked for, and let Accelerate wrap what is whole."""
+        """Compile and shard if requested, and let Accelerate wrap the rest."""
         if self.compile:
-            # Between the blocks sharded weights are gathered, which is not compiled.
+            # Sharded weights are gathered between the blocks, which cannot be compiled.
             for part in self.blocks or [self.model]:
                 part.compile()
         if not self.shard:
@@ -78,21 +78,21 @@ class Learner:
 
     @property
     def evaluated(self) -> nn.Module:
-        """Return the weights to evaluate and save: the average where there is one."""
+        """Return the weights to evaluate and save: the average, if there is one."""
         return self.model if self.average is None else self.average.module
 
     def final(self) -> nn.Module:
-        """Return `evaluated`, with low-rank additions added into a copy."""
+        """Return `evaluated`, with LoRA adapters merged into a copy."""
         bare = self.accelerator.unwrap_model(self.evaluated)
         return as_saved(bare) if hasattr(bare, "merge_and_unload") else self.evaluated
 
     def set_learning_rate(self, factor: float) -> None:
-        """Let each group of parameters learn at this part of its peak rate."""
+        """Set the learning rate of each parameter group to this fraction of its peak."""
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
 
     def learn(self, loss: torch.Tensor, max_grad_norm: float) -> None:
-        """Add the gradients of a micro-batch, and with the last one of a step move the weights."""
+        """Accumulate the gradients of a micro-batch, and update the weights with the last one of a step."""
         self.accelerator.backward(loss)
         if self.accelerator.sync_gradients and max_grad_norm:
             self.accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm)
@@ -100,6 +100,6 @@ class Learner:
         self.optimizer.zero_grad()
 
     def update_average(self) -> None:
-        """Let the average follow the weights."""
+        """Update the moving average."""
         if self.average is not None:
             self.average.update_parameters(self.accelerator.unwrap_model(self.model))

@@ -38,7 +38,7 @@ Batch = dict[str, Any]
 
 
 class Judged(Protocol):
-    """What a pass over a set gave: values by their names, `loss` among them, and of how many images."""
+    """Result of an evaluation: values by name, including `loss`, and the number of images."""
 
     @property
     def values(self) -> Mapping[str, float]: ...
@@ -52,52 +52,54 @@ Result = TypeVar("Result", bound=Judged)
 
 @dataclass(frozen=True)
 class Means:
-    """Values that are means over a set, the same in every process; see `Judged`."""
+    """Mean values over a split, the same in every process; see `Judged`."""
 
     values: Mapping[str, float]
     count: int
 
 
 class Task(ABC, Generic[Result]):
-    """What is learnt from a batch, how it is judged, and how the model is saved.
+    """Task of the loop: its loss, its evaluation, and how the model is saved.
 
-    `measures` names what is summed over the images of a batch beside the loss, each with how many of it one image has.
-    `score` names the value of an evaluation by which the validation split chooses weights; None takes the last ones.
+    `measures` names the values summed over the images of a batch besides the loss, each with its count per image.
+    `score` names the evaluation value for selecting weights on the validation split; None keeps the last weights.
     """
 
     measures: Mapping[str, int] = {}
     score: str | None = None
 
     def prepare(self, accelerator: Accelerator) -> None:
-        """Put what the task itself needs on the device; it is called once, when the model has been put there."""
+        """Move the task's own tensors to the device; called once, after the model was moved there."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """Return the mean loss of a batch, to be learnt from, and the sum of each measure over its images."""
+        """Return the mean training loss of a batch, and the sum of each measure over its images."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int) -> Result:
-        """Run the model over a whole set of so many images, each image once."""
+        """Evaluate the model on a split of this size, each image once."""
 
     @abstractmethod
     def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
-        """Write what opens the model, and its image processor; all processes come here."""
+        """Save the model and its image processor; called in all processes."""
 
     def reopen(self, folder: Path) -> nn.Module:
-        """Open what `save` wrote, where weights are chosen among several evaluations or no process holds them whole."""
-        raise TrainingError(f"{type(self).__name__} cannot open what it saved: train without choosing and sharding.")
+        """Load what `save` wrote; needed for selecting weights and for sharding."""
+        raise TrainingError(
+            f"{type(self).__name__} cannot load what it saved: train without selecting weights and without sharding."
+        )
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The optimizer steps of a run, and after which of them it is evaluated and saved.
+    """The optimizer steps of a run, and those after which it is evaluated and saved.
 
     Args:
-        total_steps: of the run.
-        epochs: passes over the training images that these are.
-        warmup_steps: in which the learning rate rises.
-        evaluation_steps: after these the watched split is evaluated.
-        checkpoint_steps: after these a checkpoint is written.
+        total_steps: number of optimizer steps.
+        epochs: the same as passes over the training images.
+        warmup_steps: steps in which the learning rate rises.
+        evaluation_steps: steps after which the watched split is evaluated.
+        checkpoint_steps: steps after which a checkpoint is written.
     """
 
     total_steps: int
@@ -108,12 +110,12 @@ class Schedule:
 
 
 def make_schedule(options: LoopOptions, images: int, processes: int) -> Schedule:
-    """Count the steps of a run.
+    """Plan the steps of a run.
 
     Args:
-        options: of the run.
-        images: to learn from.
-        processes: that share each step.
+        options: options of the run.
+        images: number of training images.
+        processes: number of processes that share each step.
 
     Raises:
         TrainingError: A step does not divide among the processes, or the warm-up is longer than the run.
@@ -121,7 +123,7 @@ def make_schedule(options: LoopOptions, images: int, processes: int) -> Schedule
     parts = processes * options.gradient_accumulation_steps
     if options.batch_size % parts:
         raise TrainingError(
-            f"batch_size {options.batch_size} does not divide among {processes} processes x "
+            f"batch_size {options.batch_size} is not divisible by {processes} processes x "
             f"{options.gradient_accumulation_steps} micro-batches: use a multiple of {parts}."
         )
     passes = 10.0 if options.epochs is None else options.epochs
@@ -145,10 +147,10 @@ def make_schedule(options: LoopOptions, images: int, processes: int) -> Schedule
 
 
 def start_run(options: LoopOptions) -> tuple[Accelerator, dict[str, Any]]:
-    """Check the options that every run has, and start its processes; what is random follows from its seed.
+    """Validate the common options, start the processes, and set the seed.
 
     Returns:
-        The accelerator, and how a `DataLoader` is to work.
+        The accelerator, and the options of a `DataLoader`.
 
     Raises:
         TrainingError: An option is outside its range or does not fit another, or the number of processes.
@@ -165,19 +167,19 @@ def start_run(options: LoopOptions) -> tuple[Accelerator, dict[str, Any]]:
 
 
 class Loop(Generic[Result]):
-    """A run: a learner that learns a task from batches, by a schedule, into a folder.
+    """A training run: it trains a learner on a task by a schedule, and records it in a folder.
 
     Everything random in a step is a function of the seed and the step, so that a resumed run repeats it.
 
     Args:
-        task: what is learnt.
-        learner: what learns.
-        schedule: how many steps, and what happens after which of them.
-        run: the folder.
-        options: of the run.
-        watched_name: what the split is called that is evaluated along the way.
-        early_stopping: stop after so many evaluations without a better score.
-        skip_unreadable: count images that cannot be read instead of ending at the first one.
+        task: the task.
+        learner: the model with its optimizer.
+        schedule: the steps, evaluations and checkpoints.
+        run: the run folder.
+        options: options of the run.
+        watched_name: name of the split that is evaluated during training.
+        early_stopping: stop after this many evaluations without a better score.
+        skip_unreadable: skip and count unreadable images instead of stopping at the first one.
     """
 
     def __init__(
@@ -201,15 +203,15 @@ class Loop(Generic[Result]):
         self.unreadable = UnreadableImages(stop=not skip_unreadable, say=tqdm.write)
         self.step, self.stale = 0, 0
         self.best_score: float | None = None
-        self.result: Result | None = None  # of the weights after step `result_step`, on the watched split
+        self.result: Result | None = None  # on the watched split, of the weights after step `result_step`
         self.result_step = -1
 
-    # The run begins, or goes on from its newest checkpoint.
+    # Start, or resume from the newest checkpoint.
 
     def begin(self) -> None:
-        """Claim the folder, or load its newest checkpoint; then the trackers start."""
+        """Create the folder or load its newest checkpoint, then start the trackers."""
         options = self.options
-        # The next checkpoint is written before an old one goes; the best model and the last one are kept beside them.
+        # The next checkpoint is written before an old one is deleted; the best model and the last one are also kept.
         checkpoints = options.checkpoints_kept + 1 if options.checkpoints_kept else 0
         self.run.require_space((checkpoints + 2) * self.checkpoint_size, "the run")
         self.learner.prepare()
@@ -222,11 +224,11 @@ class Loop(Generic[Result]):
         self.best_score = progress.get("best_score")
         self.unreadable.count = progress.get("unreadable", 0) * is_main
         start_trackers(self.accelerator, self.trackers, self.run.path, dataclasses.asdict(options), step=self.step)
-        # Sums of this process since the last line of the log, and since the last evaluation: loss, measures, images.
+        # Sums of this process since the last log entry, and since the last evaluation: loss, measures, images.
         self.window, self.since_evaluation = (self._sums(progress.get(name)) for name in ("window", "since"))
 
     def _sums(self, saved: list[list[float]] | None) -> torch.Tensor:
-        """Return the sums of this process, of those that a checkpoint holds for each, or zeros."""
+        """Return the sums of this process from a checkpoint, or zeros."""
         accelerator = self.accelerator
         own = torch.zeros(len(self.task.measures) + 2, device=accelerator.device)
         if saved is None:
@@ -234,11 +236,11 @@ class Loop(Generic[Result]):
         of_each = torch.tensor(saved, device=accelerator.device)
         if len(of_each) == accelerator.num_processes:
             return of_each[accelerator.process_index]
-        return of_each.sum(dim=0) if accelerator.is_main_process else own  # there were more processes, or fewer
+        return of_each.sum(dim=0) if accelerator.is_main_process else own  # the number of processes has changed
 
     @property
     def micro_batch(self) -> int:
-        """Return how many images one process takes at once."""
+        """Return the number of images per micro-batch of one process."""
         parts = self.accelerator.num_processes * self.accelerator.gradient_accumulation_steps
         return self.options.batch_size // parts
 
@@ -247,12 +249,12 @@ class Loop(Generic[Result]):
     def train(
         self, batches: Iterable[Batch], watched: DataLoader, look: Callable[[int, nn.Module], None] | None = None
     ) -> None:
-        """Take the steps that are left, until early stopping or a signal ends the run.
+        """Take the remaining steps, until early stopping or a signal ends the run.
 
         Args:
-            batches: micro-batches of this process, from the step on at which the run is.
-            watched: prepared by the accelerator, what is evaluated along the way.
-            look: called with the number of steps taken and the model to be evaluated, before the first and after each.
+            batches: micro-batches of this process, starting at the current step.
+            watched: prepared loader of the split that is evaluated during training.
+            look: called with the number of steps and the model to evaluate, before the first and after each step.
         """
         self.watched, self.look = watched, look or (lambda step, model: None)
         total, images = self.schedule.total_steps, self.options.batch_size
@@ -277,7 +279,7 @@ class Loop(Generic[Result]):
                     self._end_step()
 
     def _begin_step(self) -> None:
-        # Dropout and what blends a batch depend on the step alone, so that a resumed run repeats them.
+        # Dropout and batch blending depend only on the step, so that a resumed run repeats them.
         torch.manual_seed(randomness(self.options.seed, self.step, self.accelerator.process_index))
         schedule = self.schedule
         factor = learning_rate_factor(
@@ -287,7 +289,7 @@ class Loop(Generic[Result]):
         self.learning_rate = factor * self.options.learning_rate
 
     def _learn(self, batch: Batch) -> None:
-        """Add the gradients of one micro-batch; the last one of a step moves the weights."""
+        """Accumulate the gradients of one micro-batch; the last one of a step updates the weights."""
         images = len(next(iter(batch.values())))
         with self.accelerator.accumulate(self.learner.model):
             loss, sums = self.task.loss(self.learner.model, batch)
@@ -312,7 +314,7 @@ class Loop(Generic[Result]):
         if self.stop.requested_anywhere(self.accelerator):
             self._save_checkpoint()
             self.accelerator.end_training()
-            self.bar.say(f"Stopped after step {self.step} of {self.schedule.total_steps}: go on with --resume.")
+            self.bar.say(f"Stopped after step {self.step} of {self.schedule.total_steps}: continue with --resume.")
             sys.exit(128 + signal.SIGTERM)
         if self.options.checkpoints_kept and self.step in self.schedule.checkpoint_steps:
             with self.bar.pause():
@@ -326,14 +328,14 @@ class Loop(Generic[Result]):
         self.bar.show(**{name: _as_text(name, value) for name, value in values.items()})
 
     def _means(self, sums: torch.Tensor) -> dict[str, float]:
-        """Return the means over what all processes have summed up, which begins anew."""
+        """Return the means over the sums of all processes, and reset the sums."""
         loss, *others, images = self.accelerator.reduce(sums).tolist()
         sums.zero_()
         measured = zip(self.task.measures.items(), others, strict=True)
         return {"loss": loss / images, **{name: total / images / of_one for (name, of_one), total in measured}}
 
     def _evaluate(self) -> None:
-        """Evaluate the watched split, and keep the weights if they are the best so far and may be chosen."""
+        """Evaluate the watched split, and keep the weights if they are the best so far and selection is on."""
         learnt, name = self._means(self.since_evaluation), self.watched_name
         with self.bar.pause():
             result = self._judge(self.learner.evaluated, self.watched)
@@ -371,7 +373,7 @@ class Loop(Generic[Result]):
             "step": self.step,
             "best_score": self.best_score,
             "stale": self.stale,
-            # Of each process: joined, a resumed run would add them up in another order.
+            # Per process: with their total, a resumed run would sum in another order.
             "window": self.accelerator.gather(self.window[None]).tolist(),
             "since": self.accelerator.gather(self.since_evaluation[None]).tolist(),
             "unreadable": self.unreadable.count_everywhere(self.accelerator),
@@ -382,7 +384,7 @@ class Loop(Generic[Result]):
     # The end of the run.
 
     def final_model(self) -> nn.Module:
-        """Return the weights that the watched split chose, else the last ones, ready to be evaluated and saved."""
+        """Return the selected weights, else the last ones, ready to evaluate and save."""
         if self.learner.sharded is None and self.chooses_by is None:
             return self.learner.final().eval()
         if self.chooses_by is None:
@@ -398,11 +400,11 @@ class Loop(Generic[Result]):
         return self._judge(model, loader)
 
     def figures(self, *, since: float) -> dict[str, float]:
-        """Return the steps of the run, the seconds since its start, and how fast it was."""
+        """Return the steps, the duration and the throughput of the run."""
         return {"steps": self.step, "seconds": round(time.perf_counter() - since, 1), **self.bar.rates()}
 
     def finish(self, model: nn.Module, results: Mapping[str, Any]) -> None:
-        """Write the results, and the model in place of what the folder holds of one."""
+        """Write the results, and replace the model in the folder."""
         if self.accelerator.is_main_process:
             write_file(self.run.path / "results.json", json.dumps(results, indent=2) + "\n")
         with shared_staging(self.run.path / "model", self.accelerator) as folder:

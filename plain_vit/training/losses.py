@@ -21,9 +21,9 @@ def classification_loss(
 
     Args:
         logits: [B, K].
-        targets: class numbers [B], or shares of the classes [B, K].
-        kind: `cross_entropy`, in nats per image, or `bce`: the mean over images and classes of one yes or no each.
-        label_smoothing: part of each target that is spread over all classes, 0 to 1.
+        targets: class numbers [B], or class weights [B, K].
+        kind: `cross_entropy`, in nats per image, or `bce`: binary cross-entropy, averaged over images and classes.
+        label_smoothing: fraction of each target spread over all classes, 0 to 1.
         class_weights: [K], how much an image of each class counts; one of several classes counts by its shares. The sum
             is divided by the number of images, not of weights, so that it does not depend on how the images are split
             among processes.
@@ -44,7 +44,7 @@ def classification_loss(
 def distillation_loss(
     logits: torch.Tensor, teacher_logits: torch.Tensor, *, kind: str = "soft", temperature: float = 1.0
 ) -> torch.Tensor:
-    """Return how far a student is from its teacher, averaged over a batch.
+    """Return the distillation loss between student and teacher, averaged over a batch.
 
     Args:
         logits: of the student, [B, K].
@@ -65,11 +65,11 @@ def distillation_loss(
 
 
 def balancing_weights(labels: Sequence[int], classes: int) -> torch.Tensor:
-    """Return weights [classes] by which all classes count alike, 1 on average over the images.
+    """Return class weights [classes] that balance all classes, 1 on average over the images.
 
     Args:
-        labels: of the images.
-        classes: how many there are; one without images has the weight 0.
+        labels: labels of the images.
+        classes: number of classes; one without images has the weight 0.
     """
     counts = torch.bincount(torch.as_tensor(labels), minlength=classes).double()
     present = (counts > 0).sum()

@@ -1,4 +1,4 @@
-"""Accuracy and loss of a classifier, over any number of processes, without a network."""
+"""Accuracy and loss of a classifier, over any number of processes, offline."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ with needs("plain-vit[train]"):
 
 
 class Accuracy(evaluate.Metric):
-    """The share of predictions that are right. (`evaluate.load("accuracy")` fetches its code from the network.)"""
+    """Fraction of correct predictions. (`evaluate.load("accuracy")` downloads its code.)"""
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
-            description="The share of predictions that equal their references.",
+            description="The fraction of predictions that equal their references.",
             citation="",
             inputs_description="predictions and references: class numbers.",
             features=datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")}),
@@ -34,12 +34,12 @@ class Accuracy(evaluate.Metric):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a pass over a set gave, the same in every process.
+    """Result of an evaluation, the same in every process.
 
     Args:
-        accuracy: share of right predictions, 0 to 1.
+        accuracy: fraction of correct predictions, 0 to 1.
         loss: mean cross-entropy, in nats.
-        probabilities: [images, classes], in the order of the set.
+        probabilities: [images, classes], in the order of the split.
         labels: [images].
     """
 
@@ -50,12 +50,12 @@ class Evaluation:
 
     @property
     def count(self) -> int:
-        """Return how many images were evaluated."""
+        """Return the number of evaluated images."""
         return len(self.labels)
 
     @property
     def values(self) -> dict[str, float]:
-        """Return what a run logs of it."""
+        """Return the logged values."""
         return {"loss": self.loss, "accuracy": self.accuracy}
 
 
@@ -63,17 +63,17 @@ class Evaluation:
 def evaluate_classifier(
     model: nn.Module, loader: Iterable[Mapping[str, torch.Tensor]], accelerator: Accelerator, *, size: int
 ) -> Evaluation:
-    """Run a classifier over a whole set, each image once.
+    """Evaluate a classifier on a whole split, each image once.
 
     Args:
         model: maps `pixel_values` to an output with `logits`; left in evaluation mode.
-        loader: prepared by the accelerator, or what passes its batches on; batches of `pixel_values` and `labels`, in
-            the order of the set.
-        accelerator: gathers what the processes saw.
-        size: how many images the set has.
+        loader: prepared loader, or an iterator over it; batches of `pixel_values` and `labels`, in the order of the
+            split.
+        accelerator: gathers the results of the processes.
+        size: number of images of the split.
 
     Raises:
-        TrainingError: Another number of images came out of the processes.
+        TrainingError: The processes returned another number of images.
     """
     model.eval()
     metric = Accuracy(keep_in_memory=True)

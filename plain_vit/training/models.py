@@ -1,4 +1,4 @@
-"""Models that runs start from, with a head for the classes at hand; teachers; low-rank additions."""
+"""Models to fine-tune, with a head for the given classes; teachers; LoRA adapters."""
 
 import copy
 import json
@@ -27,27 +27,27 @@ from ..image_processing_plain_vit import PlainViTImageProcessor
 from ..modeling_plain_vit import PlainViTForImageClassification, PlainViTPositionEmbedding
 from .data.augmentation import input_size, pixel_levels
 
-# The layers that get low-rank additions by default (Hu et al. 2022, section 4.2), as their classes call them.
+# The layers with LoRA adapters by default (Hu et al. 2022, section 4.2), by the names in different classes.
 QUERY_AND_VALUE = {"q_proj", "v_proj", "query", "value", "q", "v"}
 
 
 def checkpoint_hints(words: Sequence[str] | None) -> dict[str, Any]:
-    """Read what a command line says of a checkpoint.
+    """Parse the hints of a command line about a checkpoint.
 
     Args:
-        words: such as `["num_attention_heads=4", "image_size=32x24"]`.
+        words: hints such as `["num_attention_heads=4", "image_size=32x24"]`.
 
     Returns:
         Arguments of `from_checkpoint`.
 
     Raises:
-        TrainingError: A word is not of this form, or names no hint.
+        TrainingError: A word does not have this form or names an unknown hint.
     """
     hints: dict[str, Any] = {}
     for word in words or []:
         name, _, text = word.partition("=")
         if name not in EXPECTED or not text:
-            raise TrainingError(f"{word!r} is no hint: expected name=value, the name one of {', '.join(EXPECTED)}.")
+            raise TrainingError(f"{word!r} is not a hint: expected name=value, the name one of {', '.join(EXPECTED)}.")
         size = re.fullmatch(r"(\d+)x(\d+)", text)
         try:
             hints[name] = (int(size[1]), int(size[2])) if size else json.loads(text)
@@ -66,24 +66,24 @@ def load_classifier(
     image_size: tuple[int, int] | None = None,
     **changes: Any,
 ) -> tuple[PreTrainedModel, Any]:
-    """Open any image classifier and give it a new head, whose first logits are all zero (paper, section 3.2).
+    """Open any image classifier and give it a new head, initialised to zero (paper, section 3.2).
 
     Args:
         source: a transformers folder or Hub id; a checkpoint of another library (see `from_checkpoint`); or, from
             scratch, a preset such as `vit-base-patch16-224`.
         label_names: the classes, in the order of their numbers.
-        from_scratch: keep the architecture and the image processor, and draw all weights anew.
+        from_scratch: keep the architecture and the image processor, with new weights.
         trust_remote_code: run code that comes with the checkpoint.
-        hints: what another library's checkpoint does not say, as arguments of `from_checkpoint`.
-        image_size: (height, width) in pixels to train at, where it is not the model's own.
-        **changes: fields of its config that training may change, such as `drop_path_rate`; None leaves one as it is.
+        hints: settings that another library's checkpoint lacks, as arguments of `from_checkpoint`.
+        image_size: training size (height, width) in pixels, if it is not the model's own.
+        **changes: config fields to change for training, such as `drop_path_rate`; None keeps one.
 
     Returns:
         The model, in float32, and its image processor.
 
     Raises:
-        TrainingError: The source is a preset but not trained from scratch, lacks weights besides those of a head, has
-            no such field, or cannot take the size.
+        TrainingError: The source is a preset but not trained from scratch, lacks weights other than those of a head,
+            has no such field, or does not support the size.
     """
     model, processor = _open(
         source,
@@ -95,7 +95,7 @@ def load_classifier(
     config = copy.deepcopy(model.config)
     for field, value in changes.items():
         if value is not None and not hasattr(config, field):
-            raise TrainingError(f"{type(config).__name__} has no field {field}: leave out the option.")
+            raise TrainingError(f"{type(config).__name__} has no field {field}: omit the option.")
         if value is not None:
             setattr(config, field, value)
     if image_size is not None:
@@ -103,8 +103,8 @@ def load_classifier(
         if hasattr(config, "image_size"):
             if not isinstance(config, PlainViTConfig):
                 raise TrainingError(
-                    f"The positions of {type(model).__name__} cannot be fitted to {image_size} pixels: make it a plain "
-                    "ViT with `plain-vit convert` first."
+                    f"The positions of {type(model).__name__} cannot be resampled to {image_size} pixels: convert "
+                    "it to a plain ViT with `plain-vit convert` first."
                 )
             config.image_size = image_size
     if config.to_dict() != model.config.to_dict():
@@ -113,14 +113,14 @@ def load_classifier(
 
 
 def _rebuilt(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
-    """Return the same weights in a model of a changed config; positions are resampled where its grid changed."""
+    """Return a model with a changed config and the same weights; positions are resampled if the grid changed."""
     try:
-        config = type(config)(**config.to_dict())  # checked as a whole
+        config = type(config)(**config.to_dict())  # validated together
         state = model.state_dict()
         for name, module in model.named_modules():
             if isinstance(module, PlainViTPositionEmbedding):
                 state[f"{name}.weight"] = module(config.grid_size, module.weight).detach()
-    except ValueError as error:  # a size that the patches do not divide, positions that cannot be stretched
+    except ValueError as error:  # the patch size does not divide the size, or positions cannot be resampled
         raise TrainingError(str(error)) from error
     new = type(model)._from_config(config, dtype=torch.float32)
     new.load_state_dict(state)
@@ -128,14 +128,14 @@ def _rebuilt(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedMode
 
 
 def with_processed_size(processor: Any, image_size: tuple[int, int]) -> Any:
-    """Return an image processor that makes images of another size and leaves out the same share of their borders.
+    """Return an image processor for another image size that crops the same fraction of the borders.
 
     Args:
-        processor: of transformers.
+        processor: image processor of transformers.
         image_size: (height, width), in pixels.
 
     Raises:
-        TrainingError: The processor keeps the shape of images, and another shape is asked for.
+        TrainingError: The processor keeps the aspect ratio of images, and another one is requested.
     """
     height, width = image_size
     old_height, old_width = input_size(processor)
@@ -167,7 +167,7 @@ def _open(
     if PRESET_NAME.fullmatch(source):
         if not from_scratch:
             raise TrainingError(
-                f"{source} names an architecture without weights: add --from_scratch, or name a checkpoint."
+                f"{source} names an architecture without weights: add --from_scratch, or give a checkpoint."
             )
         config = PlainViTConfig.from_name(source)
         size = config.image_size
@@ -182,7 +182,7 @@ def _open(
         return model, AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
     model, processor, missing = _stored(source, trust_remote_code=trust_remote_code, hints=hints)
     if processor is None:
-        raise TrainingError(f"{source} does not say how its images were prepared: convert it first, with these said.")
+        raise TrainingError(f"{source} has no image processor: convert it first, with its mean and standard deviation.")
     if missing == ["classifier"]:
         body, model = model, _fresh(PlainViTForImageClassification, model.config, label_names)
         model.get_submodule("vit").load_state_dict(body.state_dict())
@@ -196,13 +196,13 @@ def _open(
 def _stored(
     source: str, *, trust_remote_code: bool, hints: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, Any, list[str]]:
-    """Open the model of a checkpoint in float32, its image processor or None, and the names of the weights it lacks."""
+    """Open the model of a checkpoint in float32, its image processor or None, and the names of missing weights."""
     if not is_transformers_checkpoint(source):
         converted = from_checkpoint(source, **hints)
         missing = [] if isinstance(converted.model, PlainViTForImageClassification) else ["classifier"]
         return converted.model, converted.image_processor, missing
     if hints:
-        raise TrainingError(f"The config of {source} says what it is: leave out {', '.join(hints)}.")
+        raise TrainingError(f"The config of {source} is complete: omit {', '.join(hints)}.")
     processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
     model, loading = AutoModelForImageClassification.from_pretrained(
         source, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
@@ -216,12 +216,12 @@ def is_transformers_checkpoint(source: str) -> bool:
         return False
     try:
         return "model_type" in PreTrainedConfig.get_config_dict(source)[0]
-    except OSError:  # no config.json, here or on the Hub: `from_checkpoint` says what is wrong, if anything is
+    except OSError:  # no config.json, here or on the Hub: `from_checkpoint` reports any error
         return False
 
 
 def with_new_head(model: PreTrainedModel, label_names: list[str]) -> PreTrainedModel:
-    """Copy a classifier, but for its head, which starts at zero and has one logit per name.
+    """Copy a classifier with a new head, initialised to zero, with one logit per name.
 
     Args:
         model: any transformers image classifier.
@@ -248,7 +248,7 @@ def head_of(model: PreTrainedModel) -> set[str]:
 
 
 def _fresh(kind: type[PreTrainedModel], config: PreTrainedConfig, label_names: list[str]) -> PreTrainedModel:
-    """Build a model with new weights, in float32 whatever its config says of those it was stored with."""
+    """Build a model with new weights, in float32 whatever the dtype in its config."""
     return kind._from_config(_with_labels(config, label_names), dtype=torch.float32)
 
 
@@ -258,21 +258,21 @@ def _with_labels(config: PreTrainedConfig, label_names: list[str]) -> PreTrained
     config.label2id = {name: number for number, name in enumerate(label_names)}
     config.problem_type = "single_label_classification"
     if getattr(config, "use_mask_token", False):
-        config.use_mask_token = False  # only pre-training reads it, and processes would wait for its gradient
+        config.use_mask_token = False  # used only in pre-training; processes would wait for its gradient
     return config
 
 
 def with_lora(
     model: PreTrainedModel, *, rank: int, alpha: int, targets: Sequence[str] | None, head: set[str]
 ) -> nn.Module:
-    """Freeze a classifier but for its head, and put trainable low-rank additions on some of its layers.
+    """Freeze a classifier except its head, and add trainable LoRA adapters to some of its layers.
 
     Args:
         model: any transformers image classifier; it is changed.
-        rank: of the additions.
-        alpha: they are scaled by `alpha / rank`.
-        targets: last parts of the names of the layers; the queries and values if not given.
-        head: names of the tensors of the head, which is trained wholly.
+        rank: rank of the adapters.
+        alpha: the adapters are scaled by `alpha / rank`.
+        targets: last parts of the layer names (default: queries and values).
+        head: names of the tensors of the head, which is trained completely.
 
     Raises:
         TrainingError: There are no such layers.
@@ -285,7 +285,7 @@ def with_lora(
     missing = sorted(set(wanted) - leaves)
     if missing or not wanted:
         raise TrainingError(
-            f"The model has no layers {', '.join(missing) or ' or '.join(sorted(QUERY_AND_VALUE))}: name some of "
+            f"The model has no layers {', '.join(missing) or ' or '.join(sorted(QUERY_AND_VALUE))}: give some of "
             f"{', '.join(sorted(leaves))} with --lora_targets."
         )
     heads = sorted({name.rpartition(".")[0] for name in head})
@@ -293,18 +293,18 @@ def with_lora(
 
 
 def as_saved(model: nn.Module) -> PreTrainedModel:
-    """Return the classifier that is saved: with low-rank additions added into a copy of it, else the model itself."""
+    """Return the classifier to save: a copy with LoRA adapters merged, or else the model itself."""
     if not hasattr(model, "merge_and_unload"):
         return cast(PreTrainedModel, model)
     return cast(Any, copy.deepcopy(model)).merge_and_unload()
 
 
 def merged(model: nn.Module, state: dict[str, torch.Tensor]) -> PreTrainedModel:
-    """Return the classifier that `as_saved` would, of one with low-rank additions that no process holds whole.
+    """Return the result of `as_saved` for a sharded classifier with LoRA adapters.
 
     Args:
-        model: from `with_lora`, divided among processes since; only its structure is read.
-        state: its whole weights, which are taken over.
+        model: from `with_lora`, sharded since; only its structure is used.
+        state: its gathered weights, which are moved into the result.
     """
     with needs("plain-vit[train]"):
         from peft import get_peft_model
@@ -318,37 +318,37 @@ def merged(model: nn.Module, state: dict[str, torch.Tensor]) -> PreTrainedModel:
 def open_classifier(
     source: str, *, trust_remote_code: bool = False, hints: Mapping[str, Any] | None = None
 ) -> tuple[PreTrainedModel, Any]:
-    """Open a classifier as it is, head and all.
+    """Open a classifier with its head.
 
     Args:
         source: a transformers folder or Hub id, or another library's checkpoint.
         trust_remote_code: run code that comes with the checkpoint.
-        hints: what another library's checkpoint does not say, as arguments of `from_checkpoint`.
+        hints: settings that another library's checkpoint lacks, as arguments of `from_checkpoint`.
 
     Returns:
         The model, in float32, and its image processor.
 
     Raises:
-        TrainingError: It has no head or no image processor, or says itself what the hints say.
+        TrainingError: It has no head or no image processor, or its config makes the hints superfluous.
     """
     model, processor, missing = _stored(source, trust_remote_code=trust_remote_code, hints=hints or {})
     if missing or processor is None:
         lacking = ", ".join(missing[:5]) or "an image processor"
-        raise TrainingError(f"{source} lacks {lacking}: name a fine-tuned classifier.")
+        raise TrainingError(f"{source} lacks {lacking}: give a fine-tuned classifier.")
     return model, processor
 
 
 class Teacher(nn.Module):
-    """A classifier that answers for the pixels and the classes of another one.
+    """A classifier that predicts the classes of a student from the student's pixels.
 
     Args:
         model: any transformers image classifier; it is frozen.
         processor: its image processor.
-        student_processor: the image processor whose pixels come.
-        label_names: the classes of the answers, in their order.
+        student_processor: the image processor of the incoming pixels.
+        label_names: the classes of the predictions, in order.
 
     Raises:
-        TrainingError: The teacher does not know one of the classes.
+        TrainingError: The teacher lacks one of the classes.
     """
 
     scale: torch.Tensor
@@ -360,11 +360,11 @@ class Teacher(nn.Module):
         numbers = {name: number for number, name in (model.config.id2label or {}).items()}
         unknown = [name for name in label_names if name not in numbers]
         if unknown:
-            raise TrainingError(f"The teacher does not know the classes {', '.join(unknown[:5])}: name one that does.")
+            raise TrainingError(f"The teacher lacks the classes {', '.join(unknown[:5])}: give another teacher.")
         self.model = model.eval().requires_grad_(False)
         self.size = input_size(processor)
         (mean, std), (own_mean, own_std) = pixel_levels(student_processor), pixel_levels(processor)
-        # Ours to levels of 0 to 255, then to the teacher's.
+        # From the student's normalisation to [0, 255], then to the teacher's.
         self.register_buffer("scale", (std / own_std).float()[:, None, None])
         self.register_buffer("shift", ((mean - own_mean) / own_std).float()[:, None, None])
         self.register_buffer("order", torch.tensor([numbers[name] for name in label_names]))
@@ -383,16 +383,16 @@ class Teacher(nn.Module):
 
 
 def load_teacher(source: str, student_processor: Any, label_names: list[str], *, trust_remote_code: bool) -> Teacher:
-    """Open a classifier to learn from, head and all; see `Teacher`.
+    """Open a classifier with its head as a teacher; see `Teacher`.
 
     Args:
-        source: a transformers folder or Hub id, or another library's checkpoint that says everything.
-        student_processor: the image processor whose pixels come.
-        label_names: the classes of the answers, in their order.
+        source: a transformers folder or Hub id, or another library's checkpoint that needs no hints.
+        student_processor: the image processor of the incoming pixels.
+        label_names: the classes of the predictions, in order.
         trust_remote_code: run code that comes with the checkpoint.
 
     Raises:
-        TrainingError: It has no head or no image processor, or does not know one of the classes.
+        TrainingError: It has no head or no image processor, or lacks one of the classes.
     """
     model, processor = open_classifier(source, trust_remote_code=trust_remote_code)
     return Teacher(model, processor, student_processor, label_names)

@@ -17,7 +17,7 @@ from ..extras import needs
 with needs("plain-vit[train]"):
     from accelerate import Accelerator, DistributedType
 
-# Of torch: those that take plain gradients of any shape, by their names in small letters.
+# Optimizers of torch that take gradients of any shape, by their names in lower case.
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__.lower(): kind
     for kind in (
@@ -26,10 +26,10 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     )
 }  # fmt: skip
 
-# Those that torch does in one pass over a parameter, on CPUs and GPUs, for whole and for sharded ones alike.
+# Those with a fused implementation on CPUs and GPUs, for whole and for sharded parameters.
 FUSED = (torch.optim.AdamW, torch.optim.Adam)
 
-# Weight decay shrinks what multiplies the signal. Biases, norms, tokens and position tables stay as they are.
+# Weight decay applies to matrices and kernels, not to biases, norms, tokens and position embeddings.
 MULTIPLYING_LAYERS = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.modules.conv._ConvNd)
 
 
@@ -45,16 +45,16 @@ def make_optimizer(
     """Build an optimizer whose groups have their own learning rate, kept as `peak_lr`, and weight decay.
 
     Args:
-        model: what it trains; parameters that need no gradient are left out.
-        name: one of `OPTIMIZERS`, or `timm:NAME` for one that timm, where it is installed, calls so.
-        learning_rate: the peak, for the head.
-        weight_decay: for the matrices and kernels of layers; nothing else decays.
-        layer_decay: each block learns this many times as fast as the one above it; 1 treats all alike.
-        momentum: of SGD, and the first beta of Adam.
+        model: the model; frozen parameters are omitted.
+        name: one of `OPTIMIZERS`, or `timm:NAME` for one of timm's, if it is installed.
+        learning_rate: peak learning rate of the head.
+        weight_decay: for matrices and kernels of layers only.
+        layer_decay: learning rate of each block relative to the next one; 1 treats all the same.
+        momentum: momentum of SGD, and the first beta of Adam.
 
     Raises:
-        TrainingError: The optimizer is unknown, nothing is left to train, or `layer_decay` is asked for a model that is
-            not one stack of blocks.
+        TrainingError: The optimizer is unknown, nothing is left to train, or `layer_decay` is given for a model that is
+            not a single stack of blocks.
     """
     decayed = {
         id(parameter)
@@ -65,7 +65,7 @@ def make_optimizer(
     }
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:
-        raise TrainingError("Every parameter of the model is frozen: freeze less.")
+        raise TrainingError("Every parameter of the model is frozen: freeze fewer.")
     heights = heights_above_input([name for name, _ in model.named_parameters()]) if layer_decay != 1 else {}
     top = max(heights.values(), default=0)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -94,7 +94,7 @@ def build_optimizer(
                 parameter_groups, name[5:], lr=learning_rate, momentum=momentum, weight_decay=0.0
             )
         except ValueError as error:
-            raise TrainingError(f"timm builds no optimizer {name[5:]!r}: {error}") from error
+            raise TrainingError(f"timm has no optimizer {name[5:]!r}: {error}") from error
     if name not in OPTIMIZERS:
         raise TrainingError(f"There is no optimizer {name!r}: expected one of {', '.join(OPTIMIZERS)}, or timm:NAME.")
     kind = OPTIMIZERS[name]
@@ -110,16 +110,16 @@ def build_optimizer(
 
 
 def freeze(model: nn.Module, what: Sequence[str], head: Collection[str]) -> None:
-    """Take parameters out of the training.
+    """Freeze parameters.
 
     Args:
         model: the classifier.
-        what: `backbone` (all but the head), a number (what is before the blocks, and so many blocks from below), or
+        what: `backbone` (all but the head), a number (everything before the blocks, and that many blocks), or
             patterns of names, such as `vit.embeddings.*`.
         head: names of the parameters of the head.
 
     Raises:
-        TrainingError: A pattern fits no parameter, or there are fewer blocks.
+        TrainingError: A pattern matches no parameter, or there are fewer blocks.
     """
     names = [name for name, _ in model.named_parameters()]
     frozen: set[str] = set()
@@ -136,7 +136,7 @@ def freeze(model: nn.Module, what: Sequence[str], head: Collection[str]) -> None
             found = set(fnmatch.filter(names, wanted))
         if not found:
             raise TrainingError(
-                f"No parameter fits --freeze {wanted}: expected backbone, a number of blocks, or a pattern of names "
+                f"No parameter matches --freeze {wanted}: expected backbone, a number of blocks, or a pattern of names "
                 f"such as {names[0]}."
             )
         frozen |= found
@@ -146,7 +146,7 @@ def freeze(model: nn.Module, what: Sequence[str], head: Collection[str]) -> None
 
 
 def train_mode(model: nn.Module) -> None:
-    """Put a model into training mode, but for what is wholly frozen: no dropout, and running statistics as they are."""
+    """Set training mode, except for fully frozen modules: these keep evaluation mode and running statistics."""
     model.train()
     for module in model.modules():
         parameters = list(module.parameters())
@@ -155,13 +155,13 @@ def train_mode(model: nn.Module) -> None:
 
 
 def heights_above_input(names: Iterable[str]) -> dict[str, int]:
-    """Number the parameters of a stack of blocks from the input up.
+    """Number the parameters of a stack of blocks by depth.
 
     Args:
         names: all parameters, in the order in which the model defines them.
 
     Returns:
-        0 for what is before the blocks, 1 for the first block, and so on; one above the last block for the rest.
+        0 for everything before the blocks, 1 for the first block, and so on; one more than the last block for the rest.
 
     Raises:
         TrainingError: There is not exactly one stack of blocks.
@@ -171,8 +171,8 @@ def heights_above_input(names: Iterable[str]) -> dict[str, int]:
     stacks = {match[1] for match in matches.values() if match and int(match[2]) > 0}
     if len(stacks) != 1:
         raise TrainingError(
-            f"A model with one stack of blocks is needed to number them, this one has {len(stacks)}: leave out "
-            "--layer_decay, and name parameters in --freeze."
+            f"Numbering blocks needs a model with one stack of them, but this one has {len(stacks)}: omit "
+            "--layer_decay, and give parameter names in --freeze."
         )
     stack = stacks.pop()
     blocks = {name: int(match[2]) + 1 for name, match in matches.items() if match and match[1] == stack}
@@ -181,7 +181,7 @@ def heights_above_input(names: Iterable[str]) -> dict[str, int]:
 
 
 def learning_rate_factor(step: int, *, total: int, warmup: int, schedule: str) -> float:
-    """Return the part of the peak learning rate at which one optimizer step is taken.
+    """Return the learning rate of an optimizer step as a fraction of its peak.
 
     Args:
         step: from 0 to `total` - 1, in optimizer steps, however many processes and micro-batches make one.
@@ -211,7 +211,7 @@ def average_of(model: nn.Module, decay: float, accelerator: Accelerator) -> Aver
         raise TrainingError(f"ema_decay is {decay}: expected at least 0 and less than 1, such as 0.999.")
     if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         raise TrainingError(
-            "No moving average is kept of weights that Accelerate divides: leave out --ema_decay, or let --shard "
-            "divide them, without FSDP or DeepSpeed in the config file."
+            "A moving average of weights sharded by Accelerate is not supported: omit --ema_decay, or use --shard "
+            "without FSDP or DeepSpeed in the config file."
         )
     return AveragedModel(model, device=accelerator.device, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=False)

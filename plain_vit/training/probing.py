@@ -1,4 +1,4 @@
-"""Probes of frozen features: linear classifiers, many learning rates at once, and ridge regression on a few images.
+"""Probes of frozen features: linear classifiers at many learning rates at once, and few-shot ridge regression.
 
 Legend: `N` images, `D` features, `K` classes, `P` probes (one for each learning rate).
 """
@@ -21,7 +21,7 @@ from .models import head_of
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
 
-# Those of DINOv2 (Oquab et al. 2023), for 256 images per step.
+# From DINOv2 (Oquab et al. 2023), for 256 images per step.
 LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 BIAS = 100.0  # of the constant feature, as big_vision's few-shot evaluation has it
 EPSILON = 1e-5  # added to deviations
@@ -29,10 +29,10 @@ EPSILON = 1e-5  # added to deviations
 
 @dataclass(frozen=True)
 class Features:
-    """What a frozen model makes of a set.
+    """Features of a split from a frozen model.
 
     Args:
-        values: [N, D], what its head reads, in float32.
+        values: [N, D], the inputs of its head, in float32.
         labels: [N].
     """
 
@@ -41,7 +41,7 @@ class Features:
 
 
 def head_layer(model: PreTrainedModel) -> tuple[str, nn.Linear]:
-    """Return the linear layer that makes logits of features, with its name.
+    """Return the linear layer that maps features to logits, with its name.
 
     Raises:
         TrainingError: The model has no such layer, or several.
@@ -59,16 +59,16 @@ def head_layer(model: PreTrainedModel) -> tuple[str, nn.Linear]:
 def extract_features(
     model: PreTrainedModel, loader: Iterable[Mapping[str, Any]], accelerator: Accelerator, *, size: int
 ) -> Features:
-    """Run a model over a set, each image once, and keep what its head reads.
+    """Compute the inputs of a model's head for a split, each image once.
 
     Args:
         model: any transformers image classifier with one linear head; left in evaluation mode.
-        loader: prepared by the accelerator; batches of `pixel_values` and `labels`, in the order of the set.
-        accelerator: gathers what the processes saw.
-        size: how many images the set has.
+        loader: prepared by the accelerator; batches of `pixel_values` and `labels`, in the order of the split.
+        accelerator: gathers the results of the processes.
+        size: number of images of the split.
 
     Raises:
-        TrainingError: Another number of images came out of the processes, or the model has no linear head.
+        TrainingError: The processes returned another number of images, or the model has no linear head.
     """
     read: list[torch.Tensor] = []
     _, head = head_layer(model)
@@ -86,7 +86,7 @@ def extract_features(
         hook.remove()
     features = Features(torch.cat(values), torch.cat(labels))
     if len(features.labels) != size:
-        raise TrainingError(f"{len(features.labels)} images were seen, but the set has {size}.")
+        raise TrainingError(f"{len(features.labels)} images were processed, but the split has {size}.")
     return features
 
 
@@ -95,7 +95,7 @@ class Probe:
     """A linear classifier of features.
 
     Args:
-        learning_rate: at its peak, for 256 images per step.
+        learning_rate: peak learning rate, for 256 images per step.
         weight: [K, D].
         bias: [K].
     """
@@ -105,7 +105,7 @@ class Probe:
     bias: torch.Tensor
 
     def accuracy(self, features: Features) -> float:
-        """Return the share of images that it gets right."""
+        """Return the accuracy."""
         answers = F.linear(features.values, self.weight, self.bias).argmax(dim=1)
         return (answers == features.labels).double().mean().item()
 
@@ -123,18 +123,18 @@ def train_probes(
 ) -> list[Probe]:
     """Train one linear classifier for each learning rate, all on the same batches: SGD with a cosine schedule.
 
-    The features are standardised first, as by a batch norm without gain (MAE's probe); the probes are returned with
-    that folded in, so that they read the features as they are.
+    The features are standardised first, like with a batch norm without gain (MAE's probe); this is folded into the
+    returned probes, which take the raw features.
 
     Args:
-        features: to learn from.
-        classes: how many there are.
-        learning_rates: at their peaks, for 256 images per step; they grow with `batch_size`.
+        features: training features.
+        classes: number of classes.
+        learning_rates: peak learning rates, for 256 images per step; they scale with `batch_size`.
         epochs: passes over the features.
         batch_size: images per step.
-        momentum: of SGD.
-        weight_decay: of SGD.
-        seed: decides the order.
+        momentum: momentum of SGD.
+        weight_decay: weight decay of SGD.
+        seed: seed of the order.
 
     Returns:
         The probes, in the order of the learning rates.
@@ -159,7 +159,7 @@ def train_probes(
             group["lr"] = group["peak_lr"] * 0.5 * (1 + math.cos(math.pi * step / total))
         logits = torch.einsum("bd,pkd->pbk", inputs[rows], torch.stack(weights)) + torch.stack(biases)[:, None]
         targets = features.labels[rows].expand(len(weights), -1)
-        # The sum over the probes: none of them sees the others.
+        # The sum over the probes, which are independent.
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / len(rows)
         loss.backward()
         optimizer.step()
@@ -171,7 +171,7 @@ def train_probes(
 
 
 def choose_shots(labels: torch.Tensor, classes: int, shots: int, *, seed: int) -> torch.Tensor:
-    """Return the rows of so many images of each class.
+    """Return the rows of `shots` images of each class.
 
     Raises:
         DataError: A class has fewer.
@@ -181,7 +181,7 @@ def choose_shots(labels: torch.Tensor, classes: int, shots: int, *, seed: int) -
     fewest = min(range(classes), key=lambda number: len(rows[number]))
     if len(rows[fewest]) < shots:
         raise DataError(
-            f"Class {fewest} has {len(rows[fewest])} training images, fewer than {shots} shots: give smaller --shots."
+            f"Class {fewest} has {len(rows[fewest])} training images, fewer than {shots} shots: set smaller --shots."
         )
     return torch.from_numpy(np.sort(np.concatenate([part[:shots] for part in rows])))
 
@@ -189,15 +189,15 @@ def choose_shots(labels: torch.Tensor, classes: int, shots: int, *, seed: int) -
 def fit_ridge(features: Features, classes: int, *, l2: float = 2.0**10) -> tuple[torch.Tensor, torch.Tensor]:
     """Solve ridge regression from features to -1 and 1 in closed form.
 
-    The features are whitened one by one and joined by a constant one; it is shrunk like the others.
+    Each feature is standardised, and a constant feature is added, which is regularised like the others.
 
     Args:
-        features: of the few images.
-        classes: how many there are.
+        features: features of the few images.
+        classes: number of classes.
         l2: weight of the squared norm.
 
     Returns:
-        Weights [K, D] and bias [K] of the features as they are, in float64.
+        Weights [K, D] and bias [K] for the raw features, in float64.
 
     Source:
         Dosovitskiy et al. 2021, section 4.1; the constants are those of big_vision's few-shot evaluation.
@@ -209,7 +209,7 @@ def fit_ridge(features: Features, classes: int, *, l2: float = 2.0**10) -> tuple
     if inputs.shape[1] <= len(inputs):
         gram = inputs.T @ inputs + l2 * torch.eye(inputs.shape[1], dtype=torch.float64)
         solution = torch.linalg.solve(gram, inputs.T @ targets)
-    else:  # fewer images than features: the same solution by the smaller system
+    else:  # fewer images than features: the same solution from the smaller system
         gram = inputs @ inputs.T + l2 * torch.eye(len(inputs), dtype=torch.float64)
         solution = inputs.T @ torch.linalg.solve(gram, targets)
     weight = solution[:-1].T / std
@@ -219,7 +219,7 @@ def fit_ridge(features: Features, classes: int, *, l2: float = 2.0**10) -> tuple
 def few_shot_accuracies(
     train: Features, held_out: Features, classes: int, *, shots: int, seeds: Sequence[int], l2: float = 2.0**10
 ) -> list[float]:
-    """Return the accuracy of ridge regression on so many images per class, once for each seed, which chooses them."""
+    """Return the accuracy of ridge regression on `shots` images per class for each seed, which selects them."""
     accuracies = []
     for seed in seeds:
         rows = choose_shots(train.labels, classes, shots, seed=seed)

@@ -1,8 +1,8 @@
-"""Recipes: the options of published runs under a name, with what the publication reached.
+"""Recipes: named options of published runs, with the published results.
 
-A recipe is a row of options; `--recipe NAME` takes them over and any other option overrides them. Where a publication
-leaves something to be chosen on a development split, the recipe holds one choice and says so. A target is given where
-the publication reports one for the same options.
+`--recipe NAME` sets the options of a recipe, and any other option overrides them. Where a publication selects an option
+on a development split, the recipe has one choice and says so. A target is given if the publication reports one for the
+same options.
 """
 
 import difflib
@@ -16,13 +16,13 @@ from ..errors import TrainingError
 
 @dataclass(frozen=True)
 class Recipe:
-    """Options under a name.
+    """Named options.
 
     Args:
-        description: what it is, in a sentence or two.
-        options: of the training scripts, by name.
-        target: what the publication reached with it, and with which model; empty where it reports nothing.
-        script: the one in examples/ that it is for.
+        description: description in a sentence or two.
+        options: options of the training scripts, by name.
+        target: the published result, and its model; empty if none is reported.
+        script: the script in examples/ it belongs to.
     """
 
     description: str
@@ -37,7 +37,7 @@ PAPER_FINETUNING = {
     "schedule": "cosine", "warmup_steps": 500, "max_grad_norm": 1.0, "label_smoothing": 0.0, "image_size": [384],
     "crop_scale": 0.05, "horizontal_flip": 0.5,
 }  # fmt: skip
-# Table 3. Their Adam decays weights apart from the gradient, which is called AdamW today.
+# Table 3. Their Adam has decoupled weight decay, which is AdamW today.
 PAPER_PRETRAINING = {
     "from_scratch": True, "optimizer": "adamw", "momentum": 0.9, "batch_size": 4096, "warmup_steps": 10_000,
     "image_size": [224], "dropout": 0.1, "label_smoothing": 0.0, "crop_scale": 0.05, "horizontal_flip": 0.5,
@@ -55,7 +55,7 @@ def _paper_finetuning(name: str, steps: int, sweep: str, share: str, target: str
 
 def _augreg(layers: int, magnitude: int, mixup: float) -> Recipe:
     return Recipe(
-        "An augmentation preset of AugReg (Steiner et al. 2022), to be put after another recipe. They combine it with "
+        "An augmentation preset of AugReg (Steiner et al. 2022), to add after another recipe. They combine it with "
         "weight decay 0.03 or 0.1, and with dropout and stochastic depth both 0 or both 0.1.",
         {"augmentation": "randaugment" if layers else "none", "augmentation_layers": layers, "magnitude": magnitude,
          "mixup": mixup},
@@ -112,8 +112,8 @@ RECIPES: dict[str, Recipe] = {
     "augreg-strong1": _augreg(2, 20, 0.5),
     "augreg-strong2": _augreg(2, 20, 0.8),
     "simplevit": Recipe(
-        "SimpleViT's training on ImageNet-1k (Beyer et al. 2022), for 90 epochs; a model with sin-cos positions and "
-        "mean pooling belongs to it.",
+        "SimpleViT's training on ImageNet-1k (Beyer et al. 2022), for 90 epochs; for a model with sin-cos positions "
+        "and mean pooling.",
         {"from_scratch": True, "optimizer": "adamw", "momentum": 0.9, "learning_rate": 1e-3, "weight_decay": 1e-4,
          "batch_size": 1024, "epochs": 90, "schedule": "cosine", "warmup_steps": 10_000, "max_grad_norm": 1.0,
          "label_smoothing": 0.0, "image_size": [224], "crop_scale": 0.05, "horizontal_flip": 0.5,
@@ -121,7 +121,7 @@ RECIPES: dict[str, Recipe] = {
         "S/16: 76.5% in 90 epochs, 78.5% in 150, 80.0% in 300",
     ),
     "mae-finetune": Recipe(
-        "Fine-tuning of a base model that was pre-trained by masked images, as MAE does it (He et al. 2022, Table 9): "
+        "Fine-tuning of a base model with masked pre-training, like MAE (He et al. 2022, Table 9): "
         "AdamW with layer-wise decay, RandAugment, mixup, CutMix. The values are those of their command "
         "for the base model.",
         {"optimizer": "adamw", "momentum": 0.9, "learning_rate": 2e-3, "weight_decay": 0.05, "layer_decay": 0.65,
@@ -134,20 +134,20 @@ RECIPES: dict[str, Recipe] = {
     "deit3-pretrain": Recipe(
         "DeiT-III's training from scratch on ImageNet-1k (Touvron et al. 2022, Table 1): LAMB (from timm), binary "
         "cross-entropy, 3-Augment, three copies of an image (their training on ImageNet-21k and their fine-tuning "
-        "repeat none). Left out of it: the stochastic depth that grows with the model (--drop_path_rate).",
+        "repeat none). Not included: the stochastic depth, which depends on the model size (--drop_path_rate).",
         {"from_scratch": True, "optimizer": "timm:lamb", "learning_rate": 3e-3, "weight_decay": 0.02,
          "batch_size": 2048, "epochs": 400, "schedule": "cosine", "warmup_fraction": 0.0125, "max_grad_norm": 1.0,
          "loss": "bce", "label_smoothing": 0.0, "image_size": [224], "crop_scale": 0.08, "horizontal_flip": 0.5,
          "augmentation": "threeaugment", "repeated_augmentation": 3, "mixup": 0.8, "cutmix": 1.0},
     ),
     "linear-probe": Recipe(
-        "Only a new head is trained, on a frozen body. examples/linear_probe.py does the same with the features "
+        "Only a new head is trained, on a frozen backbone. examples/linear_probe.py does the same with features "
         "computed once, for many learning rates at once.",
         {"freeze": ["backbone"], "optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.1, "weight_decay": 0.0,
          "schedule": "cosine", "warmup_fraction": 0.0, "max_grad_norm": 0.0, "label_smoothing": 0.0},
     ),
     "lora": Recipe(
-        "Low-rank additions to the attention are trained instead of the weights (Hu et al. 2022); the saved model has "
+        "LoRA adapters on the attention are trained instead of the weights (Hu et al. 2022); the saved model has "
         "them added in.",
         {"lora_rank": 16, "lora_alpha": 16, "optimizer": "adamw", "learning_rate": 5e-3, "weight_decay": 0.0},
     ),
@@ -168,12 +168,12 @@ def recipe_options(name: str, known: Collection[str]) -> dict[str, Any]:
         known: the options that the script has.
 
     Raises:
-        TrainingError: There is no such recipe, or it is one of another script.
+        TrainingError: There is no such recipe, or it belongs to another script.
     """
     if name not in RECIPES:
         close = difflib.get_close_matches(name, RECIPES, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(RECIPES)}."
-        raise TrainingError(f"There is no recipe {name!r}: {hint} --list_recipes says what each is.")
+        raise TrainingError(f"There is no recipe {name!r}: {hint} --list_recipes describes each.")
     recipe = RECIPES[name]
     if not recipe.options.keys() <= set(known):
         raise TrainingError(f"The recipe {name} is for examples/{recipe.script}.")
@@ -181,7 +181,7 @@ def recipe_options(name: str, known: Collection[str]) -> dict[str, Any]:
 
 
 def describe_recipes() -> str:
-    """Return what each recipe is, what was reached with it and which options it sets."""
+    """Return descriptions, published results and options of all recipes."""
     paragraphs = []
     for name, recipe in RECIPES.items():
         words = [

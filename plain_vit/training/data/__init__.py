@@ -1,4 +1,4 @@
-"""Image data sets by name, as rows of images and labels; how rows become batches is in the files beside."""
+"""Image datasets, decoding, sampling, augmentation and streaming for training."""
 
 from .datasets import (
     EMBEDDED,

@@ -1,4 +1,4 @@
-"""Training images from file to pixels: crop, augmentation, normalisation, and blends of a batch.
+"""Training images from file to pixels: crop, augmentation, normalisation, mixup and CutMix.
 
 Legend: `B` batch, `C` channels, `H W` pixels.
 """
@@ -23,15 +23,15 @@ with needs("plain-vit[train]"):
 
 
 class AugmentedImages(torch.utils.data.Dataset):
-    """The training images as `ShuffledStream` asks for them: by epoch, row and copy, which decide the augmentation.
+    """Training images indexed by epoch, row and copy, as by `ShuffledStream`; the index determines the augmentation.
 
-    In place of an image that cannot be read comes the next one that can; `broken` says which it was. Pixels are levels
-    of 0 to 255, for the batch to be normalised as a whole.
+    An unreadable image is replaced by the next readable one and named in `broken`. Pixels are in [0, 255]; the batch is
+    normalised as a whole.
 
     Args:
         split: rows with an `image` and a `label`.
-        transform: from a stored image to levels (C, H, W).
-        seed: decides the augmentation, with the epoch, the row and the copy.
+        transform: maps a stored image to pixels (C, H, W) in [0, 255].
+        seed: seed of the augmentation, together with the epoch, the row and the copy.
     """
 
     def __init__(self, split: Dataset, transform: "TrainingTransform", seed: int) -> None:
@@ -60,10 +60,10 @@ class AugmentedImages(torch.utils.data.Dataset):
 
 
 def input_size(image_processor: Any) -> tuple[int, int]:
-    """Return the height and the width, in pixels, of what the processor makes.
+    """Return height and width, in pixels, of the processor's output.
 
     Raises:
-        TrainingError: The processor fixes none.
+        TrainingError: The processor has no fixed size.
     """
     size = dict(
         image_processor.crop_size if getattr(image_processor, "do_center_crop", False) else image_processor.size
@@ -76,7 +76,7 @@ def input_size(image_processor: Any) -> tuple[int, int]:
 
 
 def pixel_levels(image_processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean that the processor takes off levels of 0 to 255, and what it divides them by, per channel."""
+    """Return mean and standard deviation of the processor per channel, for pixels in [0, 255]."""
     level = image_processor.rescale_factor if image_processor.do_rescale else 1
     if not image_processor.do_normalize:
         return torch.zeros(3, dtype=torch.float64), torch.full((3,), 1 / level, dtype=torch.float64)
@@ -85,17 +85,17 @@ def pixel_levels(image_processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class CroppedImage:
-    """Decode an image and resize a part of it, random or all of it.
+    """Decode an image and resize a random crop, or all of it.
 
-    A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size where that leaves the part at least as many pixels along each
-    side as the result has. The edges of the part then lie on whole pixels of the smaller image: at most half a pixel of
-    the result from where they were drawn.
+    A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size if the crop still has at least as many pixels along each side
+    as the result. The crop is then aligned to whole pixels of the smaller image: its edges move by at most half a pixel
+    of the result.
 
     Args:
         size: (height, width) of the result, in pixels.
-        interpolation: how it is resized, always with antialiasing.
-        crop: draws the part; None takes all of the image.
-        scaled: decode at less than the full size where that is enough.
+        interpolation: interpolation of the resize, always with antialiasing.
+        crop: draws the crop; None uses the whole image.
+        scaled: decode at a reduced size if that is enough.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class CroppedImage:
         self.size, self.interpolation, self.crop, self.scaled = size, interpolation, crop, scaled
 
     def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
-        """Return levels (C, H, W) of an opened image, which is decoded here if it was not before."""
+        """Return pixels (C, H, W) in [0, 255] of an opened image, decoding it if necessary."""
         turned = orientation(image)
         width, height = image.size if turned < 5 else reversed(image.size)
         part = {"top": 0, "left": 0, "height": height, "width": width}
@@ -119,10 +119,10 @@ class CroppedImage:
         if self.scaled:
             excess = min(part["height"] / self.size[0], part["width"] / self.size[1])
             whole, enough = image.width, (math.ceil(image.width / excess), math.ceil(image.height / excess))
-            drafted = image.draft(None, enough)  # None of what is no JPEG file, or decoded already
+            drafted = image.draft(None, enough)  # None if not a JPEG file, or already decoded
             scale = drafted[1][2] / whole if drafted else 1.0
         image = upright(image)
-        # The last pixels of a smaller image reach beyond the whole one: where it is mirrored, they are the first.
+        # The last pixels of a reduced image extend beyond the original; if it is mirrored, they are the first.
         beyond_left = image.width - width * scale if turned in (2, 3, 6, 7) else 0
         beyond_top = image.height - height * scale if turned in (3, 4, 7, 8) else 0
         left, right = (round(beyond_left + edge * scale) for edge in (part["left"], part["left"] + part["width"]))
@@ -133,12 +133,12 @@ class CroppedImage:
 
 @dataclass(frozen=True)
 class TrainingTransform:
-    """What training images go through: each one its crop and its augmentation, the whole batch its normalisation.
+    """Transform of training images: crop and augmentation per image, normalisation per batch.
 
     Args:
-        crop: an opened image, not decoded yet, to what `augment` takes.
-        augment: to levels (C, H, W) of 0 to 255.
-        normalize: levels [..., C, H, W] to pixels.
+        crop: maps an opened, undecoded image to the input of `augment`.
+        augment: maps it to pixels (C, H, W) in [0, 255].
+        normalize: normalises pixels [..., C, H, W].
     """
 
     crop: Callable[[PIL.Image.Image], Any]
@@ -146,25 +146,25 @@ class TrainingTransform:
     normalize: Callable[[torch.Tensor], torch.Tensor]
 
     def read(self, stored: dict[str, Any] | None, place: str, key: tuple[int, ...]) -> tuple[torch.Tensor | None, str]:
-        """Return the levels of a stored image; or None, and which image cannot be read and why.
+        """Return the augmented pixels of a stored image, or None and the reason why it cannot be read.
 
         Args:
             stored: see `open_stored`.
-            place: of an image that is no file.
-            key: decides everything random.
+            place: description of an image that is not a file.
+            key: key of the random state.
         """
         with cpu_randomness(*key):
             image, broken = try_image(stored, place, self.crop)
             return (None if broken else self.augment(image)), broken
 
     def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
-        """Return the pixels (C, H, W) of an image that stays as it is, so that it can be asked for again."""
+        """Return the normalised pixels (C, H, W) of a copy of an image, which can then be reused."""
         image.load()
         return self.normalize(self.augment(self.crop(image)))
 
 
 def unchanged(levels: torch.Tensor) -> torch.Tensor:
-    """Return what it is given."""
+    """Return the argument."""
     return levels
 
 
@@ -180,34 +180,34 @@ def training_transform(
     random_erasing: float = 0.0,
     scaled: bool = True,
 ) -> TrainingTransform:
-    """Build what a training image goes through, in the size, scale and normalisation of the image processor.
+    """Build the training transform, with size, rescaling and normalisation of the image processor.
 
     Args:
-        image_processor: the model's, of transformers.
-        crop_scale: smallest part of the image's area that a random crop may keep, above 0; 1 means no crop.
-        resize_to: resize to a square of so many pixels, and cut a random part of the processor's size out of it.
+        image_processor: the model's image processor.
+        crop_scale: smallest fraction of the area that a random crop keeps, above 0; 1 means no crop.
+        resize_to: resize to a square of this many pixels, and take a random crop of the processor's size.
         horizontal_flip: probability, 0 to 1.
         augmentation: `affine` (10 degrees, a tenth of shift, scale and slant: for characters), `randaugment`,
             `trivialaugment`, `threeaugment` (grey, solarised or blurred, then colour jitter: Touvron et al. 2022) or
             `none`.
-        magnitude: of `randaugment`, 0 to 30.
-        augmentation_layers: of `randaugment`: how many operations on one image.
-        random_erasing: probability, 0 to 1; erased is to the mean colour, in whole levels.
-        scaled: decode JPEG files at less than their size where that is enough.
+        magnitude: magnitude of `randaugment`, 0 to 30.
+        augmentation_layers: operations per image of `randaugment`.
+        random_erasing: probability, 0 to 1; erased pixels get the mean colour, rounded to integers.
+        scaled: decode JPEG files at a reduced size if that is enough.
 
     Raises:
-        TrainingError: Two ways of cropping are asked for, the crop is larger than what it is cut out of, or the
-            processor resizes as torchvision cannot.
+        TrainingError: Two ways of cropping are given, the crop exceeds the image, or torchvision does not support
+            the processor's interpolation.
     """
     size = input_size(image_processor)
     resample = PIL.Image.Resampling(image_processor.resample)
     interpolation = InterpolationMode[resample.name]
     if interpolation in (InterpolationMode.BOX, InterpolationMode.HAMMING):
-        raise TrainingError(f"The image processor resizes by {resample.name}: expected bilinear, bicubic or lanczos.")
+        raise TrainingError(f"The image processor resizes with {resample.name}: expected bilinear, bicubic or lanczos.")
     if resize_to is not None and crop_scale < 1:
-        raise TrainingError(f"Both resize_to ({resize_to}) and crop_scale ({crop_scale}) ask for a crop: give one.")
+        raise TrainingError(f"Both resize_to ({resize_to}) and crop_scale ({crop_scale}) set a crop: give one.")
     if resize_to is not None and resize_to < max(size):
-        raise TrainingError(f"resize_to is {resize_to}: expected at least the {max(size)} pixels that are cut out.")
+        raise TrainingError(f"resize_to is {resize_to}: expected at least the {max(size)} pixels of the crop.")
     resized = size if resize_to is None else (resize_to, resize_to)
     drawn = v2.RandomResizedCrop(size, scale=(crop_scale, 1)) if crop_scale < 1 else None
     steps: list[v2.Transform] = []
@@ -228,7 +228,7 @@ def training_transform(
     else:
         varied = []
     if varied:
-        steps += [v2.ToPILImage(), *varied, v2.PILToTensor()]  # whose operations are the faster ones
+        steps += [v2.ToPILImage(), *varied, v2.PILToTensor()]  # its operations are faster
     mean, std = (levels.tolist() for levels in pixel_levels(image_processor))
     if random_erasing:
         steps.append(v2.RandomErasing(random_erasing, value=[round(level) for level in mean]))
@@ -242,15 +242,15 @@ def training_transform(
 def batch_mixing(
     *, mixup: float, cutmix: float, num_classes: int
 ) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """Build what blends the images of a batch, one way or the other by chance.
+    """Build a function that applies mixup or CutMix to a batch, chosen at random.
 
     Args:
-        mixup: alpha of mixup (Zhang et al. 2018); 0 leaves it out.
-        cutmix: alpha of CutMix (Yun et al. 2019); 0 leaves it out.
+        mixup: alpha of mixup (Zhang et al. 2018); 0 disables it.
+        cutmix: alpha of CutMix (Yun et al. 2019); 0 disables it.
         num_classes: width of the blended labels.
 
     Returns:
-        A function of pixels [B, C, H, W] and labels [B] to pixels and labels, [B, num_classes] where they are blended.
+        A function from pixels [B, C, H, W] and labels [B] to pixels and labels, [B, num_classes] if blended.
     """
     kinds: list[v2.Transform] = []
     if mixup:

@@ -1,18 +1,18 @@
-"""Benchmarks by their usual short names: where the Hub has them, their columns, and which splits the paper uses."""
+"""Benchmark datasets by short name: Hub repositories, columns, and the splits used in the paper."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A data set of the Hub.
+    """A dataset on the Hub.
 
     Args:
-        repository: its name there.
+        repository: id of the repository.
         image: the image column.
         label: the label column.
-        train: the split to learn from; several are joined by `+`.
-        test: the split that is held out.
+        train: the training split; several are joined by `+`.
+        test: the held-out split.
     """
 
     repository: str
@@ -22,8 +22,8 @@ class Benchmark:
     test: str = "test"
 
 
-# Dosovitskiy et al. 2021, section 4.1, for the first five: all labelled images are learnt from, and ImageNet's
-# validation split is held out, for the labels of its test split are secret.
+# Dosovitskiy et al. 2021, section 4.1, for the first five: training uses all labelled images, and ImageNet's
+# validation split is held out, because the labels of its test split are secret.
 BENCHMARKS: dict[str, Benchmark] = {
     "imagenet-1k":   Benchmark("ILSVRC/imagenet-1k", test="validation"),
     "cifar10":       Benchmark("uoft-cs/cifar10", image="img"),

@@ -1,4 +1,4 @@
-"""Image classification data sets: opening them, finding their columns, checking and splitting them."""
+"""Image classification datasets: opening, columns, validation and splits."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,14 +37,14 @@ with needs("plain-vit[train]"):
 
 IMAGE_SUFFIXES = frozenset(PIL.Image.registered_extensions())
 GLYPHS_PER_CLASS = {"train": 1000, "test": 100}
-SHARDS = 16  # of a stored set that is streamed
+SHARDS = 16  # when streaming a stored dataset
 VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 
 
 def load_digits() -> DatasetDict:
-    """Return scikit-learn's 1,797 handwritten digits of 8 by 8 pixels, a stratified fifth of them held out."""
+    """Return scikit-learn's 1,797 handwritten digits of 8 by 8 pixels, with a stratified fifth held out."""
     digits = load_scikit_learn_digits()
-    pixels = (digits.images * (255 / 16)).round().astype(np.uint8)  # 17 grey levels become 8 bits
+    pixels = (digits.images * (255 / 16)).round().astype(np.uint8)  # 17 grey levels to 8 bits
     train, test = train_test_split(
         np.arange(len(pixels)), test_size=0.2, stratify=digits.target, shuffle=True, random_state=0
     )
@@ -56,7 +56,7 @@ def load_digits() -> DatasetDict:
 
 
 def load_glyphs() -> DatasetDict:
-    """Return rendered digits and capital letters of 24 by 24 pixels, 1,000 of each to learn from and 100 held out."""
+    """Return rendered digits and capital letters of 24 by 24 pixels, 1,000 of each for training and 100 held out."""
     names = list(CHARACTERS)
     return DatasetDict(
         {
@@ -82,20 +82,20 @@ def _png(pixels: np.ndarray) -> bytes:
 
 
 def load_splits(name: str, *, subset: str | None = None, streaming: bool = False) -> DatasetDict | IterableDatasetDict:
-    """Open an embedded data set, a local one, or one from the Hub.
+    """Open a built-in dataset, a local one, or one from the Hub.
 
     Args:
         name: `digits` or `glyphs`; a folder with one sub-folder per class (or per split, and there per class); a
             parquet file, or a folder of them, or of webdataset shards, named after their splits; a folder of
             `save_to_disk`; one of `BENCHMARKS`; or a Hub name.
-        subset: the configuration of a Hub data set that has several.
-        streaming: read the rows as they come instead of storing them first.
+        subset: the configuration of a Hub dataset that has several.
+        streaming: stream the rows instead of storing them first.
 
     Returns:
         Its splits by name.
 
     Raises:
-        DataError: Nothing of that name can be opened.
+        DataError: There is no such dataset, or it cannot be opened.
     """
     path = Path(name)
     if name in EMBEDDED:
@@ -105,23 +105,23 @@ def load_splits(name: str, *, subset: str | None = None, streaming: bool = False
     if path.is_file():
         if path.suffix == ".parquet":
             return load_dataset("parquet", data_files={"train": name}, streaming=streaming)
-        raise DataError(f"The file {name} is not a data set: expected a .parquet file or a folder.")
+        raise DataError(f"The file {name} is not a dataset: expected a .parquet file or a folder.")
     if path.is_absolute() or name.startswith(".") or path.suffix or name.count("/") > 1:
         raise DataError(f"There is no file or folder {name}.")
     try:
         return load_dataset(BENCHMARKS[name].repository if name in BENCHMARKS else name, subset, streaming=streaming)
     except DatasetNotFoundError as error:
-        raise DataError(f"The Hub has no data set {name!r} that can be read: {error}. {_what_opens()}") from error
+        raise DataError(f"The Hub has no readable dataset {name!r}: {error}. {_what_opens()}") from error
     except (ConnectionError, OSError) as error:
         raise DataError(
-            f"The data set {name!r} is not here and the Hub cannot be reached: {error}. {_what_opens()}"
+            f"The dataset {name!r} is not cached and the Hub cannot be reached: {error}. {_what_opens()}"
         ) from error
     except ValueError as error:  # an unknown subset, a repository without data files
-        raise DataError(f"The Hub data set {name!r} cannot be opened: {error}") from error
+        raise DataError(f"The Hub dataset {name!r} cannot be opened: {error}") from error
 
 
 def _what_opens() -> str:
-    return f"Offline there are {' and '.join(EMBEDDED)}, image folders, parquet files and folders of save_to_disk."
+    return f"Available offline: {' and '.join(EMBEDDED)}, image folders, parquet files and folders of save_to_disk."
 
 
 def _load_folder(path: Path, streaming: bool) -> DatasetDict | IterableDatasetDict:
@@ -137,8 +137,8 @@ def _load_folder(path: Path, streaming: bool) -> DatasetDict | IterableDatasetDi
     if any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
         return load_dataset("imagefolder", data_dir=str(path), streaming=streaming)
     raise DataError(
-        f"The folder {path} holds no data set: expected one sub-folder of images per class, parquet files, webdataset "
-        "shards (.tar), or what Dataset.save_to_disk writes."
+        f"The folder {path} holds no dataset: expected one sub-folder of images per class, parquet files, webdataset "
+        "shards (.tar), or the output of Dataset.save_to_disk."
     )
 
 
@@ -152,15 +152,15 @@ def find_columns(features: Features, *, image: str | None = None, label: str | N
     """Find the image and the label column by their types.
 
     Args:
-        features: the columns of the data set.
-        image: the image column, where there are several.
-        label: the label column, where there are several or where labels are plain numbers or words.
+        features: the columns of the dataset.
+        image: the image column, if there are several.
+        label: the label column, if there are several, or if labels are plain numbers or strings.
 
     Returns:
         The names of the image column and of the label column.
 
     Raises:
-        DataError: A column that was asked for is not there or of another type, or the types leave none or several.
+        DataError: A given column is missing or of another type, or the types match none or several.
     """
     return _find_column(features, "image", image, Image), _find_column(features, "label", label, ClassLabel)
 
@@ -168,17 +168,17 @@ def find_columns(features: Features, *, image: str | None = None, label: str | N
 def _find_column(features: Features, role: str, asked: str | None, wanted: type) -> str:
     fitting = [name for name, kind in features.items() if isinstance(kind, wanted)]
     if not fitting and role == "label" and features.get("cls") == Value("int64"):
-        fitting = ["cls"]  # so webdataset shards call it
+        fitting = ["cls"]  # the name in webdataset shards
     columns = ", ".join(f"{name} ({_type_name(kind)})" for name, kind in features.items())
     option = f"--{role}_column"
     if asked is None:
         if len(fitting) == 1:
             return fitting[0]
         found = "no column" if not fitting else f"{len(fitting)} columns, {' and '.join(fitting)},"
-        raise DataError(f"There is {found} of type {wanted.__name__} among {columns}: name one with {option}.")
+        raise DataError(f"There is {found} of type {wanted.__name__} among {columns}: give one with {option}.")
     if asked not in features:
         raise DataError(f"There is no column {asked!r}, only {columns}: correct {option}.")
-    # A label may also be a number or a word: those are turned into classes. An image is an image.
+    # Labels may also be numbers or strings, which are converted to classes.
     if role == "image" and asked not in fitting:
         raise DataError(f"The column {asked!r} holds no images; the columns are {columns}: correct {option}.")
     return asked
@@ -190,15 +190,15 @@ def _type_name(kind: object) -> str:
 
 @dataclass(frozen=True)
 class ImageClassificationData:
-    """Labelled images, checked and split, with columns named `image` and `label`.
+    """Labelled images, validated and split, with columns named `image` and `label`.
 
     Args:
-        train: what is learnt from; the images of a stream come as the files they are.
-        validation: what the best epoch may be chosen by, or None.
-        test: what is held out to the end, or None.
+        train: the training split; a stream yields undecoded files.
+        validation: the split for selecting the best epoch, or None.
+        test: the held-out split, or None.
         label_names: the classes, in the order of their numbers.
-        train_images: how many images there are to learn from.
-        unreadable: what was left out of the splits to evaluate on, because it cannot be read.
+        train_images: number of training images.
+        unreadable: unreadable images that were omitted from the evaluated splits.
     """
 
     train: Dataset | IterableDataset
@@ -210,13 +210,13 @@ class ImageClassificationData:
 
     @property
     def splits(self) -> dict[str, Any]:
-        """Return the splits that there are by their names, the training split first and the held-out one last."""
+        """Return the existing splits by name, the training split first and the held-out one last."""
         splits = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: split for name, split in splits.items() if split is not None}
 
     @property
     def watched(self) -> str:
-        """Return the name of the split to evaluate along the way; `validation` alone may choose weights."""
+        """Return the name of the split to evaluate during training; only `validation` may select weights."""
         return [*self.splits][1]
 
     @property
@@ -242,36 +242,36 @@ def load_classification_data(
     stream_images: int | None = None,
     seed: int = 0,
 ) -> ImageClassificationData:
-    """Open a data set and make it ready to learn from.
+    """Open a dataset and prepare it for training.
 
-    The columns and splits of one of `BENCHMARKS` are known, but may be named otherwise.
+    The columns and splits of `BENCHMARKS` are known, but can be overridden.
 
     Args:
         name: see `load_splits`.
         subset: see `load_splits`.
         image_column: see `find_columns`.
         label_column: see `find_columns`.
-        train_split: the split to learn from; `train` if not given; several are joined by `+`.
-        validation_split: the split to choose the best epoch by; the one that is called so, where there is one.
-        test_split: the split that is held out; `test`, where there is one.
-        validation_fraction: part of the training split to carve out, stratified, as validation split; 0 to 1, excluded.
-        shots_per_class: how many training images of each class to keep; None keeps all.
+        train_split: the training split (default: `train`); several are joined by `+`.
+        validation_split: the split for selecting the best epoch (default: the one of that name, if there is one).
+        test_split: the held-out split (default: `test`, if there is one).
+        validation_fraction: fraction of the training split to split off for validation, stratified; in [0, 1).
+        shots_per_class: number of training images per class; None keeps all.
         label_names: a text file with one class per line, for labels that are plain numbers.
-        skip_unreadable: leave images that cannot be read out of the splits to evaluate on.
-        streaming: read the training images as they come; the others are stored.
-        stream_images: how many there are, for a set that does not say.
-        seed: chooses what is carved out and which shots are kept.
+        skip_unreadable: omit unreadable images from the evaluated splits.
+        streaming: stream the training images; the others are stored.
+        stream_images: number of training images, if the stream does not say.
+        seed: seed of the validation split and of the shots.
 
     Returns:
-        The splits. Images of any mode come as RGB.
+        The splits. All images are converted to RGB.
 
     Raises:
-        DataError: A split or column is unknown, a label is outside its classes, or there is nothing to tell apart.
+        DataError: A split or column is unknown, a label is outside its classes, or there are fewer than two classes.
     """
     if not 0 <= validation_fraction < 1:
         raise DataError(f"validation_fraction is {validation_fraction}: expected at least 0 and less than 1.")
     if streaming and (validation_fraction or shots_per_class is not None):
-        raise DataError("A stream cannot be divided: leave out --validation_fraction and --shots_per_class.")
+        raise DataError("A stream cannot be split: omit --validation_fraction and --shots_per_class.")
     if name in BENCHMARKS and not Path(name).is_dir():
         known = BENCHMARKS[name]
         image_column, label_column = image_column or known.image, label_column or known.label
@@ -279,7 +279,7 @@ def load_classification_data(
     splits = load_splits(name, subset=subset, streaming=streaming)
     chosen = _choose_splits(splits, train_split or "train", validation_split, test_split)
     if validation_fraction and "validation" in chosen:
-        raise DataError("The data set has a validation split of its own: leave out --validation_fraction.")
+        raise DataError("The dataset already has a validation split: omit --validation_fraction.")
     image_column, label_column = find_columns(_features(chosen["train"]), image=image_column, label=label_column)
     chosen = {role: _standard_columns(split, image_column, label_column) for role, split in chosen.items()}
     if streaming:
@@ -314,11 +314,11 @@ def load_labelled_split(
     label_column: str | None = None,
     label_names: str | None = None,
 ) -> tuple[Dataset, list[str]]:
-    """Open one split to evaluate on.
+    """Open one split for evaluation.
 
     Args:
         name: see `load_splits`.
-        split: `test` if not given, or else the validation split, or else the only one.
+        split: the split (default: `test`, else the validation split, else the only one).
         subset: see `load_splits`.
         image_column: see `find_columns`.
         label_column: see `find_columns`.
@@ -346,13 +346,13 @@ def load_labelled_split(
 def load_images(
     name: str, split: str | None = None, *, subset: str | None = None, image_column: str | None = None
 ) -> Dataset:
-    """Open the images of one split, whatever else it holds.
+    """Open the images of one split, without labels.
 
     Args:
         name: see `load_splits`; an image folder needs no sub-folders.
-        split: `train` if not given, or else the only one.
+        split: the split (default: `train`, else the only one).
         subset: see `load_splits`.
-        image_column: the image column, where there are several.
+        image_column: the image column, if there are several.
 
     Returns:
         Rows with an RGB `image`.
@@ -372,7 +372,7 @@ def _one_split(splits: DatasetDict, name: str | None, usual: Sequence[str]) -> D
     if name is None:
         name = next((each for each in usual if each in splits), None)
         if name is None and len(splits) > 1:
-            raise DataError(f"There are the splits {', '.join(splits)}: name one with --split.")
+            raise DataError(f"The splits are {', '.join(splits)}: give one with --split.")
         name = name or next(iter(splits))
     if name not in splits:
         raise DataError(f"There is no split {name!r}, only {', '.join(splits)}: correct --split.")
@@ -397,7 +397,7 @@ def _choose_splits(
                 raise DataError(f"The split {name!r} is empty.")
     all_names = [name for names in parts.values() for name in names]
     if len(set(all_names)) < len(all_names):
-        raise DataError(f"One split cannot play two parts: got {', '.join(all_names)}.")
+        raise DataError(f"A split cannot have two roles: got {', '.join(all_names)}.")
     return {
         role: splits[names[0]] if len(names) == 1 else concatenate_datasets([splits[name] for name in names])
         for role, names in parts.items()
@@ -407,9 +407,7 @@ def _choose_splits(
 
 def _features(split: Dataset | IterableDataset) -> Features:
     if split.features is None:
-        raise DataError(
-            "The stream does not say what its columns are: store the data set as parquet, or do not stream."
-        )
+        raise DataError("The stream does not declare its columns: store the dataset as parquet, or do not stream.")
     return split.features
 
 
@@ -427,12 +425,12 @@ def _stream_size(stream: IterableDataset, given: int | None) -> int:
         return given
     said = (stream.info.splits or {}).get(str(stream.split))
     if said is None or not said.num_examples:
-        raise DataError("The stream does not say how many training images it has: give --stream_images.")
+        raise DataError("The stream does not say how many training images it has: set --stream_images.")
     return int(said.num_examples)
 
 
 def _readable(split: Dataset) -> tuple[Dataset, list[str]]:
-    """Return the rows whose images can be read, and what is wrong with the others."""
+    """Return the rows with readable images, and the errors of the others."""
     files = as_files(split)
     broken = {row: problem for row in range(len(split)) if (problem := read_rows(files, [row])[0]["broken"])}
     kept = [row for row in range(len(split)) if row not in broken]
@@ -444,7 +442,7 @@ def _standard_columns(split: Any, image: str, label: str) -> Any:
     if missing:
         raise DataError(f"One of the splits has no column {missing[0]!r}, only {', '.join(split.features)}.")
     if isinstance(split, IterableDataset):
-        split = split.cast_column(image, Image(decode=False))  # or each step would decode the images
+        split = split.cast_column(image, Image(decode=False))  # else each step would decode the images
     split = split.select_columns([image, label])
     for old, new in ((image, "image"), (label, "label")):
         split = split.rename_column(old, new) if old != new else split
@@ -460,34 +458,32 @@ def _read_names(file: str | None) -> list[str] | None:
 
 
 def _with_class_labels(splits: dict[str, Any], given: list[str] | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Turn numbers and words into classes: those that were given, or those of the training split, sorted."""
+    """Convert numbers and strings to classes: the given ones, or those of the training split, sorted."""
     feature = splits["train"].features["label"]
     if given is not None:
         if isinstance(feature, ClassLabel):
-            raise DataError(
-                f"The classes have names already, {', '.join(feature.names[:5])}, ...: leave out --label_names."
-            )
+            raise DataError(f"The classes already have names, {', '.join(feature.names[:5])}, ...: omit --label_names.")
         if len(set(given)) < len(given):
-            raise DataError("--label_names says some class twice.")
+            raise DataError("--label_names contains a class twice: remove one.")
         classes = ClassLabel(names=given)
         try:
             return {role: split.cast_column("label", classes) for role, split in splits.items()}, given
-        except ValueError as error:  # a number outside the list
-            raise DataError(f"The labels do not fit the {len(given)} classes of --label_names: {error}") from error
+        except ValueError as error:  # a number out of range
+            raise DataError(f"The labels do not match the {len(given)} classes of --label_names: {error}") from error
     if isinstance(splits["train"], IterableDataset) and not isinstance(feature, ClassLabel):
         raise DataError(
-            f"The labels of the stream are {feature.dtype} without names, and it cannot be searched for them: give "
+            f"The labels of the stream are {feature.dtype} without names, which a stream cannot be searched for: give "
             "--label_names, a text file with one class per line."
         )
     if isinstance(feature, ClassLabel):
         for role, split in splits.items():
             if split.features["label"] != feature:
-                raise DataError(f"The classes of the {role} split are not those of the training split.")
+                raise DataError(f"The classes of the {role} split differ from those of the training split.")
         return splits, list(feature.names)
     values = {role: split["label"][:] for role, split in splits.items()}
     kinds = {type(value) for column in values.values() for value in column}
     if kinds not in ({int}, {str}):
-        raise DataError(f"The label column holds {feature}: expected classes, whole numbers or words, one per image.")
+        raise DataError(f"The label column holds {feature}: expected classes, integers or strings, one per image.")
     classes = sorted(set(values["train"]))
     names = [str(value) for value in classes]
     for role, column in values.items():
@@ -502,13 +498,13 @@ def _with_class_labels(splits: dict[str, Any], given: list[str] | None = None) -
 
 
 def _checked(splits: dict[str, Any], names: list[str], *, test_is_named: bool) -> dict[str, Any]:
-    """Return stored splits in RGB, when their labels are in order; a test split whose labels are secret is left out."""
+    """Return stored splits in RGB after validating labels; a test split with secret labels is omitted."""
     labels = {role: np.asarray(split["label"]) for role, split in splits.items() if isinstance(split, Dataset)}
     if not test_is_named and "test" in splits and (labels["test"] == -1).all():
-        del splits["test"], labels["test"]  # the Hub's way of publishing it
+        del splits["test"], labels["test"]  # how the Hub publishes secret labels
     if len(names) < 2 or ("train" in labels and len(np.unique(labels["train"])) < 2):
         only = names[int(labels["train"][0])] if "train" in labels else names[0]
-        raise DataError(f"All training images are {only!r}: with one class there is nothing to learn.")
+        raise DataError(f"All training images are {only!r}: expected at least two classes.")
     for role, numbers in labels.items():
         _check_labels(role, numbers, names)
     return {**splits, **{role: splits[role].cast_column("image", Image(mode="RGB")) for role in labels}}
@@ -519,7 +515,7 @@ def _check_labels(role: str, labels: np.ndarray, names: Sequence[str]) -> None:
     if len(wrong):
         raise DataError(
             f"{len(wrong)} labels of the {role} split are outside 0 to {len(names) - 1}, the first one is "
-            f"{labels[wrong[0]]} at row {wrong[0]}: correct or leave out those rows."
+            f"{labels[wrong[0]]} at row {wrong[0]}: correct or remove those rows."
         )
 
 
@@ -527,8 +523,10 @@ def _carve(train: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset
     labels = np.asarray(train["label"])
     try:
         kept, carved = train_test_split(np.arange(len(labels)), test_size=fraction, stratify=labels, random_state=seed)
-    except ValueError as error:  # fewer images than classes on one of the sides
-        raise DataError(f"No stratified part of {fraction} can be carved from {len(labels)} images: {error}") from error
+    except ValueError as error:  # fewer images than classes in one of the parts
+        raise DataError(
+            f"No stratified fraction of {fraction} can be split off {len(labels)} images: {error}"
+        ) from error
     return train.select(np.sort(kept)), train.select(np.sort(carved))
 
 
@@ -541,7 +539,7 @@ def _few_shots(train: Dataset, shots: int, names: Sequence[str], seed: int) -> D
     for number, name in enumerate(names):
         rows = rng.permutation(np.flatnonzero(labels == number))
         if len(rows) < shots:
-            raise DataError(f"The class {name!r} has {len(rows)} training images, fewer than the {shots} asked for.")
+            raise DataError(f"The class {name!r} has {len(rows)} training images, fewer than the {shots} requested.")
         kept.append(rows[:shots])
     return train.select(np.sort(np.concatenate(kept)))
 

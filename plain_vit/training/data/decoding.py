@@ -1,4 +1,4 @@
-"""Stored images: opening, decoding and naming those that cannot be read; batches as an image processor makes them.
+"""Decoding of stored images, handling of unreadable ones, and collation with an image processor.
 
 Legend: `B` batch, `C` channels, `H W` pixels.
 """
@@ -22,23 +22,23 @@ with needs("plain-vit[train]"):
     from datasets import Dataset, Image
 
 
-# What Pillow and datasets raise for a file that is no image, or only a part of one.
+# Raised by Pillow and datasets for a file that is not an image, or is truncated.
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Image.DecompressionBombError)
 
 
 def as_files(split: Dataset) -> Dataset:
-    """Return a split whose images are the files they are, to be opened by `open_stored`."""
+    """Return a split with undecoded image files, for `open_stored`."""
     return split.cast_column("image", Image(decode=False))
 
 
 def open_stored(stored: dict[str, Any] | None) -> PIL.Image.Image:
-    """Return an image of which no more was read than what it is: its pixels are not decoded yet.
+    """Open a stored image without decoding its pixels.
 
     Args:
         stored: its `bytes`, or the `path` of its file.
 
     Raises:
-        OSError: It cannot be read. The others of `UNREADABLE` say the same.
+        OSError: It cannot be read; likewise the other errors in `UNREADABLE`.
     """
     if stored is None:
         raise ValueError("there is none")
@@ -47,39 +47,39 @@ def open_stored(stored: dict[str, Any] | None) -> PIL.Image.Image:
 
 
 def decode_image(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Return an opened image upright and in RGB, as `datasets` decodes it.
+    """Return an opened image in upright orientation and RGB, like `datasets` decodes it.
 
     Raises:
-        OSError: It cannot be read. The others of `UNREADABLE` say the same.
+        OSError: It cannot be read; likewise the other errors in `UNREADABLE`.
     """
     return in_rgb(upright(image))
 
 
 def orientation(image: PIL.Image.Image) -> int:
-    """Return how an opened image is to be turned: 1 to 8 as in EXIF, from 5 on with its sides exchanged."""
+    """Return the EXIF orientation of an opened image: 1 to 8, from 5 on with exchanged sides."""
     return image.getexif().get(PIL.ExifTags.Base.Orientation, 1)
 
 
 def upright(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Decode an opened image and turn it as it says."""
+    """Decode an opened image and apply its orientation."""
     image.load()
     return image if orientation(image) == 1 else PIL.ImageOps.exif_transpose(image)
 
 
 def in_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Return an image in RGB, itself where it is."""
+    """Convert an image to RGB if necessary."""
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def try_image(
     stored: dict[str, Any] | None, place: str, decode: Callable[[PIL.Image.Image], Any] = decode_image
 ) -> tuple[Any, str]:
-    """Return what `decode` makes of an image, and "" or which image cannot be read and why.
+    """Return the result of `decode`, and "" or which image cannot be read and why.
 
     Args:
         stored: see `open_stored`.
-        place: of an image that is no file.
-        decode: given the opened image.
+        place: description of an image that is not a file.
+        decode: function of the opened image.
     """
     try:
         return decode(open_stored(stored)), ""
@@ -92,7 +92,7 @@ def read_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
 
     Args:
         files: from `as_files`.
-        rows: their numbers.
+        rows: numbers of the rows.
     """
     examples = stored_rows(files, rows)
     for row, example in zip(rows, examples, strict=True):
@@ -102,14 +102,14 @@ def read_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def stored_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Return rows as they are stored, read at once."""
+    """Read stored rows at once."""
     columns = files[list(rows)]
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def name_broken(stored: dict[str, Any] | None, place: str, error: Exception) -> str:
-    """Say which image cannot be read: its file where there is one, else its place."""
-    reason = "no image of a known format" if isinstance(error, PIL.UnidentifiedImageError) else str(error)
+    """Describe an unreadable image: by its file if there is one, else by its place."""
+    reason = "not an image of a known format" if isinstance(error, PIL.UnidentifiedImageError) else str(error)
     return f"{(stored or {}).get('path') or place} ({reason})"
 
 
@@ -117,7 +117,7 @@ BLANK = PIL.Image.new("RGB", (1, 1))
 
 
 class ReadableImages(torch.utils.data.Dataset):
-    """The rows of a split, with `broken` where an image cannot be read.
+    """The rows of a split, with `broken` set for unreadable images.
 
     Args:
         split: rows with an `image` and a `label`.
@@ -137,12 +137,12 @@ class ReadableImages(torch.utils.data.Dataset):
 
 
 class UnreadableImages:
-    """Watches over batches for images that could not be read.
+    """Checks batches for unreadable images.
 
     Args:
-        stop: end at the first one; else they are counted, and named once.
+        stop: stop at the first one; otherwise they are counted, and each is reported once.
         say: prints a line.
-        count: how many there were when the run was stopped.
+        count: the count so far, in a resumed run.
     """
 
     def __init__(self, *, stop: bool, say: Callable[[str], object], count: int = 0) -> None:
@@ -150,15 +150,15 @@ class UnreadableImages:
         self.named: set[str] = set()
 
     def watch(self, batches: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Pass batches on.
+        """Yield batches.
 
         Raises:
-            DataError: An image cannot be read, and `stop` was asked for.
+            DataError: An image cannot be read, and `stop` is set.
         """
         for batch in batches:
             for broken in filter(None, batch.pop("broken", ())):
                 if self.stop:
-                    raise DataError(f"An image cannot be read: {broken}. Mend it, or train with --corrupted skip.")
+                    raise DataError(f"An image cannot be read: {broken}. Repair it, or train with --corrupted skip.")
                 self.count += 1
                 if broken not in self.named:
                     self.named.add(broken)
@@ -166,22 +166,22 @@ class UnreadableImages:
             yield batch
 
     def count_everywhere(self, accelerator: Accelerator) -> int:
-        """Return how many there were in all processes, in the training and in what is evaluated."""
+        """Return their number in all processes, in training and evaluation."""
         return int(accelerator.reduce(torch.tensor(self.count, device=accelerator.device)))
 
 
 class ProcessedImages:
-    """Make a batch of a model's own image processor, exactly as users of the saved model will.
+    """Collate function with the model's own image processor, as users of the saved model apply it.
 
     Args:
-        image_processor: the model's, of transformers.
+        image_processor: the model's image processor.
     """
 
     def __init__(self, image_processor: Any) -> None:
         self.image_processor = image_processor
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return `pixel_values` [B, C, H, W] and `labels` [B]; and which are `broken`, where that is known."""
+        """Return `pixel_values` [B, C, H, W] and `labels` [B]; and `broken` images, if known."""
         pixels = self.image_processor([example["image"] for example in examples], return_tensors="pt")["pixel_values"]
         batch = {"pixel_values": pixels, "labels": torch.tensor([example["label"] for example in examples])}
         if "broken" in examples[0]:

@@ -1,8 +1,7 @@
-"""Orders in which rows are drawn, and randomness as a function of what it is for.
+"""Sampling of rows, and random seeds for images.
 
-Everything random is a function of the seed, the epoch, the row of the image and which of its copies it is. So a batch
-is the same in whichever process or worker it is made, and a run resumed in the middle of an epoch sees what it would
-have seen.
+Everything random is a function of the seed, the epoch, the row of the image and its copy. A batch is therefore the same
+in any process or worker, and a run resumed in the middle of an epoch sees the same images as an uninterrupted one.
 """
 
 import hashlib
@@ -16,27 +15,27 @@ from torch.utils.data import Sampler
 
 
 class ShuffledStream(Sampler[tuple[int, ...]]):
-    """Draw the rows of a set in one shuffled order after the other, without end between them.
+    """Sample rows in one shuffled epoch after another, as a continuous stream.
 
-    A batch may hold the end of one epoch and the beginning of the next: no image is left out and none is doubled,
-    unless the classes are balanced: then each row is drawn anew, every class as often as the others.
+    A batch may contain the end of one epoch and the beginning of the next, so every image is used exactly once per
+    epoch. With balanced classes, each row is drawn independently, every class equally often.
 
-    Repeated augmentation (Berman et al. 2019, Hoffer et al. 2020; order of drawing as in DeiT's `RASampler`) takes the
-    first rows of an epoch's order only, several copies of each, until the epoch has as many images as the set. The
-    copies that fall into a batch are spread over it: first one of each image, then another of each. So processes get
-    different ones, and what mixes neighbours does not blend an image with itself.
+    Repeated augmentation (Berman et al. 2019, Hoffer et al. 2020; order as in DeiT's `RASampler`) uses only the first
+    rows of an epoch's order, with several copies of each, until the epoch has as many images as the dataset. The copies
+    within a batch are spread over it: first one copy of each image, then the next of each. Processes thus get different
+    copies, and mixup of neighbours does not blend an image with itself.
 
     Yields:
-        What decides an image: (epoch, row), and (epoch, row, number) where that row was drawn before in the epoch.
+        The key of an image: (epoch, row), or (epoch, row, number) if that row was drawn before in the epoch.
 
     Args:
-        rows: size of the set.
-        length: how many rows to draw in all, over all epochs.
-        seed: decides the orders.
-        start: how many rows the run had drawn when it was stopped.
+        rows: size of the dataset.
+        length: number of rows to draw, over all epochs.
+        seed: seed of the orders.
+        start: number of rows drawn before, in a resumed run.
         balanced_by: the classes of the rows, to draw each class equally often.
         repeats: copies of an image, which differ in their augmentation.
-        batch_size: images of one optimizer step, over which copies are spread.
+        batch_size: images per optimizer step, over which copies are spread.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
         return self.length - self.start
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
-        done = self.start % self.batch_size  # of the batch in which the run is resumed
+        done = self.start % self.batch_size  # start of the batch at which the run is resumed
         drawn = self._drawn(self.start - done)
         while batch := list(itertools.islice(drawn, self.batch_size)):
             spread = [place for copy in range(self.repeats) for place in batch[copy :: self.repeats]]
@@ -69,7 +68,7 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
             done = 0
 
     def _drawn(self, first: int) -> Iterator[tuple[int, ...]]:
-        """Draw rows from the first position on, the copies of each side by side."""
+        """Yield rows from the first position on, with the copies of each adjacent."""
         order_of = None
         for position in range(first, self.length):
             epoch, place = divmod(position, self.rows)
@@ -87,7 +86,7 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
 
 
 def _times_before(order: np.ndarray) -> np.ndarray:
-    """Return how often each row of an order occurs before each of its places."""
+    """Return how often each row of an order has occurred before each position."""
     places = np.argsort(order, kind="stable")
     _, first, counts = np.unique(order[places], return_index=True, return_counts=True)
     before = np.empty_like(order)
@@ -96,13 +95,13 @@ def _times_before(order: np.ndarray) -> np.ndarray:
 
 
 def randomness(*key: int) -> int:
-    """Return a seed of 64 bits that depends on every part of the key, so that neighbours are unrelated."""
+    """Return a 64-bit seed from a hash of the key."""
     return int.from_bytes(hashlib.blake2b(str(key).encode(), digest_size=8).digest())
 
 
 @contextmanager
 def cpu_randomness(*key: int) -> Iterator[None]:
-    """Set torch's generator for the CPU, which the transforms draw from, and put it back."""
+    """Seed torch's CPU generator, which the transforms use, and restore it afterwards."""
     state = torch.default_generator.get_state()
     torch.default_generator.manual_seed(randomness(*key))
     try:

@@ -1,11 +1,11 @@
-"""Training images that are read as they come: sets larger than the disk.
+"""Streams of training images, for datasets larger than the disk.
 
-What is not known of a stream is what comes next, so the promises are smaller than for a stored set:
+A stream offers weaker guarantees than a stored dataset:
 
-- Every worker of every process has shards of its own, so there must be as many shards as workers in all. Images are
-  shuffled within a buffer, shards with each other. Where shards differ in size, those of small ones come more often.
-- A resumed run reads the stream again up to its place, without decoding it, and then gives the same batches. For
-  that it needs as many processes and workers as before.
+- Every worker of every process has shards of its own, so there must be as many shards as workers in total. Images are
+  shuffled within a buffer, shards with each other. If shards differ in size, images of small ones come more often.
+- A resumed run reads the stream again up to its position, without decoding it, and then gives the same batches. This
+  requires the same number of processes and workers.
 """
 
 import itertools
@@ -25,24 +25,23 @@ with needs("plain-vit[train]"):
     from accelerate.utils import send_to_device
     from datasets import IterableDataset
 
-TRIED = 1000  # rows in which a readable image is looked for
+TRIED = 1000  # rows searched for a readable image
 
 
 class StreamedImages(torch.utils.data.IterableDataset):
-    """The images of one process, without end.
+    """Infinite stream of the images of one process.
 
-    In place of an image that cannot be read comes the next one that can, with the label of its own; `broken` says which
-    it was.
+    An unreadable image is replaced by the next readable one, with that one's label, and named in `broken`.
 
     Args:
         stream: rows with an `image`, as a file, and a `label`.
-        transform: from a stored image to levels (C, H, W), which is what comes out.
-        classes: how many there are.
-        batch_size: images of one batch of this process.
-        batches_before: how many batches this process had when the run was stopped.
-        buffer: images among which one is drawn.
+        transform: maps a stored image to pixels (C, H, W) in [0, 255].
+        classes: number of classes.
+        batch_size: batch size of this process.
+        batches_before: number of batches of this process before the run was resumed.
+        buffer: size of the shuffle buffer, in images.
         process: (number of this process, number of processes).
-        seed: decides order and augmentation.
+        seed: seed of order and augmentation.
     """
 
     def __init__(
@@ -64,14 +63,14 @@ class StreamedImages(torch.utils.data.IterableDataset):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         number, workers = (info.id, info.num_workers) if info else (0, 1)
-        # The loader takes one batch of each worker in turn, and begins with the first: in a resumed run, the first
-        # plays the part of the worker whose turn it was.
+        # The loader takes a batch from each worker in turn, starting with the first: in a resumed run, the first
+        # takes the role of the worker whose turn it was.
         number = (number + self.batches_before) % workers
         batches = self.batches_before // workers + (number < self.batches_before % workers)
         process, processes = self.process
         part = process * workers + number
         rows = self._rows(self.stream.shard(num_shards=processes * workers, index=part))
-        ahead: deque[dict[str, Any]] = deque()  # rows that replaced one before them, and are still to come
+        ahead: deque[dict[str, Any]] = deque()  # rows that already replaced an earlier one
         for place in itertools.count():
             row = ahead.popleft() if ahead else next(rows)
             if place < batches * self.batch_size:
@@ -91,12 +90,12 @@ class StreamedImages(torch.utils.data.IterableDataset):
             yield {"pixel_values": levels, "labels": label, "broken": broken}
 
     def _rows(self, shards: IterableDataset) -> Iterator[dict[str, Any]]:
-        """Return the rows of some shards, undecoded, in one order after the other."""
+        """Yield the undecoded rows of some shards, epoch after epoch."""
         shuffled = shards.shuffle(seed=self.seed, buffer_size=self.buffer)
         for epoch in itertools.count():
             shuffled.set_epoch(epoch)
             empty = True
-            # Not `iter(shuffled)`, which would divide the shards among the workers a second time.
+            # Not `iter(shuffled)`, which would divide the shards among the workers again.
             for rows in shuffled.iter(batch_size=1):
                 empty = False
                 label = rows["label"][0]
@@ -104,18 +103,18 @@ class StreamedImages(torch.utils.data.IterableDataset):
                     raise DataError(f"A label of the stream is {label}: expected 0 to {self.classes - 1}.")
                 yield {"image": rows["image"][0], "label": label}
             if empty:
-                raise DataError("A part of the stream holds no images: use fewer workers, or fill its shards.")
+                raise DataError("A part of the stream has no images: use fewer workers, or fill its shards.")
 
 
 def streamed_batches(
     images: StreamedImages, accelerator: Accelerator, *, count: int, **loading: Any
 ) -> Iterator[dict[str, Any]]:
-    """Return so many batches on the device of this process.
+    """Yield batches on the device of this process.
 
     Args:
-        images: of this process.
-        accelerator: of the run.
-        count: batches.
+        images: the images of this process.
+        accelerator: accelerator of the run.
+        count: number of batches.
         **loading: `num_workers` and other options of the loader.
 
     Raises:
@@ -125,7 +124,7 @@ def streamed_batches(
     if images.stream.num_shards < readers:
         raise DataError(
             f"The stream has {images.stream.num_shards} shards, which cannot be divided among {readers} workers: use "
-            "fewer processes or --num_workers, or store the set in more files."
+            "fewer processes or --num_workers, or store the dataset in more files."
         )
     loader = DataLoader(images, batch_size=images.batch_size, **loading)
     return (send_to_device(batch, accelerator.device) for batch in itertools.islice(loader, count))

@@ -1,1 +1,1 @@
-"""Processes, memory and sharding: where a run takes place."""
+"""Processes, memory and sharding of a run."""

@@ -1,4 +1,4 @@
-"""Memory: how many images fit in at once, and what to do when they do not."""
+"""Micro-batch size that fits into memory, and out-of-memory errors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,15 +17,15 @@ with needs("plain-vit[train]"):
 def fitting_accumulation(
     try_images: Callable[[int], None], accelerator: Accelerator, *, images: int, at_least: int = 1
 ) -> int:
-    """Return into how many micro-batches the images of one optimizer step must be divided to fit into memory.
+    """Return the number of micro-batches per optimizer step that fits into memory.
 
-    All processes try, and all take the largest number that one of them needs.
+    All processes try, and all use the largest number that any of them needs.
 
     Args:
-        try_images: does with so many images what training does, and runs out of memory with too many.
-        accelerator: of the run.
-        images: of one optimizer step in one process.
-        at_least: micro-batches to begin with.
+        try_images: runs a training step with this many images, and runs out of memory with too many.
+        accelerator: accelerator of the run.
+        images: images of one optimizer step in one process.
+        at_least: initial number of micro-batches.
 
     Raises:
         TrainingError: Not even one image fits.
@@ -49,16 +49,16 @@ def fitting_accumulation(
 
 
 def is_lack_of_memory(error: RuntimeError) -> bool:
-    """Return whether an error says that a device, or the machine, has no memory left."""
+    """Return whether an error means that a device, or the machine, is out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
 
 
 @contextmanager
 def explain_out_of_memory() -> Iterator[None]:
-    """Say what to do when a training step does not fit into memory.
+    """Replace out-of-memory errors of a training step by one that says what to do.
 
     Raises:
-        TrainingError: It did not.
+        TrainingError: The step did not fit into memory.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def explain_out_of_memory() -> Iterator[None]:
         if not is_lack_of_memory(error):
             raise
         raise TrainingError(
-            f"The memory is full: let --auto_micro_batch find micro-batches that fit, or make more of them with "
+            f"Out of memory: let --auto_micro_batch find micro-batches that fit, or increase their number with "
             f"--gradient_accumulation_steps. ({error})"
         ) from error
 
@@ -74,11 +74,11 @@ def explain_out_of_memory() -> Iterator[None]:
 def training_trial(
     model: nn.Module, accelerator: Accelerator, image_shape: tuple[int, int, int]
 ) -> Callable[[int], None]:
-    """Return what runs a model forward and backward on images of noise, with room left for the states of an optimizer.
+    """Return a function that runs forward and backward on images of noise, reserving memory for optimizer states.
 
     Args:
-        model: maps `pixel_values` to an output with `logits`; its weights and statistics stay as they are.
-        accelerator: that prepared it.
+        model: maps `pixel_values` to an output with `logits`; its weights and statistics are not changed.
+        accelerator: the accelerator that prepared it.
         image_shape: (C, H, W).
     """
 
@@ -86,7 +86,7 @@ def training_trial(
         bare = accelerator.unwrap_model(model)
         kept = [buffer.clone() for buffer in bare.buffers()]
         trained = [parameter for parameter in bare.parameters() if parameter.requires_grad]
-        reserve = [torch.empty_like(parameter) for parameter in trained for _ in range(2)]  # as Adam needs
+        reserve = [torch.empty_like(parameter) for parameter in trained for _ in range(2)]  # two states, as for Adam
         try:
             bare(pixel_values=torch.randn(images, *image_shape, device=accelerator.device)).logits.sum().backward()
         finally:

@@ -1,4 +1,4 @@
-"""Processes of a run: those that train, those that prepare images, and an end on request."""
+"""Processes of a run: training processes, data loader workers, and stopping on request."""
 
 import os
 import signal
@@ -18,29 +18,29 @@ with needs("plain-vit[train]"):
 def start_accelerator(
     *, num_processes: int | None, gradient_accumulation_steps: int = 1, mixed_precision: str
 ) -> Accelerator:
-    """Start the one or many processes of a run; on a CPU they keep the memory that a step frees for the next one.
+    """Start the processes of a run; on a CPU they reuse the memory that a step frees for the next one.
 
     Args:
-        num_processes: how many there must be, or None to take what the launcher made.
+        num_processes: required number of processes, or None for any.
         gradient_accumulation_steps: micro-batches per optimizer step in each process.
         mixed_precision: `no`, `bf16` or `fp16`.
 
     Raises:
-        TrainingError: Another number of processes is running, or they would not do what was asked for.
+        TrainingError: Another number of processes is running, or they would not do what was requested.
     """
     launched = int(os.environ.get("WORLD_SIZE", "1"))
-    # Without a GPU, and where nothing says so, Accelerate would take each of several processes for the only one.
+    # Without a GPU and an explicit setting, Accelerate would treat each of several processes as the only one.
     cpu = True if launched > 1 and not torch.accelerator.is_available() else None
     accelerator = Accelerator(
         cpu=bool(cpu), gradient_accumulation_steps=gradient_accumulation_steps, mixed_precision=mixed_precision
     )
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and accelerator.device.type == "cpu":
-        raise TrainingError("On CPUs Accelerate's FSDP is plain DDP: take another config file, and add --shard.")
+        raise TrainingError("On CPUs Accelerate's FSDP is plain DDP: use another config file, and add --shard.")
     if mixed_precision == "fp16" and accelerator.device.type == "cpu":
-        raise TrainingError("On CPUs Accelerate's fp16 is float32: use --mixed_precision bf16, or leave it out.")
+        raise TrainingError("On CPUs Accelerate's fp16 is float32: use --mixed_precision bf16, or omit it.")
     if accelerator.num_processes != (num_processes or launched):
         raise TrainingError(
-            f"{accelerator.num_processes} processes are running, {num_processes or launched} were asked for. On a "
+            f"{accelerator.num_processes} processes are running, {num_processes or launched} were requested. On a "
             "machine without GPUs start several with `torchrun --nproc_per_node N` or `accelerate launch --multi_gpu "
             "--num_processes N`: `accelerate launch --cpu --num_processes N` starts one."
         )
@@ -50,21 +50,21 @@ def start_accelerator(
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# What the processes that prepare images, and the script that they belong to, import: only once, in their server.
+# Modules that data loader workers and their script import: preloaded once in the fork server.
 PREPARED_MODULES = ["plain_vit.training.metrics", "plain_vit.training.models", "plain_vit.training.run.report"]
 
 
 def loading_options(num_workers: int) -> dict[str, Any]:
-    """Return how a `DataLoader` shall work: with so many processes, and into memory that a GPU can copy from.
+    """Return the options of a `DataLoader`: workers and pinned memory.
 
-    To be called early: what these processes import is imported while the run prepares itself. They import the script
-    too, which must do its work under `if __name__ == "__main__":`.
+    Call it early: the workers' imports then overlap with the preparation of the run. They import the script too, which
+    must do its work under `if __name__ == "__main__":`.
 
-    The processes come from a server that only imports, where the system can have one. Signals to a group of processes,
-    which `torchrun` and Ctrl-C send, do not reach them: the process that trains needs them until it has saved.
+    The workers are started by a fork server, if the system supports it. Signals to the process group, as sent by
+    `torchrun` and Ctrl-C, do not reach them: the training process needs them until it has saved.
 
     Args:
-        num_workers: processes that prepare images; 0 leaves it to the process that trains.
+        num_workers: number of data loader workers; 0 loads in the training process.
     """
     options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": torch.cuda.is_available()}
     if num_workers and start_fork_server(PREPARED_MODULES, ignored=STOP_SIGNALS):

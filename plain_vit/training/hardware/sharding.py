@@ -1,7 +1,7 @@
-"""Weights, gradients, optimizer states and moving averages that are divided among processes (FSDP2).
+"""Sharding of weights, gradients, optimizer states and moving averages over processes (FSDP2).
 
-Accelerate divides them on accelerators only: on CPUs its FSDP is plain DDP without a word. Here `fully_shard` is called
-directly, which works on both, and a checkpoint holds the parts of all processes in PyTorch's distributed format.
+Accelerate shards on accelerators only: on CPUs its FSDP is silently plain DDP. Here `fully_shard` is called directly,
+which works on both, and a checkpoint contains the shards of all processes in PyTorch's distributed format.
 """
 
 from pathlib import Path
@@ -32,11 +32,11 @@ FOLDER = "sharded"  # in a checkpoint
 
 
 def shard(model: nn.Module, accelerator: Accelerator) -> None:
-    """Divide a model among all processes: each block gathers its weights when it is its turn.
+    """Shard a model over all processes: each block gathers its weights before it runs.
 
     Args:
-        model: on any device; it is changed, its parameters are new ones. Optimizers are made afterwards.
-        accelerator: of the run, with several processes.
+        model: a model on any device, changed in place with new parameters. Create optimizers afterwards.
+        accelerator: accelerator of the run, with several processes.
 
     Raises:
         TrainingError: See `blocks_to_shard`.
@@ -49,53 +49,53 @@ def shard(model: nn.Module, accelerator: Accelerator) -> None:
     model.to(accelerator.device)
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    # What is outside of the blocks is divided again after each forward pass too: an evaluation has no backward
-    # pass, and checkpoints and averages are made of parts.
+    # Parameters outside the blocks are resharded after each forward pass too: an evaluation has no backward
+    # pass, and checkpoints and averages consist of shards.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
 
 
 def blocks_to_shard(model: nn.Module, accelerator: Accelerator) -> list[nn.Module]:
-    """Return the blocks of a model that `shard` divides one by one.
+    """Return the blocks of a model that `shard` shards one by one.
 
     Args:
-        model: not divided yet.
-        accelerator: of the run.
+        model: a model that is not sharded yet.
+        accelerator: accelerator of the run.
 
     Raises:
-        TrainingError: There is one process only, or the model does not say what its blocks are.
+        TrainingError: There is only one process, or the model does not declare its blocks.
     """
     if accelerator.num_processes < 2:
-        raise TrainingError("There is one process only, so nothing to divide: start several, or leave out --shard.")
+        raise TrainingError("Sharding needs at least two processes: start several, or omit --shard.")
     kinds = set(getattr(model, "_no_split_modules", None) or ())
     blocks = [module for module in model.modules() if type(module).__name__ in kinds]
     if not blocks:
-        raise TrainingError(f"{type(model).__name__} does not say what its blocks are: leave out --shard.")
+        raise TrainingError(f"{type(model).__name__} does not declare its blocks: omit --shard.")
     return blocks
 
 
 def held_here(model: nn.Module) -> tuple[int, int]:
-    """Return how many numbers this process holds of the parameters of a model, and how many there are."""
+    """Return the number of parameters in this process, and in total."""
     parameters = list(model.parameters())
     own = sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in parameters)
     return own, sum(each.numel() for each in parameters)
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether `shard` divided a model."""
+    """Return whether a model was sharded by `shard`."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def whole_state(model: nn.Module) -> dict[str, Any]:
-    """Gather the whole weights in the main process; the others, which must call this too, get nothing."""
+    """Gather the whole weights in the main process; all processes must call this."""
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
 class ShardedState:
-    """What of a run is divided among the processes, as a checkpoint holds it.
+    """Sharded state of a run in a checkpoint.
 
     Args:
         model: from `shard`.
-        optimizer: of its parameters.
+        optimizer: optimizer of its parameters.
         average: a moving average whose module is from `shard` too, or None.
     """
 
@@ -111,11 +111,11 @@ class ShardedState:
         return state
 
     def save(self, checkpoint: Path) -> None:
-        """Write the parts of all processes, each its own, into the folder of a checkpoint."""
+        """Write the shards of all processes into the folder of a checkpoint."""
         distributed_checkpoint.save(self._state(), checkpoint_id=str(checkpoint / FOLDER))
 
     def load(self, checkpoint: Path) -> None:
-        """Take over the parts of this process."""
+        """Load the shards of this process."""
         state = self._state()
         distributed_checkpoint.load(state, checkpoint_id=str(checkpoint / FOLDER))
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

@@ -1,1 +1,1 @@
-"""Records of a run: its folder, log, progress, pictures, report, and the page of its model."""
+"""Records of a run: folder, log, progress, figures, report, and model card."""

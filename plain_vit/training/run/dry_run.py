@@ -1,4 +1,4 @@
-"""Memory and disk that a run would need, measured on the model itself before anything is trained or written."""
+"""Memory and disk requirements of a run, measured on the model before training."""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from ...extras import needs
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
 
-TRIED = 2  # images: batch norms need more than one
+TRIED = 2  # images; batch norms need more than one
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Needs:
     """Bytes that training a model takes.
 
     Args:
-        weights: Of the model, buffers included.
-        gradients: Of what is trained.
-        optimizer: Its states.
+        weights: Weights of the model, including buffers.
+        gradients: Gradients of the trained parameters.
+        optimizer: Optimizer states.
         average: A moving average of the weights, or 0.
-        activations: What the forward pass of one image keeps for its backward pass.
+        activations: Activations kept per image for the backward pass.
     """
 
     weights: int
@@ -40,22 +40,22 @@ class Needs:
 
         Args:
             micro_batch: Images of one forward pass.
-            shards: Over how many processes weights, gradients, states and average are divided.
+            shards: Number of processes over which weights, gradients, states and average are sharded.
         """
         divided = self.weights + self.gradients + self.optimizer + self.average
         return divided // shards + micro_batch * self.activations
 
     @property
     def checkpoint(self) -> int:
-        """Return the bytes of one checkpoint on the disk."""
+        """Return the bytes of one checkpoint on disk."""
         return self.weights + self.optimizer + self.average
 
     def disk(self, *, checkpoints_kept: int, keeps_best: bool) -> int:
-        """Return the bytes on the disk when most is there at once: the next checkpoint is written before one goes.
+        """Return the peak bytes on disk: the next checkpoint is written before one is deleted.
 
         Args:
-            checkpoints_kept: How many checkpoints stay; 0 if none is written.
-            keeps_best: The best weights so far are kept beside them, and the next best are written before those go.
+            checkpoints_kept: Number of checkpoints to keep; 0 if none is written.
+            keeps_best: The best weights are kept too, and new ones are written before they are deleted.
         """
         checkpoints = (checkpoints_kept + 1) * self.checkpoint if checkpoints_kept else 0
         return checkpoints + (2 * keeps_best + 1) * self.weights
@@ -69,18 +69,18 @@ def measure_needs(
     *,
     averaged: bool,
 ) -> Needs:
-    """Take one step on images of noise and count what it leaves in memory. The weights are spoilt by it.
+    """Run one step on images of noise and measure its memory. This changes the weights.
 
     Args:
         model: Maps `pixel_values` to an output with `logits`; not prepared yet.
-        optimizer: Of the model.
-        accelerator: Knows the device and the precision.
+        optimizer: Optimizer of the model.
+        accelerator: Accelerator with device and precision.
         image_shape: (C, H, W).
         averaged: A moving average of the weights will be kept.
     """
     model.to(accelerator.device).train()
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    kept: dict[int, int] = {}  # bytes of each storage; autograd holds them until the backward pass
+    kept: dict[int, int] = {}  # bytes of each storage that autograd keeps for the backward pass
 
     def count(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -115,15 +115,15 @@ def describe_needs(
     checkpoints_kept: int,
     keeps_best: bool,
 ) -> dict[str, dict[str, object]]:
-    """Return tables of the memory and of the disk, by their titles.
+    """Return tables of memory and disk requirements, by title.
 
     Args:
         needs: From `measure_needs`.
-        folder: Of the run; it need not be there.
+        folder: Run folder; it need not exist.
         micro_batch: Images of one forward pass of one process.
-        shards: Over how many processes weights, gradients, states and average are divided.
-        checkpoints_kept: How many checkpoints stay; 0 if none is written.
-        keeps_best: The best weights so far are kept beside them.
+        shards: Number of processes over which weights, gradients, states and average are sharded.
+        checkpoints_kept: Number of checkpoints to keep; 0 if none is written.
+        keeps_best: The best weights are kept too.
     """
 
     def divided(number: int) -> str:
@@ -137,8 +137,8 @@ def describe_needs(
         "moving average": divided(needs.average) if needs.average else "none",
         "activations": f"{size(micro_batch * needs.activations)}, {micro_batch} x {size(needs.activations)} per image",
         "in all": f"about {size(needs.memory(micro_batch, shards=shards))}",
-        "how estimated": f"counted in one step on {TRIED} images of noise here; without the working memory of "
-        f"operations, what the allocator wastes, and copies of {exchanged} that processes exchange",
+        "how estimated": f"measured in one step on {TRIED} images of noise; without the working memory of "
+        f"operations, allocator overhead, and copies of {exchanged} that processes exchange",
     }
     place = folder.absolute()
     while not place.exists():
@@ -154,7 +154,7 @@ def describe_needs(
 
 
 def text_tables(tables: Mapping[str, Mapping[str, object]]) -> str:
-    """Lay tables out as text, below each other."""
+    """Format tables as text."""
     width = max(len(name) for rows in tables.values() for name in rows)
     blocks = [
         "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
@@ -164,7 +164,7 @@ def text_tables(tables: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def size(number: int) -> str:
-    """Write a number of bytes as people read it."""
+    """Format a number of bytes."""
     value, unit = float(number), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":

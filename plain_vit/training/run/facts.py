@@ -1,4 +1,4 @@
-"""Facts of a fine-tuning run: what it would do and need, what came of it, and what the page of its model says."""
+"""Facts about a fine-tuning run: plan, requirements, results, and content of the model card."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ Facts = dict[str, object]
 def run_facts(
     options: ClassifierOptions, data: ImageClassificationData, schedule: Schedule, model: nn.Module, kind: type
 ) -> Facts:
-    """Return what a person wants to know of the run; `kind` is the class of what is saved."""
+    """Return a summary of the run; `kind` is the class of the saved model."""
     parameters = list(model.parameters())
     return {
         "started from": options.model + (" (architecture only)" if options.from_scratch else ""),
@@ -47,7 +47,7 @@ def run_facts(
 
 
 def count_images(data: ImageClassificationData) -> str:
-    """Say how many images each split has."""
+    """Return the number of images of each split, in words."""
     counts = {name: data.train_images if name == "train" else len(split) for name, split in data.splits.items()}
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
@@ -59,13 +59,13 @@ def report_facts(
     loop: Loop[Evaluation],
     results: dict[str, Any],
 ) -> dict[str, Facts]:
-    """Return what the report says of the run, in tables by their titles."""
+    """Return the tables of the report, by title."""
     model = loop.accelerator.unwrap_model(loop.learner.model)
     result: Facts = {
         f"{data.held_out} accuracy": f"{results[f'{data.held_out}_accuracy']:.2%}",
         f"{data.held_out} loss": f"{results[f'{data.held_out}_loss']:.4f}",
         "images evaluated": results["images_evaluated"],
-        "weights": "those the validation split chose" if data.validation is not None else "the last ones",
+        "weights": "selected on the validation split" if data.validation is not None else "the last ones",
         "images per second": f"{results['images_per_second']:.0f}, while training",
         "waiting for data": f"{results['waiting_for_data']:.0%} of that time",
         "seconds in all": results["seconds"],
@@ -84,7 +84,7 @@ def describe_plan(
     learner: Learner,
     task: Classification,
 ) -> dict[str, Facts]:
-    """Return what the run would do and what it would need, in tables by their titles; the weights are spoilt by it."""
+    """Return tables of the plan and its requirements, by title. This changes the weights."""
     accelerator, total = learner.accelerator, schedule.total_steps
     processes, accumulation = accelerator.num_processes, options.gradient_accumulation_steps
     micro_batch = options.batch_size // (processes * accumulation)
@@ -127,7 +127,7 @@ def model_facts(
     result: Evaluation,
     processes: int,
 ) -> ModelFacts:
-    """Return what the page of the model says of the run."""
+    """Return the content of the model card about the run."""
     values = {**keywords(options, OptimizationOptions, AugmentationOptions), "mixed_precision": options.mixed_precision}
     recipe = {name: value for name, value in values.items() if value not in (None, [], "none") and value is not False}
     if options.teacher is None:

@@ -1,4 +1,4 @@
-"""Folder of a run: its options, its log, and checkpoints that are complete or absent."""
+"""Run folder: options, log, and checkpoints that are either complete or absent."""
 
 import dataclasses
 import json
@@ -23,10 +23,10 @@ with needs("plain-vit[train]"):
     from accelerate.utils import broadcast_object_list
 
 OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
-PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, beside what Accelerate writes
+PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, in addition to Accelerate's files
 
 
-# What may change when a run is resumed, because it does not decide the result.
+# Options that may change when a run is resumed, because they do not affect the result.
 FREE_ON_RESUME = (
     "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "eval_batch_size",
     "report_to", "report", "picture_every", "dry_run",
@@ -35,42 +35,42 @@ FREE_ON_RESUME = (
 
 
 def deciding_options(options: Any, **others: Any) -> dict[str, Any]:
-    """Return what decides the result of a run: the options that do, and what else its script names."""
+    """Return what determines the result of a run: options, and additional facts from its script."""
     values = {name: value for name, value in dataclasses.asdict(options).items() if name not in FREE_ON_RESUME}
     return {**values, **{name.replace("_", " "): value for name, value in others.items()}}
 
 
 class RunFolder:
-    """What a training run keeps on disk.
+    """The files of a training run.
 
     Nothing is written before `begin`.
 
     Args:
         path: the folder.
-        accelerator: one process writes what is common, all write their parts of a checkpoint.
-        options: what decides the result of the run: a resumed one must have the same.
-        resume: go on from the newest checkpoint.
+        accelerator: one process writes the common files, all write their parts of a checkpoint.
+        options: settings that determine the result: a resumed run must have the same.
+        resume: resume from the newest checkpoint.
 
     Raises:
-        OutputExistsError: The folder is not empty and `resume` was not asked for.
-        TrainingError: The folder holds no run, or a run with other options.
+        OutputExistsError: The folder is not empty and `resume` is False.
+        TrainingError: The folder contains no run, or a run with other options.
     """
 
     def __init__(self, path: str | Path, accelerator: Accelerator, options: dict[str, Any], *, resume: bool) -> None:
         self.path, self.accelerator, self.resume = Path(path), accelerator, resume
-        self.options = json.loads(json.dumps(options))  # as it will be read back
+        self.options = json.loads(json.dumps(options))  # as read back from JSON
         self.checkpoints = self.path / CHECKPOINTS
         self._check()
 
     def _check(self) -> None:
         if self.path.exists() and not self.path.is_dir():
-            raise OutputExistsError(f"{self.path} is a file: name a folder.")
+            raise OutputExistsError(f"{self.path} is a file: give a folder.")
         if not self.resume:
             if self.path.exists() and any(self.path.iterdir()):
-                raise OutputExistsError(f"{self.path} is not empty: name another folder, or go on with --resume.")
+                raise OutputExistsError(f"{self.path} is not empty: give another folder, or continue with --resume.")
             return
         if not (self.path / OPTIONS).exists():
-            raise TrainingError(f"{self.path} holds no run that could go on: leave out --resume.")
+            raise TrainingError(f"{self.path} contains no run to resume: omit --resume.")
         before = json.loads((self.path / OPTIONS).read_text(encoding="utf-8"))
         changed = [
             f"{name} (was {before.get(name)!r}, is {self.options.get(name)!r})"
@@ -78,19 +78,21 @@ class RunFolder:
             if before.get(name) != self.options.get(name)
         ]
         if changed:
-            raise TrainingError(f"The run in {self.path} differs in {', '.join(changed)}: resume it with the same.")
+            raise TrainingError(
+                f"The run in {self.path} differs in {', '.join(changed)}: resume it with the same options."
+            )
 
     def begin(self, average: nn.Module | None = None, sharded: ShardedState | None = None) -> dict[str, Any] | None:
-        """Claim the folder, or load its newest checkpoint into what the accelerator prepared.
+        """Create the folder, or load its newest checkpoint into the prepared objects.
 
         Args:
-            average: moving average of the weights, which belongs to a checkpoint too.
-            sharded: what is divided among the processes, the average too, in place of `average`.
+            average: moving average of the weights, also stored in a checkpoint.
+            sharded: sharded state including the average, instead of `average`.
 
         Returns:
-            The progress that was saved last, or None at the start. The log is cut back to its step.
+            The last saved progress, or None at the start. The log is truncated to its step.
         """
-        self.accelerator.wait_for_everyone()  # all have looked into the folder before one writes
+        self.accelerator.wait_for_everyone()  # all processes have read the folder before one writes
         if not self.resume and self.accelerator.is_main_process:
             self.path.mkdir(parents=True, exist_ok=True)
             write_file(self.path / OPTIONS, json.dumps(self.options, indent=2) + "\n")
@@ -121,11 +123,11 @@ class RunFolder:
         average: nn.Module | None = None,
         sharded: ShardedState | None = None,
     ) -> None:
-        """Write a checkpoint, then drop old ones.
+        """Write a checkpoint, then delete old ones.
 
         Args:
-            progress: plain values, with `step`, the optimizer steps done.
-            keep: how many checkpoints stay.
+            progress: plain values, including `step`, the number of optimizer steps.
+            keep: number of checkpoints to keep.
             average: moving average of the weights.
             sharded: see `begin`.
         """
@@ -143,25 +145,25 @@ class RunFolder:
                 shutil.rmtree(old)
 
     def require_space(self, needed: int, what: str) -> None:
-        """Make sure that something can be written.
+        """Check that there is enough disk space.
 
         Args:
-            needed: its size, in bytes.
-            what: the name of it, for the message.
+            needed: size in bytes.
+            what: description for the message.
 
         Raises:
-            OutputError: The disk is too full, in the eyes of one of the processes.
+            OutputError: One of the processes finds too little space.
         """
         place = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         free = shutil.disk_usage(place).free
         if self.accelerator.reduce(torch.tensor(float(free < needed), device=self.accelerator.device)) > 0:
             raise OutputError(
-                f"The disk of {self.path} has {in_bytes(free)} left, {what} needs {in_bytes(needed)}: free some, "
-                "or keep fewer with --checkpoints_kept. What has been saved is whole; --resume continues from it."
+                f"The disk of {self.path} has {in_bytes(free)} left, {what} needs {in_bytes(needed)}: free some "
+                "space, or keep fewer with --checkpoints_kept. Saved checkpoints are complete; --resume continues."
             )
 
     def log(self, **values: Any) -> None:
-        """Add one line of values, `step` among them, to the log and to the trackers, from the main process."""
+        """Log values, including `step`, to the log and the trackers, from the main process."""
         if self.accelerator.is_main_process:
             with (self.path / LOG).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(values) + "\n")
@@ -169,16 +171,16 @@ class RunFolder:
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
-    """Return what a run logged, one dictionary per line.
+    """Return the log of a run, one dictionary per entry.
 
     Args:
-        path: the folder of the run.
+        path: the run folder.
     """
     return [json.loads(line) for line in (Path(path) / LOG).read_text(encoding="utf-8").splitlines()]
 
 
 def checkpoint_bytes(model: nn.Module, average: nn.Module | None = None) -> int:
-    """Return how large a checkpoint is at most: weights, an average, two optimizer states for what is trained."""
+    """Return the maximum size of a checkpoint: weights, an average, two optimizer states per trained parameter."""
     states = [each for each in model.parameters() if each.requires_grad] * 2
     averaged = [] if average is None else list(average.parameters())
     return sum(each.nbytes for each in (*model.parameters(), *averaged, *states))
@@ -186,11 +188,11 @@ def checkpoint_bytes(model: nn.Module, average: nn.Module | None = None) -> int:
 
 @contextmanager
 def shared_staging(target: Path, accelerator: Accelerator) -> Iterator[Path]:
-    """Give all processes one folder to write into, which replaces the target when all have written.
+    """Context with a common folder for all processes, which replaces the target after all have written.
 
     Args:
-        target: the folder to make.
-        accelerator: its processes all come here.
+        target: the folder to create.
+        accelerator: accelerator of the run; all processes must call this.
     """
     with ExitStack() as main_process:
         place: list[str | None] = [None]
@@ -203,11 +205,11 @@ def shared_staging(target: Path, accelerator: Accelerator) -> Iterator[Path]:
 
 
 def move_into(folder: Path, target: Path) -> None:
-    """Move the files of a saved model into a folder that holds other things; `config.json` last, so that it is whole.
+    """Move the files of a saved model into a folder with other files; `config.json` last, to mark completion.
 
     Args:
-        folder: the saved model, which goes.
-        target: where its files go; files of the same names are replaced.
+        folder: the saved model, which is removed.
+        target: destination; existing files of the same names are replaced.
     """
     for file in sorted(folder.iterdir(), key=lambda file: file.name == "config.json"):
         os.replace(file, target / file.name)
@@ -215,6 +217,6 @@ def move_into(folder: Path, target: Path) -> None:
 
 
 def write_file(target: Path, text: str) -> None:
-    """Write a file that is there with all its text or as it was before."""
+    """Write a file atomically."""
     with staged_file(target, force=True) as new:
         new.write_text(text, encoding="utf-8")

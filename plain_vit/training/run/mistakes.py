@@ -1,4 +1,4 @@
-"""Mistakes of a classifier: by class, by pair of classes, and image by image."""
+"""Mistakes of a classifier: per class, per pair of classes, and per image."""
 
 from dataclasses import dataclass
 
@@ -13,15 +13,15 @@ with needs("plain-vit[train]"):
 
 @dataclass(frozen=True)
 class ClassResult:
-    """How a classifier does on one class.
+    """Results of a classifier for one class.
 
     Args:
-        name: Of the class.
-        images: How many there are of it.
-        right: How many of those were recognised.
-        recall: The share of those, 0 to 1; NaN where there are none.
-        precision: Share of the images that were taken for the class and are of it; NaN where none was taken for it.
-        f1: Harmonic mean of the two; NaN where both are.
+        name: Name of the class.
+        images: Number of its images.
+        right: Number of its images predicted correctly.
+        recall: Fraction of its images predicted correctly, 0 to 1; NaN without images.
+        precision: Fraction of its predictions that are correct; NaN without predictions.
+        f1: Harmonic mean of the two; NaN if both are.
     """
 
     name: str
@@ -34,13 +34,13 @@ class ClassResult:
 
 @dataclass(frozen=True)
 class ConfusedPair:
-    """A class that is taken for another.
+    """A confused pair of classes.
 
     Args:
-        true: The class.
-        predicted: What it is taken for.
-        count: How often.
-        share: Of the images of the class, 0 to 1.
+        true: The true class.
+        predicted: The predicted class.
+        count: Number of images.
+        share: The same as a fraction of the true class, 0 to 1.
     """
 
     true: int
@@ -50,7 +50,7 @@ class ConfusedPair:
 
 
 def results_by_class(evaluation: Evaluation, class_names: list[str]) -> list[ClassResult]:
-    """Return how the classifier does on each class, in their order."""
+    """Return the results for each class, in order."""
     predictions = evaluation.probabilities.argmax(axis=1)
     classes = len(class_names)
     precision, recall, f1, _ = precision_recall_fscore_support(
@@ -65,11 +65,11 @@ def results_by_class(evaluation: Evaluation, class_names: list[str]) -> list[Cla
 
 
 def confused_pairs(evaluation: Evaluation, count: int = 12) -> list[ConfusedPair]:
-    """Return the pairs of classes that are confused most often, the worst first.
+    """Return the most frequently confused pairs of classes, the worst first.
 
     Args:
-        evaluation: Probabilities and labels.
-        count: How many pairs at most.
+        evaluation: Probabilities and labels of the split.
+        count: Maximum number of pairs.
     """
     predictions = evaluation.probabilities.argmax(axis=1)
     wrong = predictions != evaluation.labels
@@ -83,17 +83,17 @@ def confused_pairs(evaluation: Evaluation, count: int = 12) -> list[ConfusedPair
 
 
 def confident_mistakes(evaluation: Evaluation, count: int = 16) -> np.ndarray:
-    """Return the rows that were taken for a wrong class with the highest probability, the most confident first.
+    """Return the rows with the most confident wrong predictions, the most confident first.
 
     Args:
-        evaluation: Probabilities and labels.
-        count: How many rows at most.
+        evaluation: Probabilities and labels of the split.
+        count: Maximum number of rows.
     """
     wrong = np.flatnonzero(evaluation.probabilities.argmax(axis=1) != evaluation.labels)
     return wrong[np.argsort(-evaluation.probabilities[wrong].max(axis=1), kind="stable")][:count]
 
 
 def top_accuracy(evaluation: Evaluation, k: int) -> float:
-    """Return the share of images whose class is among the `k` likeliest; of equals the first come first."""
+    """Return the top-k accuracy; ties are resolved in favour of lower class numbers."""
     likeliest = np.argsort(-evaluation.probabilities, axis=1, kind="stable")[:, :k]
     return float((likeliest == evaluation.labels[:, None]).any(axis=1).mean())

@@ -1,4 +1,4 @@
-"""Progress of a run: one bar, and a table with one line per evaluation."""
+"""Progress of a run: a bar, and a table with one row per evaluation."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,19 +8,19 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-COLUMN = 10  # characters; more where the name needs them
+COLUMN = 10  # minimum width in characters
 
 
 class Progress:
-    """A bar over all training images, the clock of the training, and the table.
+    """Progress bar over all training images, training clock, and table.
 
-    The clock is stopped while the run does something else than training. Time spent waiting for data is what the loop
-    needs to get its next batch, also where an accelerator is still busy with the one before.
+    The clock stops while the run does something other than training. Time spent waiting for data is the time the loop
+    needs to get its next batch, even if an accelerator is still busy with the previous one.
 
     Args:
-        total: Images to learn from, over all epochs and processes.
-        done: Images that were learnt from before, when the run was stopped.
-        shown: Print; only one of several processes does.
+        total: Number of training images, over all epochs and processes.
+        done: Number of images before the run was resumed.
+        shown: Whether to print; only one of several processes does.
     """
 
     def __init__(self, *, total: int, done: int, shown: bool) -> None:
@@ -40,7 +40,7 @@ class Progress:
         self.bar.close()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Pass batches on, and add up the time that each one took to come."""
+        """Yield batches, and measure the time spent waiting for them."""
         batches = iter(loader)
         while True:
             asked = time.perf_counter()
@@ -53,7 +53,7 @@ class Progress:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Stop the clock: for evaluations, checkpoints and pictures."""
+        """Stop the clock, for evaluations, checkpoints and figures."""
         since = time.perf_counter()
         try:
             yield
@@ -66,25 +66,25 @@ class Progress:
         return time.perf_counter() - self.begun - self.paused
 
     def rates(self) -> dict[str, float]:
-        """Return images per second, and the share of the time spent waiting for data, 0 to 1, since the start."""
+        """Return images per second, and the fraction of time spent waiting for data, since the start."""
         seconds = max(self.seconds, 1e-9)
         return {"images_per_second": self.images / seconds, "waiting_for_data": min(1.0, self.waited / seconds)}
 
     def update(self, images: int) -> None:
-        """Move on by the images of one optimizer step, over all processes."""
+        """Advance by the images of one optimizer step, over all processes."""
         self.images += images
         self.bar.update(images)
 
     def show(self, **values: str) -> None:
-        """Put values beside the bar, which itself shows images per second and the time left."""
+        """Show values next to the bar, which shows images per second and the time left."""
         values["waiting for data"] = f"{self.rates()['waiting_for_data']:.0%}"
         self.bar.set_postfix_str(", ".join(f"{name} {value}" for name, value in values.items()), refresh=False)
 
     def row(self, cells: Mapping[str, str]) -> None:
-        """Print one row of the table, with images per second since the last one, and the time; the head comes first.
+        """Print one row of the table, with images per second since the last one, and the time; the header comes first.
 
         Args:
-            cells: By the names of their columns, the same in every row.
+            cells: Cells by column name, the same columns in every row.
         """
         images, seconds = self.images - self.last_row[0], self.seconds - self.last_row[1]
         cells = {

@@ -1,4 +1,4 @@
-"""What the world gets to see of a run: the page of the model that came out of it, and the model on the Hub."""
+"""Model card and upload of a run."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -30,19 +30,19 @@ def training_facts(
     environment: Mapping[str, str],
     license: str | None,
 ) -> ModelFacts:
-    """Return what is known of a model that a run made.
+    """Return the facts about a trained model.
 
     Args:
-        run: The folder of the run, with the model and, where it has one, the report.
-        source: What the run started from, as it was asked for.
-        from_scratch: Only the architecture of the source was taken.
-        dataset: As it was asked for.
-        split_name: That the results are of.
-        results: By the name of the metric: `accuracy`, and `top5_accuracy` where there are enough classes.
-        images: How many images of which splits, in words.
+        run: The run folder, with the model and possibly the report.
+        source: The starting point of the run, as given.
+        from_scratch: Only the architecture of the source was used.
+        dataset: The dataset, as given.
+        split_name: The split of the results.
+        results: Results by metric: `accuracy`, and `top5_accuracy` if there are enough classes.
+        images: Number of images of each split, in words.
         recipe: Settings and their values.
-        environment: Versions and machine.
-        license: Of the weights; what the page of the source says if not given.
+        environment: Versions and hardware.
+        license: Licence of the weights (default: as in the card of the source).
     """
     known = {} if from_scratch else source_facts(Path(source))
     if license is not None:
@@ -77,7 +77,7 @@ def training_facts(
         curves={caption: path for caption, path in PICTURES.items() if (run / path).exists()},
         recipe=recipe,
         environment=environment,
-        limits=[f"It was evaluated on the {split_name} split of {plain(_name(dataset))} alone."],
+        limits=[f"It was evaluated only on the {split_name} split of {plain(_name(dataset))}."],
         **known,
     )  # fmt: skip
 
@@ -85,35 +85,35 @@ def training_facts(
 def publish(
     run: Path, facts: ModelFacts, *, repo_id: str | None, private: bool, say: Callable[[str], object]
 ) -> Push | None:
-    """Write the page of a run's model, if it is a plain ViT, and push the folder where that was asked for.
+    """Write the model card of a run, if the model is a plain ViT, and push the folder if requested.
 
     Args:
-        run: The folder of the run.
+        run: The run folder.
         facts: From `training_facts`.
-        repo_id: "user/name", or None to keep it here.
+        repo_id: "user/name", or None not to push.
         private: Make the repository private.
-        say: Called with a message where there is no page.
+        say: Called with a message if there is no model card.
 
     Returns:
-        What was pushed.
+        The push.
 
     Raises:
-        HubError: The push failed; the folder is whole, and can be pushed again.
+        HubError: The push failed; the folder is complete, and can be pushed again.
     """
     model_type = json.loads((run / "config.json").read_text(encoding="utf-8"))["model_type"]
     if model_type == PlainViTConfig.model_type:
         write_card(run, facts)
     else:
-        say(f"Warning: a model of type {model_type!r} gets no page, only plain ViTs do: write its README.md yourself.")
+        say(f"Warning: model type {model_type!r} gets no model card, only plain ViTs do: write its README.md yourself.")
     if repo_id is None:
         return None
     try:
         return push_folder(run, repo_id, private=private)
     except HubError as error:
         again = f"plain-vit push {run} {repo_id}" + (" --private" if private else "")
-        raise HubError(f"{error} The model is whole in {run}: push it with `{again}`.") from error
+        raise HubError(f"{error} The model is complete in {run}: push it with `{again}`.") from error
 
 
 def _name(place: str) -> str:
-    """Return a Hub id as it is, and the last part of a path, whose folders are private."""
+    """Return a Hub id unchanged, but only the last part of a path, whose folders are private."""
     return Path(place).name if Path(place).exists() else place

@@ -1,4 +1,4 @@
-"""Report of a run: pictures, and one page that needs nothing else."""
+"""Report of a run: figures and a self-contained page."""
 
 import platform
 from collections.abc import Mapping
@@ -29,14 +29,14 @@ with needs("plain-vit[train]"):
     from ...analysis.plots import plot_confused_pairs, plot_confusion_matrix, plot_predictions, plot_training_curves
     from ...analysis.words import class_labels
 
-MATRIX_CLASSES = 1000  # of more a confusion matrix is larger than a screen
-OPEN_TABLE = 30  # classes; a longer table is folded
+MATRIX_CLASSES = 1000  # beyond that a confusion matrix is larger than a screen
+OPEN_TABLE = 30  # classes; a longer table is collapsed
 DPI = 110
 PACKAGES = ("plain-vit", "torch", "torchvision", "transformers", "accelerate", "datasets")
 
 
 def environment() -> dict[str, str]:
-    """Return what a run depends on besides its arguments: versions and the device."""
+    """Return the environment of a run: versions and the device."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     return {
         "Python": platform.python_version(),
@@ -54,15 +54,15 @@ def write_report(
     split_name: str,
     model: nn.Module,
 ) -> Path:
-    """Draw the report of a run into `report` below its folder.
+    """Write the report of a run to the subfolder `report`.
 
     Args:
-        snapshots: Of the model while it learnt.
-        facts: Tables of what is known of the run, by their titles.
-        evaluation: Of the split.
-        split: Rows with an `image` and a `label`, as they were evaluated.
-        split_name: What to call the split.
-        model: That was evaluated.
+        snapshots: Snapshots of the model during training.
+        facts: Tables of facts about the run, by title.
+        evaluation: Evaluation of the split.
+        split: Rows with an `image` and a `label`, as evaluated.
+        split_name: Name of the split.
+        model: The evaluated model.
 
     Returns:
         The path of the page.
@@ -74,41 +74,41 @@ def write_report(
     section = partial(_section, folder)
     parts += section(
         "Training curves",
-        "Values of the training are means since the last logged step, over images as augmentation left them and of the "
-        "loss that is trained: with label smoothing it cannot reach 0. Values of other splits are cross-entropies of "
-        "whole images, without dropout.",
+        "Training values are means since the last logged step, over augmented images and of the training loss: with "
+        "label smoothing it cannot reach 0. Values of other splits are cross-entropies of whole images, without "
+        "dropout.",
         {"curves": ("", _curves(run))},
     )
     parts += section(
-        f"What is taken for what, on the {split_name} split",
-        "Rows are true classes, columns what they were taken for. The numbers count images, the colour is the share "
+        f"Confusion matrix of the {split_name} split",
+        "Rows are true classes, columns predicted ones. The numbers count images, the colour is the fraction "
         "of the true class.",
         {"confusion_matrix": ("", _confusion(evaluation, class_names))},
     )
     parts += section(
-        "Classes that are confused most often",
-        f"Of the {split_name} split: how many images of one class were taken for another.",
+        "Most frequently confused classes",
+        f"Number of images of one class predicted as another, in the {split_name} split.",
         {"confused_pairs": ("", _pairs(evaluation, class_names))},
     )
     parts += section(
-        "The most confident mistakes",
-        f"Images of the {split_name} split as the model sees them, with what it took them for, its probability, and "
-        "what they are. Wrong labels show here too.",
+        "Most confident mistakes",
+        f"Images of the {split_name} split, preprocessed, with the predicted class, its probability, and the true "
+        "class. Wrong labels show up here too.",
         {"mistakes": ("", _mistakes(evaluation, split, class_names, image_processor))},
     )
     parts.append(_class_table(evaluation, class_names, split_name))
     parts += section(
-        "Where the model looks as it learns",
-        "Attention of the last layer, mean of the heads, from the class token or, in models without one, on average "
-        "from all patches. Orange marks where it is high; each map has a range of its own, from 0 to the value below "
-        "it. The images stay the same.",
+        "Attention during training",
+        "Attention of the last layer, mean of the heads, from the class token or, in models without one, averaged "
+        "over all patches. Orange marks high values; each map has its own scale, from 0 to the value below it. The "
+        "images are the same throughout.",
         {"attention": ("", snapshots.attention(model))},
     )
     positions = snapshots.positions(model)
     parts += section(
         "Position-embedding similarity",
-        "Each tile belongs to the patch of its row and column, and shows the cosine between the position embedding of "
-        "that patch and those of all patches.",
+        "Each tile belongs to the patch of its row and column, and shows the cosine similarity between the position "
+        "embedding of that patch and those of all patches.",
         {f"positions_{i}": (when, picture) for i, (when, picture) in enumerate(positions.items())},
     )
     write_file(folder / "index.html", html_page(f"{run.resolve().name}: report of the run", "\n".join(parts)))
@@ -116,7 +116,7 @@ def write_report(
 
 
 def _section(folder: Path, title: str, caption: str, pictures: Mapping[str, tuple[str, OptionalFigure]]) -> list[str]:
-    """Return a section; of each picture the name of its file, the words above it, and what to draw."""
+    """Return a section; each figure has a file name, a heading, and a function that draws it."""
     shown = []
     for name, (words, picture) in pictures.items():
         if picture.figure is None:
@@ -142,7 +142,7 @@ def _curves(run: Path) -> OptionalFigure:
 def _confusion(evaluation: Evaluation, class_names: list[str]) -> OptionalFigure:
     classes = len(class_names)
     if classes > MATRIX_CLASSES:
-        return OptionalFigure(None, f"A matrix of {classes} classes is larger than a screen: see the pairs below.")
+        return OptionalFigure(None, f"A matrix of {classes} classes does not fit a screen: see the pairs below.")
     matrix = confusion_matrix(evaluation.labels, evaluation.probabilities.argmax(axis=1), classes)
     seen = descriptions.of_a_confusion_matrix(matrix, class_labels(class_names, 16))
     return OptionalFigure(plot_confusion_matrix(matrix, class_names), seen=seen)
@@ -151,13 +151,13 @@ def _confusion(evaluation: Evaluation, class_names: list[str]) -> OptionalFigure
 def _pairs(evaluation: Evaluation, class_names: list[str]) -> OptionalFigure:
     pairs = confused_pairs(evaluation)
     if not pairs:
-        return OptionalFigure(None, "No image was taken for another class.")
+        return OptionalFigure(None, "There are no confused classes.")
     named = [(class_names[pair.true], class_names[pair.predicted]) for pair in pairs]
     figure = plot_confused_pairs([pair.count for pair in pairs], [pair.share for pair in pairs], named)
     labels = class_labels(class_names, 18)
     worst = pairs[0]
     seen = (
-        f"Bars of {len(pairs)} pairs of classes; the longest: {labels[worst.true]} taken for "
+        f"Bars of {len(pairs)} pairs of classes; the longest: {labels[worst.true]} predicted as "
         f"{labels[worst.predicted]}, {worst.count} times"
     )
     return OptionalFigure(figure, seen=seen)
@@ -185,9 +185,8 @@ def _class_table(evaluation: Evaluation, class_names: list[str], split_name: str
         table = f"<details><summary>{len(rows)} classes</summary>{table}</details>"
     top5 = f" Top-5 accuracy is {top_accuracy(evaluation, 5):.2%}." if len(class_names) > 5 else ""
     return (
-        f'<h2>Every class</h2><p class="caption">On the {plain_text(split_name)} split. Recall is the share of the '
-        f"class that was recognised, precision the share of what was taken for the class that is of it.{top5}</p>"
-        + table
+        f'<h2>Every class</h2><p class="caption">On the {plain_text(split_name)} split. Recall is the fraction of '
+        f"the class predicted correctly, precision the fraction of its predictions that are correct.{top5}</p>" + table
     )
 
 

@@ -1,4 +1,4 @@
-"""Snapshots of a model that learns: its attention over a few images and its position embeddings, every few epochs.
+"""Snapshots of a model during training: attention over a few images and position embeddings, every few epochs.
 
 Legend: `B` images, `h w` patch grid.
 """
@@ -31,17 +31,17 @@ with needs("plain-vit[train]"):
     from ...analysis.words import class_labels
 
 IMAGES = 6  # of different classes
-COLUMNS = 8  # snapshots side by side; of more an even choice is drawn
+COLUMNS = 8  # snapshots side by side; if there are more, an even selection is drawn
 
 
 @dataclass(frozen=True)
 class OptionalFigure:
-    """A picture of a run, or why there is none.
+    """A figure of a run, or the reason why there is none.
 
     Args:
-        figure: None where there is nothing to draw.
-        reason: Why there is nothing.
-        seen: What is seen in the figure, in words, for those who cannot see it.
+        figure: The figure, or None.
+        reason: Why there is none.
+        seen: Alternative text of the figure.
     """
 
     figure: Figure | None
@@ -50,13 +50,13 @@ class OptionalFigure:
 
 
 class Snapshots:
-    """What a model attends to at some of its steps, kept as arrays in the folder of the run.
+    """Attention and positions of a model at some steps, stored as arrays in the run folder.
 
     Args:
-        loop: Of the run, begun; the main process alone looks.
-        split: Rows with an `image` and a `label`, whose first images of some classes are looked at.
-        class_names: In the order of the classes.
-        image_processor: The model's.
+        loop: The started loop; only the main process takes snapshots.
+        split: Rows with an `image` and a `label`; the first images of some classes are used.
+        class_names: Names in the order of the classes.
+        image_processor: The model's image processor.
         every: Epochs between snapshots; 0 takes none.
     """
 
@@ -81,19 +81,19 @@ class Snapshots:
         self.files = as_files(split)
 
     def pixels(self) -> torch.Tensor:
-        """Return the images that are looked at, normalised, of shape (B, C, H, W).
+        """Return the normalised images, of shape (B, C, H, W).
 
         Raises:
             DataError: One of them cannot be read.
         """
         rows = read_rows(self.files, self.rows)
         for broken in (row["broken"] for row in rows if row["broken"]):
-            raise DataError(f"An image cannot be read: {broken}. Mend it, or train with --corrupted skip.")
+            raise DataError(f"An image cannot be read: {broken}. Repair it, or train with --corrupted skip.")
         images = [row["image"] for row in rows]
         return self.image_processor(images, return_tensors="pt")["pixel_values"]
 
     def take(self, step: int, model: nn.Module) -> None:
-        """Keep what the model attends to after this step, if it is one of those to look at."""
+        """Take a snapshot after this step, if one is due."""
         if step not in self.steps or not self.taking:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ class Snapshots:
         return OptionalFigure(figure, seen=descriptions.of_a_table_of_maps(maps, self.names, columns))
 
     def positions(self, model: nn.Module) -> dict[str, OptionalFigure]:
-        """Draw how alike the position embeddings are, at the first and at the last snapshot."""
+        """Draw the similarity of the position embeddings, at the first and at the last snapshot."""
         taken = self._taken("positions", model)
         if isinstance(taken, str):
             return {"": OptionalFigure(None, taken)}
@@ -131,11 +131,11 @@ class Snapshots:
         return f"epoch {step / self.total_steps * self.epochs:.1f}" if step else "start"
 
     def _taken(self, name: str, model: nn.Module) -> Mapping[int, np.ndarray] | str:
-        """Return what was kept under a name at each step, an even choice, or why nothing was."""
+        """Return an even selection of the stored arrays of a name, or the reason why there are none."""
         if not self.asked:
-            return "No snapshots were asked for: `--picture_every 1` takes one after each epoch."
+            return "Snapshots were disabled: `--picture_every 1` takes one after each epoch."
         if self.sharded:
-            return "The weights were sharded over processes, and no process sees a whole model while it learns."
+            return "The weights were sharded over processes, so no process has the whole model during training."
         files = {step: self.folder / f"step_{step:08d}.npz" for step in sorted(self.steps)}
         files = {step: file for step, file in files.items() if file.exists()}
         steps = [list(files)[number] for number in spread(len(files), COLUMNS)]
@@ -165,16 +165,16 @@ LOOKS = {"attention": _attention, "positions": _positions}
 
 
 def look(model: nn.Module, pixels: torch.Tensor) -> dict[str, np.ndarray]:
-    """Return what there is to see of a model.
+    """Return the arrays of a snapshot.
 
     Args:
         model: Any image classifier.
-        pixels: Normalised, of shape (B, C, H, W).
+        pixels: Normalised pixels of shape (B, C, H, W).
 
     Returns:
         `attention` of the last layer from the class token (or from all patches), mean of the heads, of shape (B, h, w);
-        `positions`, the cosine between the position embeddings, of shape (h, w, h, w). What the model does not have is
-        left out.
+        `positions`, the cosine between the position embeddings, of shape (h, w, h, w). Arrays that do not apply to the
+        model are omitted.
     """
     seen: dict[str, np.ndarray] = {}
     try:
@@ -190,10 +190,10 @@ def look(model: nn.Module, pixels: torch.Tensor) -> dict[str, np.ndarray]:
 
 
 def _as_plain_vit(model: nn.Module) -> nn.Module:
-    """Return the plain ViT that the model is, or one of the same numbers where the model is a ViT of another package.
+    """Return the model if it is a plain ViT, or an equivalent one if it is a ViT of another package.
 
     Raises:
-        AnalysisError: It is no ViT that plain-vit knows.
+        AnalysisError: The model is not a supported ViT.
     """
     try:
         return plain(model)
@@ -202,4 +202,4 @@ def _as_plain_vit(model: nn.Module) -> nn.Module:
     try:
         return from_module(model)
     except PlainViTError as error:
-        raise AnalysisError(f"In a {type(model).__name__} there is no ViT to look into") from error
+        raise AnalysisError(f"{type(model).__name__} is not a supported ViT") from error

@@ -1,4 +1,4 @@
-"""Experiment trackers: whatever a run logs goes to each of those that were asked for."""
+"""Experiment trackers, which receive every logged value."""
 
 import importlib.util
 from pathlib import Path
@@ -11,12 +11,12 @@ with needs("plain-vit[train]"):
     from accelerate import Accelerator
     from accelerate.tracking import GeneralTracker, TensorBoardTracker, TrackioTracker, WandBTracker
 
-TRACKERS = ("tensorboard", "trackio", "wandb")  # each is also the name of its package
+TRACKERS = ("tensorboard", "trackio", "wandb")  # also the names of their packages
 PROJECT = "plain-vit"
 
 
 def tracker_names(report_to: str) -> list[str]:
-    """Read which trackers were asked for, and see that they are installed.
+    """Parse the names of trackers, and check that they are installed.
 
     Args:
         report_to: Names, separated by commas, or `none`.
@@ -36,7 +36,7 @@ def tracker_names(report_to: str) -> list[str]:
     if missing:
         raise TrainingError(
             f"--report_to names {' and '.join(missing)}, not installed here: `pip install {' '.join(missing)}`, or "
-            "leave it out."
+            "omit it."
         )
     return names
 
@@ -44,15 +44,15 @@ def tracker_names(report_to: str) -> list[str]:
 def start_trackers(
     accelerator: Accelerator, names: list[str], folder: Path, arguments: dict[str, Any], *, step: int
 ) -> None:
-    """Start trackers, which `accelerator.log` then writes to.
+    """Start trackers, to which `accelerator.log` then writes.
 
     Args:
-        accelerator: Whose main process reports.
-        names: As `tracker_names` returns them.
-        folder: Of the run; its name names the run. Tensorboard's files go into `tensorboard` below it.
-        arguments: Of the run.
-        step: Where the run is resumed; what was reported of later steps is dropped where the tracker can. 0 begins a
-            new run.
+        accelerator: Accelerator whose main process reports.
+        names: Names from `tracker_names`.
+        folder: Run folder; its name is the name of the run. TensorBoard's files go into its subfolder `tensorboard`.
+        arguments: Arguments of the run.
+        step: Step at which the run is resumed; values of later steps are dropped if the tracker supports it. 0 starts
+            a new run.
     """
     run = folder.resolve().name
     makers: dict[str, Any] = {

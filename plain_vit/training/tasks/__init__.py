@@ -1,1 +1,1 @@
-"""Tasks of the training loop: what is learnt from a batch, and how it is judged."""
+"""Tasks of the training loop, with their losses and evaluations."""

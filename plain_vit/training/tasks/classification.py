@@ -1,4 +1,4 @@
-"""Image classification as a task of the training loop: by labels, and by a teacher's answers."""
+"""Image classification as a task of the training loop, with labels and optional distillation."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,15 +23,15 @@ with needs("plain-vit[train]"):
 
 
 class Classification(Task[Evaluation]):
-    """Which of some classes an image is of.
+    """Image classification.
 
     Args:
         model: any transformers image classifier, before it is prepared.
-        image_processor: the model's.
-        data: whose classes are learnt.
-        options: which loss, which blends of images, and how much of the teacher.
-        normalize: training pixels, from levels of 0 to 255 to what the model reads.
-        teacher: whose answers are learnt too.
+        image_processor: the model's image processor.
+        data: the dataset with its classes.
+        options: loss, mixup and CutMix, and weight of the teacher.
+        normalize: normalisation of training pixels from [0, 255].
+        teacher: teacher for distillation.
     """
 
     measures = {"accuracy": 1}
@@ -56,14 +56,14 @@ class Classification(Task[Evaluation]):
             self.class_weights = balancing_weights(data.train["label"], classes)
 
     def prepare(self, accelerator: Accelerator) -> None:
-        """Put the teacher and the weights of the classes on the device."""
+        """Move the teacher and the class weights to the device."""
         if self.class_weights is not None:
             self.class_weights = self.class_weights.to(accelerator.device)
         if self.teacher is not None:
             self.teacher = accelerator.prepare_model(self.teacher, evaluation_mode=True)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the mean loss of a batch, and how many of its images are taken for what they are."""
+        """Return the mean loss of a batch, and the number of correct predictions."""
         options = self.options
         pixels, targets = self.mix(self.normalize(batch["pixel_values"]), batch["labels"])
         logits = model(pixel_values=pixels).logits.float()
@@ -91,16 +91,16 @@ class Classification(Task[Evaluation]):
         return evaluate_classifier(model, batches, accelerator, size=size)
 
     def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
-        """Write what `AutoModelForImageClassification` and `AutoImageProcessor` open."""
+        """Save the model and the image processor, loadable with the Auto classes."""
         save_classifier(folder, model, self.image_processor, accelerator)
 
     def reopen(self, folder: Path) -> nn.Module:
-        """Open what was saved, low-rank additions added in."""
+        """Load what was saved, with LoRA adapters merged."""
         return self.kind.from_pretrained(folder)
 
 
 def save_classifier(folder: Path, model: nn.Module, image_processor: Any, accelerator: Accelerator) -> None:
-    """Write what `AutoModelForImageClassification` and `AutoImageProcessor` open."""
+    """Save the model and the image processor, loadable with the Auto classes."""
     bare = accelerator.unwrap_model(model)
     if is_sharded(bare):
         state = whole_state(bare)  # all processes take part

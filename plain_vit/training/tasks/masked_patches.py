@@ -1,6 +1,6 @@
-"""Masked patches as a task of the training loop: parts of images are hidden, and a model learns to predict them.
+"""Masked patch prediction as a task of the training loop.
 
-Everything random is a function of the seed, the epoch and the row of the image, as in the sampling of the data.
+Everything random is a function of the seed, the epoch and the row of the image, as in data sampling.
 
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches.
 """
@@ -28,16 +28,16 @@ with needs("plain-vit[train]"):
 
 @dataclass(frozen=True)
 class Corruption:
-    """What becomes of the patches that are predicted.
+    """Corruption of the patches to predict.
 
     Args:
-        ratio: Share of the patches that are predicted, above 0, below 1.
-        hidden: Share of those that are replaced by the mask token.
-        exchanged: Share of those that are replaced by another patch of the image; the rest stay as they are.
-        block: Patches along each side of the squares that are predicted or not as a whole.
+        ratio: Fraction of the patches to predict, in (0, 1).
+        hidden: Fraction of those replaced by the mask token.
+        exchanged: Fraction of those replaced by another patch of the image; the rest are unchanged.
+        block: Side, in patches, of the squares that are masked as a whole.
 
     Raises:
-        TrainingError: A share is outside its range.
+        TrainingError: A fraction is out of range.
     """
 
     ratio: float
@@ -47,14 +47,14 @@ class Corruption:
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio < 1:
-            raise TrainingError(f"The mask ratio is {self.ratio}: expected above 0 and below 1.")
+            raise TrainingError(f"The mask ratio is {self.ratio}: expected a number in (0, 1).")
         if min(self.hidden, self.exchanged) < 0 or self.hidden + self.exchanged > 1:
             raise TrainingError(
-                f"{self.hidden} of the predicted patches are hidden and {self.exchanged} exchanged: expected shares "
-                "that add up to at most 1."
+                f"{self.hidden} of the predicted patches are hidden and {self.exchanged} exchanged: expected fractions "
+                "with a sum of at most 1."
             )
         if self.block < 1:
-            raise TrainingError(f"The mask block is {self.block}: expected 1 or more patches along each side.")
+            raise TrainingError(f"The mask block is {self.block}: expected at least 1 patch along each side.")
 
 
 # Dosovitskiy et al. 2021, appendix B.1.2; Xie et al. 2022, section 4.1.2 (with blocks of 32 pixels).
@@ -64,18 +64,18 @@ CORRUPTIONS = {"mean_color": Corruption(0.5, hidden=0.8, exchanged=0.1), "pixels
 def draw_corruption(
     grid_size: tuple[int, int], corruption: Corruption, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw which patches of one image are predicted, and what the model sees of them.
+    """Draw the patches of one image to predict, and their corruption.
 
     Every image has the same number of predicted patches, so that the mean over a batch is the mean over its images.
 
     Args:
-        grid_size: Patches (down, across).
-        corruption: The shares.
-        generator: Decides.
+        grid_size: Patch grid (down, across).
+        corruption: The fractions.
+        generator: Random generator.
 
     Returns:
-        Predicted patches and, of those, hidden ones, true in tensors of shape (h, w); and for each of the N patches the
-        number of the patch that is seen there.
+        Masks of the predicted and of the hidden patches, of shape (h, w); and for each of the N patches the number of
+        the patch shown there.
 
     Raises:
         TrainingError: The blocks do not fill the grid.
@@ -101,12 +101,12 @@ def draw_corruption(
 
 
 def rearrange_patches(pixels: torch.Tensor, patch_size: tuple[int, int], seen: torch.Tensor) -> torch.Tensor:
-    """Put a patch of an image at each place of its grid.
+    """Rearrange the patches of an image.
 
     Args:
-        pixels: Of shape (C, H, W).
-        patch_size: (height, width) of a patch, in pixels.
-        seen: For each of the N places the number of the patch to put there.
+        pixels: Image of shape (C, H, W).
+        patch_size: Patch (height, width) in pixels.
+        seen: For each of the N positions the number of the patch to put there.
     """
     channels, height, width = pixels.shape
     (rows, columns), (h, w) = patch_size, (height // patch_size[0], width // patch_size[1])
@@ -115,18 +115,18 @@ def rearrange_patches(pixels: torch.Tensor, patch_size: tuple[int, int], seen: t
 
 
 class CorruptedImages(torch.utils.data.Dataset):
-    """Images as `ShuffledStream` asks for them, with parts of them hidden: by epoch and row, which decide all.
+    """Images with masks, indexed by epoch and row as by `ShuffledStream`.
 
     Args:
         split: Rows with an `image` (an RGB image).
-        transform: From a stored image to pixels (C, H, W), of a size that the patches fill.
-        patch_size: (height, width) of a patch, in pixels.
-        corruption: What is hidden.
-        seed: Decides augmentation and masks, with the epoch and the row.
-        epoch: Of every row, for a split that is evaluated: then rows are asked for by their number alone.
+        transform: Maps a stored image to pixels (C, H, W) of a size divisible by the patch size.
+        patch_size: Patch (height, width) in pixels.
+        corruption: The corruption.
+        seed: Seed of augmentation and masks, together with the epoch and the row.
+        epoch: Epoch of every row, for an evaluated split, which is indexed by row only.
 
     Raises:
-        DataError: An image that is asked for cannot be read.
+        DataError: An image cannot be read.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class CorruptedImages(torch.utils.data.Dataset):
         epoch, row = place if self.epoch is None else (self.epoch, place)
         levels, broken = self.transform.read(self.files[row]["image"], f"row {row}", (self.seed, epoch, row))
         if levels is None:
-            raise DataError(f"An image cannot be read: {broken}. Mend it, or leave it out.")
+            raise DataError(f"An image cannot be read: {broken}. Repair it, or remove it.")
         pixels = self.transform.normalize(levels)
         (height, width), (rows, columns) = pixels.shape[-2:], self.patch_size
         generator = torch.Generator().manual_seed(randomness(self.seed, epoch, row, 1))
@@ -164,10 +164,10 @@ class CorruptedImages(torch.utils.data.Dataset):
 
 
 class MaskedPrediction(nn.Module):
-    """A masked-image model with its loss over every predicted patch, also those that it sees.
+    """A masked-image model with its loss over every predicted patch, including visible ones.
 
     Args:
-        model: What predicts.
+        model: The model.
     """
 
     def __init__(self, model: PlainViTForMaskedImageModeling) -> None:
@@ -182,14 +182,14 @@ class MaskedPrediction(nn.Module):
         predicted: torch.Tensor,
         each: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean loss, and how many of the predictions are right: 0 where pixels are predicted.
+        """Return the mean loss, and the number of correct predictions: 0 for pixel targets.
 
         Args:
-            pixel_values: The whole images, of shape (B, C, H, W).
-            seen: What the model sees of them, likewise.
-            hidden: Patches that it does not see, true in (B, h, w).
-            predicted: Patches that it predicts, true in (B, h, w).
-            each: Return both for each image, of shape (B,).
+            pixel_values: The original images, of shape (B, C, H, W).
+            seen: The corrupted images, of the same shape.
+            hidden: Mask of the hidden patches, of shape (B, h, w).
+            predicted: Mask of the predicted patches, of shape (B, h, w).
+            each: Return both per image, of shape (B,).
         """
         output = self.model.vit(seen, bool_masked_pos=hidden, return_dict=True)
         features = self.model.tokens_to_map(output.last_hidden_state, *seen.shape[-2:])
@@ -211,12 +211,12 @@ class MaskedPrediction(nn.Module):
 
 
 class MaskedPatches(Task[Means]):
-    """What is in patches of an image that are hidden, exchanged or seen as they are.
+    """Masked patch prediction.
 
     Args:
-        model: what predicts.
-        image_processor: the model's.
-        predicted: patches of each image that are predicted.
+        model: the model.
+        image_processor: the model's image processor.
+        predicted: number of predicted patches per image.
     """
 
     def __init__(self, model: PlainViTForMaskedImageModeling, image_processor: Any, predicted: int) -> None:
@@ -224,13 +224,13 @@ class MaskedPatches(Task[Means]):
         self.measures = {"accuracy": predicted} if model.config.reconstruction_target == "mean_color" else {}
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the mean loss of a batch and, of colours, how many predictions are right."""
+        """Return the mean loss of a batch and, for colours, the number of correct predictions."""
         loss, right = model(**batch)
         return loss, dict.fromkeys(self.measures, right)
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int) -> Means:
-        """Return the mean loss over the images and, of colours, the accuracy."""
+        """Return the mean loss over the images and, for colours, the accuracy."""
         model.eval()
         sums = torch.zeros(3, device=accelerator.device, dtype=torch.float64)
         for batch in batches:
@@ -244,7 +244,7 @@ class MaskedPatches(Task[Means]):
         return Means({"loss": loss / count, **accuracy}, int(count))
 
     def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
-        """Write what `PlainViTForMaskedImageModeling` opens, and fine-tuning continues from."""
+        """Save a `PlainViTForMaskedImageModeling`, from which fine-tuning can start."""
         state = {name.removeprefix("model."): tensor for name, tensor in accelerator.get_state_dict(model).items()}
         bare = accelerator.unwrap_model(model).model
         bare.save_pretrained(folder, state_dict=state, is_main_process=accelerator.is_main_process)
