@@ -1,4 +1,4 @@
-"""Files that somebody could hand in by mistake or on purpose, each with the error it must get.
+"""Broken and malicious files, each with the error that it must raise.
 
 One table, so that reading, the command line and the documentation all go through the same list.
 """

@@ -1,4 +1,4 @@
-"""Sound files that hold no sound model: tensors and settings that do not fit, each with the error it must get."""
+"""Valid files with invalid models: tensors and settings that do not fit, each with the error that it must raise."""
 
 import json
 from collections.abc import Callable

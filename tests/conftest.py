@@ -1,4 +1,4 @@
-"""What all tests share: an offline, deterministic process, and modules whose every parameter differs."""
+"""Fixtures of all tests: an offline, deterministic process, and modules with randomised parameters."""
 
 import os
 import signal

@@ -123,7 +123,7 @@ def as_bfloat16(arrays: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def save(path: Path, arrays: Mapping[str, np.ndarray], prefix: str = "", also: Mapping[str, Any] | None = None) -> Path:
-    """Write an `.npz` as numpy does, every name after the prefix, with other arrays beside them."""
+    """Write an `.npz` as numpy does, every name after the prefix, along with other arrays."""
     np.savez(path, **{f"{prefix}{name}": array for name, array in arrays.items()}, **(also or {}))
     return path
 
@@ -189,7 +189,7 @@ def attention(w: Mapping[str, np.ndarray], name: str, queries: np.ndarray, token
 
 
 def perceptron(w: Mapping[str, np.ndarray], name: str, x: np.ndarray, gelu: str) -> np.ndarray:
-    """Widen, bend, narrow."""
+    """Two dense layers with an activation between."""
     x = x @ w[f"{name}/Dense_0/kernel"] + w[f"{name}/Dense_0/bias"]
     if gelu == "tanh":
         x = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))

@@ -1,4 +1,4 @@
-"""What must not leave a machine: secrets, pickles, what trainings and programs leave behind; none of it is real."""
+"""Files that must not be uploaded: fake secrets, pickles, training states and leftovers of programs."""
 
 import base64
 import bz2

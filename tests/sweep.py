@@ -1,4 +1,4 @@
-"""What the sweeps over the sources measure, kept for the table in the docs.
+"""Measurements of the sweeps over the sources, recorded for the table in the docs.
 
 With PLAIN_VIT_SWEEP=path every source adds lines of JSON to that file, of which docs/tabulate_what_opens.py makes the
 table.

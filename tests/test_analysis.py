@@ -1,4 +1,4 @@
-"""What `plain_vit.analysis` computes: known answers, every kind of model, nothing left switched.
+"""Results of `plain_vit.analysis`: known answers, every kind of model, no changed state.
 
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens.
 """
@@ -144,7 +144,7 @@ def test_attention_maps_are_those_of_the_model_itself(kind: str) -> None:
             np.testing.assert_allclose(maps[:, layer], expected, rtol=0, atol=2 * float(np.finfo(np.float32).eps))
 
 
-def test_tokens_stand_where_the_layout_says() -> None:
+def test_tokens_are_where_the_layout_says() -> None:
     model = build("distilled")
     layout = token_layout(model, images(model))
     assert layout.before == ("class", "distillation", "register 0", "register 1")
@@ -621,7 +621,7 @@ def test_images_of_a_batch_do_not_touch_each_other(function: Callable[..., np.nd
     np.testing.assert_allclose(whole, alone, rtol=1e-4, atol=1e-6)
 
 
-def test_wrapped_models_are_seen_through() -> None:
+def test_wrapped_models_are_unwrapped() -> None:
     model = build()
     pixels = images(model)
     expected = attention_maps(model, pixels)
@@ -632,7 +632,7 @@ def test_wrapped_models_are_seen_through() -> None:
     np.testing.assert_array_equal(attention_maps(nn.DataParallel(model), pixels), expected)
 
 
-def test_models_with_adapters_are_seen_through() -> None:
+def test_models_with_adapters_are_unwrapped() -> None:
     model = build()
     pixels = images(model)
     expected = attention_rollout(model, pixels)

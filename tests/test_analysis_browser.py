@@ -30,7 +30,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def sheets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Draw one model of thirteen heads and layers, and two beside each other, with names of any length."""
+    """Draw one model of thirteen heads and layers, and two side by side, with names of any length."""
     folder = tmp_path_factory.mktemp("sheets")
     files = []
     for i in range(6):

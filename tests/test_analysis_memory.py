@@ -1,4 +1,4 @@
-"""What `show` holds in memory: one image at a time, of bounded size, however many there are and whatever they claim."""
+"""Memory of `show`: one image at a time, of bounded size, however many there are and whatever they claim."""
 
 import json
 import os

@@ -110,7 +110,7 @@ def test_a_map_lies_over_its_whole_image() -> None:
     assert {"one", "two", "three", "0", f"{maps.max():.2g}", *ranges} <= set(text_of(figure).split("\n"))
 
 
-def test_noise_beside_signal_looks_like_noise() -> None:
+def test_noise_next_to_signal_looks_like_noise() -> None:
     maps = random(2, 5, 4)
     maps[1] *= 1e-3
     figure = plot_maps_over_images(random(2, 15, 16, 3), maps)
@@ -131,7 +131,7 @@ def test_the_scale_has_the_colours_that_the_map_shows() -> None:
     np.testing.assert_allclose(bar, over, atol=0.01)
 
 
-def test_heads_stand_across_and_layers_down() -> None:
+def test_heads_are_columns_and_layers_rows() -> None:
     maps = random(2, 3, 5, 4)
     figure = plot_attention_heads(random(15, 16), maps)
     tints = [axis.get_images()[1] for axis in figure.axes if axis.get_images()]
@@ -187,7 +187,7 @@ def test_filters_are_drawn_for_any_number_of_channels(channels: int, tiles: int)
     assert "95.0% in total" in text_of(figure)
 
 
-def test_similarities_stand_where_their_patches_are() -> None:
+def test_similarities_are_at_the_positions_of_their_patches() -> None:
     similarity = PositionSimilarity(random(4, 3, 4, 3) * 2 - 1, random(2, 4, 3))
     (mosaic,) = shown(plot_position_similarity(similarity))
     assert mosaic.shape == (4 * 5 - 1, 3 * 4 - 1)  # one row and column between tiles
@@ -252,7 +252,7 @@ def test_resampled_positions_are_drawn_along_the_directions_of_the_first_grid() 
     np.testing.assert_allclose(np.abs(pictures[1]), np.ones((7, 3)), atol=1e-6)
 
 
-def test_augmented_views_stand_beside_their_originals() -> None:
+def test_augmented_views_are_next_to_their_originals() -> None:
     originals, views = [random(9, 7), random(5, 6, 3)], random(2, 3, 4, 4, 3)
     pictures = shown(plot_augmentations(originals, views))
     assert len(pictures) == 8
@@ -353,7 +353,7 @@ def test_a_sheet_holds_every_picture_and_every_array(tmp_path: Path, files: list
     np.testing.assert_allclose(arrays["attention_distance"], expected, rtol=1e-6)
 
 
-def test_two_models_stand_side_by_side_and_what_one_lacks_is_said(tmp_path: Path, files: list[Path]) -> None:
+def test_two_models_are_side_by_side_and_missing_figures_are_explained(tmp_path: Path, files: list[Path]) -> None:
     other = build(PlainViTModel, pooling="mean", use_class_token=False, position_embedding_type="none")
     draw_sheet(
         files[:1], build(), processor(), tmp_path / "sheet", names=("one", "two"), progress=False,

@@ -1,4 +1,4 @@
-"""Other people's tools on our models: captum, pytorch-grad-cam, timm's and torchvision's feature extraction.
+"""Third-party tools on our models: captum, pytorch-grad-cam, timm's and torchvision's feature extraction.
 
 Legend: `B` batch, `L` tokens, `D` hidden size.
 """
@@ -67,7 +67,7 @@ def test_captum_explains_pixels(model: Any, pixels: torch.Tensor) -> None:
 
 
 def test_captum_explains_layers(model: Any, pixels: torch.Tensor) -> None:
-    # captum averages the gradient over all positions behind the second axis: here the features.
+    # captum averages the gradient over all axes after the second one: here the features.
     attributions = LayerGradCam(Logits(model), grad_cam_layer(model)).attribute(pixels, target=3)
     assert attributions.shape == (2, 1, 20)
 

@@ -1,4 +1,4 @@
-"""Names of other people's files and classes in pictures: drawn as they are, whatever they hold, and no two alike."""
+"""Untrusted names of files and classes in figures: drawn literally, whatever they contain, and all different."""
 
 import re
 import subprocess
@@ -81,7 +81,7 @@ def assert_drawn_plainly(figure: Figure) -> None:
     assert type(figure) is Figure  # libraries know it by the name of its class
     figure.draw_without_rendering()
     for text in texts_of(figure):
-        if not re.fullmatch(r"[−\d.e+]+", text.get_text()):  # a number of an axis, which is no name
+        if not re.fullmatch(r"[−\d.e+]+", text.get_text()):  # a tick label, not a name
             assert not text.get_parse_math()
             assert not text.get_usetex()
         assert all(line.isprintable() for line in text.get_text().split("\n"))
@@ -144,7 +144,7 @@ def test_labels_fit_and_differ(lists: list[list[str]], length: int) -> None:
         assert sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in label) <= length + 8
 
 
-def test_names_that_would_be_cut_alike_show_where_they_differ() -> None:
+def test_names_that_would_be_truncated_equally_show_where_they_differ() -> None:
     names = [
         "German shepherd", "German shorthaired pointer", "crane, bird", "crane, machine", "maillot", "maillot",
         "tench, fish", "photograph of the yard 1", "photograph of the yard 2",
@@ -211,7 +211,7 @@ def test_a_font_that_has_the_letters_is_used(font_with: Callable[[str], str], re
     assert not recwarn.list  # matplotlib warns of letters that it draws as boxes
 
 
-def test_letters_that_no_font_has_are_shown_by_their_numbers_and_said() -> None:
+def test_characters_that_no_font_has_are_shown_as_code_points_and_reported() -> None:
     forget()
     with pytest.warns(UserWarning, match=f"no installed font has the characters {RAREST}: .*such as Noto Sans CJK"):
         assert drawable(f"a{RAREST}b") == "a[U+12000]b"

@@ -35,7 +35,7 @@ def test_a_circular_import_is_found(architecture: ModuleType) -> None:
         architecture.layers(graph)
 
 
-def test_every_room_is_described(architecture: ModuleType) -> None:
+def test_every_component_is_described(architecture: ModuleType) -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     components = {component.rpartition("/")[2] for component in architecture.imports()}
     assert {

@@ -89,7 +89,7 @@ def test_inspect_says_what_is_wrong_with_a_bad_model(
 
 
 def arguments(hints: tuple[str, ...]) -> dict[str, object]:
-    """Return the words of a command line as arguments of `from_checkpoint`."""
+    """Return the arguments of a command line as arguments of `from_checkpoint`."""
     kinds = {"num_attention_heads": int, "image_size": int, "patch_size": int, "layer_norm_eps": float}
     named = {
         name.removeprefix("--").replace("-", "_"): value for name, value in zip(hints[::2], hints[1::2], strict=True)
@@ -196,13 +196,13 @@ def test_a_payload_in_such_a_folder_does_run_for_those_who_trust_it(claims_to_be
 
 # ---- the page ----
 
-# Situations that are no file: what happens, and the test that shows it.
+# Situations other than files: what happens, and the test that shows it.
 WRITING = {
     "the disk is full (`RLIMIT_FSIZE`)": ("OutputError", "test_writing.py::test_a_full_disk_leaves_what_was_there"),
-    "the disk is full while another package's layout is written": (
+    "the disk is full while exporting to another package's layout": (
         "OutputError", "test_writing.py::test_every_export_to_a_full_disk_leaves_what_was_there"),
-    "too little room, known before": (
-        "OutputError", "test_writing.py::test_too_little_room_is_known_before_anything_is_written"),
+    "too little disk space, known in advance": (
+        "OutputError", "test_writing.py::test_too_little_disk_space_is_found_before_anything_is_written"),
     "`kill -9` at a random moment": (
         "the old folder or the new one",
         "test_writing.py::test_killed_at_ten_random_moments_the_target_is_whole"),
@@ -212,79 +212,79 @@ WRITING = {
     ),
     "the leftovers of a crash": (
         "recognised and cleared", "test_writing.py::test_every_state_that_a_crash_can_leave_is_recovered"),
-    "Ctrl-C": ("nothing is left beside it",
-               "test_writing.py::test_interrupted_from_the_keyboard_nothing_is_left_beside_the_target"),
+    "Ctrl-C": ("nothing is left next to it",
+               "test_writing.py::test_interrupted_from_the_keyboard_nothing_is_left_next_to_the_target"),
     "a second writer": ("OutputError", "test_writing.py::test_a_second_writer_is_turned_away_until_the_first_is_gone"),
-    "a folder that may not be written": ("OutputError", "test_writing.py::test_a_read_only_folder_is_a_clear_error"),
-    "`--force` on a folder that holds a thesis, other people's weights or an edited page": (
-        "replaced, and kept beside under another name",
+    "a read-only folder": ("OutputError", "test_writing.py::test_a_read_only_folder_is_a_clear_error"),
+    "`--force` on a folder that contains a thesis, other weights or an edited model card": (
+        "replaced, and kept under another name",
         "test_writing.py::test_force_keeps_a_folder_that_holds_what_plain_vit_did_not_write"),
-    "`kill -9` meanwhile": (
+    "`kill -9` during `--force`": (
         "every file is there", "test_writing.py::test_killed_while_a_folder_is_kept_every_thesis_survives"),
-    "a name as long as the file system takes": (
+    "a name of the maximum length": (
         "written; one byte more is an OutputError",
         "test_writing.py::test_a_name_as_long_as_a_file_system_takes_is_written_and_recovered"),
     "an output that is in use": (
         "OutputExistsError", "test_cli.py::test_an_output_in_use_is_refused_before_any_work_and_stays"),
 }  # fmt: skip
 HUB = {
-    "no token, a wrong one, one that may not write": (
-        "HubError", "test_hub.py::test_tokens_and_permissions_are_said_clearly"),
-    "refusals 401, 403, 412, 429, 500": (
+    "no token, a wrong one, one without write permission": (
+        "HubError", "test_hub.py::test_token_and_permission_errors_are_clear"),
+    "HTTP errors 401, 403, 412, 429, 500": (
         "HubError, nothing changed", "test_hub.py::test_a_refusal_is_a_clear_error_and_changes_nothing"),
-    "a fault that passes (500, 429, a dropped connection)": (
-        "outlived", "test_hub.py::test_a_fault_that_passes_is_outlived"),
+    "a transient error (500, 429, a dropped connection)": (
+        "retried", "test_hub.py::test_a_fault_that_passes_is_outlived"),
     "an interrupted push": (
-        "taken up, nothing sent twice", "test_hub.py::test_an_interrupted_push_is_taken_up_where_it_broke_off"),
-    "a lost answer to a commit": (
+        "resumed, nothing is sent twice", "test_hub.py::test_an_interrupted_push_is_taken_up_where_it_broke_off"),
+    "a lost response to a commit": (
         "no second commit", "test_hub.py::test_a_commit_whose_answer_was_lost_is_not_made_twice"),
-    "somebody else's change meanwhile": (
-        "HubError, theirs stays", "test_hub.py::test_somebody_elses_change_is_not_overwritten"),
+    "a concurrent change by someone else": (
+        "HubError, the change is kept", "test_hub.py::test_somebody_elses_change_is_not_overwritten"),
     "a truncated download": ("HubError", "test_hub.py::test_a_cut_download_is_not_taken_for_the_file"),
-    "no network, or switched off": ("HubError", "test_hub.py::test_without_a_network_it_is_said"),
-    "files that are no part of a model's repository": (
-        "they stay here and are listed",
+    "no network, or offline mode": ("HubError", "test_hub.py::test_without_a_network_the_error_says_so"),
+    "files that do not belong to a model repository": (
+        "not uploaded, but listed",
         "test_push_contents.py::test_of_140_planted_files_none_is_sent_and_none_goes_by_its_path"),
-    "the same, asked for with `--include`: secrets, pickles, states of a training, what cannot be searched": (
+    "the same with `--include`: secrets, pickles, training states, files that cannot be scanned": (
         "PushRefusedError", "test_push_contents.py::test_of_140_planted_files_none_is_sent_and_none_goes_by_its_path"),
     "a secret in a file that is sent, in any encoding": (
         "PushRefusedError", "test_push_contents.py::test_a_secret_is_found_wherever_it_is_and_however_it_is_written"),
     "a secret of the environment": (
-        "PushRefusedError", "test_push_contents.py::test_a_secret_of_the_environment_is_known_by_itself"),
-    "other metadata of safetensors than their writers'": (
+        "PushRefusedError", "test_push_contents.py::test_secrets_of_the_environment_are_found_by_value"),
+    "safetensors metadata that their writers do not produce": (
         "PushRefusedError", "test_push_contents.py::test_metadata_of_weights_is_refused_unless_the_key_is_named"),
-    "metadata of pictures": ("left away", "test_push_contents.py::test_pictures_lose_their_metadata_and_no_pixel"),
+    "metadata of images": ("removed", "test_push_contents.py::test_pictures_lose_their_metadata_and_no_pixel"),
     "huge files, links out of the folder, pipes": (
         "PushRefusedError", "test_hub.py::test_huge_files_links_and_pipes_are_refused"),
     "a file that changes meanwhile": ("CheckpointError", "test_hub.py::test_a_folder_is_sent_as_it_was_looked_at"),
-    "a folder that does not open: wrong sizes, NaN, code that is not there": (
+    "a folder that does not load: wrong sizes, NaN, missing code": (
         "CheckpointError, MappingError", "test_hub.py::test_a_folder_that_does_not_open_is_not_pushed"),
-    "a first push that is refused for good": (
+    "a first push that is refused permanently": (
         "HubError, no repository is left", "test_hub.py::test_a_refused_first_push_leaves_no_repository"),
-    "labels, names and a source's page that write Markdown, HTML or YAML": (
-        "they stay text", "test_model_card.py::test_what_others_have_named_stays_text"),
-    "settings of the image processor that are odd": (
+    "labels, names and a source's model card that contain Markdown, HTML or YAML": (
+        "escaped", "test_model_card.py::test_untrusted_text_stays_text"),
+    "invalid settings of the image processor": (
         "CheckpointError", "test_model_card.py::test_odd_settings_of_the_image_processor_get_an_error_of_our_own"),
-    "names that are no UTF-8": (
+    "names that are not UTF-8": (
         "printed with escapes", "test_model_card.py::test_names_that_are_no_utf_8_convert_and_push"),
-    "a revision that is none": ("HubError", "test_hub.py::test_a_revision_that_cannot_be_is_named"),
-    "private, into a public repository": (
+    "an invalid revision": ("HubError", "test_hub.py::test_a_revision_that_cannot_be_is_named"),
+    "`--private` for an existing public repository": (
         "HubError", "test_hub.py::test_private_is_never_pushed_into_a_public_repository"),
 }  # fmt: skip
 
 DRAWING = {
-    "dollar signs, underscores, control characters, 5,000 letters in a file's name or a label": (
-        "drawn as they are, made printable and cut",
+    "dollar signs, underscores, control characters, 5,000 characters in a file name or a label": (
+        "drawn literally, made printable and truncated",
         "test_analysis_words.py::test_every_picture_draws_names_as_they_are"),
-    "letters that no installed font has": (
-        "their numbers, and a warning that names them",
-        "test_analysis_words.py::test_letters_that_no_font_has_are_shown_by_their_numbers_and_said"),
-    "labels that are alike where they are cut": (
-        "told apart", "test_analysis_words.py::test_labels_fit_and_differ"),
+    "characters that no installed font has": (
+        "their code points, and a warning that names them",
+        "test_analysis_words.py::test_characters_that_no_font_has_are_shown_as_code_points_and_reported"),
+    "labels that are equal when truncated": (
+        "made different", "test_analysis_words.py::test_labels_fit_and_differ"),
     "many photographs; a small file of very many pixels": (
-        "300 MB beyond the process; DataError",
+        "300 MB on top of the process; DataError",
         "test_analysis_memory.py::test_memory_is_bounded_for_many_photographs_and_for_bombs"),
-    "a file that is no image": (
+    "a file that is not an image": (
         "DataError", "test_analysis_memory.py::test_a_file_that_is_no_image_is_refused_before_anything_is_drawn"),
 }  # fmt: skip
 ENVIRONMENT = {
@@ -296,24 +296,24 @@ ENVIRONMENT = {
 
 
 COMMAND = {
-    "two models of other sizes, NaN, or a difference above `--tolerance`": (
+    "two models of different sizes, NaN, or a difference above `--tolerance`": (
         "VerificationError", "test_cli.py::test_verify_of_models_of_other_sizes_is_a_verdict"),
     "`--labels` of a device, a pipe, a folder": (
-        "CheckpointError", "test_cli.py::test_what_is_no_ordinary_file_is_read_by_no_option"),
+        "CheckpointError", "test_cli.py::test_no_option_reads_a_special_file"),
     "an image that is a pipe or a device": ("DataError", "test_cli.py::test_show_waits_at_no_pipe"),
-    "labels that are no JSON, no UTF-8, no names, or half a character": (
+    "labels that are not JSON, not UTF-8, not names, or lone surrogates": (
         "CheckpointError", "test_cli.py::test_odd_names_of_labels_are_refused"),
-    "names of files that no file system takes": (
+    "impossible file names": (
         "CheckpointError", "test_cli.py::test_a_name_that_cannot_be_is_no_fault"),
     "Ctrl-C while the package is imported": (
         "one line, exit code 130", "test_cli.py::test_an_interrupt_while_the_package_is_imported_is_one_line"),
     "no memory, no permission, a full output": (
         "one line, exit code 1", "test_cli.py::test_what_the_system_refuses_is_one_line"),
-    "a terminal without the letters, a reader who leaves (`\\| head`)": (
-        "no fault", "test_cli.py::test_a_terminal_without_a_letter_and_a_reader_who_leaves_are_no_faults"),
-    "NaN, infinity, truth values, texts or 10**9 in a config": (
-        "ValueError", "test_configuration.py::test_no_field_takes_what_is_no_number_or_beyond_any_model"),
-    "a count in a config that would cost memory": (
+    "a terminal that cannot print a character, a closed pipe (`\\| head`)": (
+        "no error", "test_cli.py::test_a_terminal_without_a_letter_and_a_reader_who_leaves_are_no_faults"),
+    "NaN, infinity, booleans, strings or 10**9 in a config": (
+        "ValueError", "test_configuration.py::test_every_field_refuses_non_numbers_and_impossible_numbers"),
+    "a count in a config that would use much memory": (
         "ValueError", "test_configuration.py::test_no_number_costs_memory_before_it_is_used"),
     "the same in an image processor": (
         "ValueError", "test_image_processing.py::test_a_setting_of_numbers_takes_no_others_from_a_file_or_a_caller"),
@@ -324,24 +324,24 @@ def page() -> str:
     """Return docs/bad_inputs.md."""
 
     def rows(entries: dict[str, tuple[type[PlainViTError], str]]) -> list[str]:
-        lines = ["| input | error | exit code | the message says |", "|---|---|---|---|"]
+        lines = ["| input | error | exit code | the message contains |", "|---|---|---|---|"]
         for title, (raises, says) in entries.items():
             said = re.sub(r"\\(.)", r"\1", says).replace("|", " or ")
             lines.append(f"| {title.replace('|', chr(92) + '|')} | {raises.__name__} | {raises.exit_code} | `{said}` |")
         return lines
 
     def elsewhere(entries: dict[str, tuple[str, str]]) -> list[str]:
-        lines = ["| what happens | what comes of it | shown by |", "|---|---|---|"]
+        lines = ["| situation | result | test |", "|---|---|---|"]
         return lines + [f"| {what} | {outcome} | `tests/{test}` |" for what, (outcome, test) in entries.items()]
 
     files = {title: (bad.raises, bad.says) for title, bad in BAD_FILES.items()}
     models = {title: (bad.raises, bad.says) for title, bad in BAD_MODELS.items()}
     return "\n".join([
-        "# Bad inputs, and what each gets",
+        "# Bad inputs and their errors",
         "",
-        "Written by `python -m tests.test_bad_inputs` from the lists that the tests go through, in Python and on the",
-        "command line. Nothing in a checkpoint is executed, nothing is written, and what was there before stays.",
-        "`plain-vit` prints the message without a stack trace (`--debug` shows it) and leaves with the exit code.",
+        "Generated by `python -m tests.test_bad_inputs` from the lists of the tests, which check each input in Python",
+        "and on the command line. Nothing in a checkpoint is executed, nothing is written, existing files stay.",
+        "`plain-vit` prints the message without a stack trace (`--debug` shows it) and exits with the exit code.",
         "",
         f"## Files ({len(files)})",
         "",
@@ -349,15 +349,15 @@ def page() -> str:
         "",
         f"## Models ({len(models)})",
         "",
-        "The files are sound; tensors, settings or hints do not fit.",
+        "The files are valid; tensors, settings or hints do not fit.",
         "",
         *rows(models),
         "",
-        "Beside the lists, files and settings are mutated at random (`tests/test_hostile_files.py`,",
-        "`tests/test_fuzzed_models.py`; a thousand of each kind in the slow suite): they open with the numbers they",
-        "hold, or get one of these errors. Ten generators of attacks, and files made to cost as much as they can",
-        "(`tests/test_generated_attack.py`; 2,100 draws in the slow suite), end in one printable message each; a file",
-        "of under 10 MB takes at most 200 MB and 10 seconds.",
+        "In addition, files and settings are mutated at random (`tests/test_hostile_files.py`,",
+        "`tests/test_fuzzed_models.py`; a thousand of each kind in the slow suite): they open with the values they",
+        "contain, or raise one of these errors. Ten attack generators, and files designed to be as expensive as",
+        "possible (`tests/test_generated_attack.py`; 2,100 draws in the slow suite), each end with one printable",
+        "message; a file under 10 MB takes at most 200 MB of memory and 10 seconds.",
         "",
         "## On the command line, and in settings",
         "",

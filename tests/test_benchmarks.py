@@ -1,4 +1,4 @@
-"""The harness of the benchmarks: turns in processes of their own, what it reports, and a case that fails."""
+"""The benchmark harness: turns in separate processes, reports, and failing cases."""
 
 import json
 import re
@@ -132,7 +132,7 @@ def test_the_readme_s_table_is_made_from_the_newest_results() -> None:
     assert speeds.with_speeds(readme) == readme, "run python -m benchmarks.table"
 
 
-def test_a_table_of_speeds_sets_each_of_our_cases_beside_the_fastest_other_of_its_setting_and_mode(
+def test_the_speed_table_compares_each_of_our_cases_with_the_fastest_alternative(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speeds, "RESULTS", tmp_path)

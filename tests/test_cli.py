@@ -73,7 +73,7 @@ def test_convert_writes_a_folder_with_the_numbers_of_the_source(
         assert torch.equal(model(pixel_values).logits, foreign(pixel_values))
 
 
-def test_inspect_says_what_is_open_and_writes_nothing(
+def test_inspect_reports_what_is_missing_and_writes_nothing(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     before = sorted(tmp_path.iterdir())
@@ -206,7 +206,7 @@ def test_force_replaces_a_model_folder_and_keeps_what_else_was_in_it(
     from_checkpoint(tmp_path / "out")
 
 
-def test_force_keeps_a_thesis_beside_a_config_of_nothing(checkpoint: Path, tmp_path: Path) -> None:
+def test_force_keeps_a_thesis_next_to_a_config_of_nothing(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").write_text("{}")
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
@@ -251,7 +251,7 @@ def test_the_installed_command_answers() -> None:
     assert all(name in help_text for name in ("convert", "export", "inspect", "verify"))
 
 
-# The words alone
+# Only the arguments
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_odd_names_of_labels_are_refused(
 
 
 @pytest.mark.parametrize("made", ["device", "pipe", "folder", "link to a device", "nothing", "no right to read"])
-def test_what_is_no_ordinary_file_is_read_by_no_option(
+def test_no_option_reads_a_special_file(
     made: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     place = tmp_path / "labels.txt"

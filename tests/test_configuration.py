@@ -25,7 +25,7 @@ from plain_vit.modeling_plain_vit import LAYERS, MLPS, PATCH_EMBEDDINGS, POSITIO
 from tests.test_writing import in_a_process, kilobytes
 from tests.tiny import VARIATIONS, pixels, tiny_config
 
-# What cannot work, and the words of the error that say what to do instead.
+# Impossible settings, and the part of the error that says what to do instead.
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"num_attention_heads": 3}, "choose a head count that divides it, or give head_dim"),
     ({"image_size": (24, 50)}, r"use \(24, 56\), or another patch_size"),
@@ -115,7 +115,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("fields, remedy", IMPOSSIBLE, ids=lambda value: str(value)[:60])
-def test_what_cannot_work_is_refused_with_the_remedy(fields: dict[str, Any], remedy: str) -> None:
+def test_impossible_settings_are_refused_with_the_remedy(fields: dict[str, Any], remedy: str) -> None:
     with pytest.raises(ValueError, match=remedy):
         tiny_config(**fields)
 
@@ -126,7 +126,7 @@ NUMBERS = [field.name for field in dataclasses.fields(PlainViTConfig)
 
 @pytest.mark.parametrize("name", [*NUMBERS, "num_labels"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e9, 10**400, -(10**9), True, "1", [[1]]], ids=ascii)
-def test_no_field_takes_what_is_no_number_or_beyond_any_model(name: str, value: Any) -> None:
+def test_every_field_refuses_non_numbers_and_impossible_numbers(name: str, value: Any) -> None:
     with pytest.raises((ValueError, StrictDataclassFieldValidationError)) as caught:
         PlainViTConfig(**{name: value})
     assert name in str(caught.value)
@@ -405,7 +405,7 @@ def test_keys_of_a_newer_version_are_refused_and_both_versions_named(version: st
 
 
 @pytest.mark.parametrize("version", [3, "", "new", "0.1.0\x1b[31m", "9" * 100_000, ["0.1.0"], "1.2.3.4.5", "٣.1"])
-def test_a_version_that_is_none_is_refused(version: Any) -> None:
+def test_an_invalid_version_is_refused(version: Any) -> None:
     with pytest.raises(ValueError, match='expected a version such as "0.1.0"') as caught:
         PlainViTConfig.from_dict({**tiny_config().to_dict(), "plain_vit_version": version})
     assert len(str(caught.value)) < 200
@@ -418,7 +418,7 @@ def test_a_key_that_would_replace_a_part_of_the_class_is_refused(name: str) -> N
         PlainViTConfig.from_dict({**tiny_config().to_dict(), name: {}})
 
 
-def test_what_transformers_itself_leaves_out_is_said_to_be_left_out() -> None:
+def test_keys_that_transformers_drops_are_reported_as_dropped() -> None:
     with pytest.warns(UserWarning, match="'temperature', .* dropped when the config is saved again"):
         config = PlainViTConfig.from_dict({**tiny_config().to_dict(), "temperature": 0.5})
     assert "temperature" not in config.to_dict()

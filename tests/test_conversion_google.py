@@ -63,7 +63,7 @@ KINDS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
 
 
 def images(height: int, width: int, channels: int = 3) -> np.ndarray:
-    """Return normalised images (B, H, W, C): ordinary, nearly flat, glaring."""
+    """Return normalised images (B, H, W, C): ordinary, nearly constant, with very large values."""
     noise = np.random.default_rng(5).normal(size=(3, height, width, channels))
     return (noise * np.array([1.0, 1e-3, 10.0]).reshape(3, 1, 1, 1)).astype(np.float32)
 
@@ -129,7 +129,7 @@ def test_bfloat16_stays_bfloat16(tmp_path: Path) -> None:
     assert max(differences(model.float(), whole).values()) <= TOLERANCE
 
 
-def test_what_stands_beside_the_model_is_ignored_and_reported(tmp_path: Path) -> None:
+def test_tensors_next_to_the_model_are_ignored_and_reported(tmp_path: Path) -> None:
     fields, prefix, _ = KINDS["siglip"]
     beside = {"params/txt/head/kernel": np.ones((2, 3)), "params/t": np.ones(1), "params/b": np.ones(1),
               "opt/0/mu": np.ones(4)}  # fmt: skip
@@ -223,7 +223,7 @@ def test_a_model_of_variable_grids_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scanned", [False, True], ids=["layers", "scanned"])
-def test_the_way_back_gives_every_array_bit_for_bit(tmp_path: Path, kind: str, scanned: bool) -> None:
+def test_the_export_gives_every_array_bit_for_bit(tmp_path: Path, kind: str, scanned: bool) -> None:
     fields, _, hints = KINDS[kind]
     arrays = random_arrays(**fields)
     arrays = stacked(arrays) if scanned else arrays
@@ -237,7 +237,7 @@ def test_the_way_back_gives_every_array_bit_for_bit(tmp_path: Path, kind: str, s
 
 
 @pytest.mark.parametrize("pooling", ["mean", "none"])
-def test_what_is_pooled_without_a_token_is_said_and_goes_back(tmp_path: Path, pooling: str) -> None:
+def test_what_is_pooled_without_a_token_is_said_and_exports_back(tmp_path: Path, pooling: str) -> None:
     arrays = random_arrays(names=BIG_VISION, positions="pos_embedding", class_token=False, classes=0)
     converted = from_checkpoint(save(tmp_path / "model.npz", arrays), pooling=pooling)
     assert converted.report.config.pooling == pooling
@@ -264,7 +264,7 @@ def test_the_command_exports_to_google_and_back_byte_for_byte(
     assert again.read_bytes() == back.read_bytes()
 
 
-def test_bfloat16_goes_back_as_it_came(tmp_path: Path) -> None:
+def test_bfloat16_exports_back_as_it_came(tmp_path: Path) -> None:
     halves = as_bfloat16(random_arrays())
     to_checkpoint(from_checkpoint(save(tmp_path / "model.npz", halves)).model, tmp_path / "back.npz", format="google")
     with np.load(tmp_path / "back.npz", allow_pickle=False) as back:

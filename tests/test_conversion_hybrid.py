@@ -76,7 +76,7 @@ def test_whose_epsilons_the_stem_has_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", STEMS)
-def test_an_npz_goes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
+def test_an_npz_exports_back_bit_for_bit(tmp_path: Path, name: str) -> None:
     arrays, path, hints = written(tmp_path, name)
     converted = from_checkpoint(path, **hints)
     to_checkpoint(converted.model, tmp_path / "back.npz", format="google", layout=converted.report.layout)

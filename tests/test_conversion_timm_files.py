@@ -48,7 +48,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVES)
-def test_a_folder_of_timm_opens_and_goes_back(name: str, tmp_path: Path) -> None:
+def test_a_folder_of_timm_opens_and_exports_back(name: str, tmp_path: Path) -> None:
     module = tiny_timm(name, depth=2)
     converted = from_checkpoint(save_folder(module, tmp_path / "theirs"))
     found = stage_differences(module, converted.model, pixels_for(module))
@@ -143,7 +143,7 @@ def test_a_config_that_does_not_fit_is_refused(
         from_checkpoint(tmp_path)
 
 
-# What the model cards of Virchow, Virchow2 and UNI2-h give in code, and what lies in their config.json, smaller.
+# The arguments in the model cards of Virchow, Virchow2 and UNI2-h, and their config.json, for smaller models.
 PACKED = {
     "virchow": ("vit_huge_patch14_224", {"global_pool": "", "mlp_ratio": 5.3375, "init_values": 1e-5}),
     "virchow2": ("vit_huge_patch14_224",
@@ -350,7 +350,7 @@ def test_the_name_of_an_architecture_says_what_a_bare_file_does_not(tmp_path: Pa
     assert converted.image_processor.image_mean[0] == pytest.approx(0.48145466)
 
 
-def test_a_named_architecture_is_held_against_all_that_the_tensors_show() -> None:
+def test_a_named_architecture_is_compared_with_all_that_the_tensors_show() -> None:
     state = meta_state("vit_medium_patch16_clip_224")
     with pytest.raises(MappingError) as caught:
         TIMM.describe_checkpoint(state, {}, Hints(architecture="deit3_small_patch16_224"))
@@ -409,7 +409,7 @@ def test_heads_that_the_tensors_show_are_not_asked_for(name: str, tmp_path: Path
     assert max(stage_differences(module, model, pixels_for(module)).values()) <= tolerance(name)
 
 
-def test_logits_of_a_reference_settle_what_is_open(tmp_path: Path) -> None:
+def test_logits_of_a_reference_determine_missing_settings(tmp_path: Path) -> None:
     module = tiny_timm("vit_base_patch32_clip_quickgelu_224", img_size=(96, 160))
     path = save_bare(module, tmp_path / "vit.safetensors")
     pixel_values = pixels_for(module)
@@ -431,7 +431,7 @@ def test_a_rotary_model_never_opens_as_one_without_rotation(name: str) -> None:
     state = meta_state(name)
     with pytest.raises(UnknownFormatError, match=f"{name}.*eva.py.*position_embedding_type="):
         TIMM.describe_checkpoint(state, {}, Hints())
-    # Of a depth that no entrypoint has it is nobody's: then the caller is asked what positions it has.
+    # With a depth that no entrypoint has, the position embeddings are asked for.
     shallow = {key: tensor for key, tensor in state.items() if not key.startswith("blocks.11.")}
     kind = "learned" if "pos_embed" in state else "none"
     assert asked_of(shallow).candidates["position_embedding_type"] == (kind,)
@@ -506,7 +506,7 @@ def test_what_needs_a_class_that_no_architecture_has_is_refused(tmp_path: Path) 
         to_checkpoint(model, tmp_path / "ours", format="timm")
 
 
-def test_every_architecture_is_written_under_a_name_that_stands_for_the_same() -> None:
+def test_every_architecture_is_written_under_a_name_with_the_same_meaning() -> None:
     for name, arguments in ARCHITECTURES.items():
         config = config_of(arguments)
         written, model_args = architecture_for(config)

@@ -26,7 +26,7 @@ BFLOAT16_REORDERED = 2e-2
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_entrypoint_opens_with_equal_numbers_and_goes_back(name: str) -> None:
+def test_an_entrypoint_opens_with_equal_numbers_and_exports_back(name: str) -> None:
     module = tiny_timm(name)
     model = from_module(module)
     found = stage_differences(module, model, pixels_for(module))
@@ -48,7 +48,7 @@ def test_an_entrypoint_opens_with_equal_numbers_and_goes_back(name: str) -> None
     # The ResNet of a hybrid is slow, and no pooling reaches into it.
     poolings = POOLINGS if ARCHITECTURES[name].get("stem_depths") is None else ["avg"]
     pooled = {pooling: pooled_difference(name, pooling) for pooling in poolings}
-    # Where nothing stands before the patches, timm's tokens lie transposed in memory: a mean sums in another order.
+    # Without tokens before the patches, timm's tokens are transposed in memory: a mean sums in another order.
     alone = not (module.has_class_token or module.num_reg_tokens)
     assert max(value for value in pooled.values() if value is not None) <= (TOLERANCE if alone else tolerance(name)), (
         pooled

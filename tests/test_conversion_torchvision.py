@@ -76,7 +76,7 @@ def test_every_block_and_the_logits_are_torchvisions(representation_size: int | 
 
 
 @pytest.mark.parametrize("representation_size", [None, 30])
-def test_every_tensor_goes_back_bit_for_bit(representation_size: int | None) -> None:
+def test_every_tensor_exports_back_bit_for_bit(representation_size: int | None) -> None:
     module = tiny(representation_size=representation_size, norm_layer=partial(nn.LayerNorm, eps=1e-5))
     model = from_module(module)
     assert model.config.layer_norm_eps == 1e-5
@@ -209,7 +209,7 @@ def test_training_settings_are_read_and_given_back() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_file_opens_and_goes_back(suffix: str, tmp_path: Path) -> None:
+def test_a_file_opens_and_exports_back(suffix: str, tmp_path: Path) -> None:
     module = tiny(representation_size=30)
     torch.save(module.state_dict(), tmp_path / "theirs.pth")
     converted = from_checkpoint(tmp_path / "theirs.pth", **SAID)

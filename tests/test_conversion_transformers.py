@@ -111,7 +111,7 @@ def test_kernels_of_the_hub_in_place_of_a_model_s_own_are_refused() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_tensor_goes_back_bit_for_bit(case: str) -> None:
+def test_every_tensor_exports_back_bit_for_bit(case: str) -> None:
     module = tiny_transformers(case)
     layout = layout_of(module)
     again = to_module(from_module(module), "transformers", layout=layout)
@@ -221,7 +221,7 @@ def _setting(module: Any) -> None:
         (_setting, "rope_theta=100.0"),
     ],
 )
-def test_what_is_unknown_of_a_live_module_is_named(change: Callable[[Any], None], named: str) -> None:
+def test_unknown_settings_of_a_live_module_are_named(change: Callable[[Any], None], named: str) -> None:
     module = tiny_transformers("ViTForImageClassification")
     change(module)
     with pytest.raises(ExportError) as caught:
@@ -260,13 +260,13 @@ def folder(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("case", REPRESENTATIVES)
-def test_a_folder_opens_and_goes_back(case: str, folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_folder_opens_and_exports_back(case: str, folder: Callable[[str], Path], tmp_path: Path) -> None:
     check_folder(case, folder(case), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case not in REPRESENTATIVES])
-def test_every_other_folder_opens_and_goes_back(case: str, folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_every_other_folder_opens_and_exports_back(case: str, folder: Callable[[str], Path], tmp_path: Path) -> None:
     check_folder(case, folder(case), tmp_path)
 
 
@@ -427,7 +427,7 @@ def test_swapped_rows_of_the_table_are_noticed_by_the_comparison(
 
 
 @pytest.mark.parametrize("name", ["ViTImageProcessor", "CLIPImageProcessor", "BitImageProcessor"])
-def test_the_processor_beside_a_model_prepares_its_own_pixels(
+def test_the_processor_next_to_a_model_prepares_its_own_pixels(
     name: str, folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     source = folder("ViTForImageClassification")
@@ -756,7 +756,7 @@ def test_models_of_other_packages_open_where_plain_vit_is_not(tmp_path: Path) ->
         assert difference(outputs.logits if "logits" in outputs else outputs.last_hidden_state, ours) <= allowed
 
 
-def test_todays_vit_pytorch_is_refused_for_what_it_has_more() -> None:
+def test_current_vit_pytorch_is_refused_for_its_additional_parts() -> None:
     import vit_pytorch
 
     model = from_module(

@@ -1,4 +1,4 @@
-"""Every class of transformers that opens: float32, bfloat16, another resolution, the way back, and at its own size.
+"""Every supported class of transformers: float32, bfloat16, another resolution, the export, and at its own size.
 
 What is measured is recorded for the table in the docs (tests/sweep.py).
 """
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 # convolution that decodes masked patches (here a dense layer), sum in another order: as far apart as a few roundings.
 BFLOAT16_REORDERED = 4e-2
 
-# How a class is told to take another size than its own; None where it takes none (MAE counts its patches, masked-image
+# How a class is made to accept another size than its own; None if it does not (MAE counts its patches, masked-image
 # models and AIMv2 their own grid).
 RESIZED: dict[str, dict[str, Any] | None] = {
     "Dinov2": {},
@@ -37,7 +37,7 @@ RESIZED: dict[str, dict[str, Any] | None] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_class_opens_with_equal_numbers_and_goes_back(case: str) -> None:
+def test_a_class_opens_with_equal_numbers_and_exports_back(case: str) -> None:
     module = tiny_transformers(case)
     model = from_module(module)
     model.set_attn_implementation("eager")

@@ -96,7 +96,7 @@ class Case:
         return {} if self.square or self.image_size_is_told else {"image_size": self.image_size}
 
     def images(self, batch: int = 2) -> torch.Tensor:
-        """Ordinary, nearly flat and glaring pixels, which show a wrong epsilon; the first release took one image."""
+        """Ordinary, nearly constant and huge pixels, which show a wrong epsilon; the first release took one image."""
         images = torch.randn(batch, self.settings["channels"], *self.image_size)
         images[-1] *= 1e-3
         images[0, :, : self.image_size[0] // 2] *= 30
@@ -186,7 +186,7 @@ cases = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 def outputs(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """Return logits, or features where there is no classifier, of whatever model."""
+    """Return the logits of any model, or its features if it has no classifier."""
     with torch.no_grad():
         result = model(images)
     if isinstance(result, tuple):  # vit_with_decorr adds its loss
@@ -256,7 +256,7 @@ def test_live_module_has_nearly_the_same_logits_with_fused_attention(case: Case)
 
 
 @pytest.mark.parametrize("case", CASES + FLASH, ids=str)
-def test_file_opens_as_the_live_module_does_and_goes_back_bit_for_bit(case: Case, tmp_path: Path) -> None:
+def test_file_opens_as_the_live_module_does_and_exports_back_bit_for_bit(case: Case, tmp_path: Path) -> None:
     theirs, images = case.build(), case.images()
     torch.save(theirs.state_dict(), tmp_path / "theirs.pt")
     ours = from_checkpoint(tmp_path / "theirs.pt", **case.hints).model
@@ -390,7 +390,7 @@ def test_image_size_is_asked_for_where_the_patches_make_no_square() -> None:
     assert caught.value.candidates["image_size"] == ((15, 28), (20, 21), (10, 42), (30, 14), (5, 84), (60, 7))
 
 
-def test_hint_against_what_the_module_says_is_refused() -> None:
+def test_a_hint_that_contradicts_the_module_is_refused() -> None:
     with pytest.raises(ValueError, match="num_attention_heads=13 was given, and the module itself says 3"):
         from_module(small(), image_size=(15, 28), num_attention_heads=13)
     with pytest.raises(ValueError, match=r"image_size \(15, 21\) does not fit"):
@@ -424,7 +424,7 @@ def test_releases_whose_decorrelated_mlp_skips_its_norm_are_refused() -> None:
 
 
 class Training(nn.Module):
-    """As somebody's training script has it."""
+    """A model as defined in a training script."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
@@ -453,7 +453,7 @@ def wrapped(name: str, theirs: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", ["mae", "extractor", "recorder", "compile", "parallel", "script"])
-def test_wrappers_are_seen_through(name: str) -> None:
+def test_wrappers_are_unwrapped(name: str) -> None:
     theirs = small(SimpleViT)
     found, plain = from_module(wrapped(name, theirs)), from_module(theirs)
     assert all(torch.equal(tensor, plain.state_dict()[key]) for key, tensor in found.state_dict().items())
@@ -465,7 +465,7 @@ def test_derived_class_is_recognised() -> None:
     assert distance(outputs(ours, images), outputs(theirs, images)) <= 1e-5  # fused attention
 
 
-def test_copied_class_is_opened_when_its_format_is_said() -> None:
+def test_copied_class_is_opened_when_its_format_is_given() -> None:
     copied = type("ViT", (nn.Module,), dict(vars(ViT)) | {"__module__": "my_models"})
     theirs: nn.Module = nn.Module.__new__(copied)
     theirs.__dict__.update(small().__dict__)
@@ -485,10 +485,10 @@ def test_student_and_teacher_are_not_confused() -> None:
     assert torch.equal(head, teacher.state_dict()["linear_head.weight"])
 
 
-# The way back from models that did not come from here
+# Export of models that were not converted from vit-pytorch
 
 
-def test_convolution_goes_back_as_a_dense_layer_over_the_pixels(tmp_path: Path) -> None:
+def test_convolution_exports_back_as_a_dense_layer_over_the_pixels(tmp_path: Path) -> None:
     config = PlainViTConfig(
         hidden_size=21, num_hidden_layers=3, num_attention_heads=7, intermediate_size=29, image_size=(10, 21),
         patch_size=(5, 7), num_channels=2, layer_norm_eps=1e-5, qkv_bias=False, final_norm="after_pooling",
@@ -513,7 +513,7 @@ def test_export_lists_all_parts_that_have_no_place() -> None:
     assert fields >= {"layer_scale_init_value", "use_distillation_token", "qkv_bias", "layer_norm_eps"}
 
 
-def test_module_that_could_not_be_trained_alike_is_refused_and_its_file_is_not(tmp_path: Path) -> None:
+def test_a_module_that_would_train_differently_is_refused_but_its_file_is_not(tmp_path: Path) -> None:
     ours = from_module(small(), image_size=(15, 28))
     ours.config.drop_path_rate = 0.25
     with pytest.raises(ExportError, match=r"drop_path_rate = 0.25: 0 there"):

@@ -1,4 +1,4 @@
-"""Converting from file to file: the same bytes as by way of a model in memory, in a fraction of the memory."""
+"""Converting from file to file: the same bytes as with a model in memory, in a fraction of the memory."""
 
 import json
 import os
@@ -137,7 +137,7 @@ def test_what_is_wrong_with_values_alone_leaves_no_weights(tmp_path: Path) -> No
         convert_checkpoint(path, tmp_path / "out", verify=False, **hints)
 
 
-def test_convert_refuses_to_write_when_the_source_gives_other_numbers_unless_told_otherwise(
+def test_convert_refuses_to_write_when_the_source_gives_other_numbers_unless_disabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, hints = old_file_of_lucidrains(tmp_path / "file")

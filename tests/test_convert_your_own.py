@@ -43,7 +43,7 @@ def test_the_logits_are_the_home_grown_model_s() -> None:
     assert example.largest_difference(model, example.to_plain_vit(model)) <= TOLERANCE
 
 
-def test_the_way_back_gives_every_tensor_bit_for_bit() -> None:
+def test_the_export_gives_every_tensor_bit_for_bit() -> None:
     model, again = unequal(), unequal(seed=1)
     example.from_plain_vit(example.to_plain_vit(model), again)
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())

@@ -1,4 +1,4 @@
-"""Every block of the README and of docs/ as a newcomer runs it: an empty folder and the wheel.
+"""Every block of the README and of docs/ as a new user runs it: in an empty folder, with the wheel.
 
 The environment is a new one. What plain-vit requires is lent to it from the environment of the tests; the wheel itself
 comes over HTTP from an index of one package, by the lines that the pages give.

@@ -85,7 +85,7 @@ def test_every_tensor_arrives_where_its_row_says() -> None:
     assert ours["projection.weight"][3, 1, 4, 2] == source["patch.weight"][3, 4 * 7 * 2 + 2 * 2 + 1]
 
 
-def test_the_way_back_gives_every_tensor_bit_for_bit() -> None:
+def test_the_export_gives_every_tensor_bit_for_bit() -> None:
     source = source_tensors()
     back = revert(ROWS, convert(ROWS, source, expected_tensors(), CONFIG), CONFIG)
     assert set(back) == set(source)
@@ -188,7 +188,7 @@ def test_results_keep_the_dtype_and_share_no_storage(dtype: torch.dtype) -> None
     assert len(set(storages)) == len(storages)
 
 
-def test_memory_that_nobody_else_has_is_taken_over_where_ours_is_a_contiguous_part_of_it() -> None:
+def test_unshared_memory_is_reused_where_ours_is_a_contiguous_part_of_it() -> None:
     source = source_tensors()
     ours = convert(ROWS, source, expected_tensors(), CONFIG, owned=True)
     copied = convert(ROWS, source, expected_tensors(), CONFIG)
@@ -206,7 +206,7 @@ def test_memory_that_nobody_else_has_is_taken_over_where_ours_is_a_contiguous_pa
     assert len(set(storages)) == len(storages)
 
 
-def test_memory_is_not_taken_over_twice() -> None:
+def test_memory_is_not_reused_twice() -> None:
     twice = Transform("TWICE", lambda tensors, config: [tensors[0], tensors[0]], lambda tensors, config: [tensors[0]])
     expected = {"a": torch.empty(3), "b": torch.empty(3)}
     ours = convert([Row("one", ("a", "b"), twice)], {"one": torch.randn(3)}, expected, CONFIG, owned=True)

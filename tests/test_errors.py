@@ -1,4 +1,4 @@
-"""What a message shows of other people's files: characters that can be seen, in bounded number."""
+"""Untrusted text in messages: printable characters in bounded number."""
 
 import inspect
 from pathlib import Path

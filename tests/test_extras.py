@@ -24,7 +24,7 @@ SCRIPTS = (
 )  # fmt: skip
 NEED_NOTHING = {"convert_your_own.py", "verify_public_checkpoints.py"}
 IMPORTED_AS = {"scikit-learn": "sklearn", "vit-pytorch": "vit_pytorch", "pyyaml": "yaml", "pillow": "PIL"}
-# A process in which these packages lie in no folder but those beside a script.
+# A process in which these packages are only in the folder of the script.
 HIDING = """
 import importlib.machinery, os, sys
 hidden, find = set(os.environ["HIDDEN"].split()), importlib.machinery.PathFinder.find_spec
@@ -187,7 +187,7 @@ def test_no_import_of_an_optional_package_is_left_without_its_remedy() -> None:
             packages = {name.partition(".")[0] for name in names} - known
             if packages and id(node) not in guarded:
                 unguarded |= {f"{path.relative_to(ROOT)}: {package}" for package in packages}
-    # The conversion asks for its peers where it compares, in words of its own.
+    # The conversion has its own message for missing packages when it compares.
     assert {line for line in unguarded if not line.startswith("plain_vit/conversion/")} == set()
 
 

@@ -106,7 +106,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {
 
 
 def vit_pytorch_classes() -> Iterator[tuple[str, type[nn.Module]]]:
-    """Hand out every class of the package that can be told what classes to predict, with its file."""
+    """Yield every class of the package with a configurable number of classes, with its file."""
     for info in pkgutil.iter_modules(vit_pytorch.__path__):
         try:
             file = importlib.import_module(f"vit_pytorch.{info.name}")

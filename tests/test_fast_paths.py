@@ -1,4 +1,4 @@
-"""What the model does to be fast, compared with the plain computation."""
+"""Fast paths of the model, compared with the plain computation."""
 
 import json
 import math

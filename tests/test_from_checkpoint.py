@@ -1,4 +1,4 @@
-"""Opening checkpoints: what a file does not say is asked for, what is wrong with it is listed, nothing is guessed."""
+"""Opening checkpoints: missing settings are asked for, errors are listed, nothing is guessed."""
 
 import contextlib
 import dataclasses
@@ -69,7 +69,7 @@ def same_tensors(a: nn.Module, b: nn.Module) -> bool:
 # What the file does not say
 
 
-def test_everything_that_is_open_is_asked_for_at_once(tmp_path: Path) -> None:
+def test_everything_that_is_missing_is_asked_for_at_once(tmp_path: Path) -> None:
     release = vit_pytorch_release("0.6.6")
     theirs = release.ViT(
         image_size=25, patch_size=5, channels=4, num_classes=11, dim=20, depth=3, heads=3, mlp_dim=29, dim_head=10
@@ -273,7 +273,7 @@ def test_reference_of_another_model_is_refused(tmp_path: Path) -> None:
         from_checkpoint(path, **{**SAID, "num_attention_heads": 5}, reference=(images, logits(theirs, images)))
 
 
-def test_reference_that_settles_nothing_says_so(tmp_path: Path) -> None:
+def test_a_reference_that_determines_nothing_says_so(tmp_path: Path) -> None:
     theirs, images = small(depth=1, image_size=(5, 7), pool="mean"), torch.randn(2, 3, 5, 7)  # one token: no attention
     path = saved(theirs.state_dict(), tmp_path)
     with pytest.raises(AmbiguousCheckpointError, match="fits 5 of 8 ways|fits 8 of 8 ways") as caught:
@@ -581,7 +581,7 @@ def test_a_release_that_computed_something_else_is_not_verified_and_named(tmp_pa
     assert "vit 0.10.1: install that release" in note
 
 
-def test_output_that_exists_or_has_a_wrong_name_is_left_alone(tmp_path: Path) -> None:
+def test_existing_or_wrongly_named_output_is_not_touched(tmp_path: Path) -> None:
     ours = from_module(small(), image_size=(15, 28))
     (tmp_path / "vit.pt").write_bytes(b"precious")
     with pytest.raises(OutputError, match="is there already"):

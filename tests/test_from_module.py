@@ -1,4 +1,4 @@
-"""Live modules: what was done to them and their wrappers are read, or refused by name; nothing is dropped."""
+"""Live modules: modifications and wrappers are converted, or refused by name; nothing is dropped."""
 
 import copy
 import functools
@@ -146,7 +146,7 @@ def test_the_epsilon_that_torch_chooses_for_a_root_mean_square_is_read(dtype: to
 
 
 class Backbone(nn.Module):
-    """A classifier of one's own on somebody's features."""
+    """A custom classifier on the features of another model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Doubled(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A parameter of its own, which is no module."""
+    """A module with its own parameter outside any submodule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def test_what_computes_around_a_model_is_refused_and_the_model_itself_opens(
 
 
 class LightningModule(nn.Module):
-    """Stands for Lightning's own, of which the name and the package count."""
+    """Replacement for Lightning's class, of which only the name and the package matter."""
 
 
 LightningModule.__module__ = "lightning.pytorch.core.module"
@@ -248,12 +248,12 @@ class Training(LightningModule):
         lambda model: nn.DataParallel(cast(nn.Module, torch.compile(Training(model)))),
     ],
 )
-def test_known_wrappers_are_seen_through(wrap: Callable[[nn.Module], nn.Module]) -> None:
+def test_known_wrappers_are_unwrapped(wrap: Callable[[nn.Module], nn.Module]) -> None:
     module = simple()
     assert same(from_module(wrap(module)), from_module(module))
 
 
-def test_a_wrapped_head_beside_a_known_wrapper_is_not_dropped() -> None:
+def test_a_wrapped_head_next_to_a_known_wrapper_is_not_dropped() -> None:
     training = Training(simple())
     training.head = nn.Linear(11, 3)
     with pytest.raises(ExportError, match="holds head"):
@@ -334,7 +334,7 @@ def _lora(module: Any) -> None:
 
 
 class Packed(torch.Tensor):
-    """Stands for the tensors of quantised and of sharded weights."""
+    """Replacement for the tensors of quantised and of sharded weights."""
 
 
 def _packed(module: Any) -> None:
@@ -369,7 +369,7 @@ def _tied(module: Any) -> None:
         (_tied, "blocks.0.norm1.weight and blocks.1.norm1.weight are one parameter"),
     ],
 )  # fmt: skip
-def test_what_was_hung_on_a_model_is_refused_by_name(change: Callable[[Any], None], named: str) -> None:
+def test_attachments_of_a_model_are_refused_by_name(change: Callable[[Any], None], named: str) -> None:
     module = plain()
     change(module)
     with pytest.raises(ExportError, match=named):
@@ -439,7 +439,7 @@ def test_a_model_on_the_meta_device_opens(make: Callable[[], nn.Module]) -> None
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
-# What is no model, and what is another's
+# Objects that are not models, and models of other packages
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_a_model_on_the_meta_device_opens(make: Callable[[], nn.Module]) -> None
         (nn.Sequential(), "say format="),
     ],
 )
-def test_what_is_no_model_gets_an_error_of_ours(thing: Any, says: str) -> None:
+def test_non_models_raise_an_error_of_ours(thing: Any, says: str) -> None:
     with pytest.raises(UnknownFormatError, match=says):
         from_module(thing)
 
@@ -518,7 +518,7 @@ def test_a_derived_class_with_a_forward_of_its_own_is_refused() -> None:
         from_module(module)
 
 
-def test_a_copy_of_a_class_is_held_against_the_class_itself() -> None:
+def test_a_copied_class_is_compared_with_the_original() -> None:
     copied = type("SimpleViT", (nn.Module,), dict(vars(vit_pytorch.SimpleViT)) | {"__module__": "my_models"})
     module: Any = nn.Module.__new__(copied)
     module.__dict__.update(simple().__dict__)

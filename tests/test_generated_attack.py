@@ -155,7 +155,7 @@ ODD: list[Any] = [
 
 
 def text(rng: random.Random) -> str:
-    """Return a word that somebody may have thought of."""
+    """Return a plausible word."""
     kind = rng.randrange(4)
     if kind == 0:
         return rng.choice(TEXTS)
@@ -176,7 +176,7 @@ def odd(rng: random.Random, depth: int = 3) -> Any:
 
 
 def name_with_a_number(rng: random.Random, name: str) -> str:
-    """Put a number or a word in the place of a part of a name, beside it or before all."""
+    """Replace a part of a name by a number or a word, or insert one next to it or at the start."""
     parts = re.split(r"(?<=[./_])|(?=[./_])", name)
     numbers = [index for index, part in enumerate(parts) if part.isdigit()]
     place = rng.choice(numbers) if numbers and rng.random() < 0.7 else rng.randrange(len(parts))
@@ -185,7 +185,7 @@ def name_with_a_number(rng: random.Random, name: str) -> str:
     return "".join(parts)
 
 
-# ---- attacks: each makes files and returns the words of a command ----
+# ---- attacks: each makes files and returns the arguments of a command ----
 
 
 def words_for(rng: random.Random, source: Path, base: str, bases: Path, place: Path) -> list[str]:
@@ -245,7 +245,7 @@ def attack_many(rng: random.Random, bases: Path, place: Path) -> list[str]:
 
 
 def attack_shapes(rng: random.Random, bases: Path, place: Path) -> list[str]:
-    """Huge shapes: expanded tensors, headers that promise, zero beside huge."""
+    """Huge shapes: expanded tensors, false headers, zero next to huge."""
     base = rng.choice([*FILES, *FOLDERS])
     tensors = tensors_of(bases, base)
     names = rng.sample(list(tensors), min(len(tensors), rng.choice([1, 3])))
@@ -330,7 +330,7 @@ def attack_labels(rng: random.Random, bases: Path, place: Path) -> list[str]:
 
 
 def attack_card(rng: random.Random, bases: Path, place: Path) -> list[str]:
-    """The page of the source, of which licence and title are read."""
+    """The source's model card, from which licence and title are read."""
     base = rng.choice(["timm", "transformers", "ours"])
     source = Path(shutil.copytree(bases / base, place / "source"))
     lines = [f"{rng.choice(['license', 'license_link', 'license_name', 'tags', 'base_model', text(rng)])}: "

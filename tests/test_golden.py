@@ -1,4 +1,4 @@
-"""Folders outlive versions: what every released version saved opens today, with the same numbers."""
+"""Backward compatibility: folders saved by every released version open today, with the same outputs."""
 
 import warnings
 from pathlib import Path

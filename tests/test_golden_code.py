@@ -1,4 +1,4 @@
-"""Folders that older versions saved with their code: it opens them alone, and today's replaces it whole.
+"""Folders saved by older versions with their code: they open with it alone, and the current code replaces it.
 
 The code of each version, as its `save_pretrained` wrote it, is in `tests/golden/code-VERSION.zip`.
 """

@@ -1,4 +1,4 @@
-"""What needs a GPU: the same numbers there, half precision, flash attention, compilation, training.
+"""Tests that need a GPU: the same outputs there, half precision, flash attention, compilation, training.
 
 Without one every test here is skipped. `make test` runs them where there is one.
 """

@@ -1,4 +1,4 @@
-"""Broken, mistaken and hostile files get a documented error: nothing is run, nothing hangs, little memory is taken."""
+"""Broken and malicious files raise a documented error: nothing is run, nothing hangs, little memory is used."""
 
 import os
 import resource
@@ -42,7 +42,7 @@ def test_a_bad_file_gets_the_error_that_names_it_and_its_remedy(
     assert PAYLOAD not in os.listdir(tmp_path)
 
 
-def test_the_payload_of_the_hostile_files_does_run_where_nobody_takes_care(
+def test_the_payload_of_the_hostile_files_does_run_without_protection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without this the tests above could pass on a payload that does nothing."""
@@ -98,7 +98,7 @@ def test_a_torch_too_old_to_read_pickles_safely_reads_none(tmp_path: Path, monke
 
 
 def test_compressed_zeros_within_the_limit_are_read(tmp_path: Path) -> None:
-    """The zeroed heads of real checkpoints shrink a thousandfold; they are no bomb."""
+    """The zeroed heads of real checkpoints compress a thousandfold; they are not decompression bombs."""
     np.savez_compressed(tmp_path / "head.npz", kernel=np.zeros((21843, 768), np.float32))
     tensors = read_checkpoint(tmp_path / "head.npz").tensors
     assert (tmp_path / "head.npz").stat().st_size < tensors.nbytes / 900

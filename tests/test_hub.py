@@ -214,7 +214,7 @@ def test_a_timm_repository_opens(hub: HubEndpoint, tmp_path: Path) -> None:
 # ---- what is sent and what is not ----
 
 
-def test_a_dry_run_lists_what_would_be_sent_and_asks_nobody(folder: Path) -> None:
+def test_a_dry_run_lists_the_files_and_contacts_no_server(folder: Path) -> None:
     (folder / "checkpoints" / "step_00000007").mkdir(parents=True)
     (folder / "checkpoints" / "step_00000007" / "model.safetensors").write_bytes(b"x")
     (folder / "optimizer.bin").write_bytes(b"x")
@@ -471,7 +471,7 @@ def test_a_page_that_a_person_edited_on_the_hub_stays(hub: HubEndpoint, folder: 
     assert is_untouched(hub.files(REPO)["README.md"])
 
 
-def test_a_page_that_nobody_edited_is_brought_up_to_date(hub: HubEndpoint, folder: Path) -> None:
+def test_an_unedited_model_card_is_updated(hub: HubEndpoint, folder: Path) -> None:
     push_folder(folder, REPO)
     write_card(folder, ModelFacts(license="mit"))
     push_folder(folder, REPO)
@@ -569,9 +569,7 @@ def test_somebody_elses_change_is_not_overwritten(
     assert torch.equal(logits(from_checkpoint(REPO).model), logits(build(0)))
 
 
-def test_tokens_and_permissions_are_said_clearly(
-    hub: HubEndpoint, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_and_permission_errors_are_clear(hub: HubEndpoint, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for token, says in [
         ("hf_wrong", "token was refused"),
         ("hf_read", "may not write"),
@@ -596,7 +594,7 @@ def test_private_is_never_pushed_into_a_public_repository(hub: HubEndpoint, fold
         push_folder(folder, "alice/other", token="hf_mallory")
 
 
-def test_without_a_network_it_is_said(
+def test_without_a_network_the_error_says_so(
     hub: HubEndpoint, folder: Path, slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.close()
@@ -699,7 +697,7 @@ def test_mistakes_at_a_push_have_exit_codes_and_no_stack_trace(
     assert "Traceback" not in printed
 
 
-def test_the_license_and_the_base_of_a_source_on_the_hub_stand_on_the_page(hub: HubEndpoint, tmp_path: Path) -> None:
+def test_license_and_base_of_a_source_on_the_hub_are_in_the_model_card(hub: HubEndpoint, tmp_path: Path) -> None:
     theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=5, depth=2)
     timm.models.save_for_hf(randomize_(theirs), tmp_path / "timm", safe_serialization=True)
     (tmp_path / "timm" / "README.md").write_text(

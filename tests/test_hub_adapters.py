@@ -103,7 +103,7 @@ def test_a_model_with_an_adapter_of_transformers_pushes_itself(hub: HubEndpoint,
     assert metadata(files["README.md"])["base_model"] == BASE
 
 
-def test_the_image_processor_beside_an_adapter_goes_along(hub: HubEndpoint, tmp_path: Path) -> None:
+def test_the_image_processor_next_to_an_adapter_goes_along(hub: HubEndpoint, tmp_path: Path) -> None:
     push_folder(save_base(tmp_path), BASE)
     folder = save_adapter(tmp_path / "adapter", BASE)
     PlainViTImageProcessor(size={"height": 24, "width": 56}).save_pretrained(folder)
@@ -127,7 +127,7 @@ def test_a_base_in_a_local_folder_is_refused_in_one_line_that_says_what_to_do(hu
     ["/home/bob/base", "./base", "../base", "~/base", "C:\\Users\\bob\\base", "file:///home/bob", "runs/2026/base",
      "", ".", "a b", "\x1b[31mred", "x" * 300, None, 7, ["alice/base"]],
 )  # fmt: skip
-def test_what_is_no_id_of_the_hub_is_no_base(base: object, local: Path) -> None:
+def test_an_invalid_hub_id_is_not_a_base(base: object, local: Path) -> None:
     path = local / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base}))
     with pytest.raises(CheckpointError, match="base_model_name_or_path") as caught:
@@ -144,7 +144,7 @@ def test_a_relative_folder_that_looks_like_an_id_is_refused(
         push_folder(local, REPO, dry_run=True)
 
 
-def test_of_a_base_in_the_cache_of_the_hub_the_id_is_said(hub: HubEndpoint, tmp_path: Path) -> None:
+def test_a_base_in_the_hub_cache_is_named_by_its_id(hub: HubEndpoint, tmp_path: Path) -> None:
     push_folder(save_base(tmp_path), BASE)
     folder = save_adapter(tmp_path / "adapter", snapshot_download(BASE))
     with pytest.raises(CheckpointError, match=f"write '{BASE}' there"):
@@ -167,7 +167,7 @@ def test_a_base_that_is_not_on_the_hub_is_refused_before_a_repository_is_made(
     assert set(hub.files(REPO)) == ARRIVES
 
 
-def test_an_adapter_beside_a_whole_model_needs_a_base_too(local: Path, tmp_path: Path) -> None:
+def test_an_adapter_next_to_a_whole_model_needs_a_base_too(local: Path, tmp_path: Path) -> None:
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / "base" / name).write_bytes((local / name).read_bytes())
     with pytest.raises(CheckpointError, match="push the base model"):
@@ -177,7 +177,7 @@ def test_an_adapter_beside_a_whole_model_needs_a_base_too(local: Path, tmp_path:
 # ---- the page ----
 
 
-def test_what_a_person_wrote_stays(hub: HubEndpoint, tmp_path: Path) -> None:
+def test_text_written_by_hand_is_kept(hub: HubEndpoint, tmp_path: Path) -> None:
     hub.add_repository(BASE)
     folder = save_adapter(tmp_path / "adapter", save_base(tmp_path), base_model_name_or_path=BASE)
     page = (folder / "README.md").read_text().replace(str(tmp_path / "base"), BASE)

@@ -1,4 +1,4 @@
-"""The Hub that the tests talk to answers huggingface_hub's own client as the real one does."""
+"""The local Hub of the tests behaves like the real one for huggingface_hub's own client."""
 
 import subprocess
 import sys
@@ -173,7 +173,7 @@ def test_another_process_meets_it_too_and_works_offline_afterwards(hub: HubEndpo
     assert run(offline=True).stdout == online.stdout
 
 
-def test_where_nobody_answers_it_is_a_connection_error(hub: HubEndpoint, api: HfApi) -> None:
+def test_without_an_answer_it_is_a_connection_error(hub: HubEndpoint, api: HfApi) -> None:
     hub.close()
     with pytest.raises(LocalEntryNotFoundError):
         huggingface_hub.hf_hub_download("alice/model", "config.json")

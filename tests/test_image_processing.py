@@ -399,7 +399,7 @@ def test_urls_are_opened_as_files_are(backend: type, server: str, folder: Path) 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_no_image_is_refused(backend: type, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_image_is_refused(backend: type, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         backend()(tmp_path / "missing.png")
     (tmp_path / "text.png").write_text("not an image")
@@ -495,7 +495,7 @@ def test_the_backend_of_pillow_refuses_to_resize_with_torch() -> None:
         PlainViTImageProcessorPil(resize_with="torch")
 
 
-# On other devices; "meta" stands for an accelerator, test_gpu.py has one
+# On other devices; "meta" replaces an accelerator, test_gpu.py uses a real one
 
 
 def test_tensors_elsewhere_are_prepared_there_and_images_can_be_sent_there() -> None:

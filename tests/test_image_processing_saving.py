@@ -188,14 +188,14 @@ def test_settings_survive_saving_exactly(backend: str, tmp_path: Path) -> None:
     assert CLASSES[backend].from_pretrained(tmp_path).to_dict() == processor.to_dict()
 
 
-def test_saving_beside_a_config_of_another_model_names_the_class(tmp_path: Path) -> None:
+def test_saving_next_to_a_config_of_another_model_names_the_class(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     PlainViTImageProcessorPil(**SETTINGS).save_pretrained(tmp_path)
     assert contents(tmp_path)["auto_map"] == AUTO_MAP
     assert type(AutoImageProcessor.from_pretrained(tmp_path, backend="pil")) is PlainViTImageProcessorPil
 
 
-def test_settings_given_on_loading_stand_above_those_of_the_file(saved: Path) -> None:
+def test_settings_given_on_loading_override_those_of_the_file(saved: Path) -> None:
     processor = AutoImageProcessor.from_pretrained(saved / "alone", image_std=[1.0, 2.0, 3.0])
     assert processor.image_std == (1.0, 2.0, 3.0)
     assert torch.equal(torch.tensor(processor.image_mean), torch.tensor(SETTINGS["image_mean"]))

@@ -101,7 +101,7 @@ def test_pixels_equal_timms_for_every_tag(tag: str, tmp_path: Path) -> None:
             assert torch.equal(pixels(processor, image), expected)
 
 
-def test_every_tag_of_timms_vits_opens_and_goes_back_to_the_same_settings() -> None:
+def test_every_tag_of_timms_vits_opens_and_exports_back_to_the_same_settings() -> None:
     opened = tags(*ALL_MODULES)
     assert len(opened) >= 463
     for tag in opened:
@@ -152,7 +152,7 @@ def test_one_channel_takes_the_mean_that_all_channels_share_and_refuses_to_choos
         processor_from_timm({}, num_channels=1)
 
 
-def test_image_size_stands_above_the_input_size_of_the_cfg() -> None:
+def test_image_size_overrides_the_input_size_of_the_cfg() -> None:
     processor = processor_from_timm({"crop_pct": 0.9}, image_size=(96, 160))
     assert pixels(processor, noise(331, 257)).shape == (3, 96, 160)
 
@@ -300,7 +300,7 @@ def test_what_timm_cannot_express_is_refused_by_name(processor: BaseImageProcess
     assert any(part in named for named in caught.value.parts)
 
 
-def test_processors_without_normalisation_go_back_to_timm_as_mean_0_and_deviation_1() -> None:
+def test_processors_without_normalisation_export_back_to_timm_as_mean_0_and_deviation_1() -> None:
     back = processor_to_timm(PlainViTImageProcessor(do_normalize=False))
     assert (back["mean"], back["std"]) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 

@@ -1,4 +1,4 @@
-"""A model prepared for inference: its logits, what it gives up, and that its origin stays as it was."""
+"""Models prepared for inference: their logits, what they refuse, and that the original model is unchanged."""
 
 import copy
 from pathlib import Path

@@ -56,7 +56,7 @@ def test_licence_files_of_a_folder_and_of_a_hub_repository_go_with_the_weights(
     bare = vit_pytorch.ViT(image_size=24, patch_size=8, num_classes=5, dim=20, depth=1, heads=3, mlp_dim=24)
     torch.save(bare.state_dict(), source / "bare.pt")
     hints = ["--num-attention-heads", "3", "--image-size", "24", "--patch-size", "8"]
-    assert convert(source / "bare.pt", tmp_path / "from file", *hints) == {}  # what lies next to it may be of another
+    assert convert(source / "bare.pt", tmp_path / "from file", *hints) == {}  # others may belong to another model
     push_folder(tmp_path / "from hub", "alice/vit")
     sent = hub.files("alice/vit")
     assert {name: sent[name] for name in TEXTS} == TEXTS

@@ -1,4 +1,4 @@
-"""The page of a model: the Hub's own validators take it, it says what is known and nothing else, and edits stay."""
+"""Model cards: they pass the Hub's validators, contain known facts only, and manual edits are kept."""
 
 import ast
 import json
@@ -97,7 +97,7 @@ def test_the_metadata_says_everything_that_is_known_and_the_validators_take_it(f
     assert data["widget"][0]["src"].endswith("your-name/insects-vit/resolve/main/curves.png")
 
 
-def test_the_page_tells_what_it_is_where_it_is_from_how_to_load_it_and_what_it_reached(folder: Path) -> None:
+def test_the_model_card_describes_architecture_origin_usage_and_results(folder: Path) -> None:
     write_card(folder, FACTS)
     card = card_of(folder)
     for said in (
@@ -129,7 +129,7 @@ def test_the_page_tells_what_it_is_where_it_is_from_how_to_load_it_and_what_it_r
         ast.parse(block)
 
 
-def test_what_is_not_known_is_left_out(folder: Path) -> None:
+def test_unknown_facts_are_omitted(folder: Path) -> None:
     write_card(folder, ModelFacts())
     data = ModelCard.load(folder / "README.md").data.to_dict()
     assert set(data) == {"library_name", "pipeline_tag", "tags"}
@@ -196,7 +196,7 @@ def test_facts_that_cannot_be_are_refused(wrong: dict[str, Any], error: type[Exc
         ModelFacts(**wrong)
 
 
-def test_pictures_that_are_not_there_and_folders_without_a_model_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_missing_images_and_folders_without_a_model_are_refused(folder: Path, tmp_path: Path) -> None:
     for wrong in ({"curves": {"Loss": "gone.png"}}, {"examples": {"An ant": "gone.png"}}):
         with pytest.raises(ValueError, match="does not exist"):
             write_card(folder, ModelFacts(**wrong))
@@ -205,7 +205,7 @@ def test_pictures_that_are_not_there_and_folders_without_a_model_are_refused(fol
     assert not (tmp_path / "README.md").exists()
 
 
-def test_the_license_of_a_source_is_taken_over_from_its_page(folder: Path) -> None:
+def test_the_license_of_a_source_is_read_from_its_model_card(folder: Path) -> None:
     for text, expected in [
         (
             "---\nlicense: mit\ndatasets: [imagenet-1k, 3, a b]\n---\n# x",
@@ -247,7 +247,7 @@ def test_without_a_page_the_license_is_what_timm_notes(
     assert source_facts(tmp_path)["license"] == "mit"
 
 
-def test_license_and_citations_of_a_folder_of_timm_stand_on_the_page_of_the_converted_one(tmp_path: Path) -> None:
+def test_license_and_citations_of_a_timm_folder_are_in_the_converted_model_card(tmp_path: Path) -> None:
     module = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=24, num_heads=3, depth=1, num_classes=2)
     timm.models.save_for_hf(module, tmp_path / "source", safe_serialization=True)
     entry = "@misc{rw2019timm,\n  author = {Ross Wightman},\n  title = {PyTorch Image Models}\n}"
@@ -351,13 +351,13 @@ def draw_page(folder: Path, draw: random.Random) -> None:
     (folder / "README.md").unlink()
 
 
-def test_what_others_have_named_stays_text(folder: Path) -> None:
+def test_untrusted_text_stays_text(folder: Path) -> None:
     for seed in range(40):
         draw_page(folder, random.Random(seed))
 
 
 @pytest.mark.slow
-def test_what_others_have_named_stays_text_in_a_thousand_draws(folder: Path) -> None:
+def test_untrusted_text_stays_text_in_a_thousand_draws(folder: Path) -> None:
     for seed in range(40, 1040):
         draw_page(folder, random.Random(seed))
 

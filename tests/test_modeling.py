@@ -237,7 +237,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(name: str, reentrant: b
     query = next(module for name, module in model.vit.layers[0].named_modules() if name.endswith("q_proj"))
     query.register_forward_hook(lambda *_: calls.append(1))
     checkpointed = gradients()
-    assert len(calls) == 2  # forward, and once more on the way back
+    assert len(calls) == 2  # forward, and once more in the backward pass
     assert plain.keys() == checkpointed.keys()
     for key in plain:
         assert torch.equal(plain[key], checkpointed[key]), key
@@ -269,7 +269,7 @@ def paper(model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
     return model.classifier(F.dropout(vit.layernorm(z)[:, 0], config.classifier_dropout_prob))
 
 
-def test_each_dropout_stands_where_the_paper_has_it() -> None:
+def test_each_dropout_is_where_the_paper_has_it() -> None:
     config = tiny_config(
         hidden_dropout_prob=0.1, embedding_dropout_prob=0.2, attention_probs_dropout_prob=0.3,
         classifier_dropout_prob=0.4, attn_implementation="eager",
@@ -327,7 +327,7 @@ def test_patch_dropout_keeps_a_share_of_the_patches_and_every_other_token() -> N
     assert not torch.equal(embeddings(pixels()), dropped)
 
 
-def test_patch_dropout_leaves_registers_behind_the_patches_alone() -> None:
+def test_patch_dropout_keeps_registers_after_the_patches() -> None:
     config = tiny_config(patch_dropout_prob=0.7, num_register_tokens=2, register_tokens_last=True)
     embeddings = randomized(config).vit.embeddings.train()
     tokens = embeddings(pixels())
@@ -373,7 +373,7 @@ def test_map_pooling_is_timm_s_attention_pool() -> None:
 
 
 @pytest.mark.parametrize("place", ["before_pooling", "after_pooling", "both", "none"])
-def test_the_final_norm_stands_where_the_config_says(place: str) -> None:
+def test_the_final_norm_is_where_the_config_says(place: str) -> None:
     model = randomized(tiny_config(pooling="mean", final_norm=place)).vit
     outputs = model(pixels(), output_hidden_states=True)
     tokens = outputs.hidden_states[-1]
@@ -388,7 +388,7 @@ def test_the_final_norm_stands_where_the_config_says(place: str) -> None:
     assert norms == {"both": 2, "none": 0}.get(place, 1)
 
 
-def test_the_representation_layer_stands_between_pooling_and_classifier() -> None:
+def test_the_representation_layer_is_between_pooling_and_classifier() -> None:
     model = randomized(tiny_config(representation_size=30))
     outputs = model.vit(pixels())
     dense = model.vit.representation[0]

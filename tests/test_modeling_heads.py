@@ -1,4 +1,4 @@
-"""The heads: classifier and its losses, masked images, backbone; and the helpers for those who look inside."""
+"""The heads: classifier and its losses, masked images, backbone; and the helpers for analysis."""
 
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,7 @@ def test_the_loss_is_over_the_hidden_patches_alone(target: str) -> None:
     hidden, seen = images.clone(), images.clone()
     hidden[0, :, 8:16, 28:42] += 4
     seen[0, :, :8, :14] += 4
-    # What stands under the mask reaches the loss as its target only; the rest reaches it as input only.
+    # Masked pixels affect the loss only as its target, the others only as input.
     reconstruction = model(images, mask).reconstruction
     assert torch.equal(model(hidden, mask).reconstruction, reconstruction)
     assert not torch.equal(model(hidden, mask).loss, loss)

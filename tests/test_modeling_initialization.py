@@ -1,4 +1,4 @@
-"""Fresh weights: whose statistics they have, and that none is forgotten."""
+"""Weight initialisation: the statistics of each source, and that no parameter is forgotten."""
 
 from typing import Any
 
@@ -180,7 +180,7 @@ def test_what_a_checkpoint_lacks_is_drawn_like_a_fresh_model(name: str, initiali
     assert (loaded.classifier.bias == 0.5).all()
     tensors = {**dict(loaded.named_parameters()), **dict(loaded.named_buffers())}
     for key, expected in {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}.items():
-        # New memory holds NaN in the tests (see conftest.py), so a tensor that nobody drew is seen.
+        # New memory holds NaN in the tests (see conftest.py), so an uninitialised tensor is noticed.
         assert tensors[key].isfinite().all(), key
         if key != "classifier.bias" and "lambda" not in key:  # four numbers have no deviation worth the name
             deviation = expected.std(correction=0).item()

@@ -1,4 +1,4 @@
-"""What a model makes of inputs that are not a usual batch of images: none at all, no numbers, another kind of thing."""
+"""Unusual inputs of a model: empty batches, non-numeric values, other types."""
 
 from typing import Any
 
@@ -143,7 +143,7 @@ def test_a_prepared_model_takes_a_batch_of_no_images() -> None:
         (torch.zeros(2, 3, 0, 56), ValueError, "is not a multiple of patch_size"),
     ],
 )
-def test_what_are_no_pixels_is_refused_with_what_is_expected(
+def test_invalid_pixels_are_refused_with_what_is_expected(
     model_class: Any, images: Any, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
@@ -165,9 +165,7 @@ def test_what_are_no_pixels_is_refused_with_what_is_expected(
         (torch.tensor(True), ValueError, "of 2 images"),
     ],
 )
-def test_what_is_no_mask_of_these_images_is_refused(
-    model_class: Any, mask: Any, kind: type[Exception], message: str
-) -> None:
+def test_an_invalid_mask_is_refused(model_class: Any, mask: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         build(model_class)(pixels(), bool_masked_pos=mask)
 

@@ -1,4 +1,4 @@
-"""Live models with one thing exchanged, anything: they open with the numbers that they then have, or are refused."""
+"""Live models with any one part replaced: they open with the outputs of the modified model, or are refused."""
 
 import copy
 import functools
@@ -34,7 +34,7 @@ INHERITED = set(vars(nn.Module()))
 
 
 class Subject(NamedTuple):
-    """A model to exchange something of, how it is looked at, and what its own class leaves to be told."""
+    """A model to mutate, its inputs, and the hints that its class needs."""
 
     make: Callable[[], Any]
     pixels: Callable[[Any], torch.Tensor]
@@ -42,7 +42,7 @@ class Subject(NamedTuple):
 
 
 class Mutation(NamedTuple):
-    """What is exchanged, in words, and how."""
+    """The mutation, in words and as a function."""
 
     title: str
     change: Callable[[Any], None]
@@ -227,7 +227,7 @@ def mutated_models_open_right_or_not_at_all(name: str, count: int) -> Counter[st
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_what_was_exchanged_in_a_model_is_followed_or_refused(name: str) -> None:
+def test_replaced_parts_of_a_model_are_followed_or_refused(name: str) -> None:
     seen = mutated_models_open_right_or_not_at_all(name, 30)
     assert seen["refused"] > 0
     assert seen["equal"] > 0

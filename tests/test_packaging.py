@@ -1,4 +1,4 @@
-"""What is declared, and the wheel: its content, its metadata, its use where the checkout is out of reach."""
+"""Declared dependencies, and the wheel: its content, its metadata, its use without the checkout."""
 
 import ast
 import json
@@ -97,7 +97,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def copy_sources(folder: Path) -> Path:
-    """Copy the checkout: setuptools writes beside the sources, and packs what an old build/ holds."""
+    """Copy the checkout: setuptools writes next to the sources, and packs leftovers of an old build/."""
     hidden = [path.name for path in ROOT.glob(".*") if path.name not in (".ci", ".github")]
     shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*LEFT_BY_TOOLS, *hidden))
     return folder / "source"

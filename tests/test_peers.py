@@ -1,4 +1,4 @@
-"""The tests' own ground: old releases beside the installed one, and modules whose every value differs."""
+"""Test helpers: old releases next to the installed one, and modules with randomised parameters."""
 
 import sys
 from types import ModuleType
@@ -17,7 +17,7 @@ def imported_vit_pytorch() -> dict[str, ModuleType]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_old_release_is_imported_beside_the_installed_one(release: str) -> None:
+def test_old_release_is_imported_next_to_the_installed_one(release: str) -> None:
     before = imported_vit_pytorch()
     old = vit_pytorch_release(release)
     assert imported_vit_pytorch() == before

@@ -1,4 +1,4 @@
-"""From the image file to the logits: what each source makes of a file, the folder made from it makes of it too.
+"""From image file to logits: a converted folder gives the same result as its source.
 
 The sources open files as their loaders do, `Image.open(path).convert("RGB")`. Google is not among them: it resizes with
 TensorFlow, without antialiasing.

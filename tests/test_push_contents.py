@@ -1,4 +1,4 @@
-"""What a push sends: planted secrets, pickles and training states stay here, over real HTTP, in any encoding."""
+"""Content of a push: planted secrets, pickles and training states are not uploaded, over real HTTP, in any encoding."""
 
 import base64
 import html
@@ -96,7 +96,7 @@ def test_the_command_and_the_message_of_the_commit_are_searched(hub: HubEndpoint
     assert not hub.path(REPO, "model").exists()
 
 
-def test_a_secret_of_the_environment_is_known_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_of_the_environment_are_found_by_value(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
     monkeypatch.setenv("HF_TOKEN", "hf_write")
     plant(folder, {"labels.txt": b"ant\n0123456789abcdef0123456789abcdef01234567\n"})

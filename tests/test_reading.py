@@ -150,7 +150,7 @@ def test_a_folder_brings_its_configuration_and_a_file_alone_does_not(tmp_path: P
     assert (file.config, file.preprocessor_config, file.files) == (None, None, (saved,))
 
 
-def test_safetensors_are_preferred_to_a_pickle_beside_them_and_the_report_says_so(tmp_path: Path) -> None:
+def test_safetensors_are_preferred_to_a_pickle_next_to_them_and_the_report_says_so(tmp_path: Path) -> None:
     save_safetensors(some_tensors(), tmp_path).rename(tmp_path / "model.safetensors")
     save_torch({"other": torch.ones(2, 3)}, tmp_path, "pytorch_model.bin")
     checkpoint = read_checkpoint(tmp_path)
@@ -224,7 +224,7 @@ def test_the_model_is_found_in_a_training_checkpoint(
     assert_same(checkpoint.tensors, {f"{names or ''}{name}": value for name, value in some_tensors().items()})
 
 
-def test_what_is_no_tensor_in_a_state_dict_is_reported(tmp_path: Path) -> None:
+def test_non_tensors_in_a_state_dict_are_reported(tmp_path: Path) -> None:
     torch.save(some_tensors() | {"epoch": 3}, tmp_path / "last.pt")
     assert read_checkpoint(tmp_path / "last.pt").notes == ("passed over what is no tensor: epoch",)
 
@@ -237,7 +237,7 @@ def test_one_model_under_two_keys_is_not_ambiguous(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_vit_pytorchs_student_and_teacher_are_told_apart_by_their_owner(suffix: str, tmp_path: Path) -> None:
+def test_vit_pytorchs_student_and_teacher_are_chosen_by_key(suffix: str, tmp_path: Path) -> None:
     vit = vit_pytorch.SimpleViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=1, heads=3, mlp_dim=7)
     learner = randomize_(vit_pytorch.Dino(vit, image_size=16, projection_hidden_size=6, num_classes_K=4))
     state_dict = {name: value.clone() for name, value in learner.state_dict().items()}
@@ -250,7 +250,7 @@ def test_vit_pytorchs_student_and_teacher_are_told_apart_by_their_owner(suffix: 
     assert_same(read, dict(learner.get_submodule("teacher_encoder.net").state_dict()))
 
 
-def test_a_key_that_leads_nowhere_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
+def test_an_unknown_key_is_an_error_that_lists_the_existing_ones(tmp_path: Path) -> None:
     torch.save({"model": some_tensors(), "ema": some_tensors()}, tmp_path / "last.pt")
     with pytest.raises(CheckpointError, match="nothing called 'teacher'; it holds 'model', 'ema'"):
         read_checkpoint(tmp_path / "last.pt", key="teacher")

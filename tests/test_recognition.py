@@ -1,4 +1,4 @@
-"""Files under other names: of which format they are, what does not open, and the `key=` that would settle it."""
+"""Recognition of files: their format, unsupported models, and the `key=` that selects a model."""
 
 import re
 from collections.abc import Callable
@@ -66,9 +66,7 @@ def opened_or_refused(path: Path, **options: Any) -> type[PlainViTError] | None:
 
 @pytest.mark.parametrize("said", FORMATS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_file_of_another_format_than_is_said_is_refused_with_the_one_that_it_looks_like(
-    name: str, said: str, tmp_path: Path
-) -> None:
+def test_a_wrong_format_is_refused_and_the_likely_one_named(name: str, said: str, tmp_path: Path) -> None:
     path = file_of(name, tmp_path)
     if said == name:
         assert opened_or_refused(path, format=said) is not UnknownFormatError
@@ -78,7 +76,7 @@ def test_a_file_of_another_format_than_is_said_is_refused_with_the_one_that_it_l
 
 
 @pytest.mark.parametrize("said", FORMATS)
-def test_a_file_of_no_format_is_refused_whatever_is_said(said: str, tmp_path: Path) -> None:
+def test_a_file_of_no_known_format_is_refused_with_any_hint(said: str, tmp_path: Path) -> None:
     torch.save({"a.weight": torch.ones(3, 5), "b.weight": torch.ones(5)}, tmp_path / "own.pt")
     with pytest.raises(UnknownFormatError, match=f"not have the names of {said}: its tensors are 'a.weight', 'b.w"):
         from_checkpoint(tmp_path / "own.pt", format=said)
@@ -127,7 +125,7 @@ def test_two_models_side_by_side_are_both_named(tmp_path: Path) -> None:
         from_checkpoint(tmp_path / "both.pt")
 
 
-def test_a_bare_file_of_our_own_names_is_told_from_others(tmp_path: Path) -> None:
+def test_a_bare_file_with_our_own_names_is_recognised(tmp_path: Path) -> None:
     model = PlainViTForImageClassification(
         PlainViTConfig(hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20, image_size=16,
                        patch_size=4)

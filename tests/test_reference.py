@@ -1,4 +1,4 @@
-"""`reference=`: the one way to read a file that gives known logits is found, and what cannot be found is said."""
+"""`reference=`: missing settings are found from known logits, or the error says why not."""
 
 import json
 from pathlib import Path
@@ -146,7 +146,7 @@ def test_smaller_images_than_the_models_leave_its_size_open(tmp_path: Path) -> N
     assert found.report.config.num_attention_heads == 3
 
 
-def test_a_candidate_that_does_not_load_is_none(tmp_path: Path) -> None:
+def test_a_candidate_that_does_not_load_is_dropped(tmp_path: Path) -> None:
     theirs = vit_pytorch_release("0.7.6").ViT(
         image_size=25, patch_size=5, num_classes=7, dim=24, depth=2, heads=3, dim_head=8, mlp_dim=20
     )

@@ -1,4 +1,4 @@
-"""The scripts beside fine-tuning: evaluating a classifier, and pre-training on hidden patches."""
+"""The other training scripts: evaluating a classifier, and masked pre-training."""
 
 import json
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_evaluation_gives_the_numbers_of_scikit_learn(classifier, tmp_path, caps
 
 
 def test_two_processes_evaluate_every_image_once(classifier, tmp_path):
-    # 360 images are no multiple of 26: the last batches are padded.
+    # 360 images are not a multiple of 26: the last batches are padded.
     one = evaluation.evaluate(evaluation.EvaluateArguments(model=str(classifier), dataset="digits", batch_size=26))
     launch(
         "evaluate_image_classification", TORCHRUN, model=classifier, dataset="digits", batch_size=26, num_processes=2,
@@ -155,7 +155,7 @@ def test_corruption_hides_exchanges_and_leaves_the_shares_of_the_paper():
     assert counts.max() < 140
 
 
-def test_masked_blocks_stand_as_squares():
+def test_masked_blocks_are_squares():
     corruption = Corruption(0.6, block=2)
     predicted, hidden, seen = draw_corruption((6, 8), corruption, torch.Generator().manual_seed(0))
     blocks = predicted.view(3, 2, 4, 2).permute(0, 2, 1, 3).flatten(2)
@@ -299,7 +299,7 @@ def test_two_processes_learn_what_one_learns(model_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_pretraining_goes_on_to_the_same_bits(model_folder, tmp_path):
+def test_killed_pretraining_resumes_to_the_same_bits(model_folder, tmp_path):
     options = {**SHORT, "model": model_folder, "steps": 40, "evaluations": 4, "checkpoint_every": 4, "crop_scale": 0.7,
                "horizontal_flip": 0.5, "gradient_accumulation_steps": 2, "log_every": 3, "num_workers": 1}  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"

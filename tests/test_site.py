@@ -1,4 +1,4 @@
-"""The documentation as a site: built without a warning, complete, of its own files alone, readable on a telephone."""
+"""The documentation as a site: built without a warning, complete, self-contained, readable on a phone."""
 
 import functools
 import http.server

@@ -1,4 +1,4 @@
-"""A further source of checkpoints, in one class and one entry of the registry, that nothing else knows of."""
+"""An additional source of checkpoints, in one class and one entry of the registry, without other changes."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path

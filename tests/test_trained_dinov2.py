@@ -1,4 +1,4 @@
-"""Weights that were really trained, on photographs: ONNX graph, transformers, ours and timm compute the same.
+"""Trained weights on photographs: ONNX graph, transformers, ours and timm compute the same.
 
 Nothing here is random but the mask token, which no output reads. What training makes of a model, random weights have
 not: channels far larger than the others, norms that depend on few of them, positions that are smooth.
@@ -121,7 +121,7 @@ def test_every_stage_is_transformers_own(dtype: torch.dtype, case: Case, folder:
 
 
 def test_the_weights_were_trained(folder: Path, stock: Any) -> None:
-    """A channel of the last block stands out as no random weights have it, and neighbouring positions are alike."""
+    """The last block has an outlier channel unlike random weights, and neighbouring positions are similar."""
     stages = capture_stages(stock, prepared(folder, (SMALL, ("grace_hopper",))))
     channels = stages["layer 11"][0].abs().amax(dim=0)
     assert channels.max() > 5 * channels.median()
@@ -130,7 +130,7 @@ def test_the_weights_were_trained(folder: Path, stock: Any) -> None:
     assert cosine(table[:, 1:], table[:, :-1], dim=-1).mean() > 0.9 > 0.5 > cosine(table[0], table[36], dim=-1).mean()
 
 
-def test_the_way_back_is_exact(folder: Path, stock: Any, tmp_path: Path) -> None:
+def test_the_export_is_exact(folder: Path, stock: Any, tmp_path: Path) -> None:
     converted = from_checkpoint(folder)
     to_checkpoint(converted.model, tmp_path / "back", format="transformers", image_processor=converted.image_processor)
     before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")

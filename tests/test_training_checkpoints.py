@@ -1,4 +1,4 @@
-"""A training checkpoint is complete or absent, at whatever moment the process is killed."""
+"""A training checkpoint is complete or absent, whenever the process is killed."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Data sets: what is opened, which columns are found, how it is split, and what is refused."""
+"""Datasets: sources, columns, splits, and errors."""
 
 import hashlib
 from collections.abc import Iterable
@@ -52,7 +52,7 @@ def labelled_bytes(images: Iterable, labels: Iterable) -> list[tuple[int, bytes]
     return sorted((int(label), image.tobytes()) for image, label in zip(images, labels, strict=True))
 
 
-def test_digits_are_held_out_alike_every_time():
+def test_the_held_out_digits_are_always_the_same():
     first, second = load_splits("digits")["test"], load_splits("digits")["test"]
     assert first["label"][:] == second["label"][:]
     # Results are compared across versions: another split would be another task.
@@ -92,7 +92,7 @@ def test_glyphs_data_set_has_separate_train_and_test_images(monkeypatch):
 # Local data
 
 
-def test_local_sets_open_alike_from_every_layout(tmp_path):
+def test_local_datasets_open_from_every_layout(tmp_path):
     labels = [0, 1, 1, 0, 1, 0]
     saved = save_set(tmp_path / "saved", labels, ["cat", "dog"])
     opened = load_splits(saved)["train"]

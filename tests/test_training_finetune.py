@@ -1,4 +1,4 @@
-"""The fine-tuning script, run as its users run it: in one process or two, killed and resumed, opened afterwards."""
+"""The fine-tuning script as a user runs it: in one process or two, killed and resumed, loaded afterwards."""
 
 import json
 import os
@@ -79,7 +79,7 @@ CASES = {
     [pytest.param(*case, marks=[] if name == "1 process" else pytest.mark.slow) for name, case in CASES.items()],
     ids=CASES,
 )
-def test_killed_run_goes_on_to_the_same_bits(launcher, changes, stock_folder, tmp_path):
+def test_killed_run_resumes_to_the_same_bits(launcher, changes, stock_folder, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     options = {"model": stock_folder, **HARD, **changes}
     if "streaming" in changes:
@@ -110,7 +110,7 @@ def test_termination_saves_and_says_how_to_go_on(launcher, workers, stock_folder
 
 
 @pytest.mark.slow
-def test_run_that_stands_still_says_where(stock_folder, tmp_path):
+def test_a_stalled_run_reports_where_it_hangs(stock_folder, tmp_path):
     options = {**SHORT, "steps": 10_000, "checkpoint_every": 2, "num_workers": 2, "output_dir": tmp_path / "run"}
     process = start(SCRIPT, TORCHRUN, model=stock_folder, **options)
     wait_for_step(process, tmp_path / "run", 2)
@@ -139,7 +139,7 @@ def test_run_that_stands_still_says_where(stock_folder, tmp_path):
 def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(
     launcher, changes, stock_folder, tmp_path, monkeypatch
 ):
-    # 360 images are no multiple of 26: the last batches are padded. SGD, because the first step of Adam moves all
+    # 360 images are not a multiple of 26: the last batches are padded. SGD, because the first step of Adam moves all
     # weights by the same amount, and then rounding decides between classes that are equally likely.
     options = {**SHORT, "eval_batch_size": 26, "optimizer": "sgd", "learning_rate": 0.1}
     no_dropout = tmp_path / "model"

@@ -1,4 +1,4 @@
-"""What the options of the fine-tuning script do to a run, seen in what it writes."""
+"""Effects of the fine-tuning options, seen in the output of a run."""
 
 import itertools
 import json
@@ -87,7 +87,7 @@ def test_low_rank_run_saves_a_plain_model_that_gives_the_accuracy_it_reports(run
     assert {name.rpartition(".")[0].rpartition(".")[2] for name in changed} == {"q_proj", "v_proj", "classifier"}
 
 
-def test_low_rank_run_goes_on_to_the_same_bits(run, monkeypatch):
+def test_low_rank_run_resumes_to_the_same_bits(run, monkeypatch):
     options = {"lora_rank": 2, "checkpoints_kept": 9, "checkpoint_every": 2}
     whole = run("whole", **options)
     monkeypatch.setattr(classification, "save_classifier", stop)
@@ -220,7 +220,7 @@ def parquet(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_run_with_unreadable_images_goes_on_to_the_same_bits(streaming, num_workers, run, parquet, monkeypatch, capsys):
+def test_run_with_unreadable_images_resumes_to_the_same_bits(streaming, num_workers, run, parquet, monkeypatch, capsys):
     options = {
         "dataset": parquet, "shots_per_class": None, "corrupted": "skip", "steps": 12, "checkpoints_kept": 9,
         "checkpoint_every": 5, "gradient_accumulation_steps": 2, "num_workers": num_workers, "mixup": 0.4,
@@ -272,7 +272,7 @@ def test_stream_that_is_read_by_other_processes_or_balanced_is_refused(run, parq
         run("second", class_balance="loss", **options)
 
 
-def test_copies_that_cannot_be_or_would_be_alike_are_refused(run, parquet, tmp_path):
+def test_impossible_or_identical_copies_are_refused(run, parquet, tmp_path):
     varied = {"crop_scale": 0.5, "repeated_augmentation": 3}
     with pytest.raises(TrainingError, match="A stream gives each image once: omit --streaming, or"):
         run("streamed", dataset=parquet, shots_per_class=None, streaming=True, stream_images=60, **varied)

@@ -1,4 +1,4 @@
-"""From files to training pixels: how much of a file is decoded, which part of it is taken, what a batch becomes."""
+"""From files to training pixels: decoding at reduced size, crops, batches."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""The training loop with a task of its own: a regression in this one file, beside which nothing is changed."""
+"""The training loop with another task: a regression in this one file, without other changes."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -139,7 +139,7 @@ def test_third_task_learns_chooses_and_saves(tmp_path):
     }
 
 
-def test_third_task_goes_on_to_the_same_bits(tmp_path):
+def test_third_task_resumes_to_the_same_bits(tmp_path):
     regress(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         regress(tmp_path / "stopped", stop_after=5)

@@ -177,7 +177,7 @@ def test_soft_targets_weigh_the_losses_of_their_classes():
 
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "bce"])
-def test_balanced_loss_counts_every_class_alike_and_splits_into_parts(kind):
+def test_balanced_loss_counts_every_class_equally_and_splits_into_parts(kind):
     labels = torch.tensor([0, 0, 0, 0, 0, 2, 2, 3])
     weights = balancing_weights(labels.tolist(), 4)
     assert weights[1] == 0
@@ -453,7 +453,7 @@ def test_number_of_augmentation_layers_and_three_augment_take_effect():
     assert all(pixels.shape == (3, 24, 16) and pixels.min() >= -1 and pixels.max() <= 1 for pixels in three)
 
 
-def test_balanced_stream_draws_classes_alike_and_goes_on_where_it_was_left():
+def test_balanced_stream_draws_classes_equally_and_resumes_where_it_stopped():
     labels = [0] * 50 + [1] * 5 + [4] * 2
     drawn = list(ShuffledStream(57, length=57 * 30, seed=1, balanced_by=labels))
     counts = np.bincount([labels[row] for _, row, *_ in drawn], minlength=5)

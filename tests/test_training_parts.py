@@ -1,4 +1,4 @@
-"""The parts of a training run: order and augmentation, optimizer groups, schedule, heads, evaluation, files."""
+"""Parts of a training run: order and augmentation, optimizer groups, schedule, heads, evaluation, files."""
 
 import itertools
 import json
@@ -80,7 +80,7 @@ def test_stream_visits_every_row_once_per_epoch_in_another_order():
     assert len(orders[3]) == 2
 
 
-def test_stream_goes_on_where_it_was_left():
+def test_stream_resumes_where_it_stopped():
     whole = list(ShuffledStream(7, length=30, seed=5))
     for start in (0, 6, 7, 20, 30):
         rest = ShuffledStream(7, length=30, seed=5, start=start)
@@ -123,7 +123,7 @@ def test_copies_are_drawn_in_the_order_of_timm():
     assert [renamed[row] for row in rows] == [row for step in zip(*processes, strict=True) for row in step]
 
 
-def test_copies_share_a_batch_and_no_image_stands_beside_itself():
+def test_copies_share_a_batch_and_are_never_adjacent():
     for batch in in_batches(ShuffledStream(60, length=600, seed=5, repeats=3, batch_size=12), 12):
         rows = [row for _, row, *_ in batch]
         assert rows == rows[:4] * 3
@@ -141,7 +141,7 @@ def test_copies_share_a_batch_and_no_image_stands_beside_itself():
 
 @pytest.mark.parametrize("balanced_by", [None, [0] * 20 + [1] * 3], ids=["shuffled", "balanced"])
 @pytest.mark.parametrize("batch_size", [1, 12, 31])
-def test_stream_of_copies_goes_on_where_it_was_left(batch_size, balanced_by):
+def test_stream_of_copies_resumes_where_it_stopped(batch_size, balanced_by):
     options = {"length": 93, "seed": 5, "repeats": 3, "batch_size": batch_size, "balanced_by": balanced_by}
     whole = list(ShuffledStream(23, **options))
     for start in range(94):

@@ -1,4 +1,4 @@
-"""What a person sees of a run: the bar, the table, the trackers, and the report."""
+"""Visible output of a run: progress bar, table, trackers, and report."""
 
 import base64
 import importlib.util
@@ -87,7 +87,7 @@ class Page(HTMLParser):
 
 
 class Clock:
-    """A clock that goes on when it is told to."""
+    """A clock that is advanced manually."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -135,7 +135,7 @@ def test_bar_and_table_show_what_was_measured(clock, capsys):
     assert head.split() == "epoch validation loss lr images/s time".split()  # noqa: SIM905
     assert first.split() == ["1.0", "1.5", "3.00e-04", "15", "00:02"]
     assert second.split() == ["2.0", "1.25", "1.00e-04", "10", "01:05"]
-    assert len(head) == len(first) == len(second)  # columns stand below each other
+    assert len(head) == len(first) == len(second)  # columns are aligned
     assert "loss 1.250, accuracy 50.0%, waiting for data 0%" in printed.err
     assert "img/s" in printed.err
 
@@ -304,7 +304,7 @@ def test_vit_image_processor_of_transformers_is_drawn_too(tmp_path):
     assert len(list((run / "report" / "snapshots").iterdir())) == 4  # at 0, 0.5, 1.0 and 1.2 epochs
 
 
-def test_page_escapes_what_it_is_told():
+def test_page_escapes_untrusted_text():
     assert "<title>&lt;b&gt;</title>" in html_page("<b>", "")
 
 
@@ -344,7 +344,7 @@ def test_page_of_the_model_says_what_came_out_and_how(finished, model_folder):
     assert f"(train 70, test {len(test)})" in card.text
     assert "| learning_rate | 0.001 |" in card.text
     assert "distillation" not in card.text
-    for folder in (finished.parent, model_folder.parent):  # whose machine it was is nobody's business
+    for folder in (finished.parent, model_folder.parent):  # the host name is private
         assert str(folder) not in card.text
     for picture in ("curves", "confusion_matrix"):
         assert f"(report/{picture}.png)" in card.text
@@ -436,7 +436,7 @@ def test_dry_run_says_what_the_run_then_does_and_writes_nothing(model_folder, tm
     files = {file.name: file.stat().st_size for file in checkpoint.iterdir()}
     weights = sum(tensor.nbytes for tensor in load_file(checkpoint / "model.safetensors").values())
     assert said["weights"] == said["gradients"] == said["moving average"] == size(weights)
-    # Beside the numbers the files hold random states, and the names and settings of 70 parameters.
+    # Besides the numbers, the files contain random states, and the names and settings of 70 parameters.
     stated = said["a checkpoint"].removeprefix("about ")
     assert stated.endswith(" kB")
     assert 0 < sum(files.values()) - float(stated.removesuffix(" kB")) * 1000 < 80_000
@@ -466,7 +466,7 @@ def test_needs_are_what_a_model_of_known_layers_takes():
     assert needs.disk(checkpoints_kept=0, keeps_best=False) == all_weights
 
 
-def test_lack_of_disk_is_said(tmp_path):
+def test_too_little_disk_space_is_reported(tmp_path):
     needs = Needs(10**18, 0, 0, 0, 0)
     tables = describe_needs(needs, tmp_path / "a" / "b", micro_batch=3, shards=1, checkpoints_kept=1, keeps_best=False)
     assert str(tables["Disk"]["free"]).endswith(f"at {tmp_path}: NOT ENOUGH")

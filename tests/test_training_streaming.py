@@ -103,7 +103,7 @@ def test_stream_that_cannot_say_its_classes_or_be_divided_is_refused(shards):
         load_classification_data("digits", label_names=str(shards.parent / "names.txt"))
 
 
-def test_size_of_a_stream_is_what_is_told_where_it_does_not_say(shards):
+def test_size_of_a_stream_is_the_given_one_if_it_does_not_say(shards):
     names = str(shards.parent / "names.txt")
     with pytest.raises(DataError, match="set --stream_images"):
         load_classification_data(str(shards), label_names=names, streaming=True)
@@ -121,7 +121,7 @@ def test_every_image_of_a_stream_comes_once_an_epoch_in_another_order(shards):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_stream_goes_on_where_it_was_left(shards, workers):
+def test_stream_resumes_where_it_stopped(shards, workers):
     accelerator, stream = Accelerator(cpu=True), stream_of(shards)
     whole = colours(streamed_batches(images_of(stream), accelerator, count=17, **loading_options(workers)))
     for before in (1, 6, 13):

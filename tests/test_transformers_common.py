@@ -1,4 +1,4 @@
-"""What transformers' own common tests ask of a vision model, as behaviours of ours."""
+"""Behaviour that transformers' common tests require of a vision model."""
 
 import inspect
 import math

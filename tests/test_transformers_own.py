@@ -1,4 +1,4 @@
-"""Our model classes pass the common tests by which transformers holds its own models together."""
+"""Our model classes pass transformers' own common tests."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Saving and loading in every form that transformers knows; nothing old is left, nothing is lost on the way."""
+"""Saving and loading in every form that transformers knows; without stale files or lost data."""
 
 import copy
 import json
@@ -254,7 +254,7 @@ def test_copies_and_pickles_compute_the_same() -> None:
         assert other(pixels(), labels=torch.tensor([1, 2])).loss == model(pixels(), labels=torch.tensor([1, 2])).loss
 
 
-def test_weights_given_beside_the_folder_are_used() -> None:
+def test_weights_given_next_to_the_folder_are_used() -> None:
     model = build()
     loaded: Any = PlainViTForImageClassification
     loaded = loaded.from_pretrained(None, config=model.config, state_dict=model.state_dict())

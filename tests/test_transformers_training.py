@@ -1,4 +1,4 @@
-"""Training by other people's tools: the Hugging Face Trainer, PEFT, torchao."""
+"""Training with third-party tools: the Hugging Face Trainer, PEFT, torchao."""
 
 import os
 import subprocess
@@ -239,5 +239,5 @@ def test_peft_knows_what_to_adapt_once_it_was_registered() -> None:
         assert {layer.split(".attention.")[1].split(".")[0] for layer in layers} == {"q_proj", "v_proj"}
     constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["plain_vit"] = ["fc1"]
     register_lora_targets()
-    assert constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["plain_vit"] == ["fc1"]  # somebody's own stays
+    assert constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["plain_vit"] == ["fc1"]  # kept
     del constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["plain_vit"]

@@ -220,7 +220,7 @@ def test_with_the_package_pipelines_ask_for_no_trust(root: Path, monkeypatch: py
     assert difference(pooled, build("plain").vit(prepared).pooler_output) < 1e-6
 
 
-def test_hub_files_import_nothing_that_a_stranger_may_lack() -> None:
+def test_hub_files_import_only_what_every_user_has() -> None:
     allowed = {"torch", "torchvision", "transformers", "huggingface_hub", "numpy", "PIL", *sys.stdlib_module_names}
     for file in (*HUB_FILES, "image_processing_plain_vit.py"):
         for node in ast.walk(ast.parse((Path(plain_vit.__path__[0]) / file).read_text())):
@@ -283,7 +283,7 @@ from tests.tiny import SIZES, pixels
 class InMain(mine.Unregistered):
     pass
 
-config = PlainViTConfig(**SIZES)  # one for several models: what one save writes into it is not taken over by the next
+config = PlainViTConfig(**SIZES)  # shared by several models: changes by one save must not leak into the next
 for name, kind, config in (
     ("registered", mine.Registered, config),
     ("of_registered", mine.OfRegistered, config),

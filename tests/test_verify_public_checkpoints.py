@@ -1,4 +1,4 @@
-"""The script that anyone with a network runs: here on checkpoints of every source that the test itself saves."""
+"""The script that verifies public checkpoints, run on local checkpoints of every source."""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,4 @@
-"""Bare files of vit-pytorch, every question answered truthfully: the module's numbers, or refused; nothing else."""
+"""Bare files of vit-pytorch, opened with correct hints: the module's outputs, or refused."""
 
 import importlib
 import inspect
@@ -25,7 +25,7 @@ SAME = {"simple_flash_attn_vit": "simple_vit", "simple_vit_with_patch_dropout": 
 
 
 class FirstOutput(nn.Module):
-    """A model that gives a loss beside its logits, and image by image, as the first release takes them."""
+    """A model that returns a loss with its logits, called image by image, as the first release requires."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -142,7 +142,7 @@ def test_a_file_of_any_class_opens_with_its_numbers_or_is_refused_by_its_name(
 
 
 def classes_of(release: str) -> Iterator[tuple[str, type[nn.Module]]]:
-    """Hand out the classes of an old release that can be told what classes to predict, with their files."""
+    """Yield the classes of an old release with a configurable number of classes, with their files."""
     for path in sorted((FOLDER / f"vit_pytorch-{release}" / "vit_pytorch").glob("*.py")):
         if path.stem == "__init__":
             continue

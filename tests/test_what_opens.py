@@ -1,4 +1,4 @@
-"""The table of what opens is made of what the sweeps recorded, and of nothing less."""
+"""The table of supported checkpoints is generated from complete sweep records."""
 
 import importlib
 import json

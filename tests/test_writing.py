@@ -1,4 +1,4 @@
-"""Whatever goes wrong while writing, what was there before is still there and loads, or the new one does."""
+"""Whatever goes wrong while writing, either the old content is still there and loads, or the new one does."""
 
 import contextlib
 import json
@@ -96,7 +96,7 @@ def in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
 # ---- one writer, no trouble ----
 
 
-def test_a_folder_appears_whole_and_with_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_folder_appears_complete_and_without_leftovers(tmp_path: Path) -> None:
     target = tmp_path / "new" / "model"
     with staged_folder(target) as folder:
         assert folder.parent == target.parent
@@ -302,7 +302,7 @@ def write_as_nobody(target: Path) -> None:
 
 
 def test_a_read_only_folder_is_a_clear_error(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents):  # so that the child, who is nobody, can come here
+    for folder in (tmp_path, *tmp_path.parents):  # so that the child, which runs as user nobody, has access
         if folder.stat().st_uid == os.getuid() and folder != Path("/"):
             folder.chmod(folder.stat().st_mode | 0o055)
     target = tmp_path / "model"
@@ -366,7 +366,7 @@ def test_every_export_to_a_full_disk_leaves_what_was_there(format: str, name: st
     assert {path: path.read_bytes() for path in target.parent.rglob("*") if path.is_file()} == before
 
 
-def test_too_little_room_is_known_before_anything_is_written(tmp_path: Path) -> None:
+def test_too_little_disk_space_is_found_before_anything_is_written(tmp_path: Path) -> None:
     huge = {"a": torch.empty(2**50, device="meta")}
     with pytest.raises(OutputError, match=r"needs 4503599\.6 GB, and .* are free"):
         save_state_dict(huge, tmp_path / "model.safetensors", progress=False)
@@ -453,7 +453,7 @@ def test_killed_at_a_hundred_random_moments_of_two_renames_the_target_comes_back
     survive_kills(tmp_path, 100)
 
 
-def test_interrupted_from_the_keyboard_nothing_is_left_beside_the_target(tmp_path: Path) -> None:
+def test_interrupted_from_the_keyboard_nothing_is_left_next_to_the_target(tmp_path: Path) -> None:
     target = tmp_path / "model"
     write_version(target, 1)
     rng = random.Random(7)
@@ -495,7 +495,7 @@ def interrupted_at_step(step: int, target: Path) -> bool:
     return left <= 0
 
 
-def test_interrupted_at_every_step_of_the_guard_nothing_is_left_beside_the_target(tmp_path: Path) -> None:
+def test_interrupted_at_every_step_of_the_guard_nothing_is_left_next_to_the_target(tmp_path: Path) -> None:
     target, step = tmp_path / "model", 1
     target.mkdir()
     (target / "config.json").write_text(json.dumps({"model_type": "plain_vit", "step": 0}))

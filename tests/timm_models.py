@@ -1,4 +1,4 @@
-"""Small models of timm's entrypoints with every parameter randomised, and what all stages of two models differ by."""
+"""Small models of timm's entrypoints with randomised parameters, and differences of two models at all stages."""
 
 from typing import Any
 

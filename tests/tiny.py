@@ -1,4 +1,4 @@
-"""Small models of every kind, and how two results are compared with each other."""
+"""Small models of every kind, and comparison of results."""
 
 from typing import Any
 

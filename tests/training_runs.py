@@ -1,4 +1,4 @@
-"""What the tests of training share: the example scripts as modules and as processes, and small models for them."""
+"""Helpers of the training tests: the example scripts as modules and as processes, and small models for them."""
 
 import functools
 import importlib.util
@@ -72,7 +72,7 @@ def finish(process: subprocess.Popen[str], limit: float = LIMIT) -> str:
     """Wait for a script and return what it printed.
 
     Raises:
-        AssertionError: It has not ended after so many seconds. All its processes are ended, and say where they stood.
+        AssertionError: It has not ended in time. All its processes are ended and print their stack traces.
     """
     try:
         return process.communicate(timeout=limit)[0]
@@ -124,7 +124,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_bits(one: Path, other: Path) -> None:
-    """Hold the logs and the weights of two runs against each other."""
+    """Compare the logs and the weights of two runs."""
     assert read_log(one) == read_log(other)
     weights, weights_again = weights_of(one), weights_of(other)
     assert weights.keys() == weights_again.keys()

@@ -1,4 +1,4 @@
-"""Small models of every class of transformers that opens, every parameter random, and what two models differ by."""
+"""Small models of every supported class of transformers with randomised parameters, and differences of two models."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -3,7 +3,7 @@
 Run by tests/test_transformers_own.py in a process of its own. `make install` extracts the tests from the source
 distribution of the transformers that is installed, into .peers/transformers-VERSION/transformers_tests. The
 distribution holds the files of the tests' folder itself and none of its subfolders: the mixins for export and for text
-generation are not among them, and stand here empty.
+generation are not among them, and are empty here.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Open a bare file by answering every question truthfully: then the numbers are the source's, or it is refused.
+"""Opening a bare file with correct answers to every question: it gives the source's outputs, or is refused.
 
 What is asked and what the answer is differ from source to source: each has an oracle, a function that knows how the
 model was built. The loop and the comparison are the same for all.
