@@ -1,4 +1,4 @@
-"""How long `plain-vit convert --no-verify` takes beside copying the file and syncing it to the disk, for a ViT-L."""
+"""Benchmark of `plain-vit convert --no-verify` for a ViT-L, compared with copying and syncing the file."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def copying(source: Path, target: Path) -> Callable[[], None]:
 
 
 def converting(source: Path, target: Path, options: dict[str, Any]) -> Callable[[], None]:
-    """Convert a checkpoint as the command does."""
+    """Convert a checkpoint like the command."""
 
     def take_turn() -> None:
         with staged_folder(target, force=True) as folder:

@@ -1,4 +1,4 @@
-"""What more work costs: forward time against tokens, batch and depth; memory of a training step against the batch."""
+"""Benchmark of cost: forward time by tokens, batch and depth; memory of a training step by batch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -67,7 +67,7 @@ def tokens(side: int) -> int:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--quick", action="store_true", help="three turns of the smaller settings; no picture")
+    options.add_argument("--quick", action="store_true", help="three turns of the smaller settings; no figure")
     chosen = options.parse_args()
     turns = min(3, chosen.turns) if chosen.quick else chosen.turns
     sides, batches, depths, trained = (

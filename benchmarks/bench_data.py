@@ -1,4 +1,4 @@
-"""From JPEG files to normalised batches for training: images per second of one core.
+"""Benchmark of training data: from JPEG files to normalised batches, in images per second of one core.
 
 python -m benchmarks.bench_data --write
 """
@@ -36,7 +36,7 @@ it resizes the whole image. "Decoding alone" is what Pillow needs for the whole 
 
 
 def photographs(size: tuple[int, int]) -> datasets.Dataset:
-    """Return JPEG files of one size, each with a noise of its own."""
+    """Return JPEG files of one size, each with different noise."""
     rng = np.random.default_rng(0)
     files = []
     for number in range(SIZES[size]):
@@ -51,7 +51,7 @@ def photographs(size: tuple[int, int]) -> datasets.Dataset:
 
 
 def passes(loader: DataLoader, finish: Callable[[torch.Tensor], torch.Tensor] = lambda pixels: pixels) -> Callable:
-    """Return what goes through a loader once."""
+    """Return a function that iterates over a loader once."""
     torch.set_num_threads(1)
 
     def turn() -> None:
@@ -64,7 +64,7 @@ def passes(loader: DataLoader, finish: Callable[[torch.Tensor], torch.Tensor] = 
 
 
 def ours(size: tuple[int, int]) -> Callable[[], object]:
-    """Return what prepares the images as `examples/finetune_image_classification.py` does."""
+    """Return a function that prepares images like `examples/finetune_image_classification.py`."""
     images = photographs(size)
     processor = ViTImageProcessor(image_mean=MEAN, image_std=STD)
     transform = training_transform(processor, crop_scale=0.08, horizontal_flip=0.5)
@@ -74,7 +74,7 @@ def ours(size: tuple[int, int]) -> Callable[[], object]:
 
 
 def one_by_one(size: tuple[int, int], kind: str) -> Callable[[], object]:
-    """Return what prepares one image after the other by the transforms of another package."""
+    """Return a function that prepares images one by one with the transforms of another package."""
     steps: dict[str, Callable[[], Callable[[PIL.Image.Image], torch.Tensor]]] = {
         "transformers' example": lambda: v1.Compose(
             [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)]
@@ -94,13 +94,13 @@ def one_by_one(size: tuple[int, int], kind: str) -> Callable[[], object]:
 
 
 def processor(size: tuple[int, int]) -> Callable[[], object]:
-    """Return what prepares batches by transformers' processor."""
+    """Return a function that prepares batches with transformers' processor."""
     made = ViTImageProcessor(image_mean=MEAN, image_std=STD)
     return passes(loader_of(size, lambda images: made(images, return_tensors="pt")["pixel_values"]))
 
 
 def loader_of(size: tuple[int, int], prepare: Callable[[list[PIL.Image.Image]], torch.Tensor]) -> DataLoader:
-    """Return batches as transformers' example makes them: by `with_transform`."""
+    """Return batches made like in transformers' example, with `with_transform`."""
 
     def pixels(rows: dict[str, Any]) -> dict[str, Any]:
         return {"pixel_values": list(prepare([image.convert("RGB") for image in rows["image"]]))}
@@ -110,7 +110,7 @@ def loader_of(size: tuple[int, int], prepare: Callable[[list[PIL.Image.Image]], 
 
 
 def decoding(size: tuple[int, int]) -> Callable[[], object]:
-    """Return what decodes the files."""
+    """Return a function that decodes the files."""
     files = [row["bytes"] for row in photographs(size).cast_column("image", datasets.Image(decode=False))["image"]]
     return lambda: [PIL.Image.open(io.BytesIO(file)).load() for file in files]
 

@@ -1,4 +1,4 @@
-"""Fine-tuning beside the loop of transformers' own example: same model, data, budget, seeds and hardware.
+"""Benchmark of fine-tuning, compared with the loop of transformers' example: same model, data, budget and seeds.
 
     python -m benchmarks.bench_finetune --write        # --quick: the digits alone
 
@@ -46,7 +46,7 @@ every epoch. "{LARGE}" is a ViT-Ti/16 (ours, and transformers' own) in bf16 auto
 
 
 def ours(model: str, dataset: str, budget: dict[str, Any], record: str) -> Callable[[], object]:
-    """Return what runs our script once more, with the next seed."""
+    """Return a function that runs our script with the next seed."""
     sys.path.insert(0, str(EXAMPLES))
     from finetune_image_classification import FinetuneArguments, finetune
 
@@ -61,7 +61,7 @@ def ours(model: str, dataset: str, budget: dict[str, Any], record: str) -> Calla
 
 
 def example(model: str, dataset: str, budget: dict[str, Any], record: str) -> Callable[[], object]:
-    """Return what runs the loop of transformers' example once more, with the next seed."""
+    """Return a function that runs the loop of transformers' example with the next seed."""
 
     def run(seed: int, folder: str) -> float:
         torch.manual_seed(seed)
@@ -108,7 +108,7 @@ def example(model: str, dataset: str, budget: dict[str, Any], record: str) -> Ca
 
 
 def recorded(run: Callable[[int, str], float], record: str) -> Callable[[], object]:
-    """Return what does a run with the next seed, quietly, and writes its accuracy down."""
+    """Return a function that does a quiet run with the next seed and records its accuracy."""
     accuracies: list[float] = []
 
     def turn() -> None:
@@ -145,7 +145,7 @@ def write_small(folder: str) -> None:
 
 
 def write_large(folder: str) -> None:
-    """Write a ViT-Ti/16 as ours and as transformers' own, with one set of weights, and the images it learns from."""
+    """Write a ViT-Ti/16 as ours and as transformers' own, with the same weights, and its training images."""
     model = PlainViTForImageClassification(PlainViTConfig.from_name("vit-tiny-patch16-224", num_labels=34))
     side = {"height": 224, "width": 224}
     processor = PlainViTImageProcessorPil(size=side, image_mean=[0.5] * 3, image_std=[0.5] * 3)
@@ -163,7 +163,7 @@ def write_large(folder: str) -> None:
 def main() -> None:
     options = parser(__doc__)
     options.set_defaults(turns=3)
-    options.add_argument("--quick", action="store_true", help="the digits alone")
+    options.add_argument("--quick", action="store_true", help="only the digits")
     chosen = options.parse_args()
     results, rows = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -189,7 +189,9 @@ def main() -> None:
             ]
             for result in compare(cases, chosen.turns):
                 seeds = json.loads(Path(folder, result.name.partition(": ")[2]).read_text(encoding="utf-8"))
-                rows.append((result, seeds[1 : 1 + chosen.turns]))  # the first warmed up, the last was weighed
+                rows.append(
+                    (result, seeds[1 : 1 + chosen.turns])
+                )  # the first was the warm-up, the last measured memory
                 results.append(result)
             notes, last = f"{NOTES}\n\n{accuracy_table(rows)}", dataset == datasets[-1]
             # Written after each data set: what was measured stays, should a later one fail or the time run out.

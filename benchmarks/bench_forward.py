@@ -1,4 +1,4 @@
-"""How fast each package's ViT classifies images, with the same weights: eager, prepared for inference, compiled."""
+"""Benchmark of the forward pass of each package's ViT with the same weights: eager, prepared, compiled."""
 
 from collections.abc import Callable
 

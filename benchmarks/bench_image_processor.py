@@ -1,4 +1,4 @@
-"""From opened images to the pixels of a model: images per second of one core.
+"""Benchmark of image processors: from opened images to pixels, in images per second of one core.
 
 python -m benchmarks.bench_image_processor --write
 """
@@ -48,7 +48,7 @@ def opened(size: tuple[int, int]) -> list[PIL.Image.Image]:
 
 
 def batches(size: tuple[int, int], kind: str) -> Callable[[], object]:
-    """Return what prepares one batch."""
+    """Return a function that prepares one batch."""
     torch.set_num_threads(1)
     images = opened(size)
     if kind == "timm":
@@ -59,7 +59,7 @@ def batches(size: tuple[int, int], kind: str) -> Callable[[], object]:
 
 
 def resizing(size: tuple[int, int]) -> Callable[[], object]:
-    """Return what resizes one batch with Pillow and does nothing else."""
+    """Return a function that only resizes one batch with Pillow."""
     images = opened(size)
     width, height = size
     short = (256 * width // height, 256)

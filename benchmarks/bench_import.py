@@ -1,4 +1,4 @@
-"""How long it takes to import the model, beside importing transformers' own ViT."""
+"""Benchmark of the import time, compared with importing transformers' own ViT."""
 
 import subprocess
 import sys

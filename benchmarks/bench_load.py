@@ -1,4 +1,4 @@
-"""How long it takes to open a ViT-L of any source as ours, beside each package opening its own ViT-L."""
+"""Benchmark of loading a ViT-L of any source as ours, compared with each package loading its own."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ this process has: 0 means no copy, 1217 MB one."""
 
 
 def opening(source: Path, how: Callable[..., nn.Module], arguments: dict[str, Any]) -> Callable[[], nn.Module]:
-    """Return what opens a source and reads every weight."""
+    """Return a function that opens a source and reads every weight."""
     check(how(source, **arguments).eval(), source)
 
     def take_turn() -> nn.Module:

@@ -1,4 +1,4 @@
-"""How fast each package's ViT takes a training step, with the same weights: forward, loss, backward, AdamW."""
+"""Benchmark of a training step of each package's ViT with the same weights: forward, loss, backward, AdamW."""
 
 from collections.abc import Callable
 
@@ -57,7 +57,9 @@ def cases(setting: Setting, compiled: bool, checkpointing: bool) -> list[Case]:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--checkpointing", action="store_true", help="of those packages whose classes offer it")
+    options.add_argument(
+        "--checkpointing", action="store_true", help="with gradient checkpointing, for packages that support it"
+    )
     chosen = options.parse_args()
     sweep(
         name_of_run("train-step", options, chosen), "Training step, 224 pixels", NOTES,

@@ -36,11 +36,11 @@ from plain_vit.system import M_MMAP_THRESHOLD, keep_freed_memory
 RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("torch", "transformers", "safetensors", "timm", "vit-pytorch", "torchvision")
 MEGABYTE = 10**6
-LONG_ENOUGH = 0.1  # seconds: what is shorter is repeated within a turn
-SHORT = 1.0  # seconds: what is shorter is weighed three times instead of once
+LONG_ENOUGH = 0.1  # seconds: shorter work is repeated within a turn
+SHORT = 1.0  # seconds: memory of shorter work is measured three times instead of once
 LOAD_BEFORE = os.getloadavg()[0]  # of the last minute, before this process adds its own
 
-MAPPED_FROM = 65536  # allocations of so many bytes and more are mapped, and thus given back when they are freed
+MAPPED_FROM = 65536  # allocations of this many bytes or more are mapped, and returned to the system when freed
 
 # A forked process runs the benchmark's module, imported already, once more, to find its functions under their names.
 warnings.filterwarnings("ignore", "'benchmarks", RuntimeWarning, "runpy")
@@ -48,7 +48,7 @@ warnings.filterwarnings("ignore", "'benchmarks", RuntimeWarning, "runpy")
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time.
+    """One benchmark case.
 
     Args:
         name: How it is called in the table.
@@ -68,7 +68,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a turn needs, in bytes beyond what the process had before it; None where the system does not tell.
+    """Memory of a turn, in bytes on top of the process before it; None if the system does not report it.
 
     Args:
         peak: Resident memory at its highest, files that are mapped included.
@@ -83,7 +83,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Result:
-    """What all turns of a case come to.
+    """Result of all turns of a case.
 
     Args:
         name: Of the case.
@@ -91,7 +91,7 @@ class Result:
         fastest: Of the turns, which is what is left where the machine does other work as well.
         slowest: Of the turns.
         ratio: Of the medians, to the first case.
-        interval: Within which that ratio lies in 95 of 100 draws of as many turns out of those timed.
+        interval: Interval of that ratio in 95 of 100 bootstrap draws of the timed turns.
         ratio_of_fastest: Likewise of the fastest turns.
         limit: As the case says.
         images: As the case says.
@@ -113,7 +113,7 @@ class Result:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the options that all benchmarks have."""
+    """Return a parser of the common options."""
     result = argparse.ArgumentParser(description=description)
     result.add_argument("--turns", type=int, default=7, help="timed turns of each case, after one to warm up")
     result.add_argument("--write", action="store_true", help=f"write the table to {RESULTS.name}/")
@@ -135,7 +135,7 @@ def compare(cases: Sequence[Case], turns: int, at_once: int = 1, keep_memory: bo
     """
     # A forked process has all imports for nothing, but no way to a GPU that its parent has looked at.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
-    os.environ["TQDM_DISABLE"] = "1"  # for the processes, whose bars would run through each other
+    os.environ["TQDM_DISABLE"] = "1"  # for the processes, whose progress bars would overlap
     context.set_forkserver_preload([getattr(sys.modules["__main__"].__spec__, "name", __name__)])
     timed: dict[str, list[float]] = {case.name: [] for case in cases}
     workers = []
@@ -189,7 +189,7 @@ def _result(case: Case, seconds: list[float], first: list[float], memory: Memory
 
 
 def ratio_interval(seconds: Sequence[float], first: Sequence[float]) -> tuple[float, float]:
-    """Return where the ratio of the medians lies in 95 of 100 draws of turns, with replacement, for both the same."""
+    """Return the bootstrap interval of the ratio of the medians (95%), drawing the same turns for both."""
     drawn = np.random.default_rng(0).integers(len(seconds), size=(2000, len(seconds)))
     ratios = np.median(np.array(seconds)[drawn], axis=1) / np.median(np.array(first)[drawn], axis=1)
     low, high = np.quantile(ratios, (0.025, 0.975))
@@ -200,14 +200,14 @@ def _ask(case: Case, connection: Connection) -> Any:
     try:
         answer = connection.recv()
     except EOFError:
-        raise RuntimeError(f"{case.name}: its process ended, perhaps for want of memory") from None
+        raise RuntimeError(f"{case.name}: its process ended, perhaps out of memory") from None
     if isinstance(answer, str):
         raise RuntimeError(f"{case.name} failed:\n{answer}")
     return answer
 
 
 def _serve(connection: Connection, case: Case, keep_memory: bool) -> None:
-    """Prepare a case and take its turns, each when asked to, until the other end closes."""
+    """Prepare a case and run its turns on request, until the connection closes."""
     repeats, seconds = 1, 0.0
     try:
         connection.recv()
@@ -233,7 +233,7 @@ def _serve(connection: Connection, case: Case, keep_memory: bool) -> None:
 def _time(take_turn: Callable[[], object], repeats: int) -> float:
     gc.collect()
     if torch.cuda.is_initialized():
-        take_turn()  # its clock went down, and its memory was given back, while the others had their turns
+        take_turn()  # warm up again: clocks dropped and memory was returned during the other turns
     _synchronize()
     start = time.perf_counter()
     for _ in range(repeats):
@@ -245,7 +245,7 @@ def _time(take_turn: Callable[[], object], repeats: int) -> float:
 
 
 def _weigh(take_turn: Callable[[], object]) -> Memory:
-    """Take a turn in which the C library gives back at once what is freed: what it keeps would hide the peak."""
+    """Run a turn in which the C library returns freed memory at once: memory it keeps would hide the peak."""
     gc.collect()
     library = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
     if library:
@@ -268,7 +268,7 @@ def _weigh(take_turn: Callable[[], object]) -> Memory:
 
 
 def _memory() -> dict[str, int] | None:
-    """Return what Linux says of this process's memory, in bytes."""
+    """Return Linux's memory statistics of this process, in bytes."""
     status = Path("/proc/self/status")
     if not status.exists():
         return None
@@ -279,7 +279,7 @@ def _memory() -> dict[str, int] | None:
 def _forget_peaks() -> None:
     peak = Path("/proc/self/clear_refs")
     if peak.exists():
-        peak.write_text("5")  # VmHWM begins anew
+        peak.write_text("5")  # resets VmHWM
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
 
@@ -294,11 +294,11 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-# Limits of the machine
+# Hardware limits
 
 
 def memory_bandwidth(nbytes: int = 2**28) -> float:
-    """Return the bytes per second that one thread copies, the best of ten times."""
+    """Return the memory bandwidth of one copying thread, in bytes per second, the best of ten runs."""
     source, target = torch.zeros(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
     return nbytes / min(_seconds(lambda: target.copy_(source)) for _ in range(10))
 
@@ -313,7 +313,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def name_of_run(name: str, options: argparse.ArgumentParser, chosen: argparse.Namespace) -> str:
-    """Return a benchmark's name with the options that were given, so that no page takes another's place."""
+    """Return a benchmark's name with the given options, so that no page overwrites another."""
     given: list[str] = []
     for option, value in vars(chosen).items():
         if option not in ("turns", "write") and value != options.get_default(option):
@@ -331,7 +331,7 @@ def rates(results: Sequence[Result], first: str) -> str:
 
 
 def report(name: str, title: str, notes: str, results: Sequence[Result], write: bool, last: bool = True) -> None:
-    """Print a table for people and a line of JSON for programs; write the same to a dated file where asked for.
+    """Print a table for people and a line of JSON for programs; with `write`, also to a dated file.
 
     Args:
         name: Of the run, for the name of the file.
@@ -368,7 +368,7 @@ def slug(environment: Mapping[str, str]) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return a Markdown table with a line for each case."""
+    """Return a Markdown table with a row for each case."""
     gpu = any(result.device is not None for result in results)
     columns = ["case", "median", "fastest", "slowest", "ratio (95%)", "of the fastest", "limit", "peak memory"]
     columns += ["of it its own", *["GPU memory"] * gpu]
@@ -400,7 +400,7 @@ def _size(nbytes: int | None) -> str:
 
 
 def machine() -> dict[str, str]:
-    """Say where and with what a figure was measured."""
+    """Return the environment of the measurement."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = next((line.partition(": ")[2] for line in info.splitlines() if line.startswith("model name")), "")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30

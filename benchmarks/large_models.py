@@ -16,7 +16,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from benchmarks.models import TOLERANCE, logits_of, require_equal
 from plain_vit.conversion import convert_checkpoint
 
-# What the file does not say, as options of `from_checkpoint`.
+# Settings missing in the files, as options of `from_checkpoint`.
 SOURCES: dict[str, dict[str, Any]] = {
     "timm": {},
     "vit_pytorch.pt": {"num_attention_heads": 16, "image_size": 224, "patch_size": 16},
@@ -27,7 +27,7 @@ SOURCES: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def written() -> Iterator[tuple[Path, int]]:
-    """Write all sources to a folder that is removed again; give that and the bytes of the weights of one."""
+    """Write all sources to a temporary folder; yield it and the size of the weights in bytes."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_all(folder)
@@ -61,7 +61,7 @@ def write_all(folder: Path) -> None:
 
 
 def check(model: nn.Module, source: Path) -> None:
-    """Refuse a model that does not say what its source said when it was written.
+    """Refuse a model whose logits differ from those of its source when it was written.
 
     Raises:
         RuntimeError: It does not.

@@ -17,13 +17,13 @@ from plain_vit.conversion import from_module, to_module
 
 PATCHES = {"tiny": 16, "small": 16, "base": 16, "large": 16, "huge": 14}
 PEERS = ("timm", "transformers", "torchvision", "vit_pytorch")
-LARGE = {"cpu": 2048, "cuda": 8192}  # the side of a matrix whose product shows the machine's rate
+LARGE = {"cpu": 2048, "cuda": 8192}  # side of the matrices whose product measures the peak rate
 TOLERANCE = 1e-5  # of the largest logit, in float32
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all packages are given: one of `PATCHES`, how many images at once, in which dtype, where."""
+    """Setting of a measurement: one of `PATCHES`, batch size, dtype, device."""
 
     size: str
     batch: int
@@ -46,7 +46,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def build(package: str, size: str) -> Any:
-    """Return a ViT for 224 pixels and 1000 classes, after its logits were found equal to ours.
+    """Return a ViT for 224 pixels and 1000 classes, after checking that its logits equal ours.
 
     timm, transformers, torchvision and ours have one set of weights. vit-pytorch's ViT has no biases in query, key and
     value, and two norms more; its own weights are converted to ours to be checked.
@@ -84,7 +84,7 @@ def build(package: str, size: str) -> Any:
 
 
 def require_equal(logits: torch.Tensor, expected: torch.Tensor, tolerance: float, name: str) -> None:
-    """Refuse logits that differ from what is expected by more than a share of the largest.
+    """Refuse logits that differ from the expected ones by more than a fraction of the largest.
 
     Raises:
         RuntimeError: They do.
@@ -97,17 +97,17 @@ def require_equal(logits: torch.Tensor, expected: torch.Tensor, tolerance: float
 
 
 def logits_of(outputs: Any) -> torch.Tensor:
-    """Return the logits, which some packages wrap."""
+    """Return the logits, unwrapping the output if necessary."""
     return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
 
 
 def products(setting: Setting, training: bool) -> Callable[[], None]:
-    """Return what does only the matrix products of a forward pass, or of a training step, in their shapes."""
+    """Return a function that runs only the matrix products of a forward pass, or of a training step."""
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=setting.device, dtype=setting.dtype)
 
-    # Weights lie with their inputs along the rows, as in a dense layer.
+    # Weights have their inputs along the rows, as in a dense layer.
     operands = [
         (random(b, m, k), random(b, n, k).mT, random(b, m, n), count)
         for count, b, m, k, n in matrix_shapes(setting.size, setting.batch)
@@ -136,7 +136,7 @@ def large_product(setting: Setting) -> Callable[[], torch.Tensor]:
 def matrix_shapes(
     size: str, batch: int, side: int = 224, blocks: int | None = None
 ) -> list[tuple[int, int, int, int, int]]:
-    """Return (how often, batch, rows, inner, columns) of every matrix product of a forward pass.
+    """Return (count, batch, rows, inner, columns) of every matrix product of a forward pass.
 
     Args:
         size: One of `PATCHES`.

@@ -1,4 +1,4 @@
-"""What the forward pass and the training step share: every package at one size, batch and dtype after the other."""
+"""Shared sweep of forward pass and training step: every package at each size, batch and dtype."""
 
 import argparse
 from collections.abc import Callable
@@ -10,26 +10,26 @@ from benchmarks import harness
 from benchmarks.harness import Case, Result, compare, report
 from benchmarks.models import LARGE, Setting, large_product, matrix_shapes, operations, products
 
-# Sizes with their batches, and dtypes, for a CPU and for a GPU; `--quick` measures the small model alone.
+# Sizes with their batches, and dtypes, for a CPU and for a GPU; `--quick` measures only the small model.
 FORWARD = {"cpu": ["base:8", "tiny:32"], "cuda": ["base:128", "large:64", "huge:32"]}
 TRAINING = {"cpu": ["tiny:32", "small:16"], "cuda": ["base:128", "large:64", "huge:16"]}
 QUICK = {"cpu": ["tiny:32"], "cuda": ["base:128"]}
 DTYPES = {"cpu": ["float32", "bfloat16"], "cuda": ["bfloat16"]}
 
-# How many cases are compiled at a time on a GPU, without training and with it: more would not find room there together.
+# How many cases are compiled at a time on a GPU, without training and with it: more do not fit into memory.
 AT_ONCE = {False: 8, True: 3}
 
-# What no package can be faster than, and what tells the machine's matrix rate.
+# The lower bound for every package, and the measurement of the matrix rate.
 BARE, LARGE_PRODUCT = "bare products", "one large product"
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the options that both have."""
+    """Return a parser of the common options."""
     result = harness.parser(description)
     result.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     result.add_argument("--sizes", nargs="+", help="with batches, as in base:8 tiny:32")
     result.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
-    result.add_argument("--compile", action="store_true", help="the compiled models too, which takes minutes")
+    result.add_argument("--compile", action="store_true", help="also the compiled models, which takes minutes")
     result.add_argument("--quick", action="store_true", help="one size, in three turns")
     return result
 
@@ -43,7 +43,7 @@ def sweep(
     training: bool,
     chosen: argparse.Namespace,
 ) -> None:
-    """Time the cases of every setting that was asked for, and the bare products beside them, and report.
+    """Time the cases of every requested setting, and the bare products, and report.
 
     Args:
         name: Of the run.
@@ -78,5 +78,5 @@ def sweep(
         lines.append(f"| {of_large.name} | - | - | {matrix_rate / 1e12:.3f} | 1.00 |")
         results += [*(replace(one, limit=limit) for one in measured), of_large]
         page = "\n".join([notes, "", *lines])
-        # Written after each setting: what was measured stays, should a later one fail or the time run out.
+        # Written after each setting, so that results are kept if a later one fails or the time runs out.
         report(name, title, page, results, chosen.write, last=setting == settings[-1])

@@ -1,4 +1,4 @@
-"""The table of speeds in the README, made from the newest results: `python -m benchmarks.table` writes it there."""
+"""Speed table of the README, generated from the newest results by `python -m benchmarks.table`."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from benchmarks.harness import RESULTS
 README = Path(__file__).parents[1] / "README.md"
 START, END = "<!-- speed: python -m benchmarks.table -->\n", "<!-- end of speed -->\n"
 
-# The runs that the table shows, by the names of their pages, and what each is called.
+# The runs in the table, by the names of their pages, and their titles.
 RUNS = {
     "forward": "forward pass",
     "forward-compile": "forward pass",
@@ -28,7 +28,7 @@ RUNS = {
     "finetune": "fine-tuning",
 }
 OURS = ("plain_vit", "plain-vit")
-# Cases that do a part of the work: what is left to win, not rivals.
+# Cases that do only part of the work: lower bounds, not alternatives.
 REFERENCES = {
     "bare products",
     "one large product",
@@ -42,14 +42,14 @@ REFERENCES = {
 def newest() -> dict[str, dict[str, Any]]:
     """Return the JSON of the newest page of each run in `RUNS` that has one."""
     found = {}
-    for path in sorted(RESULTS.glob("*.md")):  # of one day, that of the machine whose name comes last
+    for path in sorted(RESULTS.glob("*.md")):  # on the same day, the machine whose name sorts last
         page = json.loads(path.read_text(encoding="utf-8").split("```json\n")[1].split("\n```")[0])
         found[page["benchmark"]] = page
     return {run: found[run] for run in RUNS if run in found}
 
 
 def speeds() -> str:
-    """Return the table and where it was measured, in Markdown; nothing where there are no results."""
+    """Return the table and its environment, in Markdown; empty without results."""
     pages = newest()
     if not pages:
         return ""
@@ -64,7 +64,7 @@ def speeds() -> str:
 
 
 def rows(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the end of a line for each case of ours, beside the fastest of the others in the same setting and mode.
+    """Return the row of each case of ours, compared with the fastest alternative in the same setting and mode.
 
     A case is called "setting: package, mode", where the setting and the mode may be missing.
     """
@@ -89,14 +89,14 @@ def rows(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def named(name: str) -> tuple[str, str, str]:
-    """Return the setting, the package and the mode that a case's name says."""
+    """Return setting, package and mode from a case's name."""
     setting, _, what = name.rpartition(": ")
     package, _, mode = what.partition(", ")
     return setting, package, mode
 
 
 def rate(result: dict[str, Any]) -> str:
-    """Return images per second where images are what a turn goes through, else the time."""
+    """Return images per second if a turn processes images, else the time."""
     if result.get("images") is not None:
         images = result["images"] / result["seconds"]
         return f"{images:,.0f} images/s" if images >= 1000 else f"{images:.3g} images/s"
@@ -104,7 +104,7 @@ def rate(result: dict[str, Any]) -> str:
 
 
 def with_speeds(readme: str) -> str:
-    """Return a README whose table is of the newest results."""
+    """Return the README with the table of the newest results."""
     before, rest = readme.split(START)
     return f"{before}{START}{speeds()}{END}{rest.split(END)[1]}"
 

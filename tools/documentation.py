@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages in docs/: the README and its neighbours, and a page for every public name.
+"""MkDocs hooks that add the README, changelog and contributing guide, and API pages of all public names.
 
 MkDocs calls the functions at the end. The package is read, never imported.
 """
@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["plain-vit"]["address"]
-# Pages of the site that are files of the checkout.
+# Pages of the site from files in the root of the checkout.
 TAKEN_OVER = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?!https?://|#)(?P<path>[^()#]+)(?P<place>#[^)]*)?\)")
 LEGEND = (
@@ -23,10 +23,10 @@ LEGEND = (
     "Sizes are (height, width)."
 )
 TRAINING = sorted((ROOT / "plain_vit" / "training").rglob("[!_]*.py"))
-# transformers makes the constructor of a config out of its fields, where a reader of the source sees none.
+# transformers generates the constructor of a config from its fields, so the source contains none.
 UNCHECKED = "\n    options:\n      docstring_options: {warn_unknown_params: false, warn_missing_types: false}"
 OPTIONS = {"plain_vit.PlainViTConfig": UNCHECKED}
-# The pages of public names: the title, and the modules whose names they list.
+# API pages: the title, and the modules whose public names they list.
 REFERENCE = {
     "api/models.md": ("Models", ["plain_vit", "plain_vit.adapters"]),
     "api/conversion.md": ("Conversion", ["plain_vit.conversion", "plain_vit.conversion.parity"]),
@@ -44,7 +44,7 @@ REFERENCE = {
 
 
 def public_names(module: str) -> list[str]:
-    """Return the names that a module offers: those of its `__all__`, or else what it defines without an underscore."""
+    """Return the public names of a module: its `__all__`, or else its definitions without an underscore."""
     path = ROOT.joinpath(*module.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     statements = ast.parse(source.read_text(encoding="utf-8")).body
@@ -56,7 +56,7 @@ def public_names(module: str) -> list[str]:
 
 
 def reference_page(title: str, modules: list[str]) -> str:
-    """Return the page that lists the names of some modules, each with its description and its source."""
+    """Return the API page of some modules, with the description and source of each name."""
     names = [f"{module}.{name}" for module in modules for name in public_names(module)]
     return "\n\n".join([f"# {title}", LEGEND, *(f"::: {name}{OPTIONS.get(name, '')}" for name in names)])
 
@@ -71,7 +71,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **known: Any) -> str:
-    """Lead the links of a page to where the site has what they name."""
+    """Rewrite the links of a page to their targets on the site."""
     sources = {page: name for name, page in TAKEN_OVER.items()}
     here = ROOT / sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 

@@ -1,4 +1,4 @@
-"""Write the tables of architectures from the timm and torchvision that are installed.
+"""Generator of the architecture tables from the installed timm and torchvision.
 
     python -m tools.generate_architectures          # make architectures
     python -m tools.generate_architectures --check  # writes nothing; the exit code is 1 where a table would change
@@ -25,7 +25,7 @@ import torch
 PACKAGE = Path(__file__).parent.parent / "plain_vit" / "conversion"
 WIDTH = 120
 
-# The files of timm that hold models made of the blocks of a Vision Transformer, or named after it.
+# Files of timm with models made of Vision Transformer blocks, or named after it.
 FAMILIES = (
     *("beit", "cait", "coat", "convit", "crossvit", "csatv2", "davit", "deepseek_vit", "efficientformer"),
     *("efficientvit_mit", "efficientvit_msra", "eva", "gcvit", "gemma4_vit", "hiera", "hieradet_sam2", "levit"),
@@ -44,7 +44,7 @@ COLUMNS = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_rat
 
 
 def timm_architectures() -> dict[str, dict[str, Any]]:
-    """Return what each plain entrypoint hands to timm's builder, in the words of our table."""
+    """Return the arguments that each plain entrypoint passes to timm's builder, with the names of our table."""
     import timm
     from timm.models import deit, vision_transformer, vision_transformer_hybrid
 
@@ -72,7 +72,7 @@ def timm_architectures() -> dict[str, dict[str, Any]]:
         } | {name: value for name, value in named.items() if name not in DEFAULTS}
 
     for module in (vision_transformer, deit, vision_transformer_hybrid):
-        with mock.patch.object(module, "build_model_with_cfg", catch):  # it is the caller's arguments that are wanted
+        with mock.patch.object(module, "build_model_with_cfg", catch):  # to capture the caller's arguments
             for name in timm.list_models(module=module.__name__.split(".")[-1]):
                 if module is not vision_transformer_hybrid or _has_resnet_v2(name):
                     timm.model_entrypoint(name)()
@@ -84,7 +84,7 @@ def _has_resnet_v2(name: str) -> bool:
 
 
 def _word(value: Any) -> Any:
-    """Return the name of a class or a partial of one; other values as they are."""
+    """Return the name of a class or a partial of one; other values unchanged."""
     kind = value.func if isinstance(value, functools.partial) else value
     return CLASS_NAMES.get(kind.__name__, kind.__name__) if isinstance(kind, type) else value
 
@@ -114,7 +114,7 @@ def published_timm_files(known: Mapping[str, Any]) -> dict[str, str]:
 
 
 def other_entrypoints(files: Sequence[str] = FAMILIES) -> dict[str, list[str]]:
-    """Return the entrypoints of timm's other files that hold models like these."""
+    """Return the entrypoints of timm's other files with similar models."""
     import timm
 
     plain = timm_architectures()
@@ -159,7 +159,7 @@ def families(
 
 
 def titles(files: Sequence[str]) -> dict[str, str]:
-    """Return what each file of timm says that it holds: the first line of its own description."""
+    """Return the title of each timm file: the first line of its own description."""
     found = {}
     for file in files:
         module = importlib.import_module(f"timm.models.{file}")
@@ -203,7 +203,7 @@ def torchvision_files() -> dict[str, tuple[int, int, str]]:
 
 
 def _literal(value: Any) -> str:
-    """Return a literal with double quotes, as the formatter writes it."""
+    """Return a literal with double quotes, like the formatter."""
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, dict):
@@ -400,9 +400,9 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the tables, or say which would change."""
+    """Write the tables, or list those that would change."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a table would change")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a table would change")
     check = parser.parse_args(arguments).check
     changed = []
     for name, written in TABLES.items():
