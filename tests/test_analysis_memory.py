@@ -14,12 +14,12 @@ from PIL import Image
 
 from plain_vit import PlainViTImageProcessor
 from plain_vit.analysis import photographs
-from plain_vit.analysis.photographs import MOST_PIXELS, ImageFiles, read_image
+from plain_vit.analysis.photographs import BYTES_PER_PIXEL, MOST_BYTES, MOST_BYTES_PER_PIXEL, ImageFiles, read_image
 from plain_vit.analysis.streams import pixel_batches
 from plain_vit.errors import DataError
 
 ROOT = Path(__file__).parents[1]
-BOUND = 300  # MB beyond the process, for images of any number and size: 4 bytes for each of 50 million pixels, and room
+BOUND = 220  # MB beyond the process, for images of any number and size: MOST_BYTES, and room
 MEASURE = """
 import json, sys
 from pathlib import Path
@@ -93,13 +93,13 @@ def test_memory_is_bounded_for_the_largest_images_that_are_decoded(tmp_path: Pat
     photos = [tmp_path / f"photo {i}.jpg" for i in range(60)]
     for path in photos:
         os.link(one, path)
-    side = int(MOST_PIXELS**0.5)
-    for mode in ("1", "RGB", "RGBA"):
+    for mode in ("1", "P", "RGB", "RGBA"):
+        side = int((MOST_BYTES / BYTES_PER_PIXEL.get(mode, MOST_BYTES_PER_PIXEL)) ** 0.5)
         Image.new(mode, (side, side)).save(tmp_path / f"largest {mode}.png", compress_level=1)
     cases = {
         "sixty": photos,
         "large jpeg": [photograph(tmp_path / "large.jpg", 13_300, 13_300)],
-        **{mode: [tmp_path / f"largest {mode}.png"] for mode in ("1", "RGB", "RGBA")},
+        **{mode: [tmp_path / f"largest {mode}.png"] for mode in ("1", "P", "RGB", "RGBA")},
     }
     results = measured(tmp_path, cases)
     print({case: round(added) for case, (added, _) in results.items()})
@@ -139,15 +139,15 @@ def test_jpeg_files_are_decoded_smaller_only_beyond_the_bound(tmp_path: Path, mo
     path = photograph(tmp_path / "photo.jpg", 330, 170)
     assert read_image(path).size == (330, 170)
     np.testing.assert_array_equal(np.asarray(read_image(path)), np.asarray(Image.open(path)))
-    monkeypatch.setattr(photographs, "MOST_PIXELS", 15_000)
+    monkeypatch.setattr(photographs, "MOST_BYTES", 60_000)
     assert read_image(path).size == (165, 85)
-    monkeypatch.setattr(photographs, "MOST_PIXELS", 1000)
+    monkeypatch.setattr(photographs, "MOST_BYTES", 4000)
     assert read_image(path).size == (42, 22)
-    monkeypatch.setattr(photographs, "MOST_PIXELS", 800)
+    monkeypatch.setattr(photographs, "MOST_BYTES", 3200)
     with pytest.raises(DataError, match="photo.jpg has 330 x 170 pixels"):
         read_image(path)
     Image.open(path).save(tmp_path / "progressive.jpg", progressive=True)
-    monkeypatch.setattr(photographs, "MOST_PIXELS", 15_000)
+    monkeypatch.setattr(photographs, "MOST_BYTES", 60_000)
     with pytest.raises(DataError, match="progressive.jpg has 330 x 170 pixels"):  # its coefficients are held whole
         read_image(tmp_path / "progressive.jpg")
 

@@ -9,7 +9,9 @@ from PIL import Image
 
 from plain_vit.errors import DataError
 
-MOST_PIXELS = 50_000_000  # largest decoded image: 200 MB
+MOST_BYTES = 190_000_000  # of a decoded image and its conversion to RGB
+BYTES_PER_PIXEL = {"RGB": 4, "1": 5, "L": 5, "P": 5}  # as Pillow stores it, and 4 for the RGB image made of it
+MOST_BYTES_PER_PIXEL = 8  # of every other mode
 REDUCTIONS = (2, 4, 8)  # at which libjpeg can decode
 
 
@@ -46,7 +48,7 @@ class ImageFiles:
 
 
 def read_image(image: str | Path | Image.Image) -> Image.Image:
-    """Open and decode an image; a JPEG file of more than `MOST_PIXELS` is decoded at a lower resolution.
+    """Open and decode an image; a JPEG file of more than `MOST_BYTES` is decoded at a lower resolution.
 
     Args:
         image: A path, or an opened image, which is returned unchanged.
@@ -75,16 +77,17 @@ def _opened(path: str | Path) -> Image.Image:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image: {error}") from error
     width, height = opened.size
-    if width * height > MOST_PIXELS and not opened.info.get(
-        "progressive"
-    ):  # libjpeg holds progressive files whole anyway
-        fitting = (by for by in REDUCTIONS if -(-width // by) * -(-height // by) <= MOST_PIXELS)
+    is_progressive = bool(opened.info.get("progressive"))  # libjpeg holds all coefficients of such a file
+    per_pixel = MOST_BYTES_PER_PIXEL if is_progressive else BYTES_PER_PIXEL.get(opened.mode, MOST_BYTES_PER_PIXEL)
+    most_pixels = MOST_BYTES // per_pixel
+    if width * height > most_pixels and not is_progressive:
+        fitting = (by for by in REDUCTIONS if -(-width // by) * -(-height // by) <= most_pixels)
         by = next(fitting, REDUCTIONS[-1])
         opened.draft(None, (width // by, height // by))
-    if opened.width * opened.height > MOST_PIXELS:
+    if opened.width * opened.height > most_pixels:
         opened.close()
         raise DataError(
-            f"{path} has {width} x {height} pixels, but at most {MOST_PIXELS:,} pixels are decoded (most JPEG files "
-            "can be decoded at a lower resolution): make a smaller copy"
+            f"{path} has {width} x {height} pixels, but at most {most_pixels:,} of mode {opened.mode} are decoded "
+            "(most JPEG files can be decoded at a lower resolution): make a smaller copy"
         )
     return opened

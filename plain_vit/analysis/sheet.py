@@ -131,7 +131,7 @@ def draw_sheet(
 
     Args:
         images: Paths or opened images. The first six are drawn; attention distance averages over all. Files are decoded
-            one at a time, up to 50 million pixels; a larger JPEG file is decoded at a lower resolution.
+            one at a time, up to 190 MB (47 million RGB pixels); a larger JPEG file is decoded at a lower resolution.
         model: A plain ViT. Without a classifier, figures that need one are omitted, and the page says so.
         image_processor: The model's image processor.
         out: A new or empty folder for `index.html`, which contains all figures, the figures as PNG files, and their
