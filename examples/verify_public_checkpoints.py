@@ -148,8 +148,9 @@ def peer_of_transformers(place: str, converted: Converted) -> Peer:
         tower.projection_dim = whole.config.projection_dim
         module = transformers.CLIPVisionModelWithProjection(tower)
         module.vision_model, module.visual_projection = whole.vision_model, whole.visual_projection
-    elif named in CONTAINERS and CONTAINERS[named].path:
-        module = getattr(transformers, named).from_pretrained(place).get_submodule(CONTAINERS[named].path)
+    elif named in CONTAINERS and not CONTAINERS[named].whole:
+        parts = getattr(transformers, named).from_pretrained(place).modules()
+        module = next(part for part in parts if type(part).__name__ == CONTAINERS[named].holds)
     else:
         module = getattr(transformers, str(converted.report.layout).split()[0]).from_pretrained(place)
     try:

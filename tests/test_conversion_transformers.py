@@ -47,6 +47,7 @@ from tests.transformers_models import (
     CASES,
     REPRESENTATIVES,
     TOLERANCE,
+    opens_as,
     pixels_for,
     stage_differences,
     tiny_transformers,
@@ -116,13 +117,20 @@ def test_every_tensor_exports_back_bit_for_bit(case: str) -> None:
     layout = layout_of(module)
     again = to_module(from_module(module), "transformers", layout=layout)
     assert type(again).__name__ == layout
-    path = CONTAINERS[type(module).__name__].path if layout != type(module).__name__ else ""
-    inside = module.get_submodule(path).state_dict()
+    inside = next(part for part in module.modules() if opens_as(part, layout)).state_dict()
     back = again.state_dict()
     assert all(torch.equal(back[name], inside[name]) for name in back)
     left_out = {name for name in inside if name not in back}
     allowed = ("text_", "logit_", "visual_", "vision_model.head.")
     assert all(name.startswith(allowed) for name in left_out), left_out
+
+
+def test_a_norm_that_is_one_in_the_source_and_two_here_goes_back_only_while_both_are_equal() -> None:
+    model = from_module(tiny_transformers("BlipVisionModel"))
+    with torch.no_grad():
+        model.pooled_layernorm.bias[3] += 1
+    with pytest.raises(ExportError, match="the norms before and after pooling are one there"):
+        to_module(model, "transformers", layout="BlipVisionModel")
 
 
 def test_the_classes_are_all_in_the_cases() -> None:

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig
 
 from plain_vit.conversion import from_module, to_module
 from plain_vit.conversion.compare_modules import empty_model
 from plain_vit.conversion.engine import revert
 from plain_vit.conversion.format import Hints
-from plain_vit.conversion.transformers.families import ARCHITECTURES, CONTAINERS
+from plain_vit.conversion.live_modules import find_model
+from plain_vit.conversion.sources import FORMATS
+from plain_vit.conversion.transformers.families import CONTAINERS
 from plain_vit.conversion.transformers.source import TRANSFORMERS
 from tests.conftest import randomize_
 from tests.sweep import record
-from tests.transformers_models import CASES, pixels_for, stage_differences, tiny_transformers, tolerance
+from tests.transformers_models import CASES, opens_as, pixels_for, stage_differences, tiny_transformers, tolerance
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +34,7 @@ RESIZED: dict[str, dict[str, Any] | None] = {
     "ViTMAE": None,
     "Aimv2": None,
     "CLIPModel": None,
+    "MetaClip2Model": None,
 }
 
 
@@ -44,8 +46,11 @@ def test_a_class_opens_with_equal_numbers_and_exports_back(case: str) -> None:
     found = stage_differences(module, model, pixels_for(module))
     assert max(found.values()) <= tolerance(case), found
 
-    halves = tiny_transformers(case, attention="sdpa").to(torch.bfloat16)
-    rounded = stage_differences(halves, from_module(halves), pixels_for(halves).to(torch.bfloat16))
+    attention = "sdpa" if module._supports_sdpa else "eager"
+    halves = tiny_transformers(case, attention).to(torch.bfloat16)
+    model = from_module(halves)
+    model.set_attn_implementation(attention)
+    rounded = stage_differences(halves, model, pixels_for(halves).to(torch.bfloat16))
     reordered = BFLOAT16_REORDERED if tolerance(case) or "MaskedImage" in case else 0.0
     assert max(rounded.values()) <= reordered, rounded
 
@@ -54,8 +59,8 @@ def test_a_class_opens_with_equal_numbers_and_exports_back(case: str) -> None:
 
     name = type(module).__name__
     layout = CONTAINERS[name].holds if name in CONTAINERS else name
-    path = CONTAINERS[name].path if name in CONTAINERS else ""
-    theirs = module.get_submodule(path).state_dict()
+    theirs = next(part for part in module.modules() if opens_as(part, layout)).state_dict()
+    model = from_module(module)
     back = to_module(model, "transformers", layout=layout).state_dict()
     way_back = all(torch.equal(back[key], theirs[key]) for key in back)
     assert way_back
@@ -99,14 +104,13 @@ _INTERPOLATED = {"interpolate_pos_encoding": True}
 
 def parameters_at_full_size(name: str) -> int:
     """Return the count of our parameters for the class's own default configuration, whose every shape comes back."""
-    model_type = ARCHITECTURES[CONTAINERS[name].holds if name in CONTAINERS else name].family.model_type
-    outer = {"CLIPModel": "clip", "SiglipModel": "siglip", "SiglipForImageClassification": "siglip",
-             "Aimv2Model": "aimv2"}  # fmt: skip
-    config = AutoConfig.for_model(outer.get(name, model_type))
+    config = getattr(transformers, name).config_class()
     if "Masked" in name:
         config.encoder_stride = config.patch_size
     with torch.device("meta"):
         module = getattr(transformers, name)(config)
+    module, source = find_model(module, FORMATS, None, None)
+    assert source is TRANSFORMERS
     description = TRANSFORMERS.describe_module(module, Hints())
     ours = empty_model(description.config).state_dict()
     back = revert(TRANSFORMERS.rows(description.config, description.layout), ours, description.config)

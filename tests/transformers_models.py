@@ -7,6 +7,7 @@ import torch
 import transformers
 from torch import nn
 
+from plain_vit.conversion.transformers.families import CONTAINERS
 from tests.conftest import randomize_
 from tests.tiny import difference
 
@@ -34,6 +35,20 @@ def _joint(name: str, config: str, **settings: Any) -> Callable[[], Any]:
     """Return the maker of a class whose configuration holds one for images and one for texts."""
     return lambda: getattr(transformers, name)(
         getattr(transformers, config)(text_config=TEXT, vision_config=SQUARE, **settings)
+    )
+
+
+LANGUAGE = {key: value for key, value in TEXT.items() if key != "eos_token_id"}
+OPT = {"model_type": "opt", "vocab_size": 50, "hidden_size": 16, "ffn_dim": 20, "num_hidden_layers": 1,
+       "num_attention_heads": 2, "max_position_embeddings": 8, "word_embed_proj_dim": 16}  # fmt: skip
+QFORMER = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+           "intermediate_size": 20, "encoder_hidden_size": 40}  # fmt: skip
+
+
+def _queried(name: str, config: str) -> Callable[[], Any]:
+    """Return the maker of a class that has a model between the images and the language model."""
+    return lambda: getattr(transformers, name)(
+        getattr(transformers, config)(vision_config=SQUARE, qformer_config=QFORMER, text_config=OPT, num_query_tokens=3)
     )
 
 
@@ -82,6 +97,43 @@ CASES: dict[str, Callable[[], Any]] = {
         "CLIPVisionModelWithProjection", "CLIPVisionConfig", **SQUARE, projection_dim=11
     ),
     "CLIPModel": _joint("CLIPModel", "CLIPConfig", projection_dim=11),
+    "MetaClip2VisionModel": _of("MetaClip2VisionModel", "MetaClip2VisionConfig", **SQUARE),
+    "MetaClip2VisionModelWithProjection": _of(
+        "MetaClip2VisionModelWithProjection", "MetaClip2VisionConfig", **SQUARE, projection_dim=11
+    ),
+    "MetaClip2Model": _joint("MetaClip2Model", "MetaClip2Config", projection_dim=11),
+    "AltCLIPVisionModel": _of("AltCLIPVisionModel", "AltCLIPVisionConfig", **SQUARE),
+    "AltCLIPModel": _joint("AltCLIPModel", "AltCLIPConfig", projection_dim=11),
+    "ChineseCLIPVisionModel": _of("ChineseCLIPVisionModel", "ChineseCLIPVisionConfig", **SQUARE, hidden_act="gelu"),
+    "ChineseCLIPModel": _joint("ChineseCLIPModel", "ChineseCLIPConfig", projection_dim=11),
+    "CLIPSegVisionModel": _of("CLIPSegVisionModel", "CLIPSegVisionConfig", **SQUARE),
+    "CLIPSegModel": _joint("CLIPSegModel", "CLIPSegConfig", projection_dim=11),
+    "CLIPSegForImageSegmentation": _joint(
+        "CLIPSegForImageSegmentation", "CLIPSegConfig", projection_dim=11, extract_layers=[0, 1, 2], reduce_dim=8,
+        decoder_num_attention_heads=2, decoder_intermediate_size=12,
+    ),
+    "OwlViTVisionModel": _of("OwlViTVisionModel", "OwlViTVisionConfig", **SQUARE),
+    "OwlViTModel": _joint("OwlViTModel", "OwlViTConfig", projection_dim=11),
+    "OwlViTForObjectDetection": _joint("OwlViTForObjectDetection", "OwlViTConfig", projection_dim=11),
+    "Owlv2VisionModel": _of("Owlv2VisionModel", "Owlv2VisionConfig", **SQUARE),
+    "Owlv2Model": _joint("Owlv2Model", "Owlv2Config", projection_dim=11),
+    "Owlv2ForObjectDetection": _joint("Owlv2ForObjectDetection", "Owlv2Config", projection_dim=11),
+    "GitVisionModel": _of("GitVisionModel", "GitVisionConfig", **SQUARE),
+    "GitModel": _of("GitModel", "GitConfig", **LANGUAGE, vision_config=SQUARE),
+    "GitForCausalLM": _of("GitForCausalLM", "GitConfig", **LANGUAGE, vision_config=SQUARE),
+    "BlipVisionModel": _of("BlipVisionModel", "BlipVisionConfig", **SQUARE),
+    "BlipModel": _joint("BlipModel", "BlipConfig", projection_dim=11),
+    "BlipForConditionalGeneration": _joint("BlipForConditionalGeneration", "BlipConfig"),
+    "BlipForQuestionAnswering": _joint("BlipForQuestionAnswering", "BlipConfig"),
+    "BlipForImageTextRetrieval": _joint("BlipForImageTextRetrieval", "BlipConfig"),
+    "Blip2VisionModel": _of("Blip2VisionModel", "Blip2VisionConfig", **SQUARE),
+    "Blip2VisionModel without qkv biases": _of("Blip2VisionModel", "Blip2VisionConfig", **SQUARE, qkv_bias=False),
+    "Blip2Model": _queried("Blip2Model", "Blip2Config"),
+    "Blip2ForConditionalGeneration": _queried("Blip2ForConditionalGeneration", "Blip2Config"),
+    "Blip2ForImageTextRetrieval": _queried("Blip2ForImageTextRetrieval", "Blip2Config"),
+    "Blip2VisionModelWithProjection": _queried("Blip2VisionModelWithProjection", "Blip2Config"),
+    "InstructBlipVisionModel": _of("InstructBlipVisionModel", "InstructBlipVisionConfig", **SQUARE),
+    "InstructBlipForConditionalGeneration": _queried("InstructBlipForConditionalGeneration", "InstructBlipConfig"),
     "SiglipVisionModel": _of("SiglipVisionModel", "SiglipVisionConfig", **SQUARE),
     "SiglipVisionModel, partial patches": _of(
         "SiglipVisionModel", "SiglipVisionConfig", **{**SQUARE, "image_size": 59}
@@ -101,7 +153,9 @@ REPRESENTATIVES = [
     "ViTModel", "ViTForImageClassification, wide heads, no qkv bias", "ViTForMaskedImageModeling",
     "DeiTForImageClassificationWithTeacher", "ViTMSNForImageClassification", "ViTMAEForPreTraining",
     "IJepaForImageClassification", "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification",
-    "CLIPModel", "SiglipVisionModel, partial patches", "SiglipForImageClassification", "Aimv2VisionModel",
+    "CLIPModel", "OwlViTVisionModel", "GitVisionModel", "BlipForConditionalGeneration",
+    "Blip2VisionModel without qkv biases", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
+    "Aimv2VisionModel",
 ]  # fmt: skip
 
 # What differs in the order of operations, and by how much it may: the rest is 0.0.
@@ -110,7 +164,18 @@ REORDERED = {
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
 # The classes that hold more than what opens: where the rest of it is.
-ENCODERS = {"ViTMAEForPreTraining": "vit", "SiglipModel": "vision_model", "Aimv2Model": "vision_model"}
+ENCODERS = {
+    "ViTMAEForPreTraining": "vit", "CLIPSegForImageSegmentation": "clip.vision_model",
+    "OwlViTForObjectDetection": "owlvit.vision_model", "Owlv2ForObjectDetection": "owlv2.vision_model",
+    "GitModel": "image_encoder", "GitForCausalLM": "git.image_encoder",
+    **dict.fromkeys(
+        ("SiglipModel", "Aimv2Model", "AltCLIPModel", "ChineseCLIPModel", "CLIPSegModel", "OwlViTModel", "Owlv2Model",
+         "BlipModel", "BlipForConditionalGeneration", "BlipForQuestionAnswering", "BlipForImageTextRetrieval",
+         "Blip2Model", "Blip2ForConditionalGeneration", "Blip2ForImageTextRetrieval", "Blip2VisionModelWithProjection",
+         "InstructBlipForConditionalGeneration"),
+        "vision_model",
+    ),
+}  # fmt: skip
 
 
 def tolerance(case: str) -> float:
@@ -132,15 +197,26 @@ def pixels_for(module: Any, size: tuple[int, int] | None = None, seed: int = 1) 
     return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(seed))
 
 
+def opens_as(module: nn.Module, layout: str) -> bool:
+    """Tell whether a module has the names of a class."""
+    name = type(module).__name__
+    return name == layout or (name in CONTAINERS and CONTAINERS[name].whole and CONTAINERS[name].holds == layout)
+
+
+def tower_of(module: Any) -> Any:
+    """Return the part of a model that computes the tokens of images."""
+    return module.get_submodule(ENCODERS.get(type(module).__name__, ""))
+
+
 @torch.no_grad()
 def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
     """Return what a model of transformers computes: tokens after each block, tokens at the end, and what is pooled."""
     name = type(module).__name__
-    encoder = module.get_submodule(ENCODERS[name]) if name in ENCODERS else module
+    encoder = tower_of(module)
     if name.startswith("ViTMAE"):
         encoder.config.mask_ratio = 0.0
         options["noise"] = torch.arange(16.0).expand(len(pixel_values), -1)
-    if name == "CLIPModel":
+    if name in ("CLIPModel", "MetaClip2Model"):
         outputs = module.get_image_features(pixel_values, output_hidden_states=True)
     else:
         outputs = encoder(pixel_values, output_hidden_states=True, **options)

@@ -267,6 +267,10 @@ class Format(ABC):
         """Return what these names are of, where the source has such models and none of ours opens them."""
         return None
 
+    def surrounds(self, module: nn.Module) -> bool:
+        """Tell whether a live module is known to hold a model, beside parts that are no part of it."""
+        return False
+
     @abstractmethod
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
         """Read the configuration off a live module.

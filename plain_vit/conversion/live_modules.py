@@ -105,7 +105,7 @@ def find_model(
             f"{class_path(model)} is a model of {origin.name}, and format={format!r} was given: leave format out"
         )
     check_unaltered(model)
-    _check_surroundings(module, path)
+    _check_surroundings(module, path, origin)
     return model, origin
 
 
@@ -308,7 +308,7 @@ def _listed(examples: Mapping[str, str]) -> str:
 # Wrappers
 
 
-def _check_surroundings(module: nn.Module, path: str) -> None:
+def _check_surroundings(module: nn.Module, path: str, origin: Format) -> None:
     """Refuse what computes something around the model at a path.
 
     Raises:
@@ -320,7 +320,7 @@ def _check_surroundings(module: nn.Module, path: str) -> None:
         around = module.get_submodule(place)
         # torch.compile's wrapper keeps the compiled function as its forward.
         faults = [*_hooks(around), *([] if _is_wrapper(around, {COMPILED}) else _patches(around))]
-        if faults or not _is_wrapper(around, TRANSPARENT | TRAINERS):
+        if faults or not (_is_wrapper(around, TRANSPARENT | TRAINERS) or origin.surrounds(around)):
             faults += _beside(around, inner, ".".join(names[depth:]))
         if faults:
             package = next((package for package in OPENS if _is_of(around, package)), None)

@@ -21,7 +21,7 @@ from ..errors import AmbiguousCheckpointError, CheckpointError, PlainViTError, V
 from ..files.reading import Checkpoint, check_layer_numbers, read_checkpoint, strip_wrappers
 from ..files.safetensors import save_state_dict
 from ..files.tensors import LazyTensors
-from .engine import Row, ignored_names
+from .engine import Row
 from .format import UNSEEN, Description, Format, Hints, Inference, check_hints
 from .parity import compare_models, probe_images
 from .plan import ConversionPlan, SourceModule
@@ -140,7 +140,7 @@ def _inspect(
     config = cast(PlainViTConfig, plan.whole.config)
     if id2label is not None:
         _name_labels(config, id2label)
-    unused = ignored_names(plan.tensors, plan.description.ignored)
+    unused = plan.ignored
     report = Report(
         source=os.fspath(source),
         format=PlainViTConfig.model_type if plan.origin is None else plan.origin.name,

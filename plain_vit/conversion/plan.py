@@ -15,7 +15,7 @@ from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import CheckpointError, ExportError, MappingError, in_bytes
 from ..files.tensors import LazyTensors
-from .engine import Row, convert, ignored_names, revert, stream
+from .engine import Row, convert, ignored_names, revert, sources_of, stream
 from .format import Description, Format
 from .parity import memory_of_probing
 
@@ -54,6 +54,12 @@ class ConversionPlan:
     def model(self) -> PreTrainedModel:
         """The model that is handed out: without a classifier only the encoder."""
         return self.whole if self.origin is None else without_empty_head(self.whole)
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        """The tensors that our model has no use for, each with the reason; never one that a row reads."""
+        read = {name for names in sources_of(self.rows, self.whole.state_dict()).values() for name in names}
+        return ignored_names([name for name in self.tensors if name not in read], self.description.ignored)
 
     def load(self, converted: dict[tuple[object, ...], dict[str, torch.Tensor]] | None = None) -> PreTrainedModel:
         """Give the model its weights; `converted` remembers them between equal tables, and shares their memory."""
@@ -117,7 +123,7 @@ class ConversionPlan:
                 f"compared with the installed release, where the tensors of {self.description.layout} lie otherwise"
             ]
         tensors = self.tensors.mapped()
-        unused = ignored_names(tensors, self.description.ignored)
+        unused = self.ignored
         used = {name: tensors[name] for name in tensors if name not in unused}
         theirs.module.load_state_dict(dict(origin.for_module(used, config, theirs.layout)), assign=True)
         return []

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...configuration_plain_vit import PlainViTConfig
+from ...errors import ExportError
 from ..engine import ADD_FIRST_AXIS, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform, each, split
 from ..infer import pair
 
@@ -39,6 +40,16 @@ def _positions_without_registers(tensors: Tensors, config: PlainViTConfig) -> Te
     return [torch.cat((table[:1], table[end:]))[None], registers + table[1:end]]
 
 
+def _the_same(tensors: Tensors) -> torch.Tensor:
+    """Return the one value of tensors that are one tensor there."""
+    if not tensors[0].is_meta and not all(torch.equal(tensor, tensors[0]) for tensor in tensors):
+        raise ExportError(
+            "the norms before and after pooling are one there, and this model was trained until they differ: no "
+            "tensors of that class compute the same pooled token"
+        )
+    return tensors[0]
+
+
 POSITIONS = each("POSITIONS", lambda table, config: table.squeeze(0),
                  lambda table, config: _with_prefix_rows(table, config).unsqueeze(0))  # fmt: skip
 POSITION_TABLE = each("POSITION_TABLE", lambda table, config: table, _with_prefix_rows)
@@ -50,6 +61,9 @@ ADD_TWO_AXES = each(
     "ADD_TWO_AXES",
     lambda token, config: token[None, None],
     lambda token, config: token[0, 0],
+)
+SHARED = Transform(  # one norm there, which acts twice
+    "SHARED", lambda tensors, config: [tensors[0], tensors[0]], lambda tensors, config: [_the_same(tensors)]
 )
 POINTWISE = each(  # a convolution over single tokens is a dense layer
     "POINTWISE",
@@ -155,6 +169,24 @@ CLIP_ROWS = [
     Row("pre_layrnorm", f"{EMBEDDINGS}.norm"),  # spelt so there
     Row("post_layernorm", "vit.pooled_layernorm"),
 ]
+OWLVIT_ROWS = [replace(row, source="pre_layernorm") if row.source == "pre_layrnorm" else row for row in CLIP_ROWS]
+GIT_ROWS = [replace(row, ours="vit.layernorm") if row.source == "post_layernorm" else row for row in CLIP_ROWS]
+BLIP_ROWS = [
+    *_patch_rows("embeddings.patch_embedding"),
+    Row("embeddings.class_embedding", f"{EMBEDDINGS}.cls_token"),
+    Row("embeddings.position_embedding", TABLE, POSITIONS),
+    Row("encoder.layers.{}.layer_norm1", f"{LAYER}.layernorm_before"),
+    Row("encoder.layers.{}.self_attn.qkv.weight", tuple(f"{LAYER}.attention.{name}_proj.weight" for name in "qkv"),
+        SPLIT_QKV),
+    Row("encoder.layers.{}.self_attn.qkv.bias", tuple(f"{LAYER}.attention.{name}_proj.bias" for name in "qkv"),
+        SPLIT_QKV),
+    Row("encoder.layers.{}.self_attn.projection", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layers.{}.layer_norm2", f"{LAYER}.layernorm_after"),
+    Row("encoder.layers.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    *(Row(f"post_layernorm.{name}", (f"vit.layernorm.{name}", f"vit.pooled_layernorm.{name}"), SHARED)
+      for name in ("weight", "bias")),
+]  # fmt: skip
 QKV = tuple(f"vit.pooler.{name}_proj" for name in "qkv")
 SIGLIP_ROWS = [
     *TOWER_BLOCK,
@@ -239,7 +271,7 @@ BOOKKEEPING = {
     "num_beam_groups", "num_beams", "num_labels", "num_return_sequences", "output_attentions", "output_hidden_states",
     "pad_token_id", "problem_type", "repetition_penalty", "return_dict", "sep_token_id", "temperature",
     "tie_encoder_decoder", "tie_word_embeddings", "tokenizer_class", "top_k", "top_p", "torch_dtype",
-    "transformers_version", "typical_p", "use_cache",
+    "transformers_version", "typical_p", "use_cache", "use_decoder_only_language_model",
 }  # fmt: skip
 
 
@@ -394,6 +426,32 @@ CLIP = Family(
     {"position_resampling": "bicubic", "embedding_norm": True, "patch_bias": False, "final_norm": "after_pooling"},
     {"projection_dim": "read off the tensor", "initializer_factor": DRAWING}, square=True,
 )  # fmt: skip
+METACLIP_2 = replace(CLIP, model_type="metaclip_2_vision_model")
+ALTCLIP = replace(  # transformers 5 writes the text model's old names into the whole of an AltCLIPModel's file
+    CLIP, model_type="altclip_vision_model",
+    on_disk=[
+        replace(row, source=row.source.replace(".layers.", ".layer."))
+        for row in CLIP_ROWS
+        if isinstance(row.source, str) and ".layers." in row.source
+    ],
+)  # fmt: skip
+CHINESE_CLIP = replace(CLIP, model_type="chinese_clip_vision_model")
+CLIPSEG = replace(CLIP, model_type="clipseg_vision_model")
+OWLVIT = replace(CLIP, model_type="owlvit_vision_model", rows=OWLVIT_ROWS)
+OWLV2 = replace(OWLVIT, model_type="owlv2_vision_model")
+GIT = replace(
+    CLIP, model_type="git_vision_model", rows=GIT_ROWS,
+    fixed={name: value for name, value in CLIP.fixed.items() if name != "final_norm"},
+)  # fmt: skip
+BLIP = Family(
+    "blip_vision_model", BLIP_ROWS, (),
+    {ours: theirs for ours, theirs in CLIP.settings.items() if ours != "num_channels"},
+    {"position_resampling": "bicubic", "num_channels": 3, "final_norm": "both"},
+    {"projection_dim": "of the model around it", "initializer_factor": DRAWING,
+     "num_channels": "not read: the class has three"}, square=True,
+)  # fmt: skip
+BLIP_2 = replace(BLIP, model_type="blip_2_vision_model", settings={**BLIP.settings, "qkv_bias": "qkv_bias"})
+INSTRUCTBLIP = replace(BLIP_2, model_type="instructblip_vision_model")
 SIGLIP = Family(
     "siglip_vision_model", SIGLIP_ROWS, (), TOWER_SETTINGS,
     {"position_resampling": "bicubic", "use_class_token": False, "pooling": "mean"},
@@ -468,6 +526,17 @@ ARCHITECTURES = {
     ),
     "CLIPVisionModel": Architecture(CLIP),
     "CLIPVisionModelWithProjection": Architecture(CLIP, "vision_model.", PROJECTION),
+    "MetaClip2VisionModel": Architecture(METACLIP_2),
+    "MetaClip2VisionModelWithProjection": Architecture(METACLIP_2, "vision_model.", PROJECTION),
+    "AltCLIPVisionModel": Architecture(ALTCLIP),
+    "ChineseCLIPVisionModel": Architecture(CHINESE_CLIP),
+    "CLIPSegVisionModel": Architecture(CLIPSEG),
+    "OwlViTVisionModel": Architecture(OWLVIT, "vision_model."),
+    "Owlv2VisionModel": Architecture(OWLV2, "vision_model."),
+    "GitVisionModel": Architecture(GIT, "vision_model."),
+    "BlipVisionModel": Architecture(BLIP),
+    "Blip2VisionModel": Architecture(BLIP_2),
+    "InstructBlipVisionModel": Architecture(INSTRUCTBLIP),
     "SiglipVisionModel": Architecture(SIGLIP),
     "SiglipForImageClassification": Architecture(
         SIGLIP,
@@ -489,7 +558,8 @@ CANDIDATES = {
     ],
     "encoder": [
         "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "CLIPVisionModel",
-        "CLIPVisionModelWithProjection", "SiglipVisionModel", "Aimv2VisionModel",
+        "CLIPVisionModelWithProjection", "SiglipVisionModel", "Aimv2VisionModel", "GitVisionModel", "BlipVisionModel",
+        "Blip2VisionModel",
     ],
 }  # fmt: skip
 
@@ -500,34 +570,80 @@ class Container:
 
     Args:
         holds: The class that opens.
-        path: Path of the encoder in it; empty where the names are those of `holds`.
+        whole: Its modules have the names of those of `holds`, so that a live one is read as such; otherwise one of
+            them is that class, and opens by itself.
         ignored: Patterns of what is left out, with the reason.
     """
 
     holds: str
-    path: str = ""
     ignored: Sequence[tuple[str, str]] = ()
+    whole: bool = False
 
 
 TEXT = (
-    ("text_model.*", "the text model"),
-    ("text_projection.*", "of the text model"),
+    ("text_*", "the text model and the projection after it"),
     ("logit_scale", "compares images with texts"),
     ("logit_bias", "compares images with texts"),
 )
-CONTAINERS = {
-    "ViTMAEForPreTraining": Container("ViTMAEModel", "vit", (("decoder.*", "the decoder of the pre-training"),)),
-    "Dinov2Backbone": Container("Dinov2Model"),
-    "Dinov2WithRegistersBackbone": Container("Dinov2WithRegistersModel"),
-    "CLIPModel": Container("CLIPVisionModelWithProjection", "", TEXT),
-    "SiglipModel": Container("SiglipVisionModel", "vision_model", TEXT),
-    "Aimv2Model": Container(
-        "Aimv2VisionModel", "vision_model", (*TEXT, ("visual_projection.*", "the projection beside the text model's"))
+BESIDE = (*TEXT, ("visual_projection.*", "the projection beside the text model's"))
+LANGUAGE = (  # none of these patterns may match a tower's own names
+    *(
+        (f"embeddings.{name}.*", "of the language model")
+        for name in ("word_embeddings", "position_embeddings", "LayerNorm")
     ),
+    ("encoder.layer.*", "the language model"),
+    ("visual_projection.*", "to the language model"),
+)
+DETECTION = tuple(
+    (f"{name}.*", "of the detector") for name in ("box_head", "class_head", "objectness_head", "layer_norm")
+)
+MATCHING = tuple((f"{name}.*", "compares images with texts") for name in ("itm_head", "vision_proj*"))
+QFORMER = (
+    ("qformer.*", "the model that queries the tokens"),
+    ("query_tokens", "of the model that queries the tokens"),
+    ("language_*", "the language model and the projection to it"),
+)
+
+
+def _inside(ignored: Sequence[tuple[str, str]], path: str) -> tuple[tuple[str, str], ...]:
+    return tuple((f"{path}.{pattern}", reason) for pattern, reason in ignored)
+
+
+CONTAINERS = {
+    "ViTMAEForPreTraining": Container("ViTMAEModel", (("decoder.*", "the decoder of the pre-training"),)),
+    "Dinov2Backbone": Container("Dinov2Model", whole=True),
+    "Dinov2WithRegistersBackbone": Container("Dinov2WithRegistersModel", whole=True),
+    "CLIPModel": Container("CLIPVisionModelWithProjection", TEXT, whole=True),
+    "MetaClip2Model": Container("MetaClip2VisionModelWithProjection", TEXT, whole=True),
+    "AltCLIPModel": Container("AltCLIPVisionModel", BESIDE),
+    "ChineseCLIPModel": Container("ChineseCLIPVisionModel", BESIDE),
+    "CLIPSegModel": Container("CLIPSegVisionModel", BESIDE),
+    "CLIPSegForImageSegmentation": Container(
+        "CLIPSegVisionModel", (*_inside(BESIDE, "clip"), ("decoder.*", "the decoder of masks"))
+    ),
+    "OwlViTModel": Container("OwlViTVisionModel", BESIDE, whole=True),
+    "OwlViTForObjectDetection": Container("OwlViTVisionModel", (*_inside(BESIDE, "owlvit"), *DETECTION)),
+    "Owlv2Model": Container("Owlv2VisionModel", BESIDE, whole=True),
+    "Owlv2ForObjectDetection": Container("Owlv2VisionModel", (*_inside(BESIDE, "owlv2"), *DETECTION)),
+    "GitModel": Container("GitVisionModel", LANGUAGE),
+    "GitForCausalLM": Container("GitVisionModel", (*_inside(LANGUAGE, "git"), ("output.*", "of the language model"))),
+    "BlipModel": Container("BlipVisionModel", BESIDE),
+    "BlipForConditionalGeneration": Container("BlipVisionModel", TEXT),
+    "BlipForQuestionAnswering": Container("BlipVisionModel", TEXT),
+    "BlipForImageTextRetrieval": Container("BlipVisionModel", (*TEXT, *MATCHING)),
+    "Blip2Model": Container("Blip2VisionModel", QFORMER),
+    "Blip2ForConditionalGeneration": Container("Blip2VisionModel", QFORMER),
+    "Blip2ForImageTextRetrieval": Container("Blip2VisionModel", (*QFORMER, *TEXT, *MATCHING, *LANGUAGE[:3])),
+    "Blip2VisionModelWithProjection": Container("Blip2VisionModel", (*QFORMER, *MATCHING)),
+    "InstructBlipForConditionalGeneration": Container("InstructBlipVisionModel", QFORMER),
+    "SiglipModel": Container("SiglipVisionModel", TEXT),
+    "Aimv2Model": Container("Aimv2VisionModel", BESIDE),
 }
-# Configurations that hold that of a vision tower, and what else they hold.
-IMAGE_AND_TEXT = {
-    "text_config", "vision_config", "projection_dim", "logit_scale_init_value", "max_logit_scale", "initializer_factor",
-    "initializer_range",
+# The models whose configuration holds that of a vision tower, as `vision_config`.
+COMPOSITES = {
+    "clip": "clip_vision_model", "metaclip_2": "metaclip_2_vision_model", "altclip": "altclip_vision_model",
+    "chinese_clip": "chinese_clip_vision_model", "clipseg": "clipseg_vision_model", "owlvit": "owlvit_vision_model",
+    "owlv2": "owlv2_vision_model", "git": "git_vision_model", "blip": "blip_vision_model",
+    "blip-2": "blip_2_vision_model", "instructblip": "instructblip_vision_model", "siglip": "siglip_vision_model",
+    "aimv2": "aimv2_vision_model",
 }  # fmt: skip
-COMPOSITES = {"clip": "clip_vision_model", "siglip": "siglip_vision_model", "aimv2": "aimv2_vision_model"}

@@ -6,6 +6,7 @@ class cannot hold is found by reading back the settings that it would be given.
 """
 
 import copy
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from ..engine import Row, ignored_names, revert
 from ..format import UNSEEN, Description, Format, Hints, Inference, StateDict
 from .families import (
     AIMV2,
+    ALTCLIP,
     ARCHITECTURES,
     BOOKKEEPING,
     CANDIDATES,
@@ -33,7 +35,7 @@ from .families import (
     CONTAINERS,
     DINOV2,
     DINOV2_WITH_REGISTERS,
-    IMAGE_AND_TEXT,
+    GIT,
     PATCHES,
     POOLER_ROWS,
     PROJECTION,
@@ -61,6 +63,9 @@ ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
 # The hints that a config.json leaves room for.
 HINTS = {"layout", "key", "image_mean", "image_std"}
+# The classes whose live modules are read; those of others are found inside.
+LIVE = {*ARCHITECTURES, *(name for name, container in CONTAINERS.items() if container.whole)}
+POSITION_NAMES = ("position_embeddings", "position_embedding", "position_embedding.weight", "rms_norm.weight")
 POSITION_COUNTERS = ("*position_ids", "counts the positions")
 
 
@@ -77,15 +82,24 @@ class TransformersFormat(Format):
     def matches_names(self, names: Collection[str]) -> bool:
         """Tell whether a state dict has the patch embeddings of one of the families."""
         # Our own patch embeddings have ViT's name; our position table has not. AIMv2 may do without one.
-        theirs = ("position_embeddings", "position_embedding.weight", "embeddings.rms_norm.weight")
+        theirs = (
+            "position_embeddings",
+            "position_embedding",
+            "position_embedding.weight",
+            "embeddings.rms_norm.weight",
+        )
         return _prefix(names) is not None and any(name.endswith(theirs) for name in names)
 
     def matches_module(self, module: nn.Module) -> bool:
         """Tell whether a live module is of one of the classes, or derived from one."""
         return any(
-            base.__module__.startswith("transformers.models.") and base.__name__ in {**ARCHITECTURES, **CONTAINERS}
+            base.__module__.startswith("transformers.models.") and base.__name__ in LIVE
             for base in type(module).__mro__
         )
+
+    def surrounds(self, module: nn.Module) -> bool:
+        """Tell whether a live module is of a class that holds a tower for images beside other parts."""
+        return type(module).__module__.startswith("transformers.models.") and type(module).__name__ in CONTAINERS
 
     def describe_module(self, module: Any, hints: Hints) -> Description:
         """Read the configuration off a live module, which says everything: hints are not needed.
@@ -94,23 +108,19 @@ class TransformersFormat(Format):
             ExportError: names every part and every setting that plain-vit does not know.
         """
         name = type(module).__name__
-        known = class_path(module).startswith("transformers.models.") and name in {**ARCHITECTURES, **CONTAINERS}
-        if not known:
+        if not class_path(module).startswith("transformers.models.") or name not in LIVE:
             raise ExportError(f"{class_path(module)} is derived from a class of transformers: pass that itself")
         config, inferences, ignored = _describe(name, module.config.to_dict(), module.state_dict())
-        prefix, inside = "", module
-        if name in CONTAINERS:
-            name, path = CONTAINERS[name].holds, CONTAINERS[name].path
-            prefix, inside = path and f"{path}.", module.get_submodule(path)
+        name = CONTAINERS[name].holds if name in CONTAINERS else name
         with torch.device("meta"):
             rebuilt = self.build_module(config, name)
-        faults = [*_changed_parts(inside, rebuilt), *_changed_values(inside, module.config)]
+        faults = [*_changed_parts(module, rebuilt), *_changed_values(module)]
         unread = ignored_names([fault.partition(" is ")[0] for fault in faults], ignored)
         if faults := [fault for fault in faults if fault.partition(" is ")[0] not in unread]:
             raise ExportError(
                 f"plain-vit does not know parts of this {name} (what it is, not what it would become):", faults
             )
-        return Description(config, name, inferences, ignored, prefix)
+        return Description(config, name, inferences, ignored)
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration off the `config.json` beside the tensors.
@@ -131,7 +141,8 @@ class TransformersFormat(Format):
         except ExportError as error:
             raise CheckpointError(str(error)) from error
         name = CONTAINERS[name].holds if name in CONTAINERS else name
-        on_disk = any(".attention.attention.query." in tensor for tensor in tensors)
+        marks = [str(row.source).replace("{}", "0") for row in _architecture(name).family.on_disk]
+        on_disk = any(mark in tensor for mark in marks for tensor in tensors)
         settled = [Inference(field, getattr(config, field), "config.json") for field in UNSEEN]
         inferences = [Inference("layout", name, source), *settled, *inferences]
         layout = f"{name} {'4.x' if on_disk else 'bare'}"
@@ -181,6 +192,8 @@ class TransformersFormat(Format):
         """Return tensors under the names of the module: those of a file as transformers' own loader names them."""
         name, *words = (layout or _class_for(config)).split()
         architecture = _architecture(name)
+        if architecture.family is ALTCLIP:  # only the loader of the whole model knows the names that it writes
+            return {tensor.replace(".layer.", ".layers."): tensors[tensor] for tensor in tensors}
         if words:
             beside = tuple(str(row.source) for row in architecture.head)
             stored = {tensor if tensor.startswith(beside) else architecture.prefix + tensor: tensors[tensor]
@@ -229,13 +242,14 @@ def _changed_parts(module: nn.Module, rebuilt: nn.Module) -> list[str]:
     ]
 
 
-def _changed_values(module: nn.Module, config: PreTrainedConfig) -> list[str]:
+def _changed_values(module: PreTrainedModel) -> list[str]:
     """Return what parts read in a forward pass that neither tensors nor the model's own configuration say."""
     faults = []
+    config = module.config
     said = [one.to_dict() for one in (config, getattr(config, "vision_config", config))]
     for path, part in module.named_modules():
         own = getattr(part, "config", None)
-        if isinstance(own, PreTrainedConfig) and own not in (config, module.config) and own.to_dict() not in said:
+        if isinstance(own, PreTrainedConfig) and own is not config and own.to_dict() not in said:
             faults.append(f"{path}.config is another configuration than the model's")
         if getattr(part, "_use_kernels", False):
             faults.append(f"{path or 'model'}._use_kernels is True: kernels of the Hub replace its own functions")
@@ -320,7 +334,8 @@ def _describe(
         outer, said = said, whole.vision_config.to_dict()
     known = {*family.settings.values(), *family.unread, "head_dim", *BOOKKEEPING}
     unknown = {key: value for key, value in said.items() if key not in known}
-    unknown |= {key: value for key, value in outer.items() if key not in BOOKKEEPING | IMAGE_AND_TEXT}
+    declared = {one.name for one in dataclasses.fields(whole)}  # no setting around a tower acts in it
+    unknown |= {key: value for key, value in outer.items() if key not in BOOKKEEPING | declared}
     faults = [f"{key}={value!r}" for key, value in sorted(unknown.items()) if value]
     prefix = _prefix(tensors) or ""
     short = {tensor.removeprefix(prefix): value for tensor, value in tensors.items()}
@@ -405,7 +420,7 @@ def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mappi
 
 # What a class can hold
 
-UNPOOLED = (VIT_MSN, VIT_MAE)
+UNPOOLED = (VIT_MSN, VIT_MAE, GIT)
 REMEDY = " (what acts in training alone, such as drop_path_rate, may be set to 0 in the model's config first)"
 
 
