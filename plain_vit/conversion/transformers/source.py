@@ -1,8 +1,8 @@
 """transformers' own Vision Transformers: live modules, files under today's and 4.x names, and the way back.
 
-Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, the vision towers of CLIP, SigLIP and
-AIMv2) is a table of tensors and a table of settings in `families.py`, read in both directions. What a
-class cannot hold is found by reading back the settings that it would be given.
+Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, the vision towers of CLIP and its kin, of
+BLIP and BLIP-2, SigLIP and AIMv2) is a table of tensors and a table of settings in `families.py`, read in both
+directions. What a class cannot represent is found by reading back the settings that it would be given.
 """
 
 import copy
