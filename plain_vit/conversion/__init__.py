@@ -1,4 +1,4 @@
-"""Conversion between plain-vit and the other homes of the Vision Transformer."""
+"""Conversion between plain-vit and other implementations of the Vision Transformer."""
 
 from ..errors import AmbiguousCheckpointError
 from .export import Export, to_checkpoint

@@ -1,4 +1,4 @@
-"""What sets two live modules, or two configs, apart: so that no part of a model is lost on the way there or back."""
+"""Comparison of two live modules or two configs, so that no part of a model is lost in a conversion."""
 
 import copy
 import enum

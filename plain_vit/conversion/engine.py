@@ -1,4 +1,4 @@
-"""The engine of every conversion: one table of rows turns a source's tensors into ours, and ours back.
+"""Conversion engine: one table of rows maps a source's tensors to ours, and ours back.
 
 A row names a module or a tensor of the source, the same of ours, and what happens to the tensor in between. Names match
 whole, `{}` matches an index, the order of the rows means nothing. Every name of the source is used exactly once and

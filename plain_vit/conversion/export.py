@@ -1,4 +1,4 @@
-"""Our model as another package's own checkpoint: `to_checkpoint`, and what may be left out for it."""
+"""Export to another package's checkpoint: `to_checkpoint`, and the parts that may be dropped."""
 
 import copy
 import os

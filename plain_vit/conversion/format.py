@@ -1,4 +1,4 @@
-"""What the conversion asks of a source format, and what a format answers."""
+"""Interface of a source format: hints, descriptions, and the abstract class `Format`."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Head counts, grids and image sizes that fit what the tensors of a checkpoint show, the likeliest first."""
+"""Head counts, grids and image sizes consistent with the tensors of a checkpoint, the most likely first."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Live modules in and out, with the same numbers: `from_module` and `to_module`."""
+"""Conversion of live modules in both directions: `from_module` and `to_module`."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

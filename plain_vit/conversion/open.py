@@ -1,4 +1,4 @@
-"""Checkpoints of every source in: `from_checkpoint` and `convert_checkpoint`."""
+"""Opening checkpoints of every source: `from_checkpoint` and `convert_checkpoint`."""
 
 import copy
 import hashlib

@@ -1,4 +1,4 @@
-"""Proof on the spot: the largest difference between two models at every stage, from the patches to the logits.
+"""Parity of two models: the largest difference at every stage, from the patches to the logits.
 
 Both models see the same images; hooks catch what flows into each block, so the source runs its own code untouched.
 

@@ -1,4 +1,4 @@
-"""Image processors of a source: what all of them are made with."""
+"""Image processors of sources: their common construction."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

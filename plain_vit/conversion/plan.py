@@ -1,4 +1,4 @@
-"""A conversion that is understood but not yet done: model, table and tensors; and the source's own model beside it."""
+"""Plan of a conversion before it runs: model, table and tensors, and the source's own model for comparison."""
 
 import os
 from collections import deque

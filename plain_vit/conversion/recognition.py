@@ -1,4 +1,4 @@
-"""Which format the names of a state dict are of, and what to do where they are of none."""
+"""Recognition of the format of a state dict by its names, and errors for unknown ones."""
 
 from collections.abc import Collection, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Logits that a source gave for some pixels, which tell apart the ways to read its checkpoint."""
+"""Reference logits of a source, which determine missing settings of its checkpoint."""
 
 import itertools
 import math

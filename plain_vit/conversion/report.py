@@ -1,4 +1,4 @@
-"""What a conversion did, in words, and what came of it."""
+"""Report of a conversion, and its result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

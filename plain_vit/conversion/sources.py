@@ -1,4 +1,4 @@
-"""The registry of sources: a further one is one room and one line here."""
+"""Registry of sources: an additional one is one module or package and one line here."""
 
 from .format import Format
 from .google import GOOGLE

@@ -1,1 +1,1 @@
-"""Files of weights, safely read and atomically written; nothing here knows whose model they hold."""
+"""Weight files, safely read and atomically written, independent of any model."""

@@ -1,4 +1,4 @@
-"""What plain-vit writes, told from what others wrote: the names of its code, and a mark at the end of its pages."""
+"""Recognition of files written by plain-vit: names of its code, and a mark at the end of its model cards."""
 
 import hashlib
 import re

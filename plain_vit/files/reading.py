@@ -1,4 +1,4 @@
-"""Reading a checkpoint from wherever it lies: a file, a folder in one of the known layouts, or a repository on the Hub.
+"""Reading checkpoints from any location: a file, a folder in one of the known layouts, or a repository on the Hub.
 
 What is in the file decides how it is read; its name has to agree. Nothing in a checkpoint is executed, no path in it
 leads out of its folder, and what could be read in more than one way is asked for.

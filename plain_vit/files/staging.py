@@ -1,4 +1,4 @@
-"""Staging of outputs, so that nothing is lost: whatever goes wrong, what was there before is still there, whole.
+"""Staging of outputs: whatever goes wrong, the previous content is still there and complete.
 
 An output is made in a staging place beside its target, synced to the disk, and put in place by one rename. A lock
 beside the target keeps a second writer out, and what a crash leaves is cleared away by the next writer.

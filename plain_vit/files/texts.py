@@ -1,4 +1,4 @@
-"""Small texts that somebody else wrote, such as a config.json, read and parsed within limits."""
+"""Small untrusted text files, such as a config.json, read and parsed within limits."""
 
 import json
 from collections import Counter

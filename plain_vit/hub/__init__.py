@@ -1,4 +1,4 @@
-"""Sending a model to the Hub: what a model's repository needs, searched first, in one commit."""
+"""Pushing models to the Hub: the files of a model repository, scanned for secrets, in one commit."""
 
 from .delivery import Push
 from .push import check_repository, push_folder, push_saved, save_and_push

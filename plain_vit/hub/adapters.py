@@ -1,4 +1,4 @@
-"""Adapters that peft has saved: a base model that others can open, and a page that says how."""
+"""Adapters saved by peft: a base model that others can load, and a model card that says how."""
 
 import json
 import re

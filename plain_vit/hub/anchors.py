@@ -1,4 +1,4 @@
-"""Where in a text a regular expression can match at all: near one of the literal words that each match contains.
+"""Candidate positions of a regular expression in a text: near the literal words that every match contains.
 
 Searching for words is fast and matching patterns is slow, so a rule for secrets is applied only around its words. They
 are derived from the rule itself; a rule without any is applied to the whole text.

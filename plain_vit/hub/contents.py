@@ -1,4 +1,4 @@
-"""What of a folder is sent: what a model repository needs, and what was asked for by its path. All else stays here."""
+"""Selection of the files to push: those of a model repository, and those requested by path."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Bringing the contents of a push to a repository: one commit of what differs, tried again where a fault passes."""
+"""Upload of a push: one commit of the files that differ, retried after transient errors."""
 
 import hashlib
 import json

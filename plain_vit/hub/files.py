@@ -1,4 +1,4 @@
-"""Looking into one file that is to be sent: what kind it is, and whether it holds what must not leave.
+"""Inspection of a file before it is pushed: its kind, and content that must not be uploaded.
 
 Three kinds of files can be looked into wholly: texts, pictures and safetensors. No other is sent: what cannot be read
 cannot be searched. Pictures go without their metadata.

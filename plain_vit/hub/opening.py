@@ -1,4 +1,4 @@
-"""Opening a saved folder before it is sent, as those who download it will: strictly, and without running its code."""
+"""Opening a saved folder before it is pushed, as users will: strictly, and without running its code."""
 
 import ast
 from collections.abc import Iterator, Mapping

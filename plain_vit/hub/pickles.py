@@ -1,4 +1,4 @@
-"""Telling what a file is by its content: a pickle of any protocol, and what packs others up."""
+"""Detection of file types by content: pickles of any protocol, and archives."""
 
 import pickletools
 import re

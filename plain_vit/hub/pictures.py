@@ -1,4 +1,4 @@
-"""Pictures without what is written beside their pixels: texts, places, cameras, thumbnails, anything after their end.
+"""Removal of image metadata: texts, locations, cameras, thumbnails, trailing data.
 
 The parts of a file that hold pixels are copied byte for byte; how a photograph is turned stays. Both versions are
 decoded and compared.

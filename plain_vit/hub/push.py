@@ -1,4 +1,4 @@
-"""Pushing a saved model to the Hub: what would be sent is looked at first, and arrives in one commit or not at all."""
+"""Pushing a saved model to the Hub: its files are checked first, and arrive in one commit or not at all."""
 
 import os
 import re

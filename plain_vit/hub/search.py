@@ -1,4 +1,4 @@
-"""Searching a text for secrets: the rules of detect-secrets, and rules for what it has none for.
+"""Scanning text for secrets: the rules of detect-secrets, and additional rules.
 
 A secret is found as it is, and written in the ways in which files write text: escaped, percent-encoded, with invisible
 characters, in base64 or hexadecimal. What is found is never part of a message.

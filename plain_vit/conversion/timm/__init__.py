@@ -1,1 +1,1 @@
-"""timm's plain Vision Transformers: arguments and architectures, live modules, checkpoints, and the way back."""
+"""timm's plain Vision Transformers: arguments and architectures, live modules, checkpoints, and export."""

@@ -1,4 +1,4 @@
-"""Live models of timm: read back into the arguments that they were built from, and built anew.
+"""Live models of timm: reading their constructor arguments, and building them.
 
 Nothing of a live model goes unseen: what is read is built again, and the two are compared part by part.
 """

@@ -1,4 +1,4 @@
-"""timm's evaluation transform as an image processor, and the way back."""
+"""timm's evaluation transform as an image processor, in both directions."""
 
 import math
 from collections.abc import Mapping, Sequence

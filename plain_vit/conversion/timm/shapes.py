@@ -1,4 +1,4 @@
-"""What a state dict in timm's names says by its names and shapes, and what has to be said of it.
+"""Settings that a state dict with timm's names shows by names and shapes, and those that must be given.
 
 Heads, scale, epsilon, activation and more change logits and show in no tensor. A name of timm's, or the caller, settles
 them; shapes that a named architecture has too are not that architecture.

@@ -1,4 +1,4 @@
-"""timm's VisionTransformer and VisionTransformerDistilled: live modules, files, and the way back.
+"""timm's VisionTransformer and VisionTransformerDistilled: live modules, files, and export.
 
 Everything goes through the arguments that timm's own constructor takes (`arguments.py`): a live module is read
 back into them (`modules.py`), a checkpoint's `architecture` and `model_args` are them, and what a bare state dict

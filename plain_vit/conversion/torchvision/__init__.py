@@ -1,1 +1,1 @@
-"""torchvision's VisionTransformer: architectures, live modules, checkpoints, and the way back."""
+"""torchvision's VisionTransformer: architectures, live modules, checkpoints, and export."""

@@ -1,4 +1,4 @@
-"""torchvision's VisionTransformer: live modules, files under today's and earlier names, and the way back."""
+"""torchvision's VisionTransformer: live modules, files with current and earlier names, and export."""
 
 import functools
 import re

@@ -1,1 +1,1 @@
-"""transformers' plain Vision Transformers: families, live modules, folders, and the way back."""
+"""transformers' plain Vision Transformers: families, live modules, folders, and export."""

@@ -1,4 +1,4 @@
-"""transformers' image processors, as folders have them, and the way back to the stock class."""
+"""transformers' image processors in folders, and export to the stock class."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""transformers' own Vision Transformers: live modules, files under today's and 4.x names, and the way back.
+"""transformers' own Vision Transformers: live modules, files with current and 4.x names, and export.
 
 Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, the vision towers of CLIP and its kin, of
 BLIP and BLIP-2, SigLIP and AIMv2) is a table of tensors and a table of settings in `families.py`, read in both

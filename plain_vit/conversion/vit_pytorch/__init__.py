@@ -1,1 +1,1 @@
-"""vit-pytorch's ViT and SimpleViT of every release: layouts, live modules, checkpoints, and the way back."""
+"""vit-pytorch's ViT and SimpleViT of every release: layouts, live modules, checkpoints, and export."""

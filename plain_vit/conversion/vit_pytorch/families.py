@@ -1,4 +1,4 @@
-"""The models of vit-pytorch that do not open yet, by the names that tell each from the others.
+"""Unsupported models of vit-pytorch, by their distinctive parameter names.
 
 Data only; read from the package's releases, and compared with them in the tests. What has every name of a plain ViT is
 a layout of `layouts.py`.

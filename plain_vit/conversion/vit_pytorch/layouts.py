@@ -1,4 +1,4 @@
-"""The names that vit-pytorch (lucidrains) has given the parts of its plain ViTs, release by release.
+"""Parameter names of vit-pytorch's (lucidrains) plain ViTs, release by release.
 
 Data only; each table says what changed since the one before. Fingerprints and releases were read from the package's
 history and are compared with the releases themselves in the tests.

@@ -1,4 +1,4 @@
-"""Live modules of the package: what they say beyond their tensors, what was changed in them, and built anew."""
+"""Live modules of the package: settings beyond their tensors, modifications, and building them."""
 
 import copy
 import importlib

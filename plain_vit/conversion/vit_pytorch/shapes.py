@@ -1,4 +1,4 @@
-"""What the names and shapes of a checkpoint say: which layouts it fits, our config, and what stays open."""
+"""Settings shown by the names and shapes of a checkpoint: possible layouts, our config, and what is missing."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""What a layout says in both directions: its rows, our fields that it settles, and what it has no place for."""
+"""Tables of a layout in both directions: its rows, the fields it determines, and what it cannot represent."""
 
 import dataclasses
 import math
