@@ -201,6 +201,12 @@ WRITING = {
     "the disk is full (`RLIMIT_FSIZE`)": ("OutputError", "test_writing.py::test_a_full_disk_leaves_what_was_there"),
     "the disk is full while exporting to another package's layout": (
         "OutputError", "test_writing.py::test_every_export_to_a_full_disk_leaves_what_was_there"),
+    "the disk is full during `show`": (
+        "OutputError, no page is left", "test_full_disk.py::test_show_leaves_no_page_and_says_so_in_one_line"),
+    "the disk is full while a training run writes snapshots, figures or its report": (
+        "OutputError, earlier files are unchanged", "test_full_disk.py::test_a_run_keeps_what_it_has_written"),
+    "the disk is full while a training run writes its log": (
+        "OutputError, earlier lines are unchanged", "test_full_disk.py::test_a_log_never_ends_in_half_a_line"),
     "too little disk space, known in advance": (
         "OutputError", "test_writing.py::test_too_little_disk_space_is_found_before_anything_is_written"),
     "`kill -9` at a random moment": (
@@ -259,6 +265,16 @@ HUB = {
     "a file that changes meanwhile": ("CheckpointError", "test_hub.py::test_a_folder_is_sent_as_it_was_looked_at"),
     "a folder that does not load: wrong sizes, NaN, missing code": (
         "CheckpointError, MappingError", "test_hub.py::test_a_folder_that_does_not_open_is_not_pushed"),
+    "a PEFT adapter whose base model is a local folder, or not a Hub id": (
+        "CheckpointError", "test_hub_adapters.py::test_an_invalid_hub_id_is_not_a_base"),
+    "a PEFT adapter whose base model is not on the Hub": (
+        "HubError, no repository is created",
+        "test_hub_adapters.py::test_a_base_that_is_not_on_the_hub_is_refused_before_a_repository_is_made"),
+    "an adapter's model card that names another base model, or a local path": (
+        "CheckpointError", "test_hub_adapters.py::test_an_edited_page_that_names_another_base_is_refused"),
+    "licence files of a source that are huge, not text, with escape sequences, or links out of its folder": (
+        "not copied, with a warning",
+        "test_licenses.py::test_only_short_texts_inside_the_folder_are_copied_and_the_rest_is_said"),
     "a first push that is refused permanently": (
         "HubError, no repository is left", "test_hub.py::test_a_refused_first_push_leaves_no_repository"),
     "labels, names and a source's model card that contain Markdown, HTML or YAML": (

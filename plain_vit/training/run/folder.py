@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +165,7 @@ class RunFolder:
     def log(self, **values: Any) -> None:
         """Log values, including `step`, to the log and the trackers, from the main process."""
         if self.accelerator.is_main_process:
-            with (self.path / LOG).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(values) + "\n")
+            append_line(self.path / LOG, json.dumps(values))
         self.accelerator.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
 
 
@@ -214,6 +213,22 @@ def move_into(folder: Path, target: Path) -> None:
     for file in sorted(folder.iterdir(), key=lambda file: file.name == "config.json"):
         os.replace(file, target / file.name)
     folder.rmdir()
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file, whole or not at all.
+
+    Raises:
+        OutputError: It cannot be written; the file is as before.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+    except OSError as error:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise OutputError(f"{path} was not written: {error.strerror}. The lines before are unchanged.") from error
 
 
 def write_file(target: Path, text: str) -> None:
