@@ -36,7 +36,7 @@ test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests, or those in TESTS, 
 
 table: $(INSTALLED) $(PEERS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
 	rm -f sweep.jsonl
-	PLAIN_VIT_SWEEP=sweep.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "" tests/test_conversion_*.py tests/test_trained_dinov2.py
+	PLAIN_VIT_SWEEP=sweep.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "" $$(grep -l "import record" tests/test_*.py)
 	$(BIN)/python docs/tabulate_what_opens.py sweep.jsonl
 
 architectures: $(INSTALLED) ## write the tables of timm's and torchvision's architectures from what is installed
