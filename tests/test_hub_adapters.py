@@ -159,7 +159,7 @@ def test_a_base_that_is_not_on_the_hub_is_refused_before_a_repository_is_made(
     hub: HubEndpoint, local: Path, tmp_path: Path
 ) -> None:
     save_adapter(local, tmp_path / "base", base_model_name_or_path="alice/elsewhere")
-    with pytest.raises(HubError, match="alice/elsewhere is not on the Hub"):
+    with pytest.raises(HubError, match="alice/elsewhere, the base model of the adapter, is not on the Hub"):
         push_folder(local, REPO)
     assert not hub.path(REPO, "model").exists()
     hub.add_repository("alice/elsewhere")

@@ -397,7 +397,7 @@ def test_push_that_cannot_work_is_refused_before_the_training(model_folder, tmp_
     for useless in ({"hub_private": True}, {"report": False, "picture_every": 1.0}):
         with pytest.raises(TrainingError, match="has no effect"):
             script.finetune(script.FinetuneArguments(**good, **useless))
-    for repo_id, message in (("alice/a b", "cannot be the name"), ("digits", "names no owner")):
+    for repo_id, message in (("alice/a b", "is not a valid repository id"), ("digits", "has no owner")):
         with pytest.raises(HubError, match=message):
             script.finetune(script.FinetuneArguments(**good, push_to_hub=repo_id))
     monkeypatch.delenv("HF_TOKEN")

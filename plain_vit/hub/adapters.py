@@ -1,4 +1,4 @@
-"""Adapters saved by peft: a base model that others can load, and a model card that says how."""
+"""Adapters saved by peft: the base model, which must be on the Hub, and the model card."""
 
 import json
 import re
@@ -24,7 +24,7 @@ SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)[\\/]snapshots[\\/]")  # a 
 HEAD = re.compile(r"(?:base_model\.model\.)?(?:classifier|head|fc)\.weight")
 AUTO_CLASS = re.compile(r"(?:[A-Z]\w*)?For([A-Z]\w{0,50})")
 TAG_OF_BASE = "base_model:"
-# What peft adds to its template of a page: versions, and how the base was quantised.
+# What peft adds to its model card template: versions, and how the base was quantised.
 ADDED_BY_PEFT = re.compile(
     r"^(?:### Framework versions|- PEFT [\w.+-]+|## Training procedure|"
     r"The following `bitsandbytes` quantization config was used during training:|- \w*(?:bit|quant|llm_int8)\w*: .*)$",
@@ -37,9 +37,9 @@ class Adapter:
     """A saved adapter.
 
     Args:
-        settings: Of peft.
-        shapes: Of its tensors.
-        base_model: Hub id of the model that it is for.
+        settings: Contents of `adapter_config.json`.
+        shapes: Shape of each tensor, by name.
+        base_model: Hub id of the base model.
     """
 
     settings: Mapping[str, Any]
@@ -47,28 +47,28 @@ class Adapter:
     base_model: str
 
     def page(self, written: str | None, more_tags: Sequence[str] = ()) -> str:
-        """Return the page to send: what a person wrote, or else ours with the metadata that is there.
+        """Return the model card to upload: the existing one if a person wrote it, else ours with its metadata.
 
         Args:
-            written: The page in the folder.
-            more_tags: Words to find it by, for a page of ours.
+            written: The card in the folder.
+            more_tags: Further tags, for a card of ours.
 
         Raises:
-            CheckpointError: What a person wrote names no base model, or another one.
+            CheckpointError: A card written by a person names no base model, or a different one.
         """
-        said = metadata_of(written) if written is not None else {}
+        metadata = metadata_of(written) if written is not None else {}
         if written is not None and not _is_template(written) and not is_untouched(written.encode()):
-            bases = said.get("base_model")
+            bases = metadata.get("base_model")
             bases = bases if isinstance(bases, list) else [bases]
-            tagged = {tag.rpartition(":")[2] for tag in _tags(said) if tag.startswith(TAG_OF_BASE)}
+            tagged = {tag.rpartition(":")[2] for tag in _tags(metadata) if tag.startswith(TAG_OF_BASE)}
             if self.base_model not in bases or not tagged <= {self.base_model} or not all(map(is_repo_id, bases)):
                 raise CheckpointError(
-                    f"{CARD} names other base models than {SETTINGS}, or none: write base_model: {self.base_model} at "
-                    "its top, and remove the others and the tags that name them."
+                    f"{CARD} and {SETTINGS} name different base models, or {CARD} names none: set base_model: "
+                    f"{self.base_model} in its metadata, and remove the others and their tags."
                 )
             return written
-        tags = [one_line(tag) for tag in (*_tags(said), *more_tags) if not tag.startswith(TAG_OF_BASE)]
-        kept = {key: value for key, value in said.items() if key not in ("base_model", "tags", "library_name")}
+        tags = [one_line(tag) for tag in (*_tags(metadata), *more_tags) if not tag.startswith(TAG_OF_BASE)]
+        kept = {key: value for key, value in metadata.items() if key not in ("base_model", "tags", "library_name")}
         known = {
             "base_model": self.base_model, "base_model_relation": "adapter", "library_name": "peft",
             "tags": list(dict.fromkeys([*tags, f"{TAG_OF_BASE}adapter:{self.base_model}", "vision", "plain-vit"])),
@@ -82,17 +82,17 @@ class Adapter:
         of_rank = f" of rank {rank}" if type(rank) is int and 0 < rank < 10**6 else ""
         count = sum(map(prod, self.shapes.values()))
         head = self._own_head()
-        own = f" It has its own classifier for {head} labels, whose names it does not store." if head else ""
+        own = f" It includes a classifier for {head} labels, whose names it does not store." if head else ""
         stated = (
-            f"The adapter is under {code(license)}; its base model has its own licence."
+            f"The adapter is licensed under {code(license)}; the base model has its own licence."
             if license
-            else "> **No licence of the adapter is stated.** Without one nobody else may use it: ask its owner, or "
-            "state it as `license` at the top of this page. Its base model has its own licence."
+            else "> **The adapter states no licence.** Without one, nobody else may use it: ask its owner, or set "
+            "`license` in the metadata of this card. The base model has its own licence."
         )
         return (
             f"# {PLACEHOLDER}/{plain(self.base_model.rpartition('/')[2])}-adapter\n\n"
             f"An adapter ({code(kind)}{of_rank}) for {base}, with {count:,} parameters in {len(self.shapes)} tensors. "
-            f"It is loaded into that model and cannot be used without it.{own}\n\n"
+            f"It is loaded into that model and cannot be used on its own.{own}\n\n"
             f"## How to load it\n\n{fenced(self._loading(), 'python')}\n\n"
             "Use the image processor of the base model, unless this repository has one.\n\n"
             f"## License\n\n{stated}"
@@ -112,12 +112,12 @@ class Adapter:
         ])  # fmt: skip
 
     def _own_head(self) -> int | None:
-        """Return for how many labels the adapter brings a classifier."""
+        """Return the number of labels of the adapter's own classifier; None if it has none."""
         heads = [shape[0] for name, shape in self.shapes.items() if HEAD.fullmatch(name) and len(shape) == 2]
         return heads[0] if heads else None
 
     def _class_of_base(self) -> tuple[str, str]:
-        """Return the module and the class that peft has noted; nothing where it was given a task instead."""
+        """Return the module and class of the base model as recorded by peft, which omits them if given a task."""
         noted = self.settings.get("auto_mapping")
         noted = noted if isinstance(noted, dict) else {}
         return str(noted.get("parent_library")), str(noted.get("base_model_class"))
@@ -137,35 +137,35 @@ class Adapter:
 
 
 def open_adapter(folder: Path) -> Adapter:
-    """Read what peft saved; without the base model it cannot be built.
+    """Read an adapter saved by peft; the model is not built, since that needs the base model.
 
     Raises:
-        CheckpointError: It is not whole, or for a base model that nobody else has.
+        CheckpointError: It is incomplete, or its base model is not on the Hub.
     """
     if not (folder / WEIGHTS).is_file():
-        raise CheckpointError(f"{folder} holds {SETTINGS} and no {WEIGHTS}: save the adapter as safetensors.")
+        raise CheckpointError(f"{folder} has {SETTINGS} but no {WEIGHTS}: save the adapter as safetensors.")
     settings = parse_json((folder / SETTINGS).read_bytes(), str(folder / SETTINGS))
     if not isinstance(settings.get("peft_type"), str):
-        raise CheckpointError(f"{folder / SETTINGS} names no peft_type: save it with peft.")
+        raise CheckpointError(f"{folder / SETTINGS} has no peft_type: save the adapter with peft.")
     base = settings.get("base_model_name_or_path")
     if not isinstance(base, str) or not is_repo_id(base) or Path(base).exists():
         cached = SNAPSHOT.search(str(base))
-        do = f"write '{cached[1]}/{cached[2]}'" if cached else "push the base model, and write its id (user/name)"
+        remedy = f"write '{cached[1]}/{cached[2]}'" if cached else "push the base model, and write its id (user/name)"
         raise CheckpointError(
-            f"{folder / SETTINGS} names {str(base)!r:.200} as base_model_name_or_path, which is a folder of this "
-            f"machine or no id of the Hub, and nobody else can open: {do} there."
+            f"{folder / SETTINGS} has base_model_name_or_path = {str(base)!r:.200}, which is a local folder or not a "
+            f"Hub id, so others cannot load it: {remedy} there."
         )
     tensors = open_safetensors(folder / WEIGHTS)[0]
     return Adapter(settings, {name: tuple(tensor.shape) for name, tensor in tensors.meta().items()}, base)
 
 
-def _tags(said: Mapping[str, Any]) -> list[str]:
-    tags = said.get("tags")
+def _tags(metadata: Mapping[str, Any]) -> list[str]:
+    tags = metadata.get("tags")
     return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
 
 
 def _is_template(page: str) -> bool:
-    """Return whether a page is the one that peft writes, with nothing filled in below its metadata."""
+    """Return whether a card is the unmodified template of peft, apart from its metadata."""
     return _words(REGEX_YAML_BLOCK.sub("", page, count=1)) == _template()
 
 

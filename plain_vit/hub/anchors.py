@@ -1,7 +1,7 @@
-"""Candidate positions of a regular expression in a text: near the literal words that every match contains.
+"""Candidate regions for the matches of a regular expression: around literal words that every match contains.
 
-Searching for words is fast and matching patterns is slow, so a rule for secrets is applied only around its words. They
-are derived from the rule itself; a rule without any is applied to the whole text.
+Searching for words is fast and matching patterns is slow, so a rule for secrets is applied only around its words, which
+are derived from the rule itself. A rule without such words is applied to the whole text.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 from re import _constants as codes, _parser as parser  # type: ignore[attr-defined]  # isort: skip
 
 MOST_WORDS, MOST_IN_A_CLASS = 60, 8
-REACH = 1200  # characters from a word to the ends of a match that may be of any length
+REACH = 1200  # characters from a word to either end of a match of unbounded length
 
 Words = frozenset[str]
 EMPTY: Words = frozenset({""})
@@ -23,9 +23,9 @@ class Anchors:
     """The words of a rule.
 
     Args:
-        words: One of them is in each match; None if nothing is known.
-        reach: Characters from a word to either end of the match.
-        ignores_case: The words are compared in lower case.
+        words: Every match contains at least one of them; None if there are no such words.
+        reach: Maximum number of characters from a word to either end of the match.
+        ignores_case: Whether the words are compared in lower case.
     """
 
     words: Words | None
@@ -33,11 +33,11 @@ class Anchors:
     ignores_case: bool
 
     def regions(self, text: str, lowered: str) -> Iterator[tuple[int, int]]:
-        """Yield the parts of a text that can hold a match.
+        """Yield the regions of a text that can contain a match.
 
         Args:
-            text: To search.
-            lowered: The same in lower case, with the same positions.
+            text: The text to search.
+            lowered: The same text in lower case, with the same positions.
         """
         if self.words is None:
             yield 0, len(text)
@@ -69,8 +69,8 @@ def anchors_of(pattern: re.Pattern[str], reach: int = REACH) -> Anchors:
     """Return the words of a rule.
 
     Args:
-        pattern: Of the rule.
-        reach: For matches that may be of any length.
+        pattern: The compiled rule.
+        reach: Limit for matches of unbounded length.
     """
     parsed = parser.parse(pattern.pattern, pattern.flags)
     words = _words(parsed)
@@ -81,12 +81,12 @@ def anchors_of(pattern: re.Pattern[str], reach: int = REACH) -> Anchors:
 
 
 def lower(text: str) -> str:
-    """Return a text in lower case with every character in its place."""
-    return text.replace("\u0130", "i").lower()  # the one letter that would become two
+    """Return a text in lower case, with the position of every character unchanged."""
+    return text.replace("\u0130", "i").lower()  # the only letter whose lower case is two characters
 
 
 def _words(parsed: Any) -> Words | None:
-    """Return words of which every match has one: of the parts of a sequence those with the longest shortest word."""
+    """Return words of which every match contains one: from the part of a sequence whose shortest word is longest."""
     best, current = None, EMPTY
     for operation, argument in parsed:
         whole = _literals(operation, argument)
@@ -111,7 +111,7 @@ def _inside(operation: Any, argument: Any) -> Words | None:
 
 
 def _literals(operation: Any, argument: Any) -> Words | None:
-    """Return every text that a part matches, where these are few."""
+    """Return every text that a part matches; None if there are many."""
     if operation is codes.LITERAL:
         return frozenset({chr(argument)})
     if operation in (codes.AT, codes.ASSERT, codes.ASSERT_NOT):
@@ -144,7 +144,7 @@ def _literals_of(parsed: Any) -> Words | None:
 
 
 def _beginnings(operation: Any, argument: Any) -> Words:
-    """Return texts of which every match of a part begins with one."""
+    """Return prefixes such that every match of a part begins with one of them."""
     branches = argument[1] if operation is codes.BRANCH else [argument[-1]] if operation is codes.SUBPATTERN else []
     found: Words = frozenset() if branches else EMPTY
     for branch in branches:

@@ -13,11 +13,11 @@ from .files import look_into, look_into_text
 from .opening import Opened
 from .search import secrets_in
 
-NO_PART = "no part of a model's repository"
-LIMIT_BYTES = 5_000_000_000  # of one file; a larger one is a mistake more often than a model
+NO_PART = "not part of a model repository"
+LIMIT_BYTES = 5_000_000_000  # per file; a larger one is more often a mistake than a model
 
-# What lies beside the model and is part of its page: papers, names of labels, and the report that training draws.
-BESIDE = re.compile(
+# Files that accompany a model: model card, licences, label names, and the training report.
+ACCOMPANYING = re.compile(
     r"README\.md|(LICEN[CS]E|COPYING|NOTICE|CITATION)([.-][\w.-]{1,40})?|\.gitattributes"
     r"|(labels?|label_names|class_names|classes|id2label|label2id|synsets?)\.(txt|json|csv)"
     r"|report/(index\.html|(curves|confusion_matrix|confused_pairs|mistakes|attention|positions_\d{1,3})\.png)",
@@ -27,10 +27,10 @@ LINKED = re.compile(
 )
 PICTURE = re.compile(r".*\.(png|jpe?g)", re.IGNORECASE)
 
-# What never goes, however it is asked for; by name here, and by content in files.py.
+# Files that are never uploaded, even if requested: by name here, by content in files.py.
 NEVER = (
     (re.compile(r"(?i)(.*/)?\.(?!gitattributes$).*"), "is hidden or in a hidden folder"),
-    (re.compile(r"(?i)(.*/)?(__pycache__|node_modules)/.*|.*\.py[cod]"), "is what Python keeps for itself"),
+    (re.compile(r"(?i)(.*/)?(__pycache__|node_modules)/.*|.*\.py[cod]"), "is a cache of Python or Node.js"),
     (
         re.compile(
             r"(?i)(.*/)?([\w-]+\.)*(env|netrc|npmrc|pypirc|pem|key|p12|pfx|jks|keystore|kdbx|ppk|asc|gpg|htpasswd)"
@@ -48,20 +48,20 @@ NEVER = (
             r"|(.*/)?(events\.out\.tfevents.*|.*\.(sqlite3?|db|wandb|distcp|ckpt|pt|pth|pkl|pickle|joblib|bin|swp|swo|core)"
             r"|core(\.\d+)?|average\.safetensors)"
         ),
-        "is a state or a log of the training, a pickle, or what a program left behind",
+        "is a training state or log, a pickle, or a leftover of a program",
     ),
 )
 
 
 @dataclass
 class Contents:
-    """What a folder's push holds.
+    """The files of a push.
 
     Args:
-        sent: Each file, as it lies there or as bytes.
-        left_out: Why each other file stays here.
-        cleaned: Pictures that go without their metadata.
-        stamps: Of the files that are sent as they lie there, to see that they stay so.
+        sent: Path or content of each file to upload.
+        left_out: For each other file, the reason why it is not uploaded.
+        cleaned: Images whose metadata is removed.
+        stamps: Size, time and inode of each file uploaded by path, to detect later changes.
     """
 
     sent: dict[str, Path | bytes] = field(default_factory=dict)
@@ -70,10 +70,10 @@ class Contents:
     stamps: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def add_text(self, name: str, data: bytes, known: Collection[str]) -> None:
-        """Add a text that was made here, searched like any other.
+        """Add a generated text, after scanning it like any other.
 
         Raises:
-            PushRefusedError: It holds a secret.
+            PushRefusedError: It contains a secret.
         """
         looked = look_into_text(data, "utf-8", known)
         if looked.faults:
@@ -81,7 +81,7 @@ class Contents:
         self.sent[name] = looked.content
 
     def changed(self) -> list[str]:
-        """Return the files that are not any more what was looked into."""
+        """Return the files that have changed since they were inspected."""
         return [
             name for name, path in self.sent.items() if isinstance(path, Path) and _stamp(path) != self.stamps[name]
         ]
@@ -90,71 +90,71 @@ class Contents:
 def gather(
     folder: Path, opened: Opened, include: Sequence[str], exclude: Sequence[str], known: Collection[str]
 ) -> Contents:
-    """Look into every file of a folder that is to be sent.
+    """Select and inspect the files of a folder to upload.
 
     Args:
-        folder: Of a saved model.
-        opened: What it needs.
-        include: Paths in the folder of files that are sent besides; "model.safetensors:key" lets that key of the file's
-            metadata go.
-        exclude: Patterns of paths that stay here.
-        known: Secrets themselves.
+        folder: Folder of a saved model.
+        opened: The opened folder, with the files that it needs.
+        include: Relative paths of additional files to upload; "model.safetensors:key" allows that key in the file's
+            metadata.
+        exclude: Patterns of relative paths not to upload.
+        known: Known secrets to search for.
 
     Raises:
-        PushRefusedError: lists every file that must not be sent.
+        PushRefusedError: lists every file that must not be uploaded.
     """
     files = dict(_walk(folder))
     asked, keys, faults = _asked(include, files)
     shown = _linked(folder, files)
     contents = Contents()
     for name, path in files.items():
-        is_part = name in opened.needed or bool(BESIDE.fullmatch(name)) or name in shown
+        is_part = name in opened.needed or bool(ACCOMPANYING.fullmatch(name)) or name in shown
         if any(fnmatch(name, pattern) for pattern in exclude):
             if name in opened.needed:
-                faults.append(f"{name} is needed: without it the model does not open")
+                faults.append(f"{name} is needed: the model does not open without it")
             contents.left_out[name] = "excluded"
         elif not is_part and name not in asked:
             contents.left_out[name] = _never(name) or NO_PART
         elif not is_part and (never := _never(name)):
-            faults.append(f"{name} {never}: it never goes")
+            faults.append(f"{name} {never}: it is never uploaded")
         else:
             faults += [f"{name} {fault}" for fault in _add(contents, name, path, folder, known, keys.get(name, ()))]
     if faults:
-        message = f"{folder} was not pushed. Remove or correct these files, or leave them out with --exclude:"
+        message = f"{folder} was not pushed. Remove or fix these files, or skip them with --exclude:"
         raise PushRefusedError(message, faults)
     return contents
 
 
 def _asked(include: Sequence[str], files: Collection[str]) -> tuple[set[str], dict[str, set[str]], list[str]]:
-    """Return the files that are asked for, the keys of metadata that may go, and what is wrong with the rest."""
+    """Return the requested files, the allowed metadata keys, and an error for every other entry."""
     asked: set[str] = set()
     keys: dict[str, set[str]] = {}
     faults = []
     for each in include:
         name, _, key = each.partition(":")
-        if each in files or each == CARD:  # a page that is not there is written
+        if each in files or each == CARD:  # a missing card is generated
             asked.add(each)
         elif name in files and key:
             keys.setdefault(name, set()).add(key)
         else:
-            faults.append(f"{each} is not there: --include takes the exact path of a file in the folder")
+            faults.append(f"{each} does not exist: --include takes the exact path of a file in the folder")
     return asked, keys, faults
 
 
 def _add(
     contents: Contents, name: str, path: Path, folder: Path, known: Collection[str], keys: Collection[str]
 ) -> list[str]:
-    """Add a file, or return why it must not be sent."""
+    """Add a file, or return the reasons why it must not be uploaded."""
     if secrets_in(name, known) or not name.isprintable():
-        return ["has a name that holds a secret, or that cannot be printed"]
-    real = Path(os.path.realpath(path))  # pathlib's own raises for a link that leads to itself
+        return ["has a name that contains a secret or unprintable characters"]
+    real = Path(os.path.realpath(path))  # pathlib's own raises for a link to itself
     if not real.is_relative_to(os.path.realpath(folder)):
         return [f"is a link out of the folder, to {real}"]
     if not path.is_file():
-        return ["is no ordinary file"]
+        return ["is not a regular file"]
     stamp = _stamp(path)
     if stamp[0] > LIMIT_BYTES:
-        return [f"has {stamp[0]:,} bytes; at most {LIMIT_BYTES:,} are sent"]
+        return [f"has {stamp[0]:,} bytes; expected at most {LIMIT_BYTES:,}"]
     looked = look_into(path, known=known, allowed_keys=keys)
     contents.sent[name], contents.stamps[name] = looked.content, stamp
     if looked.cleaned:
@@ -163,7 +163,7 @@ def _add(
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield every file below a folder by its path there; links to folders are not followed."""
+    """Yield the relative path and the path of every file below a folder; links to folders are not followed."""
     for place, folders, names in os.walk(folder):
         folders.sort()
         links = [name for name in folders if Path(place, name).is_symlink()]
@@ -176,7 +176,7 @@ def _never(name: str) -> str | None:
 
 
 def _linked(folder: Path, files: Collection[str]) -> set[str]:
-    """Return the pictures of the folder that its page shows."""
+    """Return the images in the folder that its model card shows."""
     page = folder / CARD
     if not page.is_file() or page.stat().st_size > 10_000_000:
         return set()

@@ -29,25 +29,25 @@ from .contents import NO_PART, Contents
 TRIES = 4
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 MAX_WAIT = 60.0  # seconds
-SHOWN_OF_A_FOLDER = 5  # files that stay here; more of one folder are counted
+SHOWN_OF_A_FOLDER = 5  # files left out; more of one folder are only counted
 
-# Weights of an earlier push would be loaded instead of the new ones, or beside them.
+# Weights of an earlier push would be loaded instead of the new ones, or along with them.
 WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 
 
 @dataclass(frozen=True)
 class Push:
-    """What a push sends, or has sent.
+    """The outcome of a push, or of a dry run.
 
     Args:
         repo_id: The repository.
-        sent: Size in bytes of each file, by its path.
-        left_out: Why each other file of the folder stays here.
-        removed: Weights of an earlier push, which go.
-        unchanged: Files that the repository has already.
-        cleaned: Files that go without the metadata of their pictures.
-        notes: What could not be tried before.
-        url: Of the commit; None for a dry run.
+        sent: Size in bytes of each uploaded file, by path.
+        left_out: For each other file of the folder, the reason why it is not uploaded.
+        removed: Weights of an earlier push that are deleted.
+        unchanged: Files that the repository already has.
+        cleaned: Files whose image metadata is removed.
+        notes: Checks that could not be made.
+        url: URL of the commit; None for a dry run.
     """
 
     repo_id: str
@@ -62,18 +62,18 @@ class Push:
     def __str__(self) -> str:
         lines = [f"{'would send' if self.url is None else 'sent'} to {self.repo_id}:"]
         if not self.sent and not self.removed:
-            lines = [f"nothing to send: {self.repo_id} has all {len(self.unchanged)} files as they are"]
+            lines = [f"nothing to send: {self.repo_id} already has all {len(self.unchanged)} files"]
         lines += [f"  {name} ({size:,} bytes)" for name, size in self.sent.items()]
         lines += [f"  unchanged {name}" for name in self.unchanged if self.sent or self.removed]
-        lines += [f"  removed {name}: of an earlier push" for name in self.removed]
+        lines += [f"  removed {name}: from an earlier push" for name in self.removed]
         lines += [f"  without its metadata: {name}" for name in self.cleaned]
         lines += [f"  note: {note}" for note in self.notes]
-        lines += self._staying()
+        lines += self._left_out_lines()
         total = f"  {len(self.sent)} files, {sum(self.sent.values()):,} bytes"
         return printable("\n".join([*lines, *([total] if self.sent else []), *([self.url] if self.url else [])]))
 
-    def _staying(self) -> list[str]:
-        """Return a line per file that stays here, and one for all of a folder that has many."""
+    def _left_out_lines(self) -> list[str]:
+        """Return a line per file left out, or one per folder with many of them."""
         folders: dict[str, list[str]] = {}
         for name in self.left_out:
             folders.setdefault(name.partition("/")[0] if "/" in name else "", []).append(name)
@@ -84,27 +84,27 @@ class Push:
             else:
                 lines += [f"  left out {name}: {self.left_out[name]}" for name in names]
         if NO_PART in self.left_out.values():
-            lines.append("  (--include PATH sends such a file besides)")
+            lines.append("  (--include PATH adds such a file)")
         return lines
 
 
 @dataclass(kw_only=True)
 class Delivery:
-    """What goes where.
+    """The files to push and their destination.
 
     Args:
         repo_id: The repository.
-        contents: Of the push.
-        private: Whether nobody else may see it.
-        revision: Branch; the main one if None.
-        message: Of the commit.
-        description: Of the commit.
+        contents: The files.
+        private: Whether the repository must be private.
+        revision: Branch; main if None.
+        message: Commit message.
+        description: Commit description.
         create_pr: Open a pull request instead.
-        overwrites_card: Replace a page that a person has edited.
-        only_new: Files that are left out where the repository has them.
-        replaces_weights: Remove the weights of an earlier push.
-        notes: For the `Push`.
-        base_model: Hub id of the model that an adapter is for, without which it is of no use.
+        overwrites_card: Replace a model card that a person has edited.
+        only_new: Files that are not uploaded if the repository already has them.
+        replaces_weights: Delete the weights of an earlier push.
+        notes: Checks that could not be made, for the `Push`.
+        base_model: Hub id of an adapter's base model, which must exist.
     """
 
     repo_id: str
@@ -121,29 +121,29 @@ class Delivery:
     base_model: str | None = None
 
     def planned(self) -> Push:
-        """Return what would be sent to an empty repository."""
+        """Return the outcome of a push to an empty repository."""
         sizes = _sizes(self.contents.sent)
         return Push(self.repo_id, sizes, self.contents.left_out, cleaned=self.contents.cleaned, notes=self.notes)
 
 
 @dataclass
 class _State:
-    """What is known of the repository after some tries."""
+    """The state of the repository between attempts."""
 
-    asked_for_it: bool = False  # it was not there, and was asked for
-    made: bool = False
-    gone: bool = False  # made for this push, and removed again
-    first_head: str | None = None  # of the one that was made
-    attempt: Push | None = None  # whose answer may have been lost
+    requested: bool = False  # it did not exist, and its creation was requested
+    created: bool = False
+    deleted: bool = False  # created for this push, then deleted again
+    first_head: str | None = None  # of the created repository
+    attempt: Push | None = None  # whose response may have been lost
     checked_card: bool = False
 
 
 def delivered(api: HfApi, delivery: Delivery) -> tuple[Push, CommitInfo]:
-    """Send, and try again where a fault passes.
+    """Push, retrying after transient errors.
 
     Raises:
-        HubError: It could not be sent; says in which state the repository is.
-        CheckpointError: A file was changed after it was looked at.
+        HubError: The push failed; the message includes the state of the repository.
+        CheckpointError: A file was changed after it was inspected.
     """
     state = _State()
     with _explain_errors(delivery, state):
@@ -152,10 +152,10 @@ def delivered(api: HfApi, delivery: Delivery) -> tuple[Push, CommitInfo]:
             try:
                 return _send(api, delivery, state)
             except (HTTPError, RuntimeError) as error:  # hf_xet raises RuntimeError
-                if attempt == TRIES or not _passes(error):
+                if attempt == TRIES or not _is_transient(error):
                     _remove_if_refused(api, delivery, state, error)
                     raise
-                time.sleep(min(MAX_WAIT, _asked_to_wait(error) or 2.0**attempt))
+                time.sleep(min(MAX_WAIT, _retry_after(error) or 2.0**attempt))
                 attempt += 1
             except (ValueError, PlainViTError) as error:
                 _remove_if_refused(api, delivery, state, error)
@@ -163,25 +163,25 @@ def delivered(api: HfApi, delivery: Delivery) -> tuple[Push, CommitInfo]:
 
 
 def _send(api: HfApi, delivery: Delivery, state: _State) -> tuple[Push, CommitInfo]:
-    """Try once. All is looked up anew: if a commit arrived whose answer was lost, nothing is left to send."""
+    """Make one attempt. The repository is read again: if an earlier commit did arrive, nothing remains to be sent."""
     repo_id, revision, contents = delivery.repo_id, delivery.revision, delivery.contents
     if CARD in contents.sent and not state.checked_card:
         ModelCard(_content(contents.sent[CARD]).decode("utf-8-sig")).validate(repo_type="model")
         state.checked_card = True
     if delivery.base_model is not None and not api.repo_exists(delivery.base_model):
         raise HubError(
-            f"{delivery.base_model} is not on the Hub, or this token may not see it, and the adapter is for it: push "
-            "the base model first, or write its id into adapter_config.json."
+            f"{delivery.base_model}, the base model of the adapter, is not on the Hub or not visible with this token: "
+            "push the base model first, or correct its id in adapter_config.json."
         )
     if not api.repo_exists(repo_id):
-        state.asked_for_it = True
+        state.requested = True
         api.create_repo(repo_id, private=delivery.private or None, exist_ok=True)
-    state.made = state.asked_for_it
+    state.created = state.requested
     about = api.repo_info(repo_id)
     state.first_head = state.first_head or about.sha
     if delivery.private and not about.private:
         raise HubError(
-            f"{repo_id} is there and public: make it private in its settings first, or push without private."
+            f"{repo_id} exists and is public: make it private in its settings first, or push without private."
         )
     if revision is not None and not delivery.create_pr and not revision.startswith("refs/"):
         api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -192,24 +192,24 @@ def _send(api: HfApi, delivery: Delivery, state: _State) -> tuple[Push, CommitIn
     sending, left_out = dict(contents.sent), dict(contents.left_out)
     for name in delivery.only_new:
         if name in there and sending.pop(name, None) is not None:
-            left_out[name] = "the repository has one"
+            left_out[name] = "the repository already has one"
     if CARD in sending and CARD in there and not delivery.overwrites_card:
         remote = Path(api.hf_hub_download(repo_id, CARD, revision=head)).read_bytes()
         if remote != _content(sending[CARD]) and not is_untouched(remote):
             del sending[CARD]
-            left_out[CARD] = "the page on the Hub was edited by a person; include README.md to overwrite it"
+            left_out[CARD] = "the model card on the Hub was edited by a person; include README.md to overwrite it"
     unchanged = [name for name, content in sending.items() if name in there and _is_same(content, there[name])]
     removed = [name for name in there if WEIGHTS.fullmatch(name) and name not in sending and delivery.replaces_weights]
     changed = {name: content for name, content in sending.items() if name not in unchanged}
-    about_it: dict[str, Any] = {"cleaned": contents.cleaned, "notes": delivery.notes}
+    details: dict[str, Any] = {"cleaned": contents.cleaned, "notes": delivery.notes}
     if not changed and not removed:
         url = f"{huggingface_hub.constants.ENDPOINT}/{repo_id}/commit/{head}"
         info = CommitInfo(commit_url=url, commit_message=delivery.message, commit_description="", oid=head)
-        done = state.attempt or Push(repo_id, {}, left_out, unchanged=unchanged, **about_it)
+        done = state.attempt or Push(repo_id, {}, left_out, unchanged=unchanged, **details)
         return replace(done, url=url), info
     if moved := contents.changed():
-        raise CheckpointError(f"{', '.join(moved)} changed after being looked at: push again.")
-    push = Push(repo_id, _sizes(changed), left_out, removed, unchanged, **about_it)
+        raise CheckpointError(f"{', '.join(moved)} changed after being inspected: push again.")
+    push = Push(repo_id, _sizes(changed), left_out, removed, unchanged, **details)
     state.attempt = state.attempt or push
     operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
         *(CommitOperationAdd(name, content) for name, content in changed.items()),
@@ -234,7 +234,7 @@ def _sizes(contents: Mapping[str, Path | bytes]) -> dict[str, int]:
 
 
 def _is_same(content: Path | bytes, entry: RepoFile) -> bool:
-    """Tell whether the repository holds this content, by the hash that the Hub keeps of it."""
+    """Return whether the repository has this content, by the hash that the Hub stores."""
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
     if size != entry.size:
         return False
@@ -246,75 +246,75 @@ def _is_same(content: Path | bytes, entry: RepoFile) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() == entry.lfs.sha256
 
 
-def _passes(error: Exception) -> bool:
-    """Tell a fault that may pass from a refusal."""
+def _is_transient(error: Exception) -> bool:
+    """Return whether an error may be transient."""
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     return isinstance(error, (HTTPError, RuntimeError)) and (status is None or status in TRANSIENT)
 
 
 def _remove_if_refused(api: HfApi, delivery: Delivery, state: _State, error: Exception) -> None:
-    """Remove the repository that was made for a push which is refused for good, if nothing has arrived there."""
-    if state.made and not _passes(error):
-        with suppress(HTTPError):  # a token may be allowed to make repositories and not to remove them
+    """Delete the repository created for a push that failed permanently, if it is still empty."""
+    if state.created and not _is_transient(error):
+        with suppress(HTTPError):  # a token may be allowed to create repositories but not to delete them
             if api.repo_info(delivery.repo_id).sha == state.first_head:
                 api.delete_repo(delivery.repo_id)
-                state.gone = True
+                state.deleted = True
 
 
-# ---- what the Hub says ----
+# ---- errors of the Hub ----
 
 
 @contextmanager
 def _explain_errors(delivery: Delivery, state: _State) -> Iterator[None]:
-    """Say what went wrong on the Hub, how the repository is now, and what to do."""
+    """Raise errors of the Hub with the cause, the state of the repository, and what to do."""
     repo_id, branch = delivery.repo_id, delivery.revision
     try:
         yield
     except PlainViTError as error:
-        if state.made and not state.gone:
-            raise type(error)(f"{error} {_as_it_is(repo_id, state)}.") from error
+        if state.created and not state.deleted:
+            raise type(error)(f"{error} {_state_of(repo_id, state)}.") from error
         raise
     except OfflineModeIsEnabled as error:
-        raise HubError(f"{repo_id} was not pushed: the Hub is switched off, unset HF_HUB_OFFLINE.") from error
+        raise HubError(f"{repo_id} was not pushed: offline mode is on, unset HF_HUB_OFFLINE.") from error
     except RepositoryNotFoundError as error:
         raise HubError(
-            f"{repo_id} is not there, or this token may not see it: check the name and the token."
+            f"{repo_id} does not exist or is not visible with this token: check the name and the token."
         ) from error
     except RevisionNotFoundError as error:
         raise HubError(
-            f"{_as_it_is(repo_id, state)}: it has no branch {branch!r}, and none could be made ({_said(error)})."
+            f"{_state_of(repo_id, state)}: it has no branch {branch!r}, and creating one failed ({_first_line(error)})."
         ) from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         reasons = {
-            401: "the token was refused: run `hf auth login` with one that is valid",
-            403: "this token may not write there: check the owner's name, or take a token that may write",
-            409: "somebody else is changing it: push again",
-            412: "it was changed while this push went on, and stays as that left it: look at it and push again",
-            429: "the Hub takes no more for now: wait and push again",
+            401: "the token was rejected: run `hf auth login` with a valid one",
+            403: "this token has no write access: check the owner's name, or use a token with write access",
+            409: "it is being changed by someone else: push again",
+            412: "it was changed by someone else during this push: check that change and push again",
+            429: "too many requests: wait and push again",
         }
-        reason = reasons.get(status, "the Hub has a fault of its own: push again later" if status >= 500 else "refused")
+        reason = reasons.get(status, "internal error of the Hub: push again later" if status >= 500 else "refused")
         if branch is not None:
             reason = f"branch {branch!r}: {reason}"
-        raise HubError(f"{_as_it_is(repo_id, state)}: {reason} ({status}: {_said(error)}).") from error
-    except ValueError as error:  # of the page's metadata
-        raise HubError(f"{_as_it_is(repo_id, state)}: {_faults_of_card(str(error))}") from error
+        raise HubError(f"{_state_of(repo_id, state)}: {reason} ({status}: {_first_line(error)}).") from error
+    except ValueError as error:  # of the card's metadata
+        raise HubError(f"{_state_of(repo_id, state)}: {_faults_of_card(str(error))}") from error
     except (HTTPError, OSError, RuntimeError) as error:
         raise HubError(
-            f"{_as_it_is(repo_id, state)}: the Hub cannot be reached at {huggingface_hub.constants.ENDPOINT} "
-            f"({_said(error)}). Check the network and push again; what was uploaded is not sent again."
+            f"{_state_of(repo_id, state)}: the Hub cannot be reached at {huggingface_hub.constants.ENDPOINT} "
+            f"({_first_line(error)}). Check the network and push again; files already uploaded are not sent again."
         ) from error
 
 
-def _as_it_is(repo_id: str, state: _State) -> str:
-    """Say how a failed push has left the repository."""
-    if state.gone:
-        return f"{repo_id} was made for this push and, as it was refused, removed again"
-    return f"{repo_id} was made for this push and is empty" if state.made else f"{repo_id} was not changed"
+def _state_of(repo_id: str, state: _State) -> str:
+    """Describe the repository after a failed push."""
+    if state.deleted:
+        return f"{repo_id} was created for this push and, after the failure, deleted again"
+    return f"{repo_id} was created for this push and is empty" if state.created else f"{repo_id} was not changed"
 
 
 def _faults_of_card(answer: str) -> str:
-    """Return what the Hub finds wrong in the metadata of a page."""
+    """Return the Hub's errors about the metadata of a model card."""
     try:
         faults = [fault["message"] for fault in json.loads(answer)["errors"]]
     except (ValueError, TypeError, KeyError):
@@ -322,13 +322,13 @@ def _faults_of_card(answer: str) -> str:
     return f"the metadata of {CARD}: {'; '.join(map(str, faults))}"
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     lines = str(getattr(error, "server_message", None) or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
-def _asked_to_wait(error: Exception) -> float | None:
-    """Return the seconds after which the Hub wants to be asked again, where it says so."""
+def _retry_after(error: Exception) -> float | None:
+    """Return the seconds to wait before the next request, if the Hub states them."""
     headers = error.response.headers if isinstance(error, HfHubHTTPError) else {}
-    said = headers.get("Retry-After", "")
-    return float(said) if said.isdigit() else None
+    seconds = headers.get("Retry-After", "")
+    return float(seconds) if seconds.isdigit() else None

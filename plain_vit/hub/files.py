@@ -1,7 +1,7 @@
-"""Inspection of a file before it is pushed: its kind, and content that must not be uploaded.
+"""Inspection of a file before it is pushed: its type, and content that must not be uploaded.
 
-Three kinds of files can be looked into wholly: texts, pictures and safetensors. No other is sent: what cannot be read
-cannot be searched. Pictures go without their metadata.
+Three types of files can be inspected completely: text, images and safetensors. No others are uploaded: what cannot be
+read cannot be searched. The metadata of images is removed.
 """
 
 import base64
@@ -20,9 +20,9 @@ from .pictures import NotAPicture, without_metadata
 from .search import OVERLAP, secrets_among_numbers, secrets_in
 
 READ_BYTES = 16 * 2**20  # at once
-KEPT_BYTES = 64 * 2**20  # a longer text is searched piece by piece, and may hold no pictures
+KEPT_BYTES = 64 * 2**20  # a longer text is searched in chunks, and must not contain images
 PICTURES = (".png", ".jpg", ".jpeg")
-METADATA = {"format": {"pt", "np", "tf", "flax", "mlx"}}  # what safetensors' own writers put into a header
+METADATA = {"format": {"pt", "np", "tf", "flax", "mlx"}}  # metadata that the writers of safetensors set
 STATE_TENSORS = re.compile(
     r"(?:^|[._/])(?:exp_avg(?:_sq)?|max_exp_avg_sq|momentum_buffer|optimizer|optim|rng_state)(?:$|[._/])"
 )
@@ -37,12 +37,12 @@ INLINE_PICTURE = re.compile(r"(data:image/(?:png|jpe?g);base64,)([A-Za-z0-9+/]+=
 
 @dataclass
 class Looked:
-    """What came of looking into a file.
+    """The result of inspecting a file.
 
     Args:
-        content: What is sent: the file itself, or its bytes where some of them go.
-        faults: Why it must not be sent.
-        cleaned: Metadata of pictures was left away.
+        content: What to upload: the path, or the new content where some was removed.
+        faults: Reasons why it must not be uploaded.
+        cleaned: Whether metadata of images was removed.
     """
 
     content: Path | bytes
@@ -51,12 +51,12 @@ class Looked:
 
 
 def look_into(path: Path, *, known: Collection[str], allowed_keys: Collection[str] = ()) -> Looked:
-    """Look into a file, whole.
+    """Inspect a file completely.
 
     Args:
-        path: An ordinary file.
-        known: Secrets themselves, such as the token of the user.
-        allowed_keys: Of the metadata of a safetensors file, beside its writers' own.
+        path: A regular file.
+        known: Known secrets to search for, such as the user's token.
+        allowed_keys: Keys allowed in the metadata of a safetensors file, besides those that its writers set.
     """
     with path.open("rb") as file:
         start = file.read(4096)
@@ -71,15 +71,15 @@ def look_into(path: Path, *, known: Collection[str], allowed_keys: Collection[st
         return Looked(path, _faults_of_long_text(path, encoding, known))
     except UnicodeDecodeError:
         kind = kind_of(start + b"\0" * 200)
-        can = "only texts (UTF-8, UTF-16), PNG and JPEG pictures and safetensors can be searched: `hf upload` sends it"
-        return Looked(path, [f"is {kind or 'of a kind that cannot be looked into'}; {can}"])
+        can = "only text (UTF-8, UTF-16), PNG, JPEG and safetensors files can be searched: use `hf upload` for it"
+        return Looked(path, [f"is {kind or 'of a type that cannot be inspected'}; {can}"])
 
 
 def look_into_text(data: bytes, encoding: str, known: Collection[str]) -> Looked:
-    """Look into a text, and clean the pictures that it holds.
+    """Inspect a text, and remove the metadata of its inline images.
 
     Raises:
-        UnicodeDecodeError: It is no text.
+        UnicodeDecodeError: It is not a text.
     """
     text = data.decode(encoding)
     _refuse_control(text, encoding)
@@ -91,14 +91,14 @@ def look_into_text(data: bytes, encoding: str, known: Collection[str]) -> Looked
             picture = base64.b64decode(match[2], validate=True)
             new = without_metadata(picture)
         except (binascii.Error, NotAPicture):
-            faults.append("holds a picture that cannot be decoded")
+            faults.append("contains an image that cannot be decoded")
             return match[0]
-        faults.extend(f"holds a picture with {kind}" for kind in secrets_among_numbers(new, known))
+        faults.extend(f"contains an image with {kind}" for kind in secrets_among_numbers(new, known))
         cleaned += new != picture
         return match[0] if new == picture else match[1] + base64.b64encode(new).decode("ascii")
 
     text = INLINE_PICTURE.sub(clean, text)
-    faults += _said(secrets_in(INLINE_PICTURE.sub("", text), known))
+    faults += _described(secrets_in(INLINE_PICTURE.sub("", text), known))
     return Looked(text.encode(encoding) if cleaned else data, faults, bool(cleaned))
 
 
@@ -107,8 +107,8 @@ def _look_into_picture(path: Path, known: Collection[str]) -> Looked:
     try:
         clean = without_metadata(data)
     except NotAPicture as error:
-        return Looked(path, [f"is a damaged picture: {error}"])
-    faults = [f"holds {kind}" for kind in secrets_among_numbers(clean, known)]
+        return Looked(path, [f"is a damaged image: {error}"])
+    faults = [f"contains {kind}" for kind in secrets_among_numbers(clean, known)]
     return Looked(clean, faults, clean != data)
 
 
@@ -116,21 +116,21 @@ def _faults_of_tensors(path: Path, known: Collection[str], allowed_keys: Collect
     try:
         tensors, metadata = open_safetensors(path)
     except CheckpointError as error:
-        return [f"is no whole safetensors file: {error}"]
+        return [f"is not a valid safetensors file: {error}"]
     faults = [
-        f"has {key!r} in its metadata, which no writer of safetensors puts there: remove it, or name it with "
+        f"has {key!r} in its metadata, which no writer of safetensors sets: remove it, or allow it with "
         f"--include '{path.name}:{key}'"
         for key, value in metadata.items()
         if key not in allowed_keys and value not in METADATA.get(key, ())
     ]
     if state := next(filter(STATE_TENSORS.search, tensors), None):
-        faults.append(f"is a state of the training: it holds {state!r}")
+        faults.append(f"is a training state: it contains {state!r}")
     header = "\n".join([*(f"{key}={value}" for key, value in metadata.items()), *tensors])
-    faults += [f"holds what looks like {kind} in its header" for _, kind in secrets_in(header, known)]
+    faults += [f"contains what looks like {kind} in its header" for _, kind in secrets_in(header, known)]
     with path.open("rb") as file:
         before = b""
         while piece := file.read(READ_BYTES):
-            faults += [f"holds {kind} among its tensors" for kind in secrets_among_numbers(before + piece, known)]
+            faults += [f"contains {kind} in its tensors" for kind in secrets_among_numbers(before + piece, known)]
             before = piece[-OVERLAP // 4 :]
     return list(dict.fromkeys(faults))
 
@@ -144,10 +144,8 @@ def _faults_of_long_text(path: Path, encoding: str, known: Collection[str]) -> l
             _refuse_control(text, encoding)
             faults += _faults_of_start(text) if not before else []
             if INLINE_PICTURE.search(text):
-                faults.append(
-                    f"is a text of over {KEPT_BYTES:,} bytes with pictures in it: keep them in files of their own"
-                )
-            faults += _said((line + number, kind) for number, kind in secrets_in(before + text, known))
+                faults.append(f"is a text of over {KEPT_BYTES:,} bytes with inline images: save them as separate files")
+            faults += _described((line + number, kind) for number, kind in secrets_in(before + text, known))
             if not piece:
                 return list(dict.fromkeys(faults))
             before, line = (before + text)[-OVERLAP:], line + (before + text)[:-OVERLAP].count("\n")
@@ -155,24 +153,24 @@ def _faults_of_long_text(path: Path, encoding: str, known: Collection[str]) -> l
 
 def _faults_of_start(text: str) -> list[str]:
     if is_pickle(text[:READ_BYTES].encode("utf-8", "surrogatepass")):
-        return ["is a pickle, which runs code where it is loaded: save safetensors"]
+        return ["is a pickle, which runs code when loaded: save safetensors"]
     if text.lstrip().startswith("{"):
         try:
             keys = json.loads(text)
         except (ValueError, RecursionError):
             return []
         if keys.keys() >= STATE_KEYS:
-            return ["is a state of the training"]
+            return ["is a training state"]
     return []
 
 
 def _refuse_control(text: str, encoding: str) -> None:
     if found := CONTROL.search(text):
-        raise UnicodeDecodeError(encoding, found[0].encode(), 0, 1, "a control character is in no text")
+        raise UnicodeDecodeError(encoding, found[0].encode(), 0, 1, "text has no control characters")
 
 
 def _encoding(start: bytes) -> str:
-    """Return how a text is encoded, if it is one; without a mark UTF-16 shows by its zeros."""
+    """Return the encoding of a text; UTF-16 without a byte order mark is recognized by its zero bytes."""
     for mark, encoding in BOMS:
         if start.startswith(mark):
             return encoding
@@ -182,5 +180,5 @@ def _encoding(start: bytes) -> str:
     return "utf-8"
 
 
-def _said(found: Iterable[tuple[int, str]]) -> list[str]:
-    return [f"holds what looks like {kind} (line {number})" for number, kind in found]
+def _described(found: Iterable[tuple[int, str]]) -> list[str]:
+    return [f"contains what looks like {kind} (line {number})" for number, kind in found]

@@ -1,4 +1,4 @@
-"""Opening a saved folder before it is pushed, as users will: strictly, and without running its code."""
+"""Opening a saved folder before it is pushed, as its users will: strictly, and without running its code."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -28,10 +28,10 @@ class Opened:
     """A folder that opens.
 
     Args:
-        config: `config.json`; empty for an adapter.
-        needed: The files without which it would not open elsewhere: weights, settings and code.
-        notes: What could not be tried.
-        adapter: Of peft, where the folder holds one.
+        config: Contents of `config.json`; empty for an adapter.
+        needed: The files needed to open it elsewhere: weights, settings and code.
+        notes: Checks that could not be made.
+        adapter: The peft adapter in the folder, if any.
     """
 
     config: Mapping[str, Any]
@@ -41,18 +41,18 @@ class Opened:
 
     @property
     def base_model(self) -> str | None:
-        """Hub id of the model that the adapter is for."""
+        """Hub id of the adapter's base model; None without an adapter."""
         return None if self.adapter is None else self.adapter.base_model
 
 
 def open_folder(folder: Path) -> Opened:
-    """Open a folder with a model, and its image processor where it has one.
+    """Open a folder with a model, and its image processor if it has one.
 
-    Ours open with this package, every tensor accounted for; other models of transformers with its class; of an adapter
-    its tensors are read. Code in the folder is parsed, and each class that is named has to be there; it is not run.
+    Our models are opened with this package, every tensor accounted for; other transformers models with their class; of
+    an adapter only the tensors are read. Code in the folder is parsed, not run, and must define every class named.
 
     Raises:
-        CheckpointError: It does not open, or holds NaN; `MappingError` and others of its kind say what is wrong.
+        CheckpointError: It does not open, or contains NaN; `MappingError` and other subclasses give the details.
     """
     if not (folder / adapters.SETTINGS).is_file():
         return _open_whole(folder)
@@ -60,13 +60,13 @@ def open_folder(folder: Path) -> Opened:
     _check_finite(folder, open_safetensors(folder / adapters.WEIGHTS)[0])
     opened = _open_whole(folder) if (folder / CONFIG).exists() else settings_alone(folder)
     opened.needed |= {adapters.SETTINGS, adapters.WEIGHTS}
-    opened.notes.append(f"an adapter of {adapter.base_model}: its tensors were read, the model was not built")
+    opened.notes.append(f"an adapter for {adapter.base_model}: its tensors were read, the model was not built")
     opened.adapter = adapter
     return opened
 
 
 def settings_alone(folder: Path) -> Opened:
-    """Look at what is saved without weights, a configuration or an image processor: settings and code."""
+    """Inspect a configuration or an image processor saved without weights: settings and code."""
     settings = [name for name in (CONFIG, PROCESSOR) if (folder / name).is_file()]
     maps = (auto_map_of(parse_json((folder / name).read_bytes(), name)) for name in settings)
     named = {each for auto_map in maps for each in classes_of(auto_map)}
@@ -77,11 +77,11 @@ def settings_alone(folder: Path) -> Opened:
 def _open_whole(folder: Path) -> Opened:
     checkpoint = read_checkpoint(folder)
     if checkpoint.config is None:
-        raise CheckpointError(f"{folder} holds no {CONFIG}: give the folder of a saved model.")
+        raise CheckpointError(f"{folder} has no {CONFIG}: give the folder of a saved model.")
     if checkpoint.kind != "safetensors":
         raise CheckpointError(
-            f"{folder} holds its weights in {checkpoint.files[0].name}, which is no safetensors file, and no other is "
-            "sent: `plain-vit convert` writes them anew."
+            f"{folder} has its weights in {checkpoint.files[0].name}, but only safetensors files are uploaded: run "
+            "`plain-vit convert` to save them as safetensors."
         )
     config = checkpoint.config
     needed = {CONFIG, *(file.name for file in checkpoint.files)}
@@ -90,12 +90,12 @@ def _open_whole(folder: Path) -> Opened:
     if (folder / PROCESSOR).is_file():
         needed.add(PROCESSOR)
         named = {*classes_of(auto_map), *classes_of(auto_map_of(checkpoint.preprocessor_config or {}))}
-    else:  # its file comes with the image processor
+    else:  # its code comes with the image processor
         named = set(classes_of({kind: value for kind, value in auto_map.items() if kind != "AutoImageProcessor"}))
     opened = Opened(config, needed | check_code(folder, named))
     foreign = sorted(name for name in opened.needed if name.endswith(".py") and not _is_ours(folder / name))
     if foreign:
-        opened.notes.append(f"{', '.join(foreign)}: not the code of this version of plain-vit; it was read, not run")
+        opened.notes.append(f"{', '.join(foreign)}: not the code of this version of plain-vit; it was parsed, not run")
     _open_model(folder, config, opened)
     return opened
 
@@ -103,7 +103,7 @@ def _open_whole(folder: Path) -> Opened:
 def auto_map_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     auto_map = settings.get("auto_map") or {}
     if not isinstance(auto_map, dict):
-        raise CheckpointError(f"auto_map is {auto_map!r}: expected an object from Auto class to file and class.")
+        raise CheckpointError(f"auto_map is {auto_map!r}: expected a mapping from Auto class to 'file.Class'.")
     return auto_map
 
 
@@ -118,16 +118,16 @@ def classes_of(auto_map: Mapping[str, Any]) -> Iterator[str]:
             parts = value.split(".") if isinstance(value, str) else []
             if len(parts) != 2 or not all(map(str.isidentifier, parts)):
                 raise CheckpointError(
-                    f"auto_map names {value!r}: expected a file of the folder and a class, 'file.Class'."
+                    f"auto_map has {value!r}: expected a file in the folder and a class, 'file.Class'."
                 )
             yield value
 
 
 def check_code(folder: Path, named: set[str]) -> set[str]:
-    """Return the files in which these classes are, with those that they import from their folder.
+    """Return the files that define these classes, and the files in the folder that they import.
 
     Raises:
-        CheckpointError: lists every file and class that is not there, and what is no Python.
+        CheckpointError: lists every missing file and class, and every file that is not valid Python.
     """
     faults: list[str] = []
     files: set[str] = set()
@@ -141,24 +141,24 @@ def check_code(folder: Path, named: set[str]) -> set[str]:
         try:
             outlines[module] = _outline(path.read_bytes())
         except OSError:
-            faults.append(f"{path.name} is not there")
+            faults.append(f"{path.name} is missing")
             continue
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            faults.append(f"{path.name} is no Python: {error}")
+            faults.append(f"{path.name} is not valid Python: {error}")
             continue
         files.add(path.name)
         waiting += outlines[module].imports - outlines.keys()
     for module, name in (each.split(".") for each in sorted(named)):
         if module in outlines and name not in outlines[module].names:
-            faults.append(f"{module}.py has no {name}, which auto_map names")
+            faults.append(f"{module}.py has no {name}, which auto_map refers to")
     if faults:
-        lines = [f"{folder} would not open by its own code:", *(f"  - {fault}" for fault in dict.fromkeys(faults))]
+        lines = [f"{folder} would not open with its own code:", *(f"  - {fault}" for fault in dict.fromkeys(faults))]
         raise CheckpointError("\n".join(lines))
     return files
 
 
 class Outline(NamedTuple):
-    """What a file of code has on its top level, and which files beside it it imports."""
+    """The top-level names of a code file, and the files in its folder that it imports."""
 
     names: frozenset[str]
     imports: frozenset[str]
@@ -189,7 +189,7 @@ def _open_model(folder: Path, config: Mapping[str, Any], opened: Opened) -> None
     code = {f"{each.partition('.')[0]}.py" for each in classes_of(of_model)}
     if code - TRAVELLING.keys():
         _check_finite(folder, read_checkpoint(folder).tensors)
-        opened.notes.append("the model opens by its own code alone: its tensors were read, the model was not built")
+        opened.notes.append("the model needs its own code: its tensors were read, the model was not built")
     elif model_type != PlainViTConfig.model_type and architectures and hasattr(transformers, str(architectures[0])):
         _open_stock(folder, str(architectures[0]))
     else:
@@ -197,12 +197,12 @@ def _open_model(folder: Path, config: Mapping[str, Any], opened: Opened) -> None
 
 
 def _open_stock(folder: Path, name: str) -> None:
-    """Open a model of transformers' own, of any kind, with its class."""
+    """Open a model of transformers, of any kind, with its class."""
     try:
         _, report = getattr(transformers, name).from_pretrained(
             folder, output_loading_info=True, use_safetensors=True, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # every model has mistakes of its own
+    except Exception as error:  # every model raises its own errors
         lines = str(error).splitlines() or [""]
         raise CheckpointError(f"{folder} does not open as {name}: {type(error).__name__}: {lines[0]}") from error
     faults = [f"{len(names)} tensors are {kind.removesuffix('_keys')}: {sorted(map(str, names))[0]}, ..."
@@ -219,4 +219,4 @@ def _check_finite(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         if (tensor := tensors[name]).is_floating_point() and not tensor.float().isfinite().all()
     ]
     if broken:
-        raise CheckpointError(f"{folder}: {len(broken)} tensors hold NaN or infinite values, {broken[0]!r} among them.")
+        raise CheckpointError(f"{folder}: {len(broken)} tensors contain NaN or infinite values, such as {broken[0]!r}.")

@@ -5,14 +5,14 @@ import re
 from io import BytesIO
 from typing import Any
 
-LONGEST = 4_000_000  # bytes of a text that is asked whether it is a pickle; the rest is not needed to know it
+LONGEST = 4_000_000  # bytes of a text that are checked; the rest is not needed for the decision
 MANY_STEPS = 2_000
-FEW_STEPS = 4  # a text of fewer that goes on after its end is a text
+FEW_STEPS = 4  # a text with fewer steps and trailing characters is not a pickle
 NAMES = re.compile(r"[^\W\d][\w.]* [^\W\d][\w.]*")  # a module and a name in it
 CALLS = ("REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD")
 BINARY_PROTOCOL = re.compile(rb"\x80[\x02-\x05]")
 
-# By their first bytes: where in the file, what, and in words.
+# By their magic bytes: offset in the file, bytes, description.
 KINDS = (
     (0, b"PK\x03\x04", "a zip archive, as torch.save and .npz write"),
     (0, b"PK\x05\x06", "a zip archive"),
@@ -35,9 +35,9 @@ PACKED = ("zip", "gzip", "bzip2", "xz", "zstd", "lz4", "7z", "rar", "tar")
 
 
 def kind_of(data: bytes) -> str | None:
-    """Return in words what a file is that is no text, as far as its first bytes tell."""
+    """Return a description of a binary file by its magic bytes; None if unknown."""
     if is_pickle(data):
-        return "a pickle, which runs code where it is loaded: save safetensors"
+        return "a pickle, which runs code when loaded: save safetensors"
     return next((words for place, magic, words in KINDS if data.startswith(magic, place)), None)
 
 
@@ -50,7 +50,7 @@ def is_packed(data: bytes) -> bool:
 def is_pickle(data: bytes) -> bool:
     """Return whether bytes are a pickle of any protocol, without running any of it.
 
-    A text becomes one by its first steps: each has to find on the stack what it takes away.
+    A text counts as a pickle if each of its first steps finds on the stack the items that it pops.
     """
     if BINARY_PROTOCOL.match(data):
         return True
@@ -70,13 +70,13 @@ def is_pickle(data: bytes) -> bool:
                 return position == len(data) - 1 or steps >= FEW_STEPS
             if steps == MANY_STEPS:
                 return True
-    except Exception:  # pickletools raises whatever an argument makes it raise
+    except Exception:  # pickletools raises many types of errors for invalid arguments
         pass
     return calls and steps >= FEW_STEPS
 
 
 def _takes_from(stack: list[object], opcode: Any) -> bool:
-    """Do what a step does to the stack; return whether it could."""
+    """Apply the stack effect of an opcode; return False if the stack does not allow it."""
     mark = pickletools.markobject
     before = list(opcode.stack_before)
     if mark in before:

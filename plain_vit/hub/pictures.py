@@ -1,7 +1,7 @@
 """Removal of image metadata: texts, locations, cameras, thumbnails, trailing data.
 
-The parts of a file that hold pixels are copied byte for byte; how a photograph is turned stays. Both versions are
-decoded and compared.
+The parts of a file that store pixels are copied byte for byte, and the orientation is kept. Both versions are decoded
+and compared.
 """
 
 import struct
@@ -12,7 +12,7 @@ from io import BytesIO
 from PIL import Image
 
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8"
-# Chunks without which the pixels would be others or look otherwise; all of them are numbers.
+# Chunks that affect the pixels or their appearance; they contain only numbers.
 PNG_CHUNKS = {
     b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"gAMA", b"cHRM", b"sRGB", b"sBIT", b"bKGD", b"pHYs", b"cICP",
     b"acTL", b"fcTL", b"fdAT",
@@ -23,17 +23,17 @@ ORIENTATION = 0x0112
 
 
 class NotAPicture(ValueError):
-    """The bytes are no whole PNG or JPEG file."""
+    """The bytes are not a complete PNG or JPEG file."""
 
 
 def without_metadata(data: bytes) -> bytes:
-    """Return a PNG or JPEG file with its pixels alone.
+    """Return a PNG or JPEG file without its metadata.
 
     Args:
-        data: The file.
+        data: Contents of the file.
 
     Raises:
-        NotAPicture: It cannot be decoded, or would have other pixels.
+        NotAPicture: It cannot be decoded, or its pixels would change.
     """
     try:
         with warnings.catch_warnings():
@@ -41,16 +41,16 @@ def without_metadata(data: bytes) -> bytes:
             pixels, turned = _decoded(data)
             clean = _png(data, turned) if data.startswith(PNG) else _jpeg(data, turned)
             if _decoded(clean) != (pixels, turned):
-                raise NotAPicture("its pixels would be others without its metadata")
+                raise NotAPicture("its pixels would change without its metadata")
     except NotAPicture:
         raise
-    except Exception as error:  # Pillow raises whatever a damaged file makes it raise
+    except Exception as error:  # Pillow raises many types of errors for damaged files
         raise NotAPicture(f"it cannot be decoded ({type(error).__name__}: {error})") from error
     return clean
 
 
 def _decoded(data: bytes) -> tuple[list[tuple[object, ...]], int]:
-    """Return mode, size, levels and palette of each frame, and the orientation."""
+    """Return mode, size, pixels and palette of each frame, and the orientation."""
     frames: list[tuple[object, ...]] = []
     with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as image:
         turned = image.getexif().get(ORIENTATION, 1)
@@ -61,7 +61,7 @@ def _decoded(data: bytes) -> tuple[list[tuple[object, ...]], int]:
 
 
 def _exif(turned: int) -> bytes:
-    """Return an Exif block that says the orientation and nothing else."""
+    """Return an Exif block with only the orientation."""
     return b"MM\0*\0\0\0\x08" + struct.pack(">HHHIHHI", 1, ORIENTATION, 3, 1, turned, 0, 0)
 
 
@@ -108,7 +108,7 @@ def _jpeg(data: bytes, turned: int) -> bytes:
             end = _end_of_scan(data, end)
         if marker == APP0 and data[place + 4 : place + 9] == b"JFIF\0":  # without its thumbnail
             parts.append(b"\xff\xe0" + struct.pack(">H", 16) + data[place + 4 : place + 16] + b"\0\0")
-        elif marker == APP14 and data[place + 4 : place + 9] == b"Adobe":  # says how colours are stored
+        elif marker == APP14 and data[place + 4 : place + 9] == b"Adobe":  # the colour transform
             parts.append(b"\xff\xee" + struct.pack(">H", 14) + data[place + 4 : place + 16])
         elif not (APP0 <= marker <= 0xEF or marker == COMMENT):
             parts.append(data[place:end])
@@ -116,7 +116,7 @@ def _jpeg(data: bytes, turned: int) -> bytes:
 
 
 def _end_of_scan(data: bytes, place: int) -> int:
-    """Return where the next marker after compressed pixels is; 0xff 0x00 is a value, restarts belong to the scan."""
+    """Return the offset of the first marker after the scan; 0xff 0x00 is an escaped byte, restarts are part of it."""
     while True:
         place = data.find(b"\xff", place)
         if place < 0 or place + 1 >= len(data):

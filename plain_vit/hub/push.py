@@ -1,4 +1,4 @@
-"""Pushing a saved model to the Hub: its files are checked first, and arrive in one commit or not at all."""
+"""Pushing a saved model to the Hub: its files are checked first, then uploaded in one commit or not at all."""
 
 import os
 import re
@@ -25,7 +25,7 @@ from .search import known_secrets, secrets_in
 
 logger = logging.get_logger(__name__)
 
-# What git refuses in the name of a branch.
+# What git rejects in a branch name.
 NO_BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^/|/$|(^|/)\.|\.lock(/|$)|\.$|^@$|^-|^$")
 # The arguments of `save_pretrained(..., push_to_hub=True)` that are not about saving.
 HUB_OPTIONS = ("commit_message", "commit_description", "create_pr", "private", "revision", "tags", "token")
@@ -43,44 +43,43 @@ def push_folder(
     message: str = "Upload model",
     token: str | None = None,
 ) -> Push:
-    """Send the folder of a saved model to the Hub, in one commit.
+    """Push the folder of a saved model to the Hub, in one commit.
 
-    Sent is what a model's repository needs: the weights (safetensors) and settings, the code that they name, the page
-    with its pictures, licence, names of labels, adapter, and the report of a training run. All else stays here and is
-    listed. The model is opened first, every file that goes is searched for secrets, and pictures go without their
-    metadata; the folder itself stays as it is, and nothing in it is executed.
+    Only the files of a model repository are uploaded: weights (safetensors), settings and the code that they name, the
+    model card with its images, licence, label names, adapter, and the report of a training run. All other files are
+    listed as left out. The model is opened first, every uploaded file is scanned for secrets, and image metadata is
+    removed; the folder itself is not changed, and nothing in it is executed.
 
-    What an interrupted push has uploaded is not sent again. A folder of ours without a page (`README.md`) is sent with
-    one; a page that a person has edited on the Hub stays. Weights of an earlier push that are not replaced go.
+    Files already uploaded by an interrupted push are not sent again. A model of ours without a model card (`README.md`)
+    gets one; a card edited by a person on the Hub is kept. Old weights that are not replaced are deleted.
 
     Args:
-        folder: Holds `config.json` and weights, or an adapter of peft.
-        repo_id: "user/name"; made if it is not there.
-        private: Let nobody else see it. A repository that is public already is refused.
-        revision: Branch to commit to, made if it is not there; the main one if not given.
-        dry_run: Send nothing and need no network: return what would be sent.
-        include: Exact paths in the folder of files that are sent besides: texts, PNG and JPEG pictures, safetensors.
-            "README.md" overwrites a page that was edited on the Hub; "model.safetensors:author" lets that key of the
-            file's metadata go.
-        exclude: Patterns of paths that stay here; what the model needs cannot.
-        message: Of the commit.
-        token: Of the user who pushes; that of `hf auth login` or `HF_TOKEN` if not given.
+        folder: Contains `config.json` and weights, or a peft adapter.
+        repo_id: "user/name"; created if it does not exist.
+        private: Make the repository private; fail if it exists and is public.
+        revision: Branch to commit to, created if it does not exist (default: main).
+        dry_run: Upload nothing, without network access; return what would be uploaded.
+        include: Exact relative paths of additional files to upload: text, PNG, JPEG or safetensors. "README.md"
+            overwrites a card edited on the Hub; "model.safetensors:author" allows that key in the file's metadata.
+        exclude: Patterns of relative paths not to upload; files that the model needs cannot be excluded.
+        message: Commit message.
+        token: Access token (default: that of `hf auth login` or `HF_TOKEN`).
 
     Returns:
-        What was sent, or would be.
+        What was uploaded, or would be.
 
     Raises:
-        CheckpointError: The folder holds no whole model: it does not open, holds NaN, names code that is not there.
-        PushRefusedError: lists every file that holds a secret or must not go.
+        CheckpointError: The folder has no valid model: it does not open, contains NaN, or names missing code.
+        PushRefusedError: lists every file that contains a secret or must not be uploaded.
         HubError: There is no token, permission or network, or the repository was changed at the same time.
     """
     path = Path(folder).expanduser()
     check_repository(repo_id, token, revision=revision, needs_token=not dry_run)
     if not path.is_dir():
-        raise CheckpointError(f"{path} is no folder: give the folder of a saved model.")
+        raise CheckpointError(f"{path} is not a folder: give the folder of a saved model.")
     known = known_secrets(token)
     if secrets_in(message, known):
-        raise PushRefusedError(f"{path} was not pushed.", ["the message of the commit holds a secret"])
+        raise PushRefusedError(f"{path} was not pushed.", ["the commit message contains a secret"])
     opened = open_folder(path)
     contents = gather(path, opened, include, exclude, known)
     if not any(fnmatch(CARD, pattern) for pattern in exclude):
@@ -107,32 +106,32 @@ def push_saved(
     tags: Sequence[str] | None = None,
     saving: Mapping[str, Any] | None = None,
 ) -> CommitInfo:
-    """Save a model, an image processor or a configuration and send it as `push_folder` sends a folder.
+    """Save a model, an image processor or a configuration and push it as `push_folder` pushes a folder.
 
-    This is what their `push_to_hub` does where this package is installed. A model goes with our page, unless the
-    repository has one, and with its image processor: the one that is given, or else that of the folder or repository
-    which the model was loaded from, unless the repository has one.
+    Their `push_to_hub` calls this where this package is installed. A model is pushed with our model card, unless the
+    repository has one, and with its image processor: the given one, or else that of the folder or repository that the
+    model was loaded from, unless the repository has one.
 
     Args:
-        thing: With `save_pretrained`.
-        repo_id: "user/name", or a name alone for the user who pushes.
-        image_processor: Of a model.
-        commit_message: As in transformers, like all that follow.
-        commit_description: Of the commit.
-        private: Let nobody else see the repository.
-        token: Of the user who pushes.
-        revision: Branch to commit to, made if it is not there.
+        thing: Object with `save_pretrained`.
+        repo_id: "user/name", or only a name for the token's user.
+        image_processor: Image processor of a model.
+        commit_message: As in transformers, like the following arguments.
+        commit_description: Commit description.
+        private: Make the repository private.
+        token: Access token.
+        revision: Branch to commit to, created if it does not exist.
         create_pr: Open a pull request instead.
-        max_shard_size: Of one file of weights.
-        tags: Words to find a model by, for its page.
+        max_shard_size: Maximum size of one weight file.
+        tags: Tags of a model, for its card.
         saving: Other arguments of `save_pretrained`.
 
     Returns:
-        The commit; where nothing has changed the last one.
+        The commit; the last one if nothing has changed.
 
     Raises:
-        CheckpointError: What was saved does not open.
-        PushRefusedError: Something in it must not go.
+        CheckpointError: The saved folder does not open.
+        PushRefusedError: Some of its content must not be uploaded.
         HubError: There is no token, permission or network.
     """
     api = HfApi(token=token, library_name="plain-vit")
@@ -144,7 +143,7 @@ def push_saved(
     message = commit_message or f"Upload {'model' if is_model else type(thing).__name__}"
     known = known_secrets(token)
     if secrets_in(f"{message}\n{commit_description or ''}", known):
-        raise PushRefusedError(f"{repo_id} was not changed.", ["the message of the commit holds a secret"])
+        raise PushRefusedError(f"{repo_id} was not changed.", ["the commit message contains a secret"])
     if is_model and max_shard_size is not None:
         saving = {"max_shard_size": max_shard_size, **(saving or {})}
     with TemporaryDirectory() as temporary:
@@ -156,7 +155,7 @@ def push_saved(
         opened = open_folder(folder) if is_model else settings_alone(folder)
         contents = gather(folder, opened, (), (), known)
         if contents.left_out:
-            logger.warning("Not sent, as no part of a model's repository: %s", ", ".join(contents.left_out))
+            logger.warning("Not uploaded, since not part of a model repository: %s", ", ".join(contents.left_out))
         if is_model:
             _add_page(contents, folder, opened, repo_id, known, tags or ())
         delivery = Delivery(
@@ -168,12 +167,12 @@ def push_saved(
 
 
 def save_and_push(thing: Any, folder: str | os.PathLike[str], **options: Any) -> None:
-    """Save, and push what was saved: `save_pretrained(..., push_to_hub=True)` where this package is installed.
+    """Save and push, for `save_pretrained(..., push_to_hub=True)` where this package is installed.
 
     Args:
         thing: As for `push_saved`.
-        folder: Where to save.
-        **options: Of `save_pretrained`.
+        folder: Folder to save to.
+        **options: Arguments of `save_pretrained`.
     """
     repo_id = options.pop("repo_id", None) or Path(folder).resolve().name
     hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
@@ -186,35 +185,33 @@ def save_and_push(thing: Any, folder: str | os.PathLike[str], **options: Any) ->
 def check_repository(
     repo_id: str, token: str | None = None, *, revision: str | None = None, needs_token: bool = True
 ) -> None:
-    """See, before any work and without the network, that something could be pushed.
+    """Check the arguments of a push before any work and without network access.
 
     Args:
         repo_id: "user/name".
-        token: Of the user who pushes; that of `hf auth login` or `HF_TOKEN` if not given.
+        token: Access token (default: that of `hf auth login` or `HF_TOKEN`).
         revision: Branch to commit to.
-        needs_token: Whether there has to be one.
+        needs_token: Whether a token is required.
 
     Raises:
-        HubError: The id or the branch is none, or there is no token.
+        HubError: The id or the branch name is invalid, or there is no token.
     """
     try:
         huggingface_hub.utils.validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise HubError(f"{repo_id!r} cannot be the name of a repository: {error}") from None
+        raise HubError(f"{repo_id!r} is not a valid repository id: {error}") from None
     if "/" not in repo_id:
-        raise HubError(f"{repo_id!r} names no owner: expected user/name.")
+        raise HubError(f"{repo_id!r} has no owner: expected user/name.")
     if revision is not None and (NO_BRANCH.search(revision) or not revision.isprintable()):
-        raise HubError(
-            f"{revision!r} cannot be the name of a branch: git allows no spaces, '..', '~', '^', ':' and so on."
-        )
+        raise HubError(f"{revision!r} is not a valid branch name: git allows no spaces, '..', '~', '^', ':' and so on.")
     if needs_token and token is None and huggingface_hub.get_token() is None:
-        raise HubError("There is no token: run `hf auth login`, or set HF_TOKEN to one that may write.")
+        raise HubError("There is no token: run `hf auth login`, or set HF_TOKEN to a token with write access.")
 
 
 def _add_page(
     contents: Contents, folder: Path, opened: Opened, repo_id: str, known: Collection[str], tags: Sequence[str] = ()
 ) -> None:
-    """Put the name of the repository into a page of ours, and write one where there is none; another stays as it is."""
+    """Insert the repository id into a model card of ours, generated if missing; other cards are not changed."""
     page = (folder / CARD).read_bytes() if CARD in contents.sent else None
     if opened.adapter is not None and not opened.config:
         text = None if page is None else page.decode("utf-8-sig", errors="replace")
@@ -227,20 +224,20 @@ def _add_page(
 
 
 def _save_processor(model: PreTrainedModel, given: Any, folder: Path) -> bool:
-    """Save the image processor that goes with a model, and return whether it was given.
+    """Save the image processor of a model, and return whether the caller gave it.
 
-    One that was found instead is not to replace what the repository has.
+    If it was found instead, it must not replace the one in the repository.
     """
     processor = given or _processor_of(model)
     if processor is None:
-        logger.warning("No image processor goes along: give one as image_processor=, or push it too.")
+        logger.warning("The model has no image processor: pass image_processor=, or push one separately.")
     else:
         processor.save_pretrained(folder)
     return given is not None
 
 
 def _processor_of(model: PreTrainedModel) -> Any:
-    """Return the image processor of the folder or repository that a model was loaded from, if it has one here."""
+    """Return the image processor of the folder or cached repository that a model was loaded from, if any."""
     source = model.name_or_path
     revision = getattr(model.config, "_commit_hash", None)
     if not source or not Path(source).is_dir():

@@ -1,7 +1,7 @@
 """Scanning text for secrets: the rules of detect-secrets, and additional rules.
 
-A secret is found as it is, and written in the ways in which files write text: escaped, percent-encoded, with invisible
-characters, in base64 or hexadecimal. What is found is never part of a message.
+Secrets are found in plain text and in the encodings that files use: escaped, percent-encoded, with invisible
+characters, in base64 or hexadecimal. A found secret never appears in a message.
 """
 
 import base64
@@ -23,15 +23,15 @@ import numpy as np
 from .anchors import Anchors, anchors_of, lower
 from .pickles import is_packed
 
-CHUNK = 1_000_000  # characters that are searched at once
-OVERLAP = 20_000  # of two chunks: longer than any secret
-DEPTH = 2  # of base64 in base64
+CHUNK = 1_000_000  # characters searched at once
+OVERLAP = 20_000  # characters shared by two chunks: more than any secret has
+DEPTH = 2  # levels of nested base64
 TIMES_ESCAPED = 3  # JSON in JSON in JSON
 READABLE = np.array([chr(code).isprintable() and code < 127 for code in range(256)])
 SHORTEST_TEXT = 16  # characters in a row among numbers
-SHORTEST_KNOWN = 12  # characters; a shorter value of an environment variable may be a word of the text
+SHORTEST_KNOWN = 12  # characters; a shorter value of an environment variable may be an ordinary word
 
-# Tokens that say by their first letters what they are.
+# Tokens with a recognizable prefix.
 TOKENS = {
     "a token of Hugging Face": r"\b(?:hf|api_org)_[A-Za-z0-9]{30,}",
     "a token of GitHub": r"\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_[A-Za-z0-9_]{40,}",
@@ -68,7 +68,7 @@ TOKENS = {
     ),
 }
 
-# Tokens that the words around them give away.
+# Tokens recognizable by their context.
 IN_CONTEXT = {
     "a password in an address": r"://[^\s/:@\"'<>]{0,100}:[^\s/@\"'<>]{1,200}@[\w.\[-]",
     "a login of a .netrc": r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+\S+",
@@ -83,7 +83,7 @@ IN_CONTEXT = {
     ),
 }
 
-LONG = {"a JSON web token", "a login of a .netrc"}  # with parts of any length in the middle
+LONG = {"a JSON web token", "a login of a .netrc"}  # with parts of unbounded length in the middle
 
 # A name and its value: `WANDB_API_KEY=...`, `"password": "..."`, `token: ...`.
 KEYED = re.compile(
@@ -103,28 +103,28 @@ PLACEHOLDER = re.compile(
     re.IGNORECASE,
 )
 SECRET_VARIABLES = re.compile(r"token|secret|passw|api_?key|access_?key|credential|private_?key", re.IGNORECASE)
-# Of detect-secrets: an address or a run of random characters is no secret by itself; our rule knows more names. The
-# last four need time that grows with the square of a line, and are among ours.
+# Rules of detect-secrets that are not used: an address or a random string alone is not a secret, and our rule for named
+# values covers more names. The last four take quadratic time in the length of a line; ours replace them.
 UNUSED_PLUGINS = {
     "IPPublicDetector", "Base64HighEntropyString", "HexHighEntropyString", "KeywordDetector", "NpmDetector",
     "JwtTokenDetector", "OpenAIDetector", "BasicAuthDetector",
 }  # fmt: skip
-SPACES, SHORT = re.compile(" {9,}"), 250  # characters around a word; its secrets are no longer
+SPACES, SHORT = re.compile(" {9,}"), 250  # characters around a word; no secret of these rules is longer
 WITHOUT_DIGITS = {"Private Key"}
 
 ENCODED = re.compile(r"[A-Za-z0-9+/_-]{16,}={0,2}")
-DIGITS_OF_A_NUMBER = 24  # a run of fewer is a number, not a text
+DIGITS_OF_A_NUMBER = 24  # fewer digits in a row are a number, not a text
 HEXADECIMAL = re.compile(r"(?:[0-9a-fA-F]{2}[ :]?){12,}")
 ESCAPED = re.compile(r"\\u\{?([0-9a-fA-F]{4,6})\}?|\\U([0-9a-fA-F]{8})|\\x([0-9a-fA-F]{2})|\\([\"'/nrt\\])")
 INVISIBLE = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]")  # fmt: skip  # noqa: E501
 
 
 def secrets_in(text: str, known: Collection[str] = ()) -> list[tuple[int, str]]:
-    """Return the lines with what looks like a secret, and what kind it is, never itself.
+    """Return the lines that seem to contain a secret and the kind of each, never the secret.
 
     Args:
-        text: Of any length.
-        known: Secrets themselves, such as the token of the user.
+        text: Text of any length.
+        known: Known secrets, such as the user's token.
     """
     found: dict[int, str] = {}
     line = 1
@@ -137,9 +137,9 @@ def secrets_in(text: str, known: Collection[str] = ()) -> list[tuple[int, str]]:
 
 
 def secrets_among_numbers(data: bytes, known: Collection[str] = ()) -> list[str]:
-    """Return which kinds of secrets are in the bytes of tensors: whatever can be read in them is searched.
+    """Return the kinds of secrets in the bytes of tensors: all printable runs are searched.
 
-    Of random numbers eight bytes in a row that can be read are rare, and are found eight at a time.
+    Eight printable bytes in a row are rare in random numbers, so only aligned blocks of eight are tested first.
     """
     numbers = np.frombuffer(data, np.uint8)
     blocks = numbers[: len(numbers) // 8 * 8].reshape(-1, 8)
@@ -160,10 +160,10 @@ def secrets_among_numbers(data: bytes, known: Collection[str] = ()) -> list[str]
 
 
 def known_secrets(token: str | bool | None = None) -> set[str]:
-    """Return the secrets that this machine knows: the token of the push, and what is so called in the environment.
+    """Return the secrets of this machine: the user's token, and environment variables named like secrets.
 
     Args:
-        token: Of the user who pushes.
+        token: Access token of the push.
     """
     values = [value for name, value in os.environ.items() if SECRET_VARIABLES.search(name)]
     long = {value for value in values if len(value) >= SHORTEST_KNOWN and not value.isalpha() and "/" not in value}
@@ -172,10 +172,10 @@ def known_secrets(token: str | bool | None = None) -> set[str]:
 
 
 def _found(text: str, known: Collection[str], depth: int) -> Iterator[tuple[int, str]]:
-    """Yield where in a chunk what is, with 0 for what only a decoded form of the chunk shows."""
+    """Yield the position and kind of each secret in a chunk; position 0 if only a decoded form reveals it."""
     yield from _in_plain(text, known)
     for view in _views(text):
-        yield from ((0, f"{kind}, written in another way") for _, kind in _in_plain(view, known))
+        yield from ((0, f"{kind}, escaped or disguised") for _, kind in _in_plain(view, known))
     for position, data in _decoded(text):
         if is_packed(data):
             yield position, "a pickle or packed data in base64"
@@ -203,7 +203,7 @@ def _in_plain(text: str, known: Collection[str]) -> Iterator[tuple[int, str]]:
 
 
 def _is_a_value(match: re.Match[str]) -> bool:
-    """Tell a secret from a word, a variable or a number after a name."""
+    """Return whether the value after a name is a secret, not a word, a variable or a number."""
     name, value, sign, quoted = match["name"].lower(), match["value"], match["sign"], bool(match["quote"])
     if PLACEHOLDER.fullmatch(value):
         return False
@@ -212,7 +212,7 @@ def _is_a_value(match: re.Match[str]) -> bool:
     random = any(map(str.isdigit, value)) and any(map(str.isalpha, value)) and _entropy(value) > 2.5
     mixed = random and len(value) >= 32 and value.lower() != value != value.upper()
     is_word = bool(WORDS.fullmatch(value)) and not mixed
-    if name.startswith("token") or name.endswith("id"):  # also what a model reads: cls_token, num_tokens
+    if name.startswith("token") or name.endswith("id"):  # also terms of models: cls_token, num_tokens
         return random and len(value) >= 16 and not is_word and not sign.isspace()
     if sign.isspace():
         return random and len(value) >= 16 and not is_word
@@ -223,12 +223,12 @@ def _is_a_value(match: re.Match[str]) -> bool:
 
 def _entropy(text: str) -> float:
     """Return the bits per character."""
-    shares = [count / len(text) for count in Counter(text).values()]
-    return -sum(share * math.log2(share) for share in shares)
+    frequencies = [count / len(text) for count in Counter(text).values()]
+    return -sum(frequency * math.log2(frequency) for frequency in frequencies)
 
 
 def _views(text: str) -> Iterator[str]:
-    """Yield the text with other ways of writing characters undone, where it has any."""
+    """Yield the text with each encoding of characters decoded, where it has any."""
     if not text.isascii():
         plain = INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
         if plain != text:
@@ -266,7 +266,7 @@ def _decoded(text: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _as_text(data: bytes) -> str | None:
-    """Return what was encoded where it is a text: words happen to be base64 too, of bytes that mean nothing."""
+    """Return decoded bytes as text, else None: ordinary words are valid base64 of meaningless bytes."""
     for encoding in ("utf-8", "utf-16-le"):
         try:
             text = data.decode(encoding)
@@ -285,7 +285,7 @@ def _rules() -> list[tuple[str, re.Pattern[str], Anchors]]:
 
 @cache
 def _plugins() -> list[tuple[Any, list[Anchors]]]:
-    """Return the rules of detect-secrets, as objects, and the words of each; importing them takes a while."""
+    """Return the rule objects of detect-secrets with the anchors of each; importing them is slow."""
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
     kinds: Any = get_mapping_from_secret_type_to_class().values()
