@@ -178,7 +178,7 @@ def _hostile_safetensors(folder: Path) -> Path:
     return _pickled({"a": _Runs(os.system, f"touch {PAYLOAD}")}, folder, "model.safetensors")
 
 
-@bad_file("hostile pickle that torch did not write", CheckpointError, "protocol 4|not a whole pickle")
+@bad_file("hostile pickle that torch did not write", CheckpointError, "protocol 4|not a complete pickle")
 def _plain_pickle(folder: Path) -> Path:
     return _written(folder / "weights.pt", pickle.dumps(_Runs(os.system, f"touch {PAYLOAD}"), protocol=4))
 
@@ -205,7 +205,7 @@ def _torchscript(folder: Path) -> Path:
     return _zip(folder / "weights.pt", members)
 
 
-@bad_file("tar archive of early torch", CheckpointError, "not a whole pickle")
+@bad_file("tar archive of early torch", CheckpointError, "not a complete pickle")
 def _tar(folder: Path) -> Path:
     with tarfile.open(folder / "weights.pt", "w") as archive:
         archive.addfile(tarfile.TarInfo("../../escape"), io.BytesIO())
@@ -221,7 +221,7 @@ def _doctored(folder: Path, change: Callable[[str, bytes], bytes]) -> Path:
     return _zip(folder / "weights.pt", {name: change(name, data) for name, data in members.items()})
 
 
-@bad_file("pickle whose record is shorter than its tensor", CheckpointError, "does not lie where|cannot be unpickled")
+@bad_file("pickle whose record is shorter than its tensor", CheckpointError, "is outside the bytes|cannot be unpickled")
 def _short_record(folder: Path) -> Path:
     return _doctored(folder, lambda name, data: data[:-4] if name.endswith("data/0") else data)
 
@@ -279,12 +279,12 @@ def _byte_order(folder: Path) -> Path:
     return _doctored(folder, lambda name, data: b"big" if name.endswith("byteorder") else data)
 
 
-@bad_file("pickle cut short inside its archive", CheckpointError, "not a whole pickle")
+@bad_file("pickle cut short inside its archive", CheckpointError, "not a complete pickle")
 def _cut_pickle(folder: Path) -> Path:
     return _doctored(folder, lambda name, data: data[:-9] if name.endswith("data.pkl") else data)
 
 
-@bad_file("views of a terabyte over four bytes", CheckpointError, "reaches beyond")
+@bad_file("views of a terabyte over four bytes", CheckpointError, "extends beyond")
 def _expanded(folder: Path) -> Path:
     return _pickled({"a.weight": torch.ones(1).expand(2**19, 2**19), "b.weight": torch.ones(3, 5)}, folder)
 
@@ -332,7 +332,7 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 for _name in ("../../etc/cron.d/x.npy", "/etc/x.npy", "a\\..\\x.npy", "C:x.npy"):
-    bad_file(f"npz with the member {_name}", UnsafeFileError, "leaves the archive")(
+    bad_file(f"npz with the member {_name}", UnsafeFileError, "leads out of the archive")(
         lambda folder, name=_name: _zip(folder / "weights.npz", {name: _npy(np.ones(3))})
     )
 
@@ -491,7 +491,7 @@ for _title, _weight_map, _shards, _raises, _says in [
     ("places a tensor in the wrong shard", _MAP | {"norm.weight": _SECOND}, (_FIRST, _SECOND), CheckpointError,
      f"{_SECOND} lacks 'norm.weight'"),
     ("omits a tensor of a shard", {"head.weight": _SECOND, "x": _FIRST}, (_FIRST, _SECOND), CheckpointError,
-     f"{_FIRST} holds 'norm.weight'"),
+     f"{_FIRST} contains 'norm.weight'"),
     ("omits a shard", {"norm.weight": _FIRST}, (_FIRST, _SECOND), CheckpointError, f"{_SECOND} is not in the index"),
     ("has no weight_map", None, (), CheckpointError, "no weight_map"),
     ("maps to numbers", {"a": 3}, (), CheckpointError, "no weight_map"),
@@ -518,7 +518,7 @@ def _double_index(folder: Path) -> Path:
     return folder
 
 
-@bad_file("two shards with the same tensor", CheckpointError, f"{_SECOND} holds 'norm.weight', which the index")
+@bad_file("two shards with the same tensor", CheckpointError, f"{_SECOND} contains 'norm.weight', which the index")
 def _double_shard(folder: Path) -> Path:
     _folder(folder, _MAP, _FIRST, _SECOND)
     safetensors.torch.save_file(TENSORS, folder / _SECOND)
@@ -568,13 +568,13 @@ def _linked_config(folder: Path) -> Path:
     return folder
 
 
-@bad_file("link that leads nowhere", CheckpointError, "missing or no ordinary file")
+@bad_file("link that leads nowhere", CheckpointError, "missing or not a regular file")
 def _dangling(folder: Path) -> Path:
     (folder / "model.safetensors").symlink_to("gone.safetensors")
     return folder
 
 
-@bad_file("pipe named as weights", CheckpointError, "no ordinary file")
+@bad_file("pipe named as weights", CheckpointError, "not a regular file")
 def _pipe(folder: Path) -> Path:
     os.mkfifo(folder / "model.safetensors")
     return folder

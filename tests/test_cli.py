@@ -199,7 +199,7 @@ def test_force_replaces_a_model_folder_and_keeps_what_else_was_in_it(
     with warnings.catch_warnings(action="default"):
         assert main([*words, "--force"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "thesis" in line]
-    assert said == [f"plain-vit: {tmp_path}/out held what plain-vit did not write ('thesis.tex'): all that it held is "
+    assert said == [f"plain-vit: {tmp_path}/out contained files not written by plain-vit ('thesis.tex'): its content is "
                     f"kept as {tmp_path}/out.kept-1"]  # fmt: skip
     assert (tmp_path / "out.kept-1" / "thesis.tex").read_text() == "years of work"
     from_checkpoint(tmp_path / "out.kept-1")
@@ -410,7 +410,7 @@ def test_no_option_reads_a_special_file(
             pytest.skip("whoever runs this may read everything")
         place.touch(0o000)
     assert main(["inspect", str(checkpoint), *SAID, "--labels", str(place)]) == CheckpointError.exit_code
-    assert re.search("no ordinary file|cannot be read", capsys.readouterr().err)
+    assert re.search("not a regular file|cannot be read", capsys.readouterr().err)
 
 
 def test_show_waits_at_no_pipe(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -584,7 +584,7 @@ def test_a_release_that_computed_something_else_is_not_verified_and_named(tmp_pa
 def test_existing_or_wrongly_named_output_is_not_touched(tmp_path: Path) -> None:
     ours = from_module(small(), image_size=(15, 28))
     (tmp_path / "vit.pt").write_bytes(b"precious")
-    with pytest.raises(OutputError, match="is there already"):
+    with pytest.raises(OutputError, match="already exists"):
         to_checkpoint(ours, tmp_path / "vit.pt", format="vit_pytorch")
     with pytest.raises(OutputError, match="ends in '.onnx'"):
         to_checkpoint(ours, tmp_path / "vit.onnx", format="vit_pytorch")

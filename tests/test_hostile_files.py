@@ -112,7 +112,7 @@ def test_a_damaged_array_of_an_npz_is_noticed_when_it_is_read(tmp_path: Path) ->
         data[600] ^= 0xFF
         (tmp_path / "a.npz").write_bytes(data)
         tensors = read_checkpoint(tmp_path / "a.npz").tensors
-        with pytest.raises(PlainViTError, match="cannot be unpacked|too early"):
+        with pytest.raises(PlainViTError, match="cannot be unpacked|too short"):
             tensors["a"]
 
 

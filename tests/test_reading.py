@@ -155,7 +155,7 @@ def test_safetensors_are_preferred_to_a_pickle_next_to_them_and_the_report_says_
     save_torch({"other": torch.ones(2, 3)}, tmp_path, "pytorch_model.bin")
     checkpoint = read_checkpoint(tmp_path)
     assert_same(checkpoint.tensors, some_tensors())
-    assert checkpoint.notes == ("model.safetensors was read and pytorch_model.bin left aside",)
+    assert checkpoint.notes == ("model.safetensors was read and pytorch_model.bin ignored",)
 
 
 def test_a_folder_of_accelerate_is_read_as_it_is(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_file_that_changes_after_it_was_opened_is_noticed(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match="changed while it was being read"):
         tensors["scale"]
     path.unlink()
-    with pytest.raises(CheckpointError, match="cannot be opened any more"):
+    with pytest.raises(CheckpointError, match="can no longer be opened"):
         tensors["scale"]
 
 
@@ -226,7 +226,7 @@ def test_the_model_is_found_in_a_training_checkpoint(
 
 def test_non_tensors_in_a_state_dict_are_reported(tmp_path: Path) -> None:
     torch.save(some_tensors() | {"epoch": 3}, tmp_path / "last.pt")
-    assert read_checkpoint(tmp_path / "last.pt").notes == ("passed over what is no tensor: epoch",)
+    assert read_checkpoint(tmp_path / "last.pt").notes == ("ignored entries that are not tensors: epoch",)
 
 
 def test_one_model_under_two_keys_is_not_ambiguous(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_evaluation_gives_the_numbers_of_scikit_learn(classifier, tmp_path, caps
     assert sum(pair["count"] for pair in stored["confused"]) == matrix.sum() - np.trace(matrix)
     assert stored["images_per_second"] > 0
     assert "top-5" in capsys.readouterr().out
-    with pytest.raises(OutputExistsError, match="is there already"):
+    with pytest.raises(OutputExistsError, match="already exists"):
         evaluation.evaluate(evaluation.EvaluateArguments(
             model=str(classifier), dataset="digits", output=str(tmp_path / "results.json")
         ))  # fmt: skip

@@ -64,7 +64,7 @@ def version_of(target: Path) -> int:
 def recover(target: Path) -> bool:
     """Let a writer that is turned away clear up after one that was killed; tell if anything was left."""
     left = any(target.with_name(f".plain-vit-{role}.{target.name}").exists() for role in ("new", "old"))
-    with pytest.raises(OutputError, match="is a folder|is there already"), staged_file(target):
+    with pytest.raises(OutputError, match="is a folder|already exists"), staged_file(target):
         pytest.fail("the block must not run")
     return left
 
@@ -160,7 +160,7 @@ def test_force_keeps_a_folder_that_holds_what_plain_vit_did_not_write(
     held = {path.relative_to(target): path.read_bytes() for path in target.rglob("*") if path.is_file()}
     if not swaps:
         monkeypatch.setattr(staging, "exchange_names", lambda one, other: False)
-    with pytest.warns(UserWarning, match=rf"{target} held what plain-vit did not write \('.*'\).* is kept as .*kept-1"):
+    with pytest.warns(UserWarning, match=rf"{target} contained files not written by plain-vit \('.*'\).* is kept as .*kept-1"):
         write_version(target, 2)
     assert version_of(target) == 2
     kept = tmp_path / "model.kept-1"
@@ -232,7 +232,7 @@ def test_a_file_is_replaced_in_one_step_and_only_when_asked(tmp_path: Path) -> N
     with staged_file(target) as path:
         assert (path.parent, path.suffix) == (target.parent, target.suffix)
         save_state_dict(some_tensors(1), path, progress=False)
-    with pytest.raises(OutputExistsError, match="is there already"), staged_file(target):
+    with pytest.raises(OutputExistsError, match="already exists"), staged_file(target):
         pytest.fail("the block must not run")
     with staged_file(target, force=True) as path:
         save_state_dict(some_tensors(2), path, progress=False)
@@ -264,7 +264,7 @@ def refuse_all(tmp_path: Path) -> Iterator[tuple[str, type[OutputError], Callabl
     source = model / "model.safetensors.index.json"
     fresh = tmp_path / "fresh"
     yield "is not empty", OutputExistsError, lambda: staged_folder(model)
-    yield "holds files but no model", OutputExistsError, lambda: staged_folder(tmp_path / "letters", force=True)
+    yield "contains files but no model", OutputExistsError, lambda: staged_folder(tmp_path / "letters", force=True)
     yield "working or home folder", OutputExistsError, lambda: staged_folder(tmp_path, force=True)
     yield "working or home folder", OutputExistsError, lambda: staged_folder(Path.home(), force=True)
     yield "is a file", OutputError, lambda: staged_folder(tmp_path / "file", force=True)
@@ -273,8 +273,8 @@ def refuse_all(tmp_path: Path) -> Iterator[tuple[str, type[OutputError], Callabl
     yield "both the source and the output", OutputError, lambda: staged_folder(model, force=True, sources=[model])
     yield "both the source", OutputError, lambda: staged_folder(tmp_path / "x/../model", force=True, sources=[model])
     yield "both the source", OutputError, lambda: staged_folder(model, force=True, sources=[tmp_path / "link"])
-    yield "one inside the other", OutputError, lambda: staged_folder(model / "onnx", sources=[model])
-    yield "one inside the other", OutputError, lambda: staged_folder(model, force=True, sources=[source])
+    yield "inside the other", OutputError, lambda: staged_folder(model / "onnx", sources=[model])
+    yield "inside the other", OutputError, lambda: staged_folder(model, force=True, sources=[source])
     yield "cannot be written: File exists", OutputError, lambda: staged_folder(tmp_path / "file" / "model")
     yield "cannot be an output", OutputError, lambda: staged_folder("/", force=True)
     yield "is not empty", OutputExistsError, lambda: staged_folder(model, sources=["someone/on-the-hub", fresh])
@@ -329,7 +329,7 @@ def write_with_a_full_disk(target: Path, limit: int) -> None:
 def test_a_full_disk_leaves_what_was_there(limit: int, tmp_path: Path) -> None:
     target = tmp_path / "model"
     write_version(target, 1)
-    with pytest.raises(OutputError, match="File too large.*what was there before is unchanged"):
+    with pytest.raises(OutputError, match="File too large.*the previous content is unchanged"):
         in_a_process(write_with_a_full_disk, target, limit)
     assert version_of(target) == 1
     assert beside(target) == []
@@ -361,14 +361,14 @@ def test_every_export_to_a_full_disk_leaves_what_was_there(format: str, name: st
     target = tmp_path / "out" / name
     to_checkpoint(from_checkpoint(tmp_path / "ours").model, target, format=format)
     before = {path: path.read_bytes() for path in target.parent.rglob("*") if path.is_file()}
-    with pytest.raises(OutputError, match="was not written: File too large.*what was there before is unchanged"):
+    with pytest.raises(OutputError, match="was not written: File too large.*the previous content is unchanged"):
         in_a_process(export_with_a_full_disk, tmp_path / "ours", target, format, limit)
     assert {path: path.read_bytes() for path in target.parent.rglob("*") if path.is_file()} == before
 
 
 def test_too_little_disk_space_is_found_before_anything_is_written(tmp_path: Path) -> None:
     huge = {"a": torch.empty(2**50, device="meta")}
-    with pytest.raises(OutputError, match=r"needs 4503599\.6 GB, and .* are free"):
+    with pytest.raises(OutputError, match=r"needs 4503599\.6 GB, but only .* are free"):
         save_state_dict(huge, tmp_path / "model.safetensors", progress=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -651,11 +651,11 @@ def test_pairs_are_written_in_whatever_order_they_come(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "pairs, says",
     [
-        ([("a", torch.ones(3))], "'b' among them"),
-        ([("a", torch.ones(3)), ("b", torch.ones(2)), ("a", torch.ones(3))], "was not announced"),
-        ([("a", torch.ones(3)), ("c", torch.ones(2))], "was not announced"),
-        ([("a", torch.ones(4))], "was not announced"),
-        ([("a", torch.ones(3).double())], "was not announced"),
+        ([("a", torch.ones(3))], "such as 'b'"),
+        ([("a", torch.ones(3)), ("b", torch.ones(2)), ("a", torch.ones(3))], "is not in `like`, or occurs twice"),
+        ([("a", torch.ones(3)), ("c", torch.ones(2))], "is not in `like`, or occurs twice"),
+        ([("a", torch.ones(4))], "is not in `like`, or occurs twice"),
+        ([("a", torch.ones(3).double())], "is not in `like`, or occurs twice"),
     ],
 )
 def test_pairs_that_are_not_what_was_announced_leave_no_file(pairs: list, says: str, tmp_path: Path) -> None:
@@ -668,13 +668,13 @@ def test_pairs_that_are_not_what_was_announced_leave_no_file(pairs: list, says: 
 
 def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("mine")
-    with pytest.raises(OutputExistsError, match="is there already"):
+    with pytest.raises(OutputExistsError, match="already exists"):
         save_state_dict(some_tensors(), tmp_path / "model.safetensors", progress=False)
     assert (tmp_path / "model.safetensors").read_text() == "mine"
 
 
 def test_a_dtype_without_a_name_in_the_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"hold no torch\.complex128"):
+    with pytest.raises(OutputError, match=r"cannot store torch\.complex128"):
         save_state_dict({"a": torch.ones(3, dtype=torch.complex128)}, tmp_path / "a.safetensors", progress=False)
 
 

@@ -1,4 +1,4 @@
-"""Numpy's .npz archives: headers checked, arrays read when asked for; and written, bfloat16 as JAX writes it."""
+"""NumPy .npz archives: reading with checked headers and lazy arrays, and writing, with bfloat16 as JAX stores it."""
 
 import math
 import zipfile
@@ -14,21 +14,21 @@ from ..errors import CheckpointError, UnsafeFileError
 from .tensors import LazyTensor, LazyTensors, UnchangedFile, check_shape, read_into
 from .zip_archives import opened_member, zip_members
 
-BFLOAT16 = np.dtype("V2")  # numpy has no such numbers
+BFLOAT16 = np.dtype("V2")  # numpy has no bfloat16
 
 
 def open_npz(path: Path) -> LazyTensors:
-    """Check the header of every array in an .npz and return the tensors, unread.
+    """Check the header of every array in an .npz and return the tensors without reading them.
 
     Args:
-        path: The file; arrays of Python objects are refused. Arrays of two-byte voids are bfloat16, as JAX writes it.
+        path: The file; arrays of Python objects are refused. Arrays of two-byte voids are bfloat16, as JAX stores it.
 
     Returns:
         The tensors by name, without `.npy`.
 
     Raises:
-        CheckpointError: An array is damaged or holds no numbers.
-        UnsafeFileError: An array holds Python objects, or the archive is a trap.
+        CheckpointError: An array is damaged or not numeric.
+        UnsafeFileError: An array contains Python objects, or the archive is malicious.
     """
     file = UnchangedFile(path)
     entries = {}
@@ -36,13 +36,13 @@ def open_npz(path: Path) -> LazyTensors:
         name = member.removesuffix(".npy")
         where = f"{path}: array {name!r}"
         if name == member or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise CheckpointError(f"{path}: {member!r} is not an array as numpy.savez writes them.")
+            raise CheckpointError(f"{path}: {member!r} is not an array as numpy.savez writes it.")
         with opened_member(file, info, where) as stream:
             shape, fortran, dtype = _npy_header(stream, where)
             header_bytes = stream.tell()
         if dtype.hasobject:
             raise UnsafeFileError(
-                f"{where} holds Python objects, which are a pickle: nothing was loaded. Save numbers."
+                f"{where} contains Python objects, which are a pickle: nothing was loaded. Save numeric arrays."
             )
         check_shape(where, shape)
         nbytes = math.prod(shape) * dtype.itemsize
@@ -65,7 +65,7 @@ def _npy_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, n
         shape, fortran, dtype = readers[version](stream)
         if not all(type(size) is int and size >= 0 for size in shape):
             raise ValueError(f"shape {shape!r:.200}")
-    except Exception as error:  # numpy evaluates the header as a literal: any fault of its text can come out here
+    except Exception as error:  # numpy evaluates the header as a literal, which can raise any type of error
         raise CheckpointError(f"{where} has no readable header ({error}): the file is damaged.") from None
     return shape, fortran, dtype
 
@@ -74,11 +74,13 @@ def _torch_dtype(dtype: np.dtype, where: str) -> torch.dtype:
     if dtype == BFLOAT16:
         return torch.bfloat16
     try:
-        if dtype.kind not in "biufc":  # an array of arrays, of records, of texts or of times is none of numbers
+        if dtype.kind not in "biufc":  # arrays of arrays, records, strings or times are not numeric
             raise TypeError(dtype)
         return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
     except TypeError:
-        raise CheckpointError(f"{where} has the dtype {dtype}: expected numbers that torch has too.") from None
+        raise CheckpointError(
+            f"{where} has the dtype {dtype}: expected numbers of a dtype that torch supports."
+        ) from None
 
 
 def _read_npy(
@@ -93,19 +95,19 @@ def _read_npy(
     with opened_member(file, info, where) as stream:
         stream.read(header_bytes)
         flat = read_into(stream, math.prod(shape) * dtype.itemsize, file.path).numpy()
-        stream.read(1)  # at its end zipfile compares the checksum
+        stream.read(1)  # zipfile checks the checksum at the end
     array = flat.view(dtype if dtype != BFLOAT16 else np.int16)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     array = np.ascontiguousarray(array.reshape(shape, order="F" if fortran else "C"))
-    tensor = torch.from_numpy(array).reshape(shape)  # numpy makes a scalar's contiguous copy one-dimensional
+    tensor = torch.from_numpy(array).reshape(shape)  # numpy makes the contiguous copy of a scalar one-dimensional
     return tensor.view(torch.bfloat16) if dtype == BFLOAT16 else tensor
 
 
 def save_npz(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write tensors as arrays of the same bits, bfloat16 as two-byte voids."""
+    """Write tensors as arrays with the same bits, bfloat16 as two-byte voids."""
     arrays = {name: _as_numpy(tensor) for name, tensor in tensors.items()}
-    np.savez(path, **arrays)  # type: ignore[arg-type]  # no array is called like its option
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # no array is named like an option of savez
 
 
 def _as_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Reading checkpoints from any location: a file, a folder in one of the known layouts, or a repository on the Hub.
 
-What is in the file decides how it is read; its name has to agree. Nothing in a checkpoint is executed, no path in it
-leads out of its folder, and what could be read in more than one way is asked for.
+The type of a file is determined by its content, and its name must match. Nothing in a checkpoint is executed, no path
+in it may leave its folder, and an ambiguous checkpoint is never guessed at: the caller must choose.
 """
 
 import os
@@ -33,18 +33,18 @@ SUFFIXES = {
     "npz": (".npz",),
 }
 
-# What people download, rename or save by mistake, by how it begins.
+# Files downloaded, renamed or saved by mistake, by their first bytes.
 NOT_A_CHECKPOINT = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself: run `git lfs pull`, or download it again"),
     (b"<", "an HTML or XML page, such as a login or error page: download the file itself"),
-    (b"{", "a JSON text: give the folder it lies in, or the file with the weights"),
-    (b"\x93NUMPY", "a single numpy array: a checkpoint is an .npz of many"),
-    (b"\x89HDF", "an HDF5 file (Keras): save it as safetensors where Keras is installed"),
+    (b"{", "a JSON file: give its folder, or the file with the weights"),
+    (b"\x93NUMPY", "a single numpy array: save the checkpoint as an .npz of several"),
+    (b"\x89HDF", "an HDF5 file (Keras): save it as safetensors with Keras installed"),
     (b"GGUF", "a GGUF file: plain-vit reads safetensors, torch and .npz files"),
     (b"\x1f\x8b", "compressed with gzip: unpack it first"),
 )
 
-# The folder layouts of transformers and timm, in the order of preference, with what each is called on the Hub.
+# The folder layouts of transformers and timm in order of preference, then the file names on the Hub.
 LAYOUTS = (("model", ".safetensors"), ("pytorch_model", ".bin"))
 COMPANIONS = ["config.json", "preprocessor_config.json", "README.md", "LICEN[CS]E*", "COPYING*", "NOTICE*"]
 HUB_PATTERNS = (
@@ -57,8 +57,8 @@ NOT_WEIGHTS = re.compile(r"optimizer|scheduler|scaler|sampler|training_args|rng_
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
-# Fields of a config.json that say how much of something there is, in the words of every package; of layers and their
-# like each has a tensor of its own.
+# Fields of a config.json that are counts or sizes, by the names of every package. Each layer, block or branch has at
+# least one tensor.
 COUNTS = re.compile(
     r"depths?|(.*_)?(layers|blocks|branches|classes|labels|heads|tokens|dim|size|features|width|channels)"
 )
@@ -66,14 +66,14 @@ LAYER_COUNTS = re.compile(r"(stem_)?depths?|(num_|n_)?(hidden_)?(layers|blocks)|
 LABEL_COUNTS = re.compile(r"num_(classes|labels)")
 LABEL_TABLES = ("id2label", "label2id", "label_names", "labels", "label_descriptions")
 MAX_COUNT, MAX_LAYERS, MAX_FIELDS = 1_000_000, 1000, 10_000
-MAX_LABELS = 50_000  # of a model without a head, whose configuration may name those of another
+MAX_LABELS = 50_000  # for a model without a head, whose configuration may keep the labels of another
 LAYER_NUMBER = re.compile(r"(?:^|[./_])(\d+)(?=[./]|$)")  # as in blocks.7.norm1 and encoder_layer_7/ln
 ATTENTION_CHOICES = ("_attn_implementation", "attn_implementation")
 
-# Branches of a training checkpoint that hold tensors but never a model.
+# Entries of a training checkpoint that contain tensors but never a model.
 NOT_A_MODEL = re.compile(r"optim|sched|scaler|loss|callback|rng|loops|hyper_?param|hparam", re.IGNORECASE)
 
-# Modules that training code puts around a model. The first four never have a name of their own in the middle either.
+# Modules that training code wraps around a model. The first four are removed in the middle of a name too.
 TRANSPARENT = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 WRAPPERS = (
     *TRANSPARENT,
@@ -82,7 +82,7 @@ WRAPPERS = (
 )
 COUNTERS = ("n_averaged", "initted", "step")  # of torch's AveragedModel and of ema-pytorch
 
-# Two of these side by side are two models of the same kind, and only the owner knows which one is meant.
+# Two of these next to each other are two models of the same kind, and only the user can choose.
 RIVALS = {
     *("student", "student_encoder", "teacher", "teacher_encoder", "model", "online_model", "ema", "ema_model"),
     *("model_ema", "online_encoder", "target_encoder", "context_encoder", "momentum_encoder", "base_encoder"),
@@ -92,16 +92,16 @@ RIVALS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was opened: headers are read and checked, tensors are read when asked for.
+    """An opened checkpoint: headers have been read and checked, tensors are read on access.
 
     Attributes:
-        tensors: The tensors by the names in the file. `.meta()` tells shapes and dtypes without reading.
+        tensors: The tensors by their names in the file. `.meta()` gives shapes and dtypes without reading.
         kind: `"safetensors"`, `"torch"` or `"npz"`.
-        files: The files that hold the tensors.
-        config: `config.json` of the folder; None for a single file.
-        preprocessor_config: `preprocessor_config.json` of the folder; None for a single file.
-        wrappers: Where in a training checkpoint the tensors stood, outermost first.
-        notes: What was chosen or passed over while opening, for the report.
+        files: The files that contain the tensors.
+        config: Contents of `config.json` in the folder; None for a single file.
+        preprocessor_config: Contents of `preprocessor_config.json` in the folder; None for a single file.
+        wrappers: Keys under which the tensors were nested in a training checkpoint, outermost first.
+        notes: Choices made and content skipped while opening, for the report.
     """
 
     tensors: LazyTensors
@@ -114,7 +114,7 @@ class Checkpoint:
 
 
 class Stripped(NamedTuple):
-    """What `strip_wrappers` found: the short name of each name, the prefixes removed, and the counters left out."""
+    """The result of `strip_wrappers`: the short form of each name, the removed prefixes, and the skipped counters."""
 
     names: dict[str, str]
     prefixes: tuple[str, ...]
@@ -124,23 +124,22 @@ class Stripped(NamedTuple):
 def read_checkpoint(
     source: str | os.PathLike[str], *, key: str | None = None, revision: str | None = None
 ) -> Checkpoint:
-    """Open a checkpoint and check all that can be checked without reading its tensors.
+    """Open a checkpoint and check everything that can be checked without reading its tensors.
 
     Args:
         source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt` or `.npz` file; a folder in the layout of transformers
-            or timm; or the id of a repository on the Hub, of which weights and configuration are downloaded, never
-            code.
-        key: Which part of the file is the model, where it holds several: a key of the saved dictionary
-            (`"state_dict_ema"`), a prefix of the names (`"teacher.backbone"`), or `"."` for all that is not nested.
+            or timm; or the id of a Hub repository, from which weights and configuration are downloaded, never code.
+        key: The model to use if the file contains several: a key of the saved dictionary (`"state_dict_ema"`), a
+            prefix of the names (`"teacher.backbone"`), or `"."` for everything that is not nested.
         revision: Branch, tag or commit, for a Hub repository.
 
     Returns:
-        The checkpoint; its tensors are read one by one when asked for.
+        The checkpoint; each tensor is read on access.
 
     Raises:
-        CheckpointError: There is no such file, or it is truncated, damaged or not what its name says.
+        CheckpointError: The file does not exist, is truncated or damaged, or does not match its name.
         UnsafeFileError: Reading it could run code, leave its folder or exhaust the memory.
-        AmbiguousCheckpointError: It holds several models; `key` settles it.
+        AmbiguousCheckpointError: It contains several models; choose one with `key`.
         HubError: The repository cannot be downloaded.
     """
     path = Path(os.path.expanduser(source))
@@ -152,9 +151,7 @@ def read_checkpoint(
                 )
             path = _download(os.fspath(source), revision)
         elif revision is not None:
-            raise CheckpointError(
-                f"{path} is on this machine and has no revision {revision!r}: leave the revision out."
-            )
+            raise CheckpointError(f"{path} is a local path and has no revision {revision!r}: omit the revision.")
         return _read_folder(Path(os.path.realpath(path)), key) if path.is_dir() else _read_file(path, key)
     except HubError:
         raise
@@ -163,7 +160,7 @@ def read_checkpoint(
 
 
 def _download(repo_id: str, revision: str | None) -> Path:
-    """Fetch configuration and weights, the safest kind of weights that the repository has."""
+    """Download configuration and weights, the latter in the safest format that the repository has."""
     try:
         for patterns in HUB_PATTERNS:
             folder = Path(
@@ -178,7 +175,7 @@ def _download(repo_id: str, revision: str | None) -> Path:
             "Check the name and the network; a private or gated repository needs `hf auth login`."
         ) from error
     raise UnknownFormatError(
-        f"The Hub repository {repo_id} has none of the weights that plain-vit reads: {HUB_PATTERNS}."
+        f"The Hub repository {repo_id} has no weights that plain-vit reads: expected one of {HUB_PATTERNS}."
     )
 
 
@@ -216,17 +213,17 @@ def _weights_of(folder: Path, notes: list[str]) -> str:
         if single in names and (index in names or shards):
             rest = ", ".join([index] * (index in names) + shards[:3])
             raise CheckpointError(
-                f"{folder} holds {single} and beside it {rest}: one of them is left over from an earlier save, and "
-                "nothing says which one. Delete the stale files, or give the file itself."
+                f"{folder} contains both {single} and {rest}: one of them is left over from an earlier save, and "
+                "nothing tells which one. Delete the stale files, or give the file itself."
             )
         if shards and index not in names:
             raise CheckpointError(
-                f"{folder} holds {shards[0]} but no {index}: copy or download the whole folder again."
+                f"{folder} contains {shards[0]} but no {index}: copy or download the whole folder again."
             )
         found += [name for name in (single, index) if name in names]
     if found:
         if len(found) > 1:
-            notes.append(f"{found[0]} was read and {found[1]} left aside")
+            notes.append(f"{found[0]} was read and {found[1]} ignored")
         return found[0]
     others = [name for name in names if name.endswith(sum(SUFFIXES.values(), ())) and not NOT_WEIGHTS.search(name)]
     if not others:
@@ -238,16 +235,16 @@ def _weights_of(folder: Path, notes: list[str]) -> str:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder, unless a link leads out of it."""
+    """Return the path of a file in a folder; refuse a link that leads out of it."""
     path = folder / name
-    real = Path(os.path.realpath(path))  # pathlib's own raises for a link that leads to itself
+    real = Path(os.path.realpath(path))  # pathlib's own raises for a link to itself
     homes = [folder]
     if folder.parent.name == "snapshots":  # the Hub's cache links from its snapshots to its blobs
         homes.append(folder.parent.parent / "blobs")
     if not any(real.is_relative_to(home) for home in homes):
         raise UnsafeFileError(f"{path} is a link that leads out of its folder, to {real}: give that file itself.")
     if not real.is_file():
-        raise CheckpointError(f"{path} is missing or no ordinary file: copy or download the folder again.")
+        raise CheckpointError(f"{path} is missing or not a regular file: copy or download the folder again.")
     return path
 
 
@@ -259,7 +256,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def _check_config(config: Mapping[str, Any], path: Path, tensors: LazyTensors) -> None:
-    """Refuse a configuration of which a model could not be built, or whose attention would have to be fetched."""
+    """Refuse a configuration whose model would be too large, or whose attention code would be downloaded."""
     longest = max((size for entry in tensors.entries.values() for size in entry.shape), default=0)
     limits = {"labels": max(longest, MAX_LABELS), "layers": max(len(tensors), MAX_LAYERS), "others": MAX_COUNT}
     _check_counts(config, path, limits)
@@ -267,16 +264,16 @@ def _check_config(config: Mapping[str, Any], path: Path, tensors: LazyTensors) -
 
 def _check_counts(config: Mapping[str, Any], path: Path, limits: Mapping[str, int]) -> None:
     if len(config) > MAX_FIELDS:
-        raise UnsafeFileError(f"{path} has {len(config)} fields in one table: expected at most {MAX_FIELDS}.")
+        raise UnsafeFileError(f"{path} has {len(config)} fields in one object: expected at most {MAX_FIELDS}.")
     for name, value in config.items():
         if name in ATTENTION_CHOICES and "/" in str(value):
             raise UnsafeFileError(
-                f"{path} asks for the attention code of {value!r}: remove {name}, no code is fetched."
+                f"{path} requests the attention code of {value!r}: remove {name}, no code is fetched."
             )
         if name in LABEL_TABLES and isinstance(value, dict | list):
             if len(value) > limits["labels"]:
                 raise UnsafeFileError(
-                    f"{path} names {len(value)} labels in {name}, and no tensor is longer than {limits['labels']}."
+                    f"{path} has {len(value)} labels in {name}, but no tensor is longer than {limits['labels']}."
                 )
             continue
         if isinstance(value, dict):
@@ -285,20 +282,22 @@ def _check_counts(config: Mapping[str, Any], path: Path, limits: Mapping[str, in
             if not isinstance(count, (int, float)):
                 continue
             if COUNTS.fullmatch(name) and not abs(count) <= limits["others"]:
-                raise UnsafeFileError(f"{path} says {name} = {count}: expected at most {limits['others']}.")
+                raise UnsafeFileError(f"{path} has {name} = {count}: expected at most {limits['others']}.")
             if LAYER_COUNTS.fullmatch(name) and count > limits["layers"]:
                 raise UnsafeFileError(
-                    f"{path} says {name} = {count}: expected at most {limits['layers']}, as many as there are tensors."
+                    f"{path} has {name} = {count}: expected at most {limits['layers']}, the number of tensors."
                 )
             if LABEL_COUNTS.fullmatch(name) and count > limits["labels"]:
-                raise UnsafeFileError(f"{path} says {name} = {count}, and no tensor is longer than {limits['labels']}.")
+                raise UnsafeFileError(f"{path} has {name} = {count}, but no tensor is longer than {limits['labels']}.")
 
 
 def _read_shards(folder: Path, index_name: str) -> Checkpoint:
-    """Open the shards that an index names, and compare each with what the index says of it."""
+    """Open the shards listed in an index, and compare the tensors of each with the index."""
     weight_map = (_read_json(folder, index_name) or {}).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointError(f"{folder / index_name} has no weight_map from tensor to file: it is damaged.")
+        raise CheckpointError(
+            f"{folder / index_name} has no weight_map from tensor names to file names: it is damaged."
+        )
     if not weight_map or len(weight_map) > MAX_TENSORS:
         raise UnsafeFileError(f"{folder / index_name} names {len(weight_map)} tensors; expected 1 to {MAX_TENSORS}.")
     suffix = "." + index_name.removesuffix(".index.json").rsplit(".", 1)[1]
@@ -318,15 +317,20 @@ def _read_shards(folder: Path, index_name: str) -> Checkpoint:
         shard = _read_file(inside(folder, name), ".", name)
         kind = shard.kind
         named = {tensor for tensor, file in weight_map.items() if file == name}
-        faults += [f"{name} lacks {tensor!r}, which the index says it holds" for tensor in named - set(shard.tensors)]
-        faults += [f"{name} holds {tensor!r}, which the index does not say" for tensor in set(shard.tensors) - named]
+        faults += [f"{name} lacks {tensor!r}, which the index assigns to it" for tensor in named - set(shard.tensors)]
+        faults += [
+            f"{name} contains {tensor!r}, which the index does not assign to it"
+            for tensor in set(shard.tensors) - named
+        ]
         entries.update(shard.tensors.entries)
     stem = index_name.split(".", 1)[0]
-    strangers = {path.name for path in folder.glob(f"{stem}-*-of-*{suffix}")} - set(shards)
-    faults += [f"{name} is not in the index: it is left over from another save" for name in strangers]
+    unlisted = {path.name for path in folder.glob(f"{stem}-*-of-*{suffix}")} - set(shards)
+    faults += [f"{name} is not in the index: it is left over from another save" for name in unlisted]
     if faults:
         listed = "; ".join(sorted(faults)[:20])
-        raise CheckpointError(f"{folder / index_name} does not fit the shards beside it: {listed}. Get them again.")
+        raise CheckpointError(
+            f"{folder / index_name} does not match the shards: {listed}. Copy or download the folder again."
+        )
     return Checkpoint(LazyTensors(entries), kind, tuple(folder / name for name in shards))
 
 
@@ -334,7 +338,7 @@ def _read_shards(folder: Path, index_name: str) -> Checkpoint:
 
 
 def _read_file(path: Path, key: str | None, name: str | None = None) -> Checkpoint:
-    """Open one file, called `name` in its folder."""
+    """Open one file, named `name` in its folder."""
     kind = _kind(path)
     name = name or path.name
     if not name.endswith(SUFFIXES[kind]):
@@ -348,20 +352,20 @@ def _read_file(path: Path, key: str | None, name: str | None = None) -> Checkpoi
         return Checkpoint(file.lazy(state_dict), kind, (path,), wrappers=wrappers, notes=notes)
     tensors = open_safetensors(path)[0] if kind == "safetensors" else open_npz(path)
     if not tensors:
-        raise CheckpointError(f"{path} holds no tensors: expected the weights of a model.")
+        raise CheckpointError(f"{path} contains no tensors: expected the weights of a model.")
     tensors, wrappers = _narrowed(tensors, key, path)
     return Checkpoint(tensors, kind, (path,), wrappers=wrappers)
 
 
 def _kind(path: Path) -> str:
-    """Tell the kind of file from how it begins."""
+    """Return the type of a file, by its first bytes."""
     if not path.is_file():
-        raise CheckpointError(f"{path} is no ordinary file: expected a checkpoint.")
+        raise CheckpointError(f"{path} is not a regular file: expected a checkpoint.")
     with open(path, "rb") as file:
         start = file.read(512)
     if not start:
         raise CheckpointError(f"{path} is empty: download or copy it again.")
-    # First, because the length of a header in its first bytes can read as any other beginning.
+    # Checked first, because the header length in the first bytes can look like any other type.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER_BYTES:
         return "safetensors"
     if start.startswith(b"PK"):
@@ -371,32 +375,34 @@ def _kind(path: Path) -> str:
         return "torch"
     if len(start) > 8 and start[8:9] == b"{":
         return "safetensors"
-    for prefix, what in NOT_A_CHECKPOINT:
+    for prefix, description in NOT_A_CHECKPOINT:
         if start.lstrip().startswith(prefix):
-            raise CheckpointError(f"{path} is {what}.")
+            raise CheckpointError(f"{path} is {description}.")
     raise CheckpointError(
-        f"{path} begins with {start[:12]!r}, which is no safetensors, torch or .npz file: damaged, or something else."
+        f"{path} begins with {start[:12]!r}: expected a safetensors, torch or .npz file. Download or copy it again."
     )
 
 
-# ---- finding the model in what was saved ----
+# ---- finding the model in a saved object ----
 
 
 def _find_state_dict(
     tree: object, key: str | None, path: Path
 ) -> tuple[dict[str, torch.Tensor], tuple[str, ...], tuple[str, ...]]:
-    """Return the model's tensors, where they stood, and what was passed over."""
+    """Return the model's tensors, the keys under which they were nested, and notes on skipped content."""
     found = {".".join(where): (where, table) for where, table in _state_dicts(tree, path)}
     if key == "." and isinstance(tree, dict):
         found = {"": ((), tree)}
     if not found:
         held = ", ".join(map(repr, list(tree)[:20])) if isinstance(tree, dict) else type(tree).__name__
-        raise UnknownFormatError(f"{path} holds no dictionary of named tensors, but {held}: expected a state dict.")
+        raise UnknownFormatError(f"{path} contains no dictionary of named tensors but {held}: expected a state dict.")
     rest = ""
     if key is None:
         if len({id(table) for _, table in found.values()}) > 1:
             candidates = {"key": [name or "." for name in found]}
-            raise AmbiguousCheckpointError(f"{path} holds several sets of tensors; which one is the model?", candidates)
+            raise AmbiguousCheckpointError(
+                f"{path} contains several sets of tensors; which one is the model?", candidates
+            )
         where, table = next(iter(found.values()))
     else:
         asked = "" if key == "." else key
@@ -410,7 +416,7 @@ def _find_state_dict(
         name: value for name, value in table.items() if isinstance(name, str) and isinstance(value, torch.Tensor)
     }
     others = [str(name) for name in table if name not in tensors]
-    notes = (f"passed over what is no tensor: {', '.join(others[:20])}",) if others else ()
+    notes = (f"ignored entries that are not tensors: {', '.join(others[:20])}",) if others else ()
     if rest:
         return _below(rest, tensors, key, path), (*where, rest), notes
     if key is None:
@@ -419,7 +425,7 @@ def _find_state_dict(
 
 
 def _state_dicts(tree: object, path: Path) -> list[tuple[tuple[str, ...], dict[Any, Any]]]:
-    """Find every dictionary that names tensors as a model does, with the keys that lead to it."""
+    """Return every nested dictionary that could be a state dict, with the keys that lead to it."""
     found = []
     queue: list[tuple[tuple[str, ...], object]] = [((), tree)]
     for where, node in queue:
@@ -440,7 +446,7 @@ def _state_dicts(tree: object, path: Path) -> list[tuple[tuple[str, ...], dict[A
 
 
 def _narrowed(tensors: LazyTensors, key: str | None, path: Path) -> tuple[LazyTensors, tuple[str, ...]]:
-    """Return the tensors whose names begin with the key, and where they stood."""
+    """Return the tensors whose names begin with the key, and that prefix."""
     if key is None:
         _check_rivals(tensors, (), path)
     if key is None or key == ".":
@@ -449,55 +455,56 @@ def _narrowed(tensors: LazyTensors, key: str | None, path: Path) -> tuple[LazyTe
 
 
 def _below(place: str, tensors: Mapping[str, T], key: str | None, path: Path) -> dict[str, T]:
-    """Return what is below a place among the names, by the rest of these."""
+    """Return the tensors under a prefix, by the rest of their names."""
     prefix = f"{place}."
     chosen = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     if not chosen:
-        raise CheckpointError(f"{path} has no tensor whose name begins with {prefix!r}, as key={key!r} asks for.")
+        raise CheckpointError(f"{path} has no tensor whose name begins with {prefix!r}, as key={key!r} requires.")
     return chosen
 
 
 def _check_rivals(names: Iterable[str], where: tuple[str, ...], path: Path) -> None:
-    """Refuse two models side by side in one table of names."""
+    """Refuse two models next to each other in one state dict."""
     split = [name.split(".") for name in names]
     depth = len(list(takewhile(lambda column: len(set(column)) == 1, zip(*split, strict=False))))
     heads = Counter(tuple(parts[: depth + 1]) for parts in split if len(parts) > depth + 1)
     rivals = [".".join((*where, *head)) for head, count in heads.items() if head[-1] in RIVALS and count > 1]
     if len(rivals) > 1:
         raise AmbiguousCheckpointError(
-            f"{path} holds several models side by side; which one is meant (or any longer prefix)?", {"key": rivals}
+            f"{path} contains several models side by side; which one should be used (or any longer prefix)?",
+            {"key": rivals},
         )
 
 
 def check_layer_numbers(names: Collection[str], source: str) -> None:
-    """Refuse a name that counts more layers than any model has: as many would be built.
+    """Refuse a layer number higher than any model has, since that many layers would be built.
 
     Raises:
-        UnsafeFileError: names it.
+        UnsafeFileError: gives the name.
     """
     for name in names:
         for number in LAYER_NUMBER.findall(name):
             if len(number) > 9 or int(number) >= MAX_LAYERS:
                 raise UnsafeFileError(
-                    f"{source} has a tensor {name!r}, number {number} of its kind, and {len(names)} tensors in all: no "
-                    f"model has {MAX_LAYERS} layers or more"
+                    f"{source} has a tensor {name!r}, number {number} of its kind, and {len(names)} tensors in all: "
+                    f"expected fewer than {MAX_LAYERS} layers"
                 )
 
 
 def strip_wrappers(names: Iterable[str]) -> Stripped:
-    """Remove what training code put before the names of a model's tensors.
+    """Remove the prefixes that training code adds to tensor names.
 
-    A prefix (`module.`, `_orig_mod.`, `model.`, ... see `WRAPPERS`) goes only when every name has it, as often as that
-    is so; `_orig_mod` and its like go wherever they are. Counters of averaged models are set apart.
+    A prefix (`module.`, `_orig_mod.`, `model.`, ... see `WRAPPERS`) is removed, repeatedly, only if every name has it;
+    those in `TRANSPARENT`, such as `_orig_mod`, are removed anywhere. Counters of averaged models are separated.
 
     Args:
         names: The names of all tensors.
 
     Returns:
-        The short name of each name, in the same order; the prefixes, outermost first; the counters.
+        The short form of each name, in the same order; the prefixes, outermost first; the counters.
 
     Raises:
-        CheckpointError: Two names become the same.
+        CheckpointError: Two short names are the same.
     """
     names = list(names)
     counters = tuple(name for name in names if name in COUNTERS)
@@ -514,5 +521,5 @@ def strip_wrappers(names: Iterable[str]) -> Stripped:
     short = {name: ".".join(parts) for name, parts in split.items()}
     if len(set(short.values())) < len(short):
         twice = next(name for name, count in Counter(short.values()).items() if count > 1)
-        raise CheckpointError(f"Two tensors are called {twice!r} once their wrappers are removed: pick one by key=.")
+        raise CheckpointError(f"Two tensors are named {twice!r} after removing their wrappers: choose one with key=.")
     return Stripped(short, tuple(prefixes), counters)

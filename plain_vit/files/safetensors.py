@@ -1,4 +1,4 @@
-"""Safetensors files: headers checked wholly, tensors read or mapped when asked for; and written, in shards too."""
+"""Safetensors files: reading with checked headers and lazy or mapped tensors, and writing, optionally in shards."""
 
 import json
 import math
@@ -40,11 +40,11 @@ DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-Place = tuple[IO[bytes], int]  # of a tensor: its file, and where it begins there
+Place = tuple[IO[bytes], int]  # of a tensor: its file, and its offset there
 
 
 def open_safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
-    """Check a safetensors header wholly and return the tensors, unread, and the metadata.
+    """Check the complete header of a safetensors file and return the tensors, without reading them, and the metadata.
 
     Args:
         path: The file.
@@ -53,10 +53,10 @@ def open_safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
         The tensors by name, and the `__metadata__` of the header.
 
     Raises:
-        CheckpointError: The header is not what the format asks for, or the data is not what the header says.
+        CheckpointError: The header violates the format, or the data does not match the header.
         UnsafeFileError: The header is too large or names too many tensors.
 
-    Source: the format's specification in the safetensors repository.
+    Source: the specification of the format in the safetensors repository.
     """
     file = UnchangedFile(path)
     header, data_start = _safetensors_header(file)
@@ -64,7 +64,7 @@ def open_safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ is not a table of texts: the file is damaged.")
     if len(header) > MAX_TENSORS:
-        raise UnsafeFileError(f"{path} names {len(header)} tensors; at most {MAX_TENSORS} are read.")
+        raise UnsafeFileError(f"{path} has {len(header)} tensors: expected at most {MAX_TENSORS}.")
 
     entries, spans = {}, []
     for name, entry in header.items():
@@ -78,13 +78,13 @@ def open_safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
     position = 0
     for begin, end, name in sorted(spans):
         if begin != position:
-            fault = "overlaps the tensor before it" if begin < position else "leaves a gap before it"
+            fault = "overlaps the previous tensor" if begin < position else "follows a gap"
             raise CheckpointError(f"{path}: tensor {name!r} at bytes {begin} to {end} {fault}: the file is damaged.")
         position = end
     held = file.size - data_start
     if held != position:
         fault = "truncated: download or copy it again" if held < position else "damaged: bytes trail the last tensor"
-        raise CheckpointError(f"{path} holds {held} bytes of tensors, its header asks for {position}; it is {fault}.")
+        raise CheckpointError(f"{path} has {held} bytes of tensors, its header requires {position}; it is {fault}.")
     return LazyTensors(entries), metadata
 
 
@@ -93,11 +93,11 @@ def _safetensors_header(file: UnchangedFile) -> tuple[dict[str, Any], int]:
         length = struct.unpack("<Q", opened.read(8))[0] if file.size >= 8 else 0
         if length + 8 > file.size or length < 2:
             raise CheckpointError(
-                f"{file.path} has {file.size} bytes, which is no safetensors file with a header of {length} bytes; "
-                "it is truncated or something else: download or copy it again."
+                f"{file.path} has {file.size} bytes, not enough for a safetensors header of {length} bytes; it is "
+                "truncated or not a safetensors file: download or copy it again."
             )
         if length > MAX_HEADER_BYTES:
-            raise UnsafeFileError(f"{file.path}: a header of {length} bytes; at most {MAX_HEADER_BYTES} are read.")
+            raise UnsafeFileError(f"{file.path}: a header of {length} bytes; expected at most {MAX_HEADER_BYTES}.")
         text = opened.read(length)
     header = parse_json(text, f"{file.path}: the header")
     return header, 8 + length
@@ -111,13 +111,13 @@ def _safetensors_entry(path: Path, name: str, entry: object) -> tuple[tuple[int,
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CheckpointError(f"{where} has shape {shape!r:.200} at {offsets!r:.200}: the file is damaged.")
     if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
-        raise CheckpointError(f"{where} has the dtype {entry['dtype']!r:.200}; this version reads {', '.join(DTYPES)}.")
+        raise CheckpointError(f"{where} has the dtype {entry['dtype']!r:.200}; expected one of {', '.join(DTYPES)}.")
     dtype = DTYPES[entry["dtype"]]
     check_shape(where, shape)
     if math.prod(shape) * dtype.itemsize != offsets[1] - offsets[0]:
         raise CheckpointError(
-            f"{where} of shape {shape} and dtype {entry['dtype']} does not fill the {offsets[1] - offsets[0]} bytes "
-            "it is given: the file is damaged."
+            f"{where} of shape {shape} and dtype {entry['dtype']} does not fill its {offsets[1] - offsets[0]} "
+            "bytes: the file is damaged."
         )
     return tuple(shape), dtype, offsets[0], offsets[1]
 
@@ -141,28 +141,28 @@ def save_state_dict(
     max_shard_size: int | str | None = None,
     progress: bool = True,
 ) -> list[Path]:
-    """Write tensors as safetensors, one while the next is made, and sync them to the disk.
+    """Write tensors as safetensors, each while the next is computed, and sync them to disk.
 
     Args:
-        tensors: The tensors by name, or pairs of name and tensor in any order, which are taken one after the other.
-        path: The file to write, in a staging folder or where nothing is yet.
-        metadata: Texts for the header.
+        tensors: The tensors by name, or pairs of name and tensor in any order, which are consumed one at a time.
+        path: The file to write, in a staging folder; it must not exist.
+        metadata: Strings for the header.
         like: For pairs: tensors of the same names, shapes and dtypes, which may be on the meta device.
-        max_shard_size: Split into files of at most this size (bytes, or a text such as `"5GB"`) with an index, named
-            after `path` as transformers names them, if one file would be larger.
-        progress: Show a bar with the bytes per second.
+        max_shard_size: If one file would be larger, split into files of at most this size (bytes, or a string such as
+            `"5GB"`) with an index, named after `path` as transformers names them.
+        progress: Show a progress bar with the bytes per second.
 
     Returns:
         The files written, the index last.
 
     Raises:
-        OutputExistsError: A file of that name is there.
-        OutputError: The disk has no room, a dtype has no name in the format, or the tensors are not as announced.
+        OutputExistsError: The file already exists.
+        OutputError: The disk is full, the format lacks a dtype, or the tensors do not match `like`.
     """
     path = Path(path)
     if like is None:
         if not isinstance(tensors, Mapping):
-            raise TypeError("pairs of name and tensor need `like`, which says what is coming")
+            raise TypeError("pairs of name and tensor need `like`, with their names, shapes and dtypes")
         like = tensors.meta() if isinstance(tensors, LazyTensors) else tensors
     size = _check_room(path, like)
     shards = _shards(path, like, max_shard_size)
@@ -170,7 +170,7 @@ def save_state_dict(
     with ExitStack() as stack:
         places: dict[str, Place] = {}
         for file_path, names in zip(written, shards.values(), strict=True):
-            file = stack.enter_context(_fresh_file(file_path))
+            file = stack.enter_context(_new_file(file_path))
             places.update(_write_header(file, {name: like[name] for name in names}, metadata or {}))
         title = f"Writing {printable(path.name)}"
         bar = stack.enter_context(tqdm(total=size, unit="B", unit_scale=True, desc=title, disable=not progress))
@@ -178,19 +178,19 @@ def save_state_dict(
         _write_in_turn(_announced(pairs, like, path), places, bar)
         if len(shards) > 1:
             written.append(path.with_name(f"{path.name}.index.json"))
-            stack.enter_context(_fresh_file(written[-1])).write(_index(shards, size))
+            stack.enter_context(_new_file(written[-1])).write(_index(shards, size))
     return written
 
 
 def _check_room(path: Path, like: Mapping[str, torch.Tensor]) -> int:
-    """Return the bytes of all tensors, if the format can hold them and the disk has room for them."""
-    if strange := {tensor.dtype for tensor in like.values()} - set(DTYPE_NAMES):
+    """Return the size of all tensors in bytes, after checking dtypes and free disk space."""
+    if unsupported := {tensor.dtype for tensor in like.values()} - set(DTYPE_NAMES):
         raise OutputError(
-            f"{path}: safetensors files here hold no {', '.join(map(str, strange))}: cast the tensors first."
+            f"{path}: safetensors files cannot store {', '.join(map(str, unsupported))}: cast the tensors first."
         )
     size = sum(tensor.nbytes for tensor in like.values())
     if (free := shutil.disk_usage(path.parent).free) < size:
-        raise OutputError(f"{path} needs {in_bytes(size)}, and {in_bytes(free)} are free: make room.")
+        raise OutputError(f"{path} needs {in_bytes(size)}, but only {in_bytes(free)} are free: free disk space.")
     return size
 
 
@@ -209,7 +209,7 @@ def _shards(
 
 
 def _index(shards: Mapping[str, Sequence[str]], size: int) -> bytes:
-    """Return the text that says in which file each tensor is, as transformers writes it."""
+    """Return the index from tensors to files, as transformers writes it."""
     weight_map = {name: file for file, names in shards.items() for name in names}
     table = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
     return json.dumps(table, indent=2).encode() + b"\n"
@@ -218,26 +218,28 @@ def _index(shards: Mapping[str, Sequence[str]], size: int) -> bytes:
 def _announced(
     pairs: Iterable[tuple[str, torch.Tensor]], like: Mapping[str, torch.Tensor], path: Path
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors, each of which has to come once and as `like` says."""
+    """Yield the tensors, checking that each occurs exactly once and matches `like`."""
     missing = set(like)
     for name, tensor in pairs:
         if name not in missing or tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
-            raise OutputError(f"{path}: {name!r} of {tuple(tensor.shape)} and {tensor.dtype} was not announced.")
+            raise OutputError(
+                f"{path}: {name!r} of {tuple(tensor.shape)} and {tensor.dtype} is not in `like`, or occurs twice."
+            )
         missing.remove(name)
         yield name, tensor
         del tensor
     if missing:
         first = next(name for name in like if name in missing)
-        raise OutputError(f"{path}: {len(missing)} tensors never came, {first!r} among them.")
+        raise OutputError(f"{path}: {len(missing)} tensors of `like` are missing, such as {first!r}.")
 
 
 def _write_in_turn(pairs: Iterable[tuple[str, torch.Tensor]], places: Mapping[str, Place], bar: tqdm) -> None:
-    """Write each tensor to its place while the next is made; no more than two are in memory."""
+    """Write each tensor to its place while the next is computed; at most two are in memory."""
     with ThreadPoolExecutor(1) as writer:
         written_before = writer.submit(lambda: None)
         for name, tensor in pairs:
             written_before.result()
-            # In a list that is emptied: what was submitted keeps its arguments a little longer than its result.
+            # In a list, which the writer empties: a submitted call keeps its arguments a little longer than its result.
             written_before = writer.submit(_write_tensor, [tensor], *places[name], bar)
             del tensor
         written_before.result()
@@ -251,12 +253,12 @@ def _write_tensor(tensor: list[torch.Tensor], file: IO[bytes], offset: int, bar:
 
 
 @contextmanager
-def _fresh_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that is not there yet; sync it at the end, or remove it after an error."""
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Create a file; sync it at the end, or remove it after an error."""
     try:
         file = open(path, "xb")  # noqa: SIM115 (closed below)
     except FileExistsError:
-        raise OutputExistsError(f"{path} is there already: write into a staging folder.") from None
+        raise OutputExistsError(f"{path} already exists: write into a staging folder.") from None
     try:
         with file:
             yield file
@@ -268,8 +270,8 @@ def _fresh_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _write_header(file: IO[bytes], like: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> dict[str, Place]:
-    """Write a safetensors header, give the file its full size, and return where each tensor goes."""
-    order = sorted(like, key=lambda name: (-like[name].dtype.itemsize, name))  # every tensor aligned to its items
+    """Write a safetensors header, give the file its full size, and return the place of each tensor."""
+    order = sorted(like, key=lambda name: (-like[name].dtype.itemsize, name))  # aligns every tensor to its items
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     starts, position = {}, 0
     for name in order:

@@ -1,7 +1,7 @@
-"""Staging of outputs: whatever goes wrong, the previous content is still there and complete.
+"""Staging of outputs: whatever fails, the previous content of the target is kept intact.
 
-An output is made in a staging place beside its target, synced to the disk, and put in place by one rename. A lock
-beside the target keeps a second writer out, and what a crash leaves is cleared away by the next writer.
+An output is written to a staging path next to its target, synced to disk, and moved into place by one rename. A lock
+next to the target excludes other writers, and the remains of a crash are removed by the next writer.
 """
 
 import errno
@@ -27,15 +27,15 @@ from .marks import TRAVELLING, is_untouched
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "config.json")
 
-# Only the owner of the lock makes or removes these, so fixed names are enough, and a crash's remains are known by them.
+# Only the owner of the lock creates or removes these, so fixed names are enough, and identify what a crash left.
 LOCK, NEW, OLD = "lock", "new", "old"
 
 
-# What plain-vit itself writes into a folder, whose config.json then says so.
+# Files that plain-vit writes into a folder, whose config.json then has its model type.
 WRITTEN = re.compile(
     r"config\.json|preprocessor_config\.json|README\.md|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
 )
-LONGEST_NAME = 255  # bytes, in every file system of today
+LONGEST_NAME = 255  # bytes, in all common file systems
 
 
 @contextmanager
@@ -46,26 +46,26 @@ def staged_folder(
     sources: Iterable[str | os.PathLike[str]] = (),
     keep: bool = True,
 ) -> Iterator[Path]:
-    """Give a fresh folder to write into, which becomes the target when the block ends without an error.
+    """Yield a new folder to write into, which becomes the target when the block ends without an error.
 
     Args:
-        target: The folder to make. It may exist if it is empty.
-        force: Replace a target that holds a model, as a whole. What plain-vit wrote itself goes; a folder with anything
-            else in it, be it one file, is kept beside the target under another name, and a warning says so.
-        sources: Files and folders that the output is made from, and that must not be the target, in it or around it.
-        keep: Whether such a folder is kept; not where it is part of a run, which alone writes there.
+        target: The folder to create. It may exist if it is empty.
+        force: Replace the whole folder if it contains a model. A folder with only files written by plain-vit is
+            deleted; with any other file, it is kept next to the target under another name, with a warning.
+        sources: Inputs of the output (files and folders), which must not be the target, inside it or a parent of it.
+        keep: Whether such a folder is kept; False for a folder of a run, in which only the run writes.
 
     Yields:
-        The staging folder, beside the target.
+        The staging folder, next to the target.
 
     Raises:
-        OutputExistsError: The target is not empty, and `force` was not given or it holds no model.
+        OutputExistsError: The target is not empty, and `force` was not given or it contains no model.
         OutputError: The target is a file, a link or a source, is being written, or cannot be written; the disk is full.
     """
     place = _place(target, sources)
     with _only_writer(place):
         _check_folder(place, force)
-        new = _beside(place, NEW)
+        new = _next_to(place, NEW)
         new.mkdir()
         yield new
         _sync(new)
@@ -73,7 +73,7 @@ def staged_folder(
         if foreign:
             kept = _put_in_place_of_foreign(new, place)
             warnings.warn(
-                f"{place} held what plain-vit did not write ({listed(foreign)}): all that it held is kept as {kept}",
+                f"{place} contained files not written by plain-vit ({listed(foreign)}): its content is kept as {kept}",
                 stacklevel=3,
             )
         else:
@@ -84,18 +84,18 @@ def staged_folder(
 def staged_file(
     target: str | os.PathLike[str], *, force: bool = False, sources: Iterable[str | os.PathLike[str]] = ()
 ) -> Iterator[Path]:
-    """Give a path to write a file to, which becomes the target when the block ends without an error.
+    """Yield a path to write a file to, which becomes the target when the block ends without an error.
 
     Args:
-        target: The file to make.
-        force: Replace the file if it is there.
-        sources: Files and folders that the output is made from, and that must not be the target or around it.
+        target: The file to create.
+        force: Replace the file if it exists.
+        sources: Inputs of the output (files and folders), which must not be the target or a parent of it.
 
     Yields:
-        The path of the staging file, beside the target and with its suffix; nothing is there yet.
+        The path of the staging file, next to the target and with its suffix; it does not exist yet.
 
     Raises:
-        OutputExistsError: The target is there and `force` was not given.
+        OutputExistsError: The target exists and `force` was not given.
         OutputError: The target is a folder, a link or a source, is being written, or cannot be written.
     """
     place = _place(target, sources)
@@ -103,8 +103,8 @@ def staged_file(
         if place.is_dir():
             raise OutputError(f"{place} is a folder: give the name of a file.")
         if place.exists() and not force:
-            raise OutputExistsError(f"{place} is there already: give another name, or replace it with force.")
-        new = _beside(place, NEW)
+            raise OutputExistsError(f"{place} already exists: give another name, or replace it with force.")
+        new = _next_to(place, NEW)
         yield new
         _sync(new)
         _put_in_place(new, place)
@@ -115,14 +115,14 @@ def _place(target: str | os.PathLike[str], sources: Iterable[str | os.PathLike[s
     path = Path(os.path.abspath(os.path.expanduser(target)))
     try:
         if path.is_symlink():
-            raise OutputError(f"{path} is a link to {os.readlink(path)}: give the place itself.")
+            raise OutputError(f"{path} is a link to {os.readlink(path)}: give that path itself.")
     except OutputError:
         raise
     except OSError as error:
         raise OutputError(f"{path} cannot be an output: {error.strerror}.") from error
     place = Path(os.path.realpath(path.parent), path.name)
     if not place.name:
-        raise OutputError(f"{place} cannot be an output: give a folder of its own.")
+        raise OutputError(f"{place} cannot be an output: give a separate folder.")
     for source in sources:
         given = Path(os.path.realpath(os.path.expanduser(source)))
         if not given.exists():  # a repository on the Hub
@@ -131,13 +131,13 @@ def _place(target: str | os.PathLike[str], sources: Iterable[str | os.PathLike[s
             raise OutputError(f"{place} is both the source and the output: give another output.")
         if given in place.parents or place in given.parents:
             raise OutputError(
-                f"The output {place} and the source {given} lie one inside the other: give another output."
+                f"One of the output {place} and the source {given} is inside the other: give another output."
             )
     return place
 
 
 def _check_folder(place: Path, force: bool) -> None:
-    """Refuse a target that may not be replaced."""
+    """Refuse a target that must not be replaced."""
     if not place.exists():
         return
     if not place.is_dir():
@@ -147,19 +147,23 @@ def _check_folder(place: Path, force: bool) -> None:
     if not force:
         raise OutputExistsError(f"{place} is not empty: give another folder, or replace the whole folder with force.")
     if place in (Path.cwd(), *Path.cwd().parents, Path.home(), *Path.home().parents):
-        raise OutputExistsError(f"{place} is, or holds, your working or home folder, and is never replaced.")
+        raise OutputExistsError(
+            f"{place} is or contains your working or home folder, which is never replaced: give another folder."
+        )
     if not any(next(place.glob(pattern), None) for pattern in MODEL_FILES):
-        raise OutputExistsError(f"{place} holds files but no model, so force does not replace it: remove it yourself.")
+        raise OutputExistsError(
+            f"{place} contains files but no model, so force does not replace it: remove it yourself."
+        )
 
 
 def foreign_names(folder: Path, replacement: Path | None = None) -> list[str]:
-    """Return the names of what a folder holds that plain-vit did not write.
+    """Return the names of the entries of a folder that plain-vit did not write.
 
-    Where its config.json is none of plain-vit's, or its README.md was edited, that is foreign as well.
+    They include a config.json of another model type, and an edited README.md.
 
     Args:
-        folder: It may be missing.
-        replacement: A folder that takes its place; files with the same bytes in both are not lost, so not foreign.
+        folder: The folder, which may be missing.
+        replacement: The folder that replaces it; files identical in both are not lost, hence not foreign.
     """
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     foreign = [
@@ -192,8 +196,8 @@ def _is_plain_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def _beside(place: Path, role: str) -> Path:
-    """Return the place of a role beside the target; the suffix stays, because it says what a file is."""
+def _next_to(place: Path, role: str) -> Path:
+    """Return the path for a role next to the target; the suffix is kept, because it indicates the file type."""
     name = f".plain-vit-{role}.{place.name}"
     if len(os.fsencode(name)) > LONGEST_NAME:
         digest = hashlib.blake2b(os.fsencode(place.name), digest_size=16).hexdigest()
@@ -203,7 +207,7 @@ def _beside(place: Path, role: str) -> Path:
 
 
 def _kept(place: Path) -> Path:
-    """Return a free name beside a target for what it held before."""
+    """Return a free name next to a target, for its previous content."""
     stem, number = place.name, 1
     while len(os.fsencode(stem)) > LONGEST_NAME - 20:
         stem = stem[:-1]
@@ -214,9 +218,9 @@ def _kept(place: Path) -> Path:
 
 @contextmanager
 def _only_writer(place: Path) -> Iterator[None]:
-    """Hold the target's lock, with nothing of an earlier writer in the way at the start and nothing left at the end."""
+    """Hold the target's lock; remove the remains of earlier writers at the start and all staging paths at the end."""
     absent = [parent for parent in place.parents if not parent.exists()]
-    lock = filelock.FileLock(_beside(place, LOCK), blocking=False)
+    lock = filelock.FileLock(_next_to(place, LOCK), blocking=False)
     began, interrupts = False, HeldInterrupts(GUARD)
     try:
         interrupts.take_over()
@@ -232,7 +236,7 @@ def _only_writer(place: Path) -> Iterator[None]:
         ) from None
     except OutputError:
         raise
-    except SafetensorError as error:  # as transformers and others write safetensors; it has the number in its text
+    except SafetensorError as error:  # as transformers and others write safetensors; its text contains the error number
         found = re.search(r"\(os error (\d+)\)", str(error))
         if found is None or int(found[1]) not in DISK_FULL:
             raise
@@ -240,18 +244,18 @@ def _only_writer(place: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in DISK_FULL:
             raise _disk_full(place, error.strerror) from error
-        if began:  # then it is the caller's, about a file that may have nothing to do with the target
+        if began:  # raised in the caller's block, maybe for an unrelated file
             raise
         raise OutputError(f"{place} cannot be written: {error.strerror} ({error.filename}).") from error
     finally:
-        interrupts.are_held = True  # no call, in which one could still come
+        interrupts.are_held = True  # not a call, which an interrupt could enter
         try:
             if lock.is_locked:
                 _clear(place)
-                _beside(place, LOCK).unlink(missing_ok=True)  # still held: a waiting writer notices, tries again
+                _next_to(place, LOCK).unlink(missing_ok=True)  # still held: a waiting writer notices and retries
                 lock.release()
             for parent in absent:
-                with suppress(OSError):  # it stays when something lies in it
+                with suppress(OSError):  # kept if it is not empty
                     parent.rmdir()
         finally:
             interrupts.give_back()
@@ -259,7 +263,7 @@ def _only_writer(place: Path) -> Iterator[None]:
 
 def _disk_full(place: Path, reason: str | None) -> OutputError:
     return OutputError(
-        f"{place} was not written: {reason}. Make room or give another place; what was there before is unchanged."
+        f"{place} was not written: {reason}. Free disk space or give another path; the previous content is unchanged."
     )
 
 
@@ -267,8 +271,8 @@ GUARD = _only_writer.__wrapped__.__code__  # type: ignore[attr-defined]
 
 
 def _clear(place: Path) -> None:
-    """Remove staging and replaced versions; a target that was moved aside and not yet followed comes back."""
-    new, old = _beside(place, NEW), _beside(place, OLD)
+    """Remove staging and replaced versions; restore a target that was moved away but not replaced."""
+    new, old = _next_to(place, NEW), _next_to(place, OLD)
     if old.exists() and not place.exists():
         old.rename(place)
     elif old.is_dir() and foreign_names(old):
@@ -281,24 +285,24 @@ def _clear(place: Path) -> None:
 
 
 def _put_in_place(new: Path, place: Path) -> None:
-    """Rename the staged version to its target; the version before stays beside it until then."""
+    """Rename the staged version to its target; the previous version is kept next to it until then."""
     if not place.is_dir() or not any(place.iterdir()):
         os.replace(new, place)
     elif not exchange_names(new, place):
-        os.rename(place, _beside(place, OLD))
+        os.rename(place, _next_to(place, OLD))
         os.rename(new, place)
     _sync_one(place.parent)
 
 
 def _put_in_place_of_foreign(new: Path, place: Path) -> Path:
-    """Put a new version in the place of a folder with other people's files, and return where that is kept.
+    """Replace a folder that contains foreign files, and return the path where it is kept.
 
-    The new version gets that other name first: whenever this is cut short, nothing is lost.
+    The new version is first renamed to that path, so an interruption at any point loses nothing.
     """
     kept = _kept(place)
     os.rename(new, kept)
     if not exchange_names(kept, place):
-        old = _beside(place, OLD)
+        old = _next_to(place, OLD)
         os.rename(place, old)
         os.rename(kept, place)
         os.rename(old, kept)
@@ -307,7 +311,7 @@ def _put_in_place_of_foreign(new: Path, place: Path) -> Path:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file, or a folder with all it holds, to the disk."""
+    """Sync a file, or a folder with all its contents, to disk."""
     for folder, _, names in os.walk(path):
         for name in names:
             _sync_one(Path(folder, name))

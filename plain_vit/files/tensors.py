@@ -1,9 +1,9 @@
-"""Tensors in files, read when they are asked for; the limits and checks that all kinds of files share.
+"""Lazy tensors in files; the limits and checks shared by all file types.
 
-Opening reads and checks headers only: names, shapes, dtypes and where the bytes lie. Nothing that a header declares is
-allocated before it has been compared with the size of the file, no code in a file is run, and each tensor's bytes are
-read when it is asked for, into memory of its own; a file that changes meanwhile is noticed. `LazyTensors.mapped` maps
-safetensors files instead, which are replaced and not overwritten by what saves them; torch.save overwrites.
+Opening reads and checks headers only: names, shapes, dtypes and offsets. Nothing that a header declares is allocated
+before it has been compared with the size of the file, no code in a file is run, and each tensor is read on access, into
+newly allocated memory; a file changed in the meantime is detected. `LazyTensors.mapped` maps safetensors files instead,
+which writers replace rather than overwrite; torch.save overwrites its files.
 """
 
 import math
@@ -19,7 +19,7 @@ import torch
 
 from ..errors import CheckpointError
 
-# Far above what any Vision Transformer needs, and far below what exhausts a memory while a header is parsed.
+# Far above the needs of any Vision Transformer, and far below what exhausts the memory when a header is parsed.
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_TENSORS = 50_000
 CHUNK_BYTES = 16 * 2**20
@@ -31,11 +31,11 @@ class LazyTensor:
     """A tensor's shape and dtype, and the function that reads or computes it, afresh at each call.
 
     Args:
-        shape: Of the tensor.
-        dtype: Of the tensor.
-        read: Gives it in memory of its own.
-        map: Gives it as a private mapping of its file, which costs no memory until it is changed; None where there is
-            none.
+        shape: Shape of the tensor.
+        dtype: Dtype of the tensor.
+        read: Returns it in newly allocated memory.
+        map: Returns it as a private mapping of its file, which takes no memory until it is changed; None if it cannot
+            be mapped.
     """
 
     shape: tuple[int, ...]
@@ -45,15 +45,15 @@ class LazyTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes the tensor takes once it has been read."""
+        """Size of the tensor in memory, in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
-    """Tensors by name that are read when asked for and not kept.
+    """Tensors by name that are read on access and not cached.
 
     Args:
-        entries: For each name, its shape and dtype and how to read it.
+        entries: The lazy tensor of each name.
     """
 
     def __init__(self, entries: Mapping[str, LazyTensor]) -> None:
@@ -72,7 +72,7 @@ class LazyTensors(Mapping[str, torch.Tensor]):
         return name in self.entries
 
     def mapped(self) -> "LazyTensors":
-        """Return the same tensors, mapped from their files where that can be."""
+        """Return the same tensors, mapped from their files where possible."""
         return LazyTensors({name: replace(entry, read=entry.map or entry.read) for name, entry in self.entries.items()})
 
     def meta(self) -> dict[str, torch.Tensor]:
@@ -83,12 +83,12 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors together."""
+        """Total size of all tensors, in bytes."""
         return sum(entry.nbytes for entry in self.entries.values())
 
 
 class UnchangedFile:
-    """A file that must not change between the check of its header and the reading of its tensors."""
+    """A file that must not change after its header was checked, until its tensors have been read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,7 +103,7 @@ class UnchangedFile:
         try:
             file = open(self.path, "rb")  # noqa: SIM115 (the caller closes it)
         except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be opened any more: {error.strerror}.") from error
+            raise CheckpointError(f"{self.path} can no longer be opened: {error.strerror}.") from error
         if self._stamp(os.fstat(file.fileno())) != self.stamp:
             file.close()
             raise CheckpointError(f"{self.path} changed while it was being read: open it again.")
@@ -116,8 +116,8 @@ class UnchangedFile:
             return read_into(file, nbytes, self.path).view(dtype)
 
     def map(self, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
-        """Map what `read` would read; what is written to the tensor stays in this process."""
-        if nbytes == 0 or offset % dtype.itemsize:  # torch computes on aligned items only
+        """Map the bytes that `read` would read; changes to the tensor are not written to the file."""
+        if nbytes == 0 or offset % dtype.itemsize:  # torch only computes on aligned items
             return self.read(offset, nbytes, dtype)
         before = offset % mmap.ALLOCATIONGRANULARITY
         with self.open() as file:
@@ -126,31 +126,31 @@ class UnchangedFile:
 
 
 def read_into(file: IO[bytes], nbytes: int, path: Path) -> torch.Tensor:
-    """Read exactly `nbytes` into a fresh tensor, (nbytes,) of uint8."""
-    buffer = _fresh(nbytes)
+    """Read exactly `nbytes` into a new tensor, (nbytes,) of uint8."""
+    buffer = _uninitialized(nbytes)
     view, filled = buffer.numpy().data, 0
     while filled < nbytes:
         count = file.readinto(view[filled : filled + CHUNK_BYTES])  # type: ignore[attr-defined]
         if not count:
-            raise CheckpointError(f"{path} ends {nbytes - filled} bytes too early: download or copy it again.")
+            raise CheckpointError(f"{path} is {nbytes - filled} bytes too short: download or copy it again.")
         filled += count
     return buffer
 
 
-def _fresh(nbytes: int) -> torch.Tensor:
-    """Return memory that is not yet filled, (nbytes,) of uint8."""
+def _uninitialized(nbytes: int) -> torch.Tensor:
+    """Return uninitialized memory, (nbytes,) of uint8."""
     if nbytes < HUGE_PAGE:
         return torch.empty(nbytes, dtype=torch.uint8)
-    # Pages of their own go back to the system at once; of malloc's, five freed tensors were seen to stay.
+    # Separate pages are returned to the system at once; malloc was measured to retain five freed tensors.
     pages = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -torch.frombuffer(pages, dtype=torch.uint8).data_ptr() % HUGE_PAGE
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: a third of the processor time, where the kernel offers it
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: a third of the CPU time, if the kernel supports it
         with suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE, start, nbytes // HUGE_PAGE * HUGE_PAGE)
     return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=start)
 
 
 def check_shape(where: str, shape: tuple[int, ...] | list[int]) -> None:
-    """Refuse what torch cannot index, a zero size beside huge ones included."""
+    """Refuse a shape that torch cannot index, even if one of its huge sizes is multiplied by zero."""
     if len(shape) > 64 or math.prod(max(size, 1) for size in shape) >= 2**60:
         raise CheckpointError(f"{where} has the impossible shape {tuple(shape)!r:.200}: the file is damaged.")

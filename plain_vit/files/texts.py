@@ -8,21 +8,21 @@ from typing import Any
 from ..errors import CheckpointError, UnsafeFileError
 from .tensors import MAX_HEADER_BYTES
 
-MAX_JSON_PARTS = 500_000  # of a safetensors header, a tensor takes some ten
+MAX_JSON_PARTS = 500_000  # in a safetensors header, about ten per tensor
 
 
 def read_small_file(path: Path) -> bytes:
-    """Read a file that says something of a model, such as its configuration or the names of its labels.
+    """Read a file that describes a model, such as its configuration or label names.
 
     Raises:
-        CheckpointError: It is not there, or a device, a pipe or a folder, which may have no end.
+        CheckpointError: It is missing, or a folder, or a device or pipe, which may never end.
         UnsafeFileError: It is far larger than any such file.
     """
     try:
         if not path.is_file():
-            raise CheckpointError(f"{path} is missing or no ordinary file: expected a text file.")
+            raise CheckpointError(f"{path} is missing or not a regular file: expected a text file.")
         with path.open("rb") as file:
-            content = file.read(MAX_HEADER_BYTES + 1)  # not by its size: the files of /proc say 0
+            content = file.read(MAX_HEADER_BYTES + 1)  # not by its size, which is 0 for files in /proc
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     if len(content) > MAX_HEADER_BYTES:
@@ -31,20 +31,20 @@ def read_small_file(path: Path) -> bytes:
 
 
 def parse_json(text: bytes, what: str, kinds: tuple[type, ...] = (dict,)) -> Any:
-    """Parse JSON that somebody else wrote: an object, or one of the kinds that are expected.
+    """Parse untrusted JSON.
 
     Args:
-        text: The bytes, at most `MAX_HEADER_BYTES` of them.
-        what: What the text is, as the error should call it.
-        kinds: What it may be as a whole: dict, list.
+        text: At most `MAX_HEADER_BYTES` bytes.
+        what: Description of the text for error messages.
+        kinds: Types allowed at the top level: dict, list.
 
     Returns:
-        What was parsed.
+        The parsed value.
 
     Raises:
-        CheckpointError: It is not UTF-8, not JSON, holds half of a pair of surrogates, is of another kind, or names a
-            key twice.
-        UnsafeFileError: It has so many parts that it would take many times its size.
+        CheckpointError: It is not UTF-8 or not JSON, has an unpaired surrogate, another type at the top level, or a
+            duplicate key.
+        UnsafeFileError: It has so many elements that parsing would take many times its size.
     """
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def parse_json(text: bytes, what: str, kinds: tuple[type, ...] = (dict,)) -> Any
 
     parts = sum(map(text.count, (b"{", b"[", b",")))
     if parts > MAX_JSON_PARTS:
-        raise UnsafeFileError(f"{what} has {parts} braces, brackets and commas; at most {MAX_JSON_PARTS} are read.")
+        raise UnsafeFileError(f"{what} has {parts} braces, brackets and commas; expected at most {MAX_JSON_PARTS}.")
     try:
         parsed = json.loads(text.decode("utf-8"), object_pairs_hook=without_duplicates)
         if b"\\ud" in text or b"\\uD" in text:
@@ -67,7 +67,10 @@ def parse_json(text: bytes, what: str, kinds: tuple[type, ...] = (dict,)) -> Any
         raise CheckpointError(
             f"{what} holds half a character ({error.object[error.start]!a}): it is damaged."
         ) from None
-    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a number of thousands of digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: not UTF-8, not JSON, or a number with thousands of digits
         raise CheckpointError(f"{what} is not JSON ({error}): it is truncated or damaged.") from None
     if not isinstance(parsed, kinds):
         expected = " or ".join("object" if kind is dict else kind.__name__ for kind in kinds)

@@ -1,4 +1,4 @@
-"""Files of `torch.save`: their pickle is walked and read as tensors only, no code in it is run; and written."""
+"""Files of `torch.save`: reading only tensors from the pickle, without running code in it, and writing."""
 
 import io
 import pickletools
@@ -15,10 +15,10 @@ from ..errors import CheckpointError, UnsafeFileError
 from .tensors import MAX_HEADER_BYTES, LazyTensor, LazyTensors, UnchangedFile
 from .zip_archives import data_start, opened_member, zip_members
 
-MAX_PICKLE_OPCODES = 1_000_000  # of a tensor some forty
+MAX_PICKLE_OPCODES = 1_000_000  # about forty per tensor
 
-# What torch.save writes for tensors. Other names that torch would still accept can allocate at will (bytearray, tensor
-# classes) or hold no weights (sparse, quantised and distributed tensors).
+# The names that torch.save writes for tensors. Others that torch accepts can allocate any amount of memory (bytearray,
+# tensor classes) or are not dense weights (sparse, quantised and distributed tensors).
 TENSOR_GLOBALS = {
     "collections OrderedDict",
     "__builtin__ set",
@@ -50,7 +50,7 @@ TENSOR_GLOBALS = {
     *(f"torch {name}" for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
 }
 
-# What training scripts store beside the tensors. These names are read as `_Ignored`: the real classes are not imported.
+# Objects that training scripts store with the tensors. They are read as `_Ignored`; the real classes are not imported.
 IGNORED_GLOBALS = {
     "argparse Namespace",
     "types SimpleNamespace",
@@ -65,7 +65,7 @@ IGNORED_GLOBALS = {
 
 
 class _Ignored:
-    """Stands for an object of a training script; takes whatever it is given and keeps nothing."""
+    """Placeholder for an object of a training script; accepts any state and keeps none."""
 
     def __new__(cls, *_: object) -> "_Ignored":
         return object.__new__(cls)
@@ -78,17 +78,17 @@ class _Ignored:
 
 
 class TorchFile:
-    """A file of `torch.save`, unpickled as tensors only; the bytes of the tensors stay in the file.
+    """A file of `torch.save`, unpickled as tensors only, whose bytes are not read yet.
 
     Args:
-        path: The file, an archive (torch 1.6 and later) or the older single stream.
+        path: The file, either an archive (torch 1.6 and later) or the older single stream.
 
     Raises:
-        CheckpointError: The file is damaged, or written by a pickle protocol that torch.save does not use by itself.
-        UnsafeFileError: The pickle asks for code, or this torch is too old to read any pickle safely.
+        CheckpointError: The file is damaged, or uses a pickle protocol other than the default of torch.save.
+        UnsafeFileError: The pickle refers to code, or this torch is too old to read any pickle safely.
 
     Attributes:
-        tree: What was saved, with tensors on the meta device in place of those in the file.
+        tree: The saved object; tensors of an archive are on the meta device.
     """
 
     tree: object
@@ -106,18 +106,22 @@ class TorchFile:
         self.tree = self._load()
 
     def _check_archive(self) -> dict[int, int]:
-        """Check names and pickle of an archive; return the size of each record by where its bytes start."""
+        """Check the member names and the pickle of an archive; return the size of each record by its offset."""
         path = self._file.path
         members = zip_members(path)
         pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
         if any(name.endswith("/constants.pkl") for name in members):
-            raise UnsafeFileError(f"{path} is a TorchScript archive, which holds code: save its state_dict() instead.")
+            raise UnsafeFileError(
+                f"{path} is a TorchScript archive, which contains code: save its state_dict() instead."
+            )
         if len(pickles) != 1:
-            raise CheckpointError(f"{path} is an archive without one data.pkl: torch.save did not write it.")
+            raise CheckpointError(
+                f"{path} is an archive without exactly one data.pkl: expected a file written by torch.save."
+            )
         if any(info.compress_type != zipfile.ZIP_STORED for info in members.values()):
-            raise CheckpointError(f"{path} was packed again by another program: unpack it, or save it with torch.save.")
+            raise CheckpointError(f"{path} was repacked by another program: unpack it, or save it with torch.save.")
         if members[pickles[0]].file_size > MAX_HEADER_BYTES:
-            raise UnsafeFileError(f"{path}: a pickle of {members[pickles[0]].file_size} bytes: save the tensors alone.")
+            raise UnsafeFileError(f"{path}: a pickle of {members[pickles[0]].file_size} bytes: save only the tensors.")
 
         root = pickles[0].removesuffix("data.pkl")
         with opened_member(self._file, members[pickles[0]], f"{path}: the pickle") as stream:
@@ -137,19 +141,17 @@ class TorchFile:
                     start = data_start(opened, info, path)
                     records[start] = info.file_size
                     order.append(info.filename.removeprefix(f"{root}data/"))
-        if (
-            f"{root}.format_version" in members and keys != order
-        ):  # there torch takes places from the order, not the names
-            raise CheckpointError(f"{path} does not hold its tensors in the order of its pickle: the file is damaged.")
+        if f"{root}.format_version" in members and keys != order:  # in this version torch uses the order, not the names
+            raise CheckpointError(f"{path} does not store its tensors in the order of its pickle: the file is damaged.")
         return records
 
     def _check_stream(self) -> dict[int, int]:
-        """Check the five pickles before the bytes in files older than torch 1.6."""
+        """Check the five pickles before the tensor bytes in a file older than torch 1.6."""
         with self._file.open() as opened:
             pickles = io.BytesIO(opened.read(MAX_HEADER_BYTES))
-        # The magic number, the protocol, the system, the object, and the order in which the storages follow.
+        # The magic number, the protocol version, the system information, the object, and the order of the storages.
         _, _, _, (keys, _), (_, listed) = [_check_pickle(pickles, self._file.path) for _ in range(5)]
-        if not set(keys) <= set(listed):  # torch would leave what is not listed as memory that nobody has written
+        if not set(keys) <= set(listed):  # torch would leave the others uninitialized
             raise CheckpointError(f"{self._file.path} has tensors without bytes: the file is damaged.")
         return {}
 
@@ -165,31 +167,33 @@ class TorchFile:
                 return torch.load(opened, map_location=location, weights_only=True)
         except CheckpointError:
             raise
-        except Exception as error:  # a damaged pickle makes torch fail in any way; nothing of the file was run
+        except Exception as error:  # torch raises any type of error for a damaged pickle; no code was run
             reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
             raise CheckpointError(f"{self._file.path} cannot be unpickled ({reason[0]:.300}): it is damaged.") from None
 
     def lazy(self, tensors: Mapping[str, torch.Tensor]) -> LazyTensors:
-        """Turn tensors of `tree` into tensors that are read from the file when asked for.
+        """Return lazy tensors for tensors of `tree`.
 
         Args:
-            tensors: Some of the tensors in `tree`, by the names they shall have.
+            tensors: Some of the tensors in `tree`, by the desired names.
 
         Returns:
-            The same names, to be read.
+            The lazy tensors, by the same names.
 
         Raises:
-            CheckpointError: A tensor does not lie where the archive holds its bytes.
+            CheckpointError: A tensor is outside the bytes stored for it.
             UnsafeFileError: The tensors are views that would take far more memory than the file.
         """
         lazy = LazyTensors({name: self._entry(name, tensor) for name, tensor in tensors.items()})
         if lazy.nbytes > 4 * self._file.size + 2**20:  # tied weights are stored once
-            raise UnsafeFileError(f"{self._file.path} of {self._file.size} bytes holds views of {lazy.nbytes} bytes.")
+            raise UnsafeFileError(
+                f"{self._file.path} of {self._file.size} bytes holds views of {lazy.nbytes} bytes: save copies."
+            )
         return lazy
 
     def _entry(self, name: str, tensor: torch.Tensor) -> LazyTensor:
         where = f"{self._file.path}: tensor {name!r}"
-        tensor = torch.detach(tensor)  # without what a pickle may have hung on it
+        tensor = torch.detach(tensor)  # without attributes that a pickle may have set on it
         if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
             raise CheckpointError(
                 f"{where} is not an ordinary dense tensor: save it with .to_dense() or .resolve_neg()."
@@ -201,12 +205,12 @@ class TorchFile:
         if tensor.numel() == 0:
             return LazyTensor(shape, dtype, partial(torch.empty, shape, dtype=dtype))
         if start + span > storage.nbytes() or tensor.numel() * dtype.itemsize > storage.nbytes():
-            raise CheckpointError(f"{where} reaches beyond its {storage.nbytes()} bytes: the file is damaged.")
+            raise CheckpointError(f"{where} extends beyond its {storage.nbytes()} bytes: the file is damaged.")
         if not self._zipped:
             return LazyTensor(shape, dtype, tensor.clone)
-        offset = getattr(storage, "_checkpoint_offset", -1)  # torch.load leaves it on storages of the meta device
+        offset = getattr(storage, "_checkpoint_offset", -1)  # set by torch.load on storages on the meta device
         if self._records.get(offset) != storage.nbytes():
-            raise CheckpointError(f"{where} does not lie where the archive holds bytes for it: the file is damaged.")
+            raise CheckpointError(f"{where} is outside the bytes that the archive stores for it: the file is damaged.")
         return LazyTensor(shape, dtype, partial(self._read, offset + start, span, dtype, shape, stride))
 
     def _read(
@@ -216,36 +220,36 @@ class TorchFile:
 
 
 def _check_pickle(stream: io.BytesIO, path: Path) -> tuple[list[str], list[str]]:
-    """Walk one pickle's instructions, without executing any, up to its end.
+    """Check the opcodes of one pickle, without executing any.
 
     Returns:
-        The keys of the storages in the order in which they are first asked for, and all texts.
+        The keys of the storages in order of first use, and all strings.
     """
     names: set[str] = set()
     keys: dict[str, None] = {}
     texts: list[str] = []
     memo: dict[object, object] = {}
-    top: object = None  # what lies on the stack where that is a text
+    top: object = None  # top of the stack if it is a string, else None
     pushed: list[object] = []  # since the last mark
-    storage: list[object] = []  # the items of a tuple that was just made
-    strange = False
+    storage: list[object] = []  # items of the tuple created last
+    malformed = False
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
             if count > MAX_PICKLE_OPCODES:
-                raise UnsafeFileError(f"{path}: a pickle of over {MAX_PICKLE_OPCODES} steps: save the tensors alone.")
+                raise UnsafeFileError(f"{path}: a pickle of over {MAX_PICKLE_OPCODES} steps: save only the tensors.")
             kind = opcode.name
             if kind in ("BINPUT", "LONG_BINPUT"):
                 memo[argument] = top
                 continue
             if kind == "PROTO" and argument != 2:
                 raise CheckpointError(
-                    f"{path} was pickled with protocol {argument}; torch reads tensors safely from protocol 2 only, "
+                    f"{path} was pickled with protocol {argument}; torch reads tensors safely only from protocol 2, "
                     "its default: save it again without pickle_protocol."
                 )
             if kind == "BINPERSID":
                 key = storage[2] if len(storage) > 2 and storage[0] == "storage" else None
                 if not isinstance(key, str):
-                    strange = True
+                    malformed = True
                     continue
                 keys[key] = None
             storage = pushed if kind == "TUPLE" else []
@@ -259,15 +263,15 @@ def _check_pickle(stream: io.BytesIO, path: Path) -> tuple[list[str], list[str]]
             pushed = [] if kind == "MARK" else [*pushed[:6], top]
     except CheckpointError:
         raise
-    except Exception as error:  # pickletools leaves the faults of a damaged text as they come
-        raise CheckpointError(f"{path} is not a whole pickle ({error}): it is truncated or damaged.") from None
+    except Exception as error:  # pickletools raises any type of error for damaged data
+        raise CheckpointError(f"{path} is not a complete pickle ({error}): it is truncated or damaged.") from None
     if blocked := sorted(names - TENSOR_GLOBALS - IGNORED_GLOBALS):
         shown = ", ".join(name.replace(" ", ".") for name in blocked[:20]) + (" ..." if len(blocked) > 20 else "")
         raise UnsafeFileError(
-            f"{path} asks for {shown}; loading that could run code, so nothing was loaded. Where you trust the file, "
-            "save its tensors alone: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')."
+            f"{path} refers to {shown}; loading that could run code, so nothing was loaded. If you trust the file, "
+            "save only its tensors: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')."
         )
-    if strange:
+    if malformed:
         raise CheckpointError(f"{path} does not name its storages as torch.save does: the file is damaged.")
     return list(keys), texts
 
@@ -276,18 +280,18 @@ def save_torch(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write tensors with `torch.save`.
 
     Raises:
-        OSError: what went wrong, such as a full disk.
+        OSError: The file could not be written, for example because the disk is full.
     """
     with path.open("wb") as file:
         watched = _WatchedFile(file)
         try:
-            torch.save(tensors, watched)  # type: ignore[arg-type]  # which asks for nothing else
+            torch.save(tensors, watched)  # type: ignore[arg-type]  # torch.save uses no other methods
         except RuntimeError as error:
             raise watched.fault or error from None
 
 
 class _WatchedFile:
-    """Remembers why writing failed: torch's own error, of a file on a full disk say, does not tell."""
+    """A file that stores the cause of a failed write, which torch's own error omits."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
