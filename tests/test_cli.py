@@ -199,8 +199,8 @@ def test_force_replaces_a_model_folder_and_keeps_what_else_was_in_it(
     with warnings.catch_warnings(action="default"):
         assert main([*words, "--force"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "thesis" in line]
-    assert said == [f"plain-vit: {tmp_path}/out contained files not written by plain-vit ('thesis.tex'): its content is "
-                    f"kept as {tmp_path}/out.kept-1"]  # fmt: skip
+    kept = f"its content is kept as {tmp_path}/out.kept-1"
+    assert said == [f"plain-vit: {tmp_path}/out contained files not written by plain-vit ('thesis.tex'): {kept}"]
     assert (tmp_path / "out.kept-1" / "thesis.tex").read_text() == "years of work"
     from_checkpoint(tmp_path / "out.kept-1")
     from_checkpoint(tmp_path / "out")

@@ -287,7 +287,7 @@ def test_a_model_of_ours_opens_again_from_the_file_it_was_written_to(tmp_path: P
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05"),
         ({"pooling": "mean"}, "pooling='mean'"),
-        ({"pooling": "map", "num_attention_heads": 5}, "use_class_token=True beside the map head"),
+        ({"pooling": "map", "num_attention_heads": 5}, "use_class_token=True with the map head"),
         ({"num_register_tokens": 2}, "num_register_tokens=2"),
         ({"position_embedding_type": "none"}, "position_embedding_type='none'"),
         ({"qkv_bias": False, "layer_scale_init_value": 0.1}, "qkv_bias=False.*layer_scale_init_value|layer_scale"),

@@ -320,7 +320,7 @@ def test_moco_v3s_small_model_opens_with_its_twelve_heads(tmp_path: Path) -> Non
     said = {**FULL, "num_attention_heads": 12, "image_size": 224}
     model = from_checkpoint(path, **said).model
     assert max(stage_differences(module, model, pixels_for(module)).values()) == 0.0
-    with pytest.raises(CheckpointError, match=r"num_attention_heads=12 \(the source has 6\).*say all of it: num_att"):
+    with pytest.raises(CheckpointError, match=r"num_attention_heads=12 \(the source has 6\).*give all of: num_att"):
         from_checkpoint(path, architecture="vit_small_patch16_224", num_attention_heads=12)
 
 

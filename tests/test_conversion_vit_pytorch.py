@@ -391,7 +391,7 @@ def test_image_size_is_asked_for_where_the_patches_make_no_square() -> None:
 
 
 def test_a_hint_that_contradicts_the_module_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_attention_heads=13 was given, and the module itself says 3"):
+    with pytest.raises(ValueError, match="num_attention_heads=13 was given, but the module itself has 3"):
         from_module(small(), image_size=(15, 28), num_attention_heads=13)
     with pytest.raises(ValueError, match=r"image_size \(15, 21\) does not fit"):
         from_module(small(), image_size=(15, 21))
@@ -469,7 +469,7 @@ def test_copied_class_is_opened_when_its_format_is_given() -> None:
     copied = type("ViT", (nn.Module,), dict(vars(ViT)) | {"__module__": "my_models"})
     theirs: nn.Module = nn.Module.__new__(copied)
     theirs.__dict__.update(small().__dict__)
-    with pytest.raises(UnknownFormatError, match="say format="):
+    with pytest.raises(UnknownFormatError, match="give format="):
         from_module(theirs)
     ours = from_module(theirs, format="vit_pytorch", image_size=(15, 28))
     assert ours.config.num_attention_heads == 3

@@ -165,7 +165,7 @@ def test_a_verification_that_does_not_fit_in_memory_is_skipped_and_noted(
     monkeypatch.setattr(plan, "free_memory", lambda: 1000)
     (tmp_path / "out").mkdir()
     converted = convert_checkpoint(path, tmp_path / "out", **hints)
-    assert "of memory, and 1.0 KB are free" in str(converted.report)
+    assert "of memory, but only 1.0 KB are free" in str(converted.report)
     assert converted.report.differences is None
     from_checkpoint(tmp_path / "out")
 

@@ -196,7 +196,7 @@ def test_hints_that_cannot_be_are_refused(wrong: dict[str, Any], fault: str, tmp
 @pytest.mark.parametrize(
     "wrong, fault",
     [
-        ({"architecture": "vit_base_patch16_224"}, "architecture='vit_base_patch16_224' .nothing is read from it here"),
+        ({"architecture": "vit_base_patch16_224"}, "architecture='vit_base_patch16_224' .it has no effect here"),
         ({"position_embedding_type": "sincos_2d"}, "position_embedding_type='sincos_2d' .the source has 'learned'"),
         ({"block_type": "post_norm"}, "block_type='post_norm' .the source has 'sequential'"),
         ({"pool_prefix_tokens": True}, "pool_prefix_tokens=True .the source has False"),
@@ -472,7 +472,7 @@ def test_our_own_folder_opens_strictly(kind: Any, tmp_path: Path) -> None:
 def test_hints_for_our_own_folder_are_refused(tmp_path: Path) -> None:
     config = PlainViTConfig(hidden_size=20, num_hidden_layers=1, num_attention_heads=5, intermediate_size=29)
     PlainViTForImageClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="says everything: leave out num_attention_heads, pooling"):
+    with pytest.raises(CheckpointError, match="contains everything: omit num_attention_heads, pooling"):
         from_checkpoint(tmp_path, num_attention_heads=5, pooling="cls")
 
 

@@ -193,15 +193,15 @@ def tiny_transformers_of(kind: str, config: str) -> nn.Module:
     ("make", "named", "key"),
     [
         (lambda: nn.Sequential(tiny_timm("vit_tiny_patch16_224", num_classes=0), nn.Linear(56, 5)),
-         "holds 1, a torch.nn.modules.linear.Linear", "0"),
-        (lambda: nn.Sequential(simple(), nn.Softmax(dim=-1)), "holds 1, a torch.nn.modules.activation.Softmax", "0"),
-        (Backbone, "holds head", "backbone"),
-        (Doubled, "forward of its own, tests.test_from_module.Doubled.forward", "vit"),
-        (Scaled, r"holds temperature \(1,\)", "vit"),
-        (lambda: nn.ModuleDict({"backbone": simple(), "head": nn.Linear(3, 4)}), "holds head", "backbone"),
-        (lambda: nn.Sequential(nn.BatchNorm2d(3, affine=False), simple()), "holds 0, .*BatchNorm2d", "1"),
+         "contains 1, a torch.nn.modules.linear.Linear", "0"),
+        (lambda: nn.Sequential(simple(), nn.Softmax(dim=-1)), "contains 1, a torch.nn.modules.activation.Softmax", "0"),
+        (Backbone, "contains head", "backbone"),
+        (Doubled, "its own forward, tests.test_from_module.Doubled.forward", "vit"),
+        (Scaled, r"contains temperature \(1,\)", "vit"),
+        (lambda: nn.ModuleDict({"backbone": simple(), "head": nn.Linear(3, 4)}), "contains head", "backbone"),
+        (lambda: nn.Sequential(nn.BatchNorm2d(3, affine=False), simple()), "contains 0, .*BatchNorm2d", "1"),
         (clip_classifier, "CLIPForImageClassification", "vision_model"),
-        (lambda: nn.DataParallel(Backbone()), "module holds head", "module.backbone"),
+        (lambda: nn.DataParallel(Backbone()), "module contains head", "module.backbone"),
     ],
 )  # fmt: skip
 def test_what_computes_around_a_model_is_refused_and_the_model_itself_opens(
@@ -256,7 +256,7 @@ def test_known_wrappers_are_unwrapped(wrap: Callable[[nn.Module], nn.Module]) ->
 def test_a_wrapped_head_next_to_a_known_wrapper_is_not_dropped() -> None:
     training = Training(simple())
     training.head = nn.Linear(11, 3)
-    with pytest.raises(ExportError, match="holds head"):
+    with pytest.raises(ExportError, match="contains head"):
         from_module(training)
 
 
@@ -354,8 +354,8 @@ def _tied(module: Any) -> None:
     [
         (_forward_hook, "blocks.1 has a forward hook"),
         (_pre_hook, "the model itself has a forward pre-hook"),
-        (_patched, "blocks.0.mlp has a forward of its own"),
-        (_patched_head, "the model itself has a forward_head of its own"),
+        (_patched, "blocks.0.mlp has a forward that replaces"),
+        (_patched_head, "the model itself has a forward_head that replaces"),
         (_accelerated, "unwrap_model"),
         (_mixed_precision, "unwrap_model"),
         (_pruned, "torch.nn.utils.prune.remove"),
@@ -416,7 +416,7 @@ def test_a_model_without_a_classifier_stays_frozen() -> None:
 def test_a_part_of_a_parameter_cannot_be_frozen() -> None:
     model = from_module(plain())
     model.vit.layers[0].attention.q_proj.weight.requires_grad_(False)
-    with pytest.raises(ExportError, match=r"blocks.0.attn.qkv.weight holds .*q_proj"):
+    with pytest.raises(ExportError, match=r"blocks.0.attn.qkv.weight combines .*q_proj"):
         to_module(model, "timm")
 
 
@@ -447,10 +447,10 @@ def test_a_model_on_the_meta_device_opens(make: Callable[[], nn.Module]) -> None
     [
         ("vit.pt", "from_checkpoint"),
         ({"head.weight": torch.ones(2, 3)}, "from_checkpoint"),
-        (vit_pytorch.ViT, "pass a model that was built from it"),
-        (None, "NoneType is no torch.nn.Module"),
-        (nn.Linear(2, 3), "say format="),
-        (nn.Sequential(), "say format="),
+        (vit_pytorch.ViT, "pass an instance of it"),
+        (None, "NoneType is not a torch.nn.Module"),
+        (nn.Linear(2, 3), "give format="),
+        (nn.Sequential(), "give format="),
     ],
 )
 def test_non_models_raise_an_error_of_ours(thing: Any, says: str) -> None:

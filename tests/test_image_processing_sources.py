@@ -148,7 +148,7 @@ def test_one_channel_takes_the_mean_that_all_channels_share_and_refuses_to_choos
     assert torch.equal(pixels(processor_from_timm(cfg), image), transform(image))
     shared = processor_from_timm({"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}, num_channels=1)
     assert (shared.image_mean, shared.image_std) == ((0.5,), (0.2,))
-    with pytest.raises(CheckpointError, match=r"mean has 3 levels .* the model 1 channels: give image_mean"):
+    with pytest.raises(CheckpointError, match=r"mean has 3 values .* the model 1 channels: give image_mean"):
         processor_from_timm({}, num_channels=1)
 
 

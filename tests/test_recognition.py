@@ -131,5 +131,5 @@ def test_a_bare_file_with_our_own_names_is_recognised(tmp_path: Path) -> None:
                        patch_size=4)
     )  # fmt: skip
     torch.save(model.state_dict(), tmp_path / "ours.pt")
-    with pytest.raises(PlainViTError, match="plain-vit's own names and no config.json: give the folder"):
+    with pytest.raises(PlainViTError, match="plain-vit's own names but no config.json: give the folder"):
         from_checkpoint(tmp_path / "ours.pt")

@@ -94,11 +94,11 @@ def test_tokens_of_a_model_without_a_head_are_a_reference_too(tmp_path: Path) ->
         (
             lambda pixels, logits: (pixels[:0], logits[:0]),
             CheckpointError,
-            "nothing to compare: give at least one image",
+            "which is empty: give at least one image",
         ),
         (lambda pixels, logits: (pixels, logits * float("nan")), CheckpointError, "the logits .* hold NaN or infinite"),
         (lambda pixels, logits: (pixels / 0, logits), CheckpointError, "the pixel_values .* hold NaN or infinite"),
-        (lambda pixels, logits: (pixels, logits * 0), CheckpointError, "all zero, as every model with a fresh head"),
+        (lambda pixels, logits: (pixels, logits * 0), CheckpointError, "all zero, as of every model with a new head"),
         (lambda pixels, logits: (pixels, logits * 0 + 1), VerificationError, "none of the .* ways .* gives the logits"),
         (
             lambda pixels, logits: (pixels, logits[:1]),
@@ -106,10 +106,10 @@ def test_tokens_of_a_model_without_a_head_are_a_reference_too(tmp_path: Path) ->
             r"expected \(B, C, H, W\) and \(B, num_labels\)",
         ),
         (lambda pixels, logits: (pixels[0], logits[0]), CheckpointError, r"expected \(B, C, H, W\) and"),
-        (lambda pixels, logits: (pixels,), CheckpointError, r"no pair of arrays \(pixel_values, logits\)"),
-        (lambda pixels, logits: pixels, CheckpointError, r"no pair of arrays|expected \(B, C"),
-        (lambda pixels, logits: 3, CheckpointError, r"no pair of arrays \(pixel_values, logits\)"),
-        (lambda pixels, logits: (pixels, "logits"), CheckpointError, r"no pair of arrays \(pixel_values, logits\)"),
+        (lambda pixels, logits: (pixels,), CheckpointError, r"not a pair of arrays \(pixel_values, logits\)"),
+        (lambda pixels, logits: pixels, CheckpointError, r"not a pair of arrays|expected \(B, C"),
+        (lambda pixels, logits: 3, CheckpointError, r"not a pair of arrays \(pixel_values, logits\)"),
+        (lambda pixels, logits: (pixels, "logits"), CheckpointError, r"not a pair of arrays \(pixel_values, logits\)"),
         (
             lambda pixels, logits: (pixels, logits[:, :5]),
             VerificationError,
@@ -118,7 +118,7 @@ def test_tokens_of_a_model_without_a_head_are_a_reference_too(tmp_path: Path) ->
         (
             lambda pixels, logits: (pixels, torch.randn(2, 11)),
             VerificationError,
-            r"the nearest is off by .* \(1e-03 are",
+            r"the nearest is off by .* \(1e-03 is",
         ),
         (lambda pixels, logits: (torch.randn(2, 3, 30, 56), logits), VerificationError, "cannot grow a table"),
         (

@@ -89,7 +89,7 @@ class SixthFormat(Format):
             layer_norm_eps=1e-5,
             num_labels=tensors["answer.weight"].shape[0],
         )
-        code = [Inference(field, getattr(config, field), "sixth, which has no other")
+        code = [Inference(field, getattr(config, field), "sixth, the only value in this code")
                 for field in ("attention_scale", "layer_norm_eps", "hidden_act")]  # fmt: skip
         return Description(config, inferences=code)
 

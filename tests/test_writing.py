@@ -160,7 +160,9 @@ def test_force_keeps_a_folder_that_holds_what_plain_vit_did_not_write(
     held = {path.relative_to(target): path.read_bytes() for path in target.rglob("*") if path.is_file()}
     if not swaps:
         monkeypatch.setattr(staging, "exchange_names", lambda one, other: False)
-    with pytest.warns(UserWarning, match=rf"{target} contained files not written by plain-vit \('.*'\).* is kept as .*kept-1"):
+    with pytest.warns(
+        UserWarning, match=rf"{target} contained files not written by plain-vit \('.*'\).* is kept as .*kept-1"
+    ):
         write_version(target, 2)
     assert version_of(target) == 2
     kept = tmp_path / "model.kept-1"

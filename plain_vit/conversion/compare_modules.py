@@ -1,4 +1,4 @@
-"""Comparison of two live modules or two configs, so that no part of a model is lost in a conversion."""
+"""Comparison of two live modules or two configs, which detects parts of a model that a conversion would lose."""
 
 import copy
 import enum
@@ -15,12 +15,12 @@ from transformers.initialization import no_init_weights
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
 
-# What every module has, and what packages note on one without reading it in a forward pass.
+# Attributes of every module, and those that packages set on one without using them in a forward pass.
 BOOKKEEPING = {*vars(nn.Module()), "_is_hf_initialized", "_compiled_call_impl", "_is_torch_compile", "_fast_norm"}
-# Containers whose order is that of their parts.
+# Containers that run their parts in order.
 ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-# Fields that no other package has a word for, and that change no number of a trained model at its native size.
+# Fields without a counterpart in other packages, which do not affect a trained model at its native size.
 NEUTRAL_FIELDS = {
     "initialization", "initializer_range", "zero_init_classifier", "reconstruction_target", "pixel_mean", "pixel_std",
     "apply_layernorm", "reshape_hidden_states", "_out_features", "_out_indices", "position_resampling",
@@ -31,10 +31,10 @@ MASKED = "PlainViTForMaskedImageModeling"
 
 
 def empty_model(config: PlainViTConfig) -> PreTrainedModel:
-    """Build our model of a config on the meta device.
+    """Build our model for a config on the meta device.
 
     Args:
-        config: One of a masked-image model says so in `architectures`; any other classifies.
+        config: Of a masked-image model if `architectures` names it, otherwise of a classifier.
     """
     classes = modeling.PlainViTForImageClassification, modeling.PlainViTForMaskedImageModeling
     with torch.device("meta"), no_init_weights():
@@ -47,11 +47,11 @@ def class_path(module: nn.Module) -> str:
 
 
 def class_name(module: nn.Module, classes: Mapping[str, str]) -> str:
-    """Return the name that classes which compute the same share, else the class's own path.
+    """Return the shared name of a module's class and its equivalents, or the path of the class.
 
     Args:
-        module: Whose class it is. GELU is one class for two functions: "...GELU(tanh)" is the approximate one.
-        classes: Paths of classes, with the name that they share.
+        module: The module. GELU is one class for two functions: the approximate one is "...GELU(tanh)".
+        classes: Paths of equivalent classes, with their shared name.
     """
     path = class_path(module)
     if type(module) is nn.GELU and module.approximate != "none":
@@ -60,13 +60,13 @@ def class_name(module: nn.Module, classes: Mapping[str, str]) -> str:
 
 
 def epsilon_of(norm: Any) -> float | None:
-    """Return a norm's epsilon; torch's own choice where an RMSNorm was given none, which its dtype decides."""
+    """Return a norm's epsilon; for an RMSNorm without one, the default that torch derives from its dtype."""
     if type(norm) is not nn.RMSNorm or norm.eps is not None:
         return getattr(norm, "eps", None)
     dtype = torch.float32 if norm.weight is None else norm.weight.dtype
     small = torch.linspace(1e-6, 1e-2, 8, dtype=dtype)
     chosen = nn.functional.rms_norm(small, small.shape)
-    for candidate in (torch.float64, torch.float32, dtype):  # halves are computed in float32 by recent releases
+    for candidate in (torch.float64, torch.float32, dtype):  # recent releases compute half precision in float32
         eps = torch.finfo(candidate).eps
         if torch.equal(nn.functional.rms_norm(small, small.shape, eps=eps), chosen):
             return eps
@@ -76,15 +76,15 @@ def epsilon_of(norm: Any) -> float | None:
 def differences(
     module: nn.Module, other: nn.Module, classes: Mapping[str, str], silent: Collection[str], without: str = " "
 ) -> list[str]:
-    """Return what sets two modules apart: classes, settings, functions and shapes of their parts; not the values of
-    tensors.
+    """Return the differences of two modules: classes, settings, functions and shapes of their parts, but not the values
+    of tensors.
 
     Args:
-        module: The one that is described first in each line.
-        other: The one it is compared with.
-        classes: Paths of classes that compute the same, with the name that they share.
-        silent: Attributes that change no number.
-        without: Parts whose path begins with this are left out.
+        module: The module described first in each line.
+        other: The module to compare it with.
+        classes: Paths of equivalent classes, with their shared name.
+        silent: Attributes that do not affect the computation.
+        without: Parts whose path begins with this are skipped.
     """
     ours, theirs = _description(module, classes, silent), _description(other, classes, silent)
     return [
@@ -105,7 +105,7 @@ def _description(module: nn.Module, classes: Mapping[str, str], silent: Collecti
             if name not in BOOKKEEPING and name not in silent:
                 described[place + name] = _comparable(value)
         if type(part) is nn.GELU:
-            described.pop(f"{place}approximate", None)  # part of the class's name
+            described.pop(f"{place}approximate", None)  # part of the class name
         if type(part) is nn.RMSNorm:
             described[f"{place}eps"] = epsilon_of(part)
         for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
@@ -115,7 +115,7 @@ def _description(module: nn.Module, classes: Mapping[str, str], silent: Collecti
 
 
 def _comparable(value: Any, depth: int = 4) -> Any:
-    """Return what can be compared of an attribute: the same for two that compute the same."""
+    """Return an attribute in comparable form, equal for attributes with the same effect."""
     if value is None or isinstance(value, bool | int | float | str):
         return value.value if isinstance(value, enum.Enum) else value
     if isinstance(value, torch.Tensor):
@@ -141,7 +141,7 @@ def _comparable(value: Any, depth: int = 4) -> Any:
 
 
 def _function(function: Any, depth: int) -> Any:
-    """Return a function's name, with what it holds on to: two of one name may differ in that."""
+    """Return a function's name with its closure and defaults, which may differ for the same name."""
     name = f"{getattr(function, '__module__', None)}.{function.__qualname__}"
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     held = _comparable((*cells, *(getattr(function, "__defaults__", None) or ())), depth - 1) if depth > 0 else ()
@@ -150,16 +150,16 @@ def _function(function: Any, depth: int) -> Any:
 
 def _same(value: Any, other: Any) -> bool:
     if isinstance(value, float) and isinstance(other, float):
-        return math.isclose(value, other, rel_tol=1e-6)  # stochastic depth is spread over the blocks in float32
+        return math.isclose(value, other, rel_tol=1e-6)  # the rates of stochastic depth are computed in float32
     return value == other
 
 
 def lost_fields(config: PlainViTConfig, again: PlainViTConfig) -> list[str]:
-    """Return the fields in which a config differs from what a target's own description of it says.
+    """Return the fields of a config that change in a round trip through a target.
 
     Args:
-        config: Ours.
-        again: What it is when it is read back from the target.
+        config: Our config.
+        again: The config as read back from the target.
     """
     ours, theirs = _meaning(config), _meaning(again)
     return [
@@ -168,12 +168,12 @@ def lost_fields(config: PlainViTConfig, again: PlainViTConfig) -> list[str]:
 
 
 def _meaning(config: PlainViTConfig) -> dict[str, Any]:
-    """Return the fields by name, defaults filled in, those without effect emptied."""
+    """Return the fields by name, with defaults resolved and fields without effect set to None."""
     fields = {name: getattr(config, name) for name in PlainViTConfig.__annotations__ if name not in NEUTRAL_FIELDS}
     head_dim = config.head_dim or 0
     fields["num_labels"] = config.num_labels
     if config.patch_projection != "resnet":
-        # The other two compute the same, from the same numbers in another order.
+        # The other two compute the same, from the same weights in another order.
         fields["patch_projection"] = fields["stem_style"] = None
     fields["representation_act"] = config.representation_act if config.representation_size else None
     fields["representation_bias"] = config.representation_bias if config.representation_size else None

@@ -1,8 +1,8 @@
-"""Conversion engine: one table of rows maps a source's tensors to ours, and ours back.
+"""Conversion engine: one table of rows maps a source's tensors to ours, and in reverse.
 
-A row names a module or a tensor of the source, the same of ours, and what happens to the tensor in between. Names match
-whole, `{}` matches an index, the order of the rows means nothing. Every name of the source is used exactly once and
-every name of ours is filled exactly once, or one error lists all that is wrong.
+A row names a module or a tensor of the source, its counterpart in our model, and the transform between them. Names are
+matched as a whole, `{}` matches an index, and the order of the rows has no effect. Every name of the source is used
+exactly once and every name of ours is filled exactly once, otherwise one error lists all problems.
 """
 
 import re
@@ -26,13 +26,13 @@ LEAVES = ("", ".weight", ".bias")
 
 @dataclass(frozen=True)
 class Transform:
-    """What happens to the tensors of one row, in both directions.
+    """The conversion of the tensors of one row, in both directions.
 
-    Both functions only view, split, join and compute: they work on the meta device too.
+    Both functions only view, split, join and compute, so they also work on the meta device.
 
     Args:
-        name: How it reads in a table.
-        to_ours: Turns the source tensors of the row into ours.
+        name: Its name in a table.
+        to_ours: Converts the source tensors of the row to ours.
         to_source: The exact inverse.
     """
 
@@ -51,13 +51,13 @@ IDENTITY = Transform("IDENTITY", lambda tensors, config: tensors, lambda tensors
 class Row:
     """One line of a conversion table.
 
-    `{}` is an index, given to both sides in order. Where ours has more of them than the source, the source holds the
-    tensors of all further indices together, and the transform meets ours in the order of the index.
+    `{}` is an index, the same on both sides. If our name has more indices than the source's, the source stores the
+    tensors of all further indices together, and the transform receives or returns ours in the order of the indices.
 
     Args:
-        source: Names in the source: of a module (weight and bias follow, where our model has them) or of a tensor.
-        ours: Names in our model, likewise.
-        transform: What happens in between.
+        source: Names in the source: of a module (weight and bias are implied, if our model has them) or of a tensor.
+        ours: Names in our model, in the same form.
+        transform: The transform between them.
     """
 
     source: str | tuple[str, ...]
@@ -67,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True)
 class _Group:
-    """A row with its indices filled in: these tensors become those."""
+    """A row with concrete indices: the source tensors and ours."""
 
     sources: tuple[str, ...]
     ours: tuple[str, ...]
@@ -83,7 +83,7 @@ def convert(
     *,
     owned: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Turn the tensors of a source into ours, strictly.
+    """Convert the tensors of a source to ours, strictly.
 
     Args:
         rows: The table.
@@ -91,14 +91,14 @@ def convert(
         expected: Our model's state dict, for its names and shapes; it may be on the meta device.
         config: Our model's configuration, for the transforms.
         ignored: Patterns of source names (`*` matches anything) that no row needs, each with its reason.
-        owned: Nobody else has what `tensors` gives: its memory is taken over instead of copied, wherever ours is a
-            contiguous part of it.
+        owned: The tensors returned by `tensors` are not used elsewhere: their memory is reused instead of copied,
+            wherever ours is a contiguous part of it.
 
     Returns:
-        Our names with contiguous tensors of the source's dtype and device; no storage is shared.
+        Contiguous tensors by our names, with the source's dtype and device; no storage is shared.
 
     Raises:
-        MappingError: names every tensor that is missing, left over, claimed twice, of another shape or not finite.
+        MappingError: lists every tensor that is missing, left over, used twice, of a wrong shape or not finite.
     """
     result: dict[str, torch.Tensor] = {}
     for converted in _converted_groups(rows, tensors, expected, config, ignored):
@@ -113,11 +113,10 @@ def stream(
     config: PlainViTConfig,
     ignored: Sequence[tuple[str, str]] = (),
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Do what `convert` does one row at a time, for sources that do not fit in memory.
+    """Convert like `convert`, one row at a time, for sources that do not fit in memory.
 
-    Each tensor of the source is taken once, and what is handed out may be a view of it. After a wrong name nothing is
-    handed out; all other faults are raised together at the end, so what was made of the stream counts only when it came
-    to its end.
+    Each tensor of the source is read once, and the tensors yielded may be views of it. If any name is wrong, nothing is
+    yielded; all other errors are raised together at the end, so the output is valid only if the iteration completes.
     """
     for converted in _converted_groups(rows, tensors, expected, config, ignored):
         yield from converted.items()
@@ -130,7 +129,7 @@ def _converted_groups(
     config: PlainViTConfig,
     ignored: Sequence[tuple[str, str]],
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Hand out what each group of source tensors becomes, by our names."""
+    """Yield the converted tensors of each group, by our names."""
     groups, faults = _groups(rows, expected)
     used = Counter(source for group in groups for source in group.sources)
     faults += [f"{uses} rows use {source!r}" for source, uses in used.items() if uses > 1]
@@ -158,7 +157,7 @@ def _converted_groups(
 def _convert_group(
     group: _Group, given: Tensors, expected: Mapping[str, torch.Tensor], config: PlainViTConfig
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Return our tensors by name, and what is wrong with them."""
+    """Return our tensors by name, and the errors found in them."""
     described = ", ".join(
         f"{source!r} of shape {tuple(tensor.shape)}" for source, tensor in zip(group.sources, given, strict=True)
     )
@@ -200,12 +199,12 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Tell whether there is no NaN and no infinite value; one quick sum nearly always says so."""
+    """Return whether all values are finite; one fast sum nearly always decides it."""
     return tensor.device.type == "meta" or bool(tensor.sum(dtype=torch.float32).isfinite() or tensor.isfinite().all())
 
 
 def revert(rows: Sequence[Row], ours: Mapping[str, torch.Tensor], config: PlainViTConfig) -> dict[str, torch.Tensor]:
-    """Turn our tensors into the source's, by the same rows.
+    """Convert our tensors to the source's, by the same rows in reverse.
 
     Args:
         rows: The table.
@@ -213,16 +212,16 @@ def revert(rows: Sequence[Row], ours: Mapping[str, torch.Tensor], config: PlainV
         config: Our model's configuration, for the transforms.
 
     Returns:
-        The source's names with contiguous tensors that share no storage with ours.
+        Contiguous tensors by the source's names, which share no storage with ours.
 
     Raises:
-        MappingError: names every tensor that no row takes or that two rows claim.
+        MappingError: lists every tensor that no row uses or that two rows use.
     """
     groups, faults = _groups(rows, ours)
     made = Counter(source for group in groups for source in group.sources)
     faults += [f"{times} rows make {source!r}" for source, times in made.items() if times > 1]
     if faults:
-        raise MappingError("the table does not fit the model on the way back:", faults)
+        raise MappingError("the table does not fit the model in reverse:", faults)
     result: dict[str, torch.Tensor] = {}
     for group in groups:
         reverted = group.transform.to_source([ours[name].detach() for name in group.ours], config)
@@ -232,18 +231,18 @@ def revert(rows: Sequence[Row], ours: Mapping[str, torch.Tensor], config: PlainV
 
 
 def sources_of(rows: Sequence[Row], names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return which tensors of the source each of ours is made from.
+    """Return the source tensors that each of our tensors is made from.
 
     Args:
         rows: The table.
-        names: Those of our model's tensors.
+        names: The names of our tensors.
     """
     groups, _ = _groups(rows, names)
     return {name: group.sources for group in groups for name in group.ours}
 
 
 def ignored_names(names: Collection[str], ignored: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return those names that a pattern covers, each with the first such pattern's reason."""
+    """Return the names that match a pattern, each with the reason of the first such pattern."""
     reasons: dict[str, str] = {}
     for pattern, reason in reversed(ignored):
         reasons.update((name, reason) for name in names if fnmatchcase(name, pattern))
@@ -251,7 +250,7 @@ def ignored_names(names: Collection[str], ignored: Sequence[tuple[str, str]]) ->
 
 
 def _groups(rows: Sequence[Row], names: Collection[str]) -> tuple[list[_Group], list[str]]:
-    """Fill in the indices of every row from our names, and say which of them are not filled exactly once."""
+    """Return the groups of all rows for our names, and an error for each name not filled exactly once."""
     groups = [group for row in rows for group in _groups_of(row, names)]
     filled = Counter(name for group in groups for name in group.ours)
     faults = [f"no row fills {name!r}" for name in names if name not in filled]
@@ -262,14 +261,14 @@ def _groups(rows: Sequence[Row], names: Collection[str]) -> tuple[list[_Group], 
 
 
 def _groups_of(row: Row, names: Collection[str]) -> Iterator[_Group]:
-    """Find the names that the row's side of ours matches, and put those together that belong to the same source."""
+    """Yield the groups of a row: our names that it matches, grouped by their source tensors."""
     sources = (row.source,) if isinstance(row.source, str) else row.source
     ours = (row.ours,) if isinstance(row.ours, str) else row.ours
     shared = sources[0].count("{}")
     found: dict[tuple[tuple[str, ...], str], set[tuple[str, ...]]] = {}
     for pattern in ours:
         expression = re.compile(re.escape(pattern).replace(r"\{\}", INDEX) + LEAF)
-        # Most rows of a large table have no index: the names they can match are looked up, not searched for.
+        # Most rows of a large table have no index, so their names can be looked up instead of searched.
         candidates = names if "{}" in pattern else [pattern + leaf for leaf in LEAVES if pattern + leaf in names]
         for match in filter(None, map(expression.fullmatch, candidates)):
             *numbers, leaf = match.groups(default="")
@@ -283,11 +282,11 @@ def _groups_of(row: Row, names: Collection[str]) -> Iterator[_Group]:
         )
 
 
-# Transforms that more than one format needs
+# Transforms used by more than one format
 
 
 def then(first: Transform, second: Transform) -> Transform:
-    """Return the transform that applies two in turn, counted from the source."""
+    """Return the composition of two transforms, in order from source to ours."""
     return Transform(
         f"{first.name}, then {second.name}",
         lambda tensors, config: second.to_ours(first.to_ours(tensors, config), config),
@@ -300,7 +299,7 @@ def each(
     to_ours: Callable[[torch.Tensor, PlainViTConfig], torch.Tensor],
     to_source: Callable[[torch.Tensor, PlainViTConfig], torch.Tensor],
 ) -> Transform:
-    """Return the transform that treats every tensor of a row alike, by itself."""
+    """Return the transform that applies the same functions to each tensor of a row."""
     return Transform(
         name,
         lambda tensors, config: [to_ours(tensor, config) for tensor in tensors],
@@ -309,7 +308,7 @@ def each(
 
 
 def split(name: str, count: int) -> Transform:
-    """Return the transform for so many of our tensors that are joined along the first axis of one."""
+    """Return the transform for `count` of our tensors that the source stores concatenated along the first axis."""
     return Transform(
         name,
         lambda tensors, config: tensors[0].chunk(count, dim=0),
@@ -318,14 +317,14 @@ def split(name: str, count: int) -> Transform:
 
 
 def inverse(name: str, transform: Transform) -> Transform:
-    """Return the transform that does the same the other way round."""
+    """Return the inverse transform."""
     return Transform(name, transform.to_source, transform.to_ours)
 
 
 SPLIT_QKV = split("SPLIT_QKV", 3)  # query, key and value
 SPLIT_KV = split("SPLIT_KV", 2)  # key and value
 
-# The tensors of all layers, stacked along the first axis of one (checkpoints of scanned layers).
+# The tensors of all layers, stacked along a first axis (checkpoints of scanned layers).
 UNSTACK = Transform(
     "UNSTACK",
     lambda tensors, config: tensors[0].unbind(0),
@@ -340,7 +339,7 @@ ADD_FIRST_AXIS = each(
 )
 DROP_FIRST_AXIS = inverse("DROP_FIRST_AXIS", ADD_FIRST_AXIS)
 
-# A dense layer over the pixels of a patch (row, column, channel) is a convolution whose stride is its size.
+# A dense layer over the pixels of a patch (row, column, channel) equals a convolution whose stride is its kernel size.
 PIXELS_TO_KERNEL = each(
     "PIXELS_TO_KERNEL",
     lambda weight, config: weight.unflatten(1, (*config.patch_shape, config.num_channels)).permute(0, 3, 1, 2),

@@ -1,4 +1,4 @@
-"""Export to another package's checkpoint: `to_checkpoint`, and the parts that may be dropped."""
+"""Export to another package's checkpoint: `to_checkpoint`, and the parts that can be dropped."""
 
 import copy
 import os
@@ -20,12 +20,12 @@ from .sources import format_named
 
 
 class Droppable(NamedTuple):
-    """A part of our model that no output reads, so that it may be left out on the way to another package.
+    """A part of our model that does not affect its outputs, so an export may drop it.
 
     Args:
-        field: The config's, which is then False.
+        field: The field of the config that is then False.
         tensor: The name of its tensor.
-        read_by: The class of ours whose outputs do read it.
+        read_by: Our class whose outputs depend on it.
         reason: For the report.
     """
 
@@ -47,12 +47,12 @@ DROPPABLE = {
 
 @dataclass(frozen=True)
 class Export:
-    """What was written in another package's layout.
+    """The result of an export.
 
     Args:
-        path: The file or folder.
+        path: The file or folder written.
         format: One of `FORMATS`.
-        dropped: Parts of the model that were left out, each with the reason.
+        dropped: Parts of the model that were dropped, each with the reason.
     """
 
     path: str
@@ -74,27 +74,27 @@ def to_checkpoint(
     sources: Iterable[str | os.PathLike[str]] = (),
     drop: Collection[str] = (),
 ) -> Export:
-    """Write our model as another package's own checkpoint, with every tensor bit for bit.
+    """Write our model as a checkpoint of another package, with every tensor bit for bit.
 
     Args:
         model: A `PlainViTForImageClassification`, or a `PlainViTModel`; for transformers also a
             `PlainViTForMaskedImageModeling`.
-        path: A new file or folder, as the format has it: `.pt` or `.safetensors` for vit_pytorch, a folder for timm and
-            transformers.
+        path: A new file or folder, depending on the format: `.pt` or `.safetensors` for vit_pytorch, a folder for timm
+            and transformers.
         format: One of `FORMATS`; its package is not needed.
-        image_processor: Written beside the model, where the format has a place for it.
-        layout: Which of the format's layouts, such as the release of vit-pytorch or the class of transformers; if not
-            given today's, or the first class that can hold the model.
-        force: Replace what is there.
-        sources: Files and folders that the model came from, none of which the output may replace.
-        drop: Names in `DROPPABLE` of parts to leave out, where the target has no place for them.
+        image_processor: The processor to write with the model, if the format supports it.
+        layout: The layout of the format, such as the release of vit-pytorch or the class of transformers (default: the
+            latest, or the first class that can represent the model).
+        force: Replace an existing output.
+        sources: Files and folders that the model came from, which the output must not replace.
+        drop: Names in `DROPPABLE` of parts to drop, if the target cannot represent them.
 
     Returns:
-        What was written, and what was dropped.
+        The path written, and the dropped parts.
 
     Raises:
-        ExportError: lists every part that the target cannot express, and which of them can be dropped.
-        OutputError: It cannot be written; what was there before still is.
+        ExportError: lists every part that the target cannot represent, and which of them can be dropped.
+        OutputError: It cannot be written; the previous content is unchanged.
     """
     target, (config, tensors) = format_named(format), our_tensors(model, drop)
     suffix = Path(path).suffix
@@ -110,7 +110,7 @@ def to_checkpoint(
 
 @contextmanager
 def naming_droppable_parts(config: PlainViTConfig) -> Iterator[None]:
-    """Name the way out where a target has no place for a part that no output reads."""
+    """Add the remedy to an error about a part that can be dropped."""
     try:
         yield
     except ExportError as error:
@@ -122,13 +122,13 @@ def naming_droppable_parts(config: PlainViTConfig) -> Iterator[None]:
         ]
         if not names:
             raise
-        remedy = f"no output of this model reads {', '.join(names)}: leave it out with drop={tuple(names)!r}, or "
+        remedy = f"no output of this model depends on {', '.join(names)}: drop it with drop={tuple(names)!r}, or "
         remedy += " ".join(f"--drop {name}" for name in names)
         raise ExportError(f"{error.message} ({remedy})", error.parts) from error
 
 
 def our_tensors(model: PreTrainedModel, drop: Collection[str] = ()) -> tuple[PlainViTConfig, dict[str, torch.Tensor]]:
-    """Return the configuration and the tensors by the names in the tables; without a classifier `num_labels` is 0."""
+    """Return the configuration and the tensors, named as in the tables; without a classifier `num_labels` is 0."""
     config = cast(PlainViTConfig, copy.deepcopy(model.config))
     config.architectures = [type(model).__name__]
     tensors: dict[str, torch.Tensor] = model.state_dict()
@@ -137,12 +137,12 @@ def our_tensors(model: PreTrainedModel, drop: Collection[str] = ()) -> tuple[Pla
         tensors = {f"vit.{name}": tensor for name, tensor in tensors.items()}
     for name in drop:
         if name not in DROPPABLE:
-            raise ExportError(f"drop names {name!r}: what no output reads, and can be left out, is {list(DROPPABLE)}")
+            raise ExportError(f"drop has {name!r}: expected one of {list(DROPPABLE)}, which no output depends on")
         part = DROPPABLE[name]
         if isinstance(model, part.read_by):
-            raise ExportError(f"{name} cannot be dropped from a {type(model).__name__}: its outputs read it")
+            raise ExportError(f"{name} cannot be dropped from a {type(model).__name__}: its outputs depend on it")
         if not getattr(config, part.field):
-            raise ExportError(f"{name} cannot be dropped: the model has none; leave it out of drop=")
+            raise ExportError(f"{name} cannot be dropped: the model has none; remove it from drop=")
         setattr(config, part.field, False)
         tensors = {other: tensor for other, tensor in tensors.items() if other != part.tensor}
     return config, tensors

@@ -23,15 +23,15 @@ Size = int | tuple[int, int]
 StateDict = Mapping[str, torch.Tensor]
 
 
-# Factors on the attention scores that models have had, in words that need no digits.
+# Common factors on the attention scores, as expressions.
 SCALES = ("head_dim**-0.5", "hidden_size**-0.5")
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What the caller knows and a checkpoint may not say; None where the caller said nothing.
+    """Settings given by the caller that a checkpoint may not contain; None if not given.
 
-    Every hint that is given ends up in the model or in an error: see `unheeded`.
+    Every given hint is either used in the model or reported in an error: see `unused_hints`.
 
     Args:
         num_attention_heads: Heads of each attention.
@@ -40,24 +40,24 @@ class Hints:
         layer_norm_eps: Epsilon of every norm.
         hidden_act: Activation of the MLP.
         pooling: One of the config's, such as "cls" or "mean"; "map" has as many heads as the blocks.
-        pool_prefix_tokens: Whether the pooling reads class and register tokens too, not the patches alone.
+        pool_prefix_tokens: Whether the pooling includes class and register tokens, not only the patches.
         block_type: One of the config's, such as "sequential" or "post_norm".
         norm_type: One of the config's, "layer_norm" or "rms_norm".
         mlp_type: One of the config's, such as "mlp" or "swiglu_packed" (the first half of its first layer is the gate).
-        position_embedding_type: One of the config's: "learned" is a table added to the tokens and nothing else, so no
-            rotation of queries and keys.
+        position_embedding_type: One of the config's: "learned" is only a table added to the tokens, without rotation
+            of queries and keys.
         position_embedding_on_prefix: Whether the tokens before the patches have rows in that table.
         image_size: Native input size in pixels, an int or (height, width).
-        patch_size: Size of a patch in pixels, likewise.
+        patch_size: Size of a patch in pixels, an int or (height, width).
         num_channels: Channels of the input.
         architecture: The source's name of the model, such as timm's "vit_base_patch16_224" or torchvision's "vit_b_16".
-        layout: Which of the format's layouts, such as the release of vit-pytorch that the checkpoint was trained with.
-        key: Which of several models in one file or module.
-        image_mean: Mean of each channel of the pixels the model was trained on, as values in 0..1.
-        image_std: Deviation of each channel, likewise.
+        layout: The layout of the format, such as the release of vit-pytorch that the checkpoint was trained with.
+        key: The model to use if a file or module contains several.
+        image_mean: Mean of each channel of the training images, with values in 0..1.
+        image_std: Standard deviation of each channel, with values in 0..1.
 
     Raises:
-        CheckpointError: for a value that no model can have.
+        CheckpointError: for an invalid value.
     """
 
     num_attention_heads: int | None = None
@@ -88,7 +88,7 @@ class Hints:
                 raise CheckpointError(f"{name} is {value!r}: expected {expected.text}")
 
     def given(self) -> dict[str, Any]:
-        """Return what the caller said, by name."""
+        """Return the given hints by name."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
     def scale(self, hidden_size: int, head_dim: int) -> float | None:
@@ -99,7 +99,7 @@ class Hints:
 
 
 class Expectation(NamedTuple):
-    """What a hint may be: in words, and as a test."""
+    """The valid values of a hint: as text, and as a predicate."""
 
     text: str
     admits: Callable[[Any], bool]
@@ -122,7 +122,7 @@ def _one_of(choices: Collection[str]) -> Expectation:
 
 
 def _choices(field: str) -> Expectation:
-    """Return what the config takes for a field."""
+    """Return the valid values of a config field."""
     return _one_of(get_args(PlainViTConfig.__annotations__[field]))
 
 
@@ -161,9 +161,9 @@ EXPECTED = {
     "image_std": NUMBERS,
 }
 
-# What changes logits and shows in no tensor's name or shape: a description names where each of these is from.
+# Fields that affect logits but no tensor's name or shape: a description states the origin of each.
 UNSEEN = ("num_attention_heads", "attention_scale", "layer_norm_eps", "hidden_act")
-# What no comparison proves whose model was built from the same readings; of those beyond `UNSEEN`, what was inferred.
+# Fields that a comparison with a model built from the same inferences does not prove; beyond `UNSEEN` only if inferred.
 UNPROVEN = (
     *UNSEEN, "pooling", "pool_prefix_tokens", "block_type", "position_embedding_type", "position_embedding_on_prefix",
     "image_size", "patch_size", "num_channels", "architecture", "layout",
@@ -172,7 +172,7 @@ UNPROVEN = (
 
 @dataclass(frozen=True)
 class Inference:
-    """A value that was read off the source, and off what."""
+    """A value inferred from the source, and its origin there."""
 
     field: str
     value: object
@@ -184,16 +184,15 @@ class Inference:
 
 @dataclass(frozen=True)
 class Description:
-    """What a format read off a source: enough to build our model and to choose the rows.
+    """A source as understood by its format: enough to build our model and to choose the rows.
 
     Args:
-        config: Our configuration; `num_labels` is 0 where the source has no classifier.
-        layout: Which of the format's layouts the tensors are in; None where it has one.
-        inferences: What was read off what, for the report. For a checkpoint they name every field of `UNSEEN` that the
-            caller did not.
-        ignored: Patterns of source names that our model has no use for, each with the reason.
-        prefix: What precedes every name of the model among the source's names; names without it are ignored with
-            `ignored`.
+        config: Our configuration; `num_labels` is 0 if the source has no classifier.
+        layout: The layout of the tensors; None if the format has only one.
+        inferences: The inferred values, for the report. For a checkpoint they include every field of `UNSEEN` that the
+            caller did not give.
+        ignored: Patterns of source names that our model does not use, each with the reason.
+        prefix: Prefix of all names of the model in the source; names without it must match `ignored`.
     """
 
     config: PlainViTConfig
@@ -203,15 +202,15 @@ class Description:
     prefix: str = ""
 
 
-def unheeded(hints: Hints, description: Description) -> list[str]:
-    """Return the hints that a description did not take over, each with what it says instead.
+def unused_hints(hints: Hints, description: Description) -> list[str]:
+    """Return the hints that a description does not follow, each with its value instead.
 
-    What the config holds is compared with it; an architecture and a layout have to be among the inferences.
+    Config fields are compared; an architecture and a layout must be among the inferences.
     """
     config, inferred = description.config, {inference.field for inference in description.inferences}
     _, head_dim = config.attention_shape
     default_scale = (head_dim // 2 if config.attention_type == "differential" else head_dim) ** -0.5
-    said: dict[str, Any] = {
+    given: dict[str, Any] = {
         **hints.given(),
         "attention_scale": hints.scale(config.hidden_size, head_dim),
         **{name: pair(size) for name in ("image_size", "patch_size") if (size := getattr(hints, name)) is not None},
@@ -226,122 +225,122 @@ def unheeded(hints: Hints, description: Description) -> list[str]:
     for name in hints.given():
         if name in ("architecture", "layout"):
             if name not in inferred:
-                faults.append(f"{name}={said[name]!r} (nothing is read from it here)")
-        elif name in found and said[name] != found[name]:
-            faults.append(f"{name}={said[name]!r} (the source has {found[name]!r})")
+                faults.append(f"{name}={given[name]!r} (it has no effect here)")
+        elif name in found and given[name] != found[name]:
+            faults.append(f"{name}={given[name]!r} (the source has {found[name]!r})")
     return faults
 
 
 def check_hints(hints: Hints, description: Description, source: str) -> None:
-    """Refuse hints that the source contradicts or that nothing was read from."""
-    if faults := unheeded(hints, description):
-        raise CheckpointError(f"the hints contradict {source}: {'; '.join(faults)}. Correct these, or leave them out")
+    """Refuse hints that the source contradicts or that have no effect."""
+    if faults := unused_hints(hints, description):
+        raise CheckpointError(f"the hints contradict {source}: {'; '.join(faults)}. Correct or omit them")
 
 
 def label_fields(labels: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of our config that name its classes."""
+    """Return the label fields of our config."""
     return {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
 
 
 class Format(ABC):
-    """A source of checkpoints: its names, its configuration, its module."""
+    """A source of checkpoints: its tensor names, configuration and module."""
 
     name: str
-    suffixes: tuple[str, ...]  # of the single file that a checkpoint of the format is; empty where it is a folder
-    # Names of published files, without suffix, which end in the first digits of the file's SHA-256; what each holds.
+    suffixes: tuple[str, ...]  # of a checkpoint that is a single file; empty if it is a folder
+    # Names of published files, without suffix, which end in the first digits of their SHA-256, with the architectures.
     published_files: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def matches_names(self, names: Collection[str]) -> bool:
-        """Tell whether a state dict with these names is of this format."""
+        """Return whether a state dict with these names is in this format."""
 
-    def strangers(self, names: Collection[str]) -> list[str]:
-        """Return the names outside the model, where it has a prefix, that no wrapper of it has."""
+    def unexpected_names(self, names: Collection[str]) -> list[str]:
+        """Return the names outside the prefix of the model that no known wrapper has."""
         return []
 
     @abstractmethod
     def matches_module(self, module: nn.Module) -> bool:
-        """Tell whether this very module, not one inside it, is of this format; its package is not imported."""
+        """Return whether this module itself, not one inside it, is of this format; its package is not imported."""
 
     def names_of_others(self, names: Collection[str]) -> str | None:
-        """Return what these names are of, where the source has such models and none of ours opens them."""
+        """Return a description of the unsupported model of the source that has these names, if any."""
         return None
 
-    def surrounds(self, module: nn.Module) -> bool:
-        """Tell whether a live module is known to hold a model, beside parts that are no part of it."""
+    def contains_model(self, module: nn.Module) -> bool:
+        """Return whether a live module is known to contain a model together with unrelated parts."""
         return False
 
     @abstractmethod
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
-        """Read the configuration off a live module.
+        """Read the configuration of a live module.
 
         Raises:
-            ExportError: for a part that our model cannot express.
-            AmbiguousCheckpointError: for what even the module does not say.
+            ExportError: for a part that our model cannot represent.
+            AmbiguousCheckpointError: for settings that even the module does not determine.
         """
 
     @abstractmethod
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
-        """Read the configuration off a checkpoint.
+        """Read the configuration of a checkpoint.
 
         Args:
-            tensors: The tensors by name; shapes and dtypes are free to ask for, values may cost a read.
-            settings: The configuration that lay beside them (`config.json`), empty where there was none.
-            hints: What the caller said.
+            tensors: The tensors by name; shapes and dtypes are free, values may have to be read.
+            settings: Contents of its `config.json`, empty if there is none.
+            hints: The caller's hints.
 
         Raises:
-            AmbiguousCheckpointError: for what the checkpoint does not say, with all candidates at once.
+            AmbiguousCheckpointError: for settings that the checkpoint does not determine, with all candidates at once.
         """
 
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
-        """Return the image processor that prepares pixels as the source did, and what had to be assumed for it.
+        """Return an image processor with the preprocessing of the source, and the assumptions made.
 
-        This is for a source that says nothing of its pixels.
+        This default is for a source that does not record its preprocessing.
 
         Args:
             config: Our configuration.
             settings: As for `describe_checkpoint`.
-            preprocessor: The source's `preprocessor_config.json`, empty where there was none.
-            hints: What the caller said.
+            preprocessor: Contents of the source's `preprocessor_config.json`, empty if there is none.
+            hints: The caller's hints.
         """
         mean, std = hints.image_mean, hints.image_std
         return default_processor(config.image_size, config.num_channels, mean=mean, std=std)
 
     @abstractmethod
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
-        """Return the conversion table; without a layout that of `build_module`."""
+        """Return the conversion table of a layout; if None, the layout of `build_module`."""
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
-        """Build the source's own model by the source's own reading of a name or a `config.json`, not by ours.
+        """Build the source's own model from a name or a `config.json` as the source interprets it, not as we do.
 
-        What a comparison with `build_module`'s model shares with ours, it cannot prove.
+        A comparison with a model of `build_module` cannot detect errors in our interpretation, which both models share.
 
         Args:
-            description: What the checkpoint was found to be.
+            description: The description of the checkpoint.
             settings: As for `describe_checkpoint`.
 
         Returns:
-            The module, in the layout of the checkpoint; None where the source has no reading of its own.
+            The module, in the layout of the checkpoint; None if the source cannot build one.
         """
         return None
 
     @abstractmethod
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
-        """Build the format's own module with fresh weights.
+        """Build the format's own module with random weights.
 
         Raises:
-            ExportError: lists every part that the format cannot express.
+            ExportError: lists every part that the format cannot represent.
         """
 
     def for_module(self, tensors: StateDict, config: PlainViTConfig, layout: str | None) -> StateDict:
-        """Return a checkpoint's tensors under the names of `build_module`'s module: here the names are the same.
+        """Return a checkpoint's tensors by the names of the module of `build_module`; by default they are the same.
 
         Args:
             tensors: As in a checkpoint of this layout, without the description's prefix.
             config: Our configuration.
-            layout: Which of the format's layouts.
+            layout: The layout of the format.
         """
         return tensors
 
@@ -354,14 +353,14 @@ class Format(ABC):
         Args:
             config: Our configuration.
             tensors: Our tensors, named as in `rows`.
-            path: An empty folder, or for the formats that have `suffixes` a file that does not exist.
-            image_processor: The processor to write beside the model, where the format has a place for one.
-            layout: Which of the format's layouts; None for today's.
+            path: An empty folder, or a file that does not exist for formats with `suffixes`.
+            image_processor: The processor to write with the model, if the format supports it.
+            layout: The layout of the format; None for the latest.
         """
 
 
 def write_state_dict(state: StateDict, path: Path) -> None:
-    """Write a state dict into a single file, as safetensors or with `torch.save`, whichever its name says."""
+    """Write a state dict to a single file, as safetensors or with `torch.save`, depending on its suffix."""
     if path.suffix == ".safetensors":
         save_state_dict(state, path, progress=False)
     else:

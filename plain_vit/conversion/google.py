@@ -1,7 +1,7 @@
-"""Google's checkpoints of vision_transformer and big_vision: the `.npz` files of the paper and of what followed it.
+"""Google's checkpoints of vision_transformer and big_vision: the `.npz` files of the paper and later work.
 
-The models are JAX programs, which are not run here: the tensors and their shapes say nearly everything, and what they
-do not say is what both code bases share. Kernels lie with their inputs first, attention's with the heads as an axis.
+The models are JAX programs, which are not run here: the tensors and their shapes determine nearly everything, and the
+rest is the same in both code bases. Kernels have their inputs first, those of the attention have an axis for the heads.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,34 +22,34 @@ from .infer import square_grid
 from .pixels import default_processor
 from .timm.pixels import processor_from_timm
 
-# What precedes the names: nothing, a flax.optim state, big_vision's parameters, those of one of its two towers.
+# Prefixes of the names: none, of a flax.optim state, of big_vision's parameters, of its image tower.
 PREFIXES = ("", "opt/target/", "params/", "params/img/")
 
 IGNORED = (
     ("opt/state/*", "state of the optimizer"),
-    ("opt/[0-9]*", "state of the optimizer"),  # optax counts its parts
+    ("opt/[0-9]*", "state of the optimizer"),  # optax numbers its parts
     ("chrono/*", "clock of the training"),
     ("params/txt/*", "the text tower"),
     ("params/t", "the temperature of the image-text loss"),
     ("params/b", "the bias of the image-text loss"),
 )
 
-# Names of the positions, and whether they were added before the class token was put in front of the patches: by the
-# paper's code, by big_vision before 2022, by big_vision since.
+# Names of the position table, and whether it has a row for the class token: in the paper's code, in big_vision before
+# 2022, in big_vision since.
 POSITIONS = {
     "Transformer/posembed_input/pos_embedding": True,
     "Transformer/pos_embedding": True,
     "pos_embedding": False,
 }
 
-# How the parts of a block are numbered: all together, by flax before "linen"; each kind by itself, since.
+# The parts of a block are numbered together by flax before "linen", and per type since.
 BLOCKS = {
     "vision_transformer": ("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"),
     "big_vision": ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
 }
 OWN_POSITIONS = {"vision_transformer": "Transformer/posembed_input/pos_embedding", "big_vision": "pos_embedding"}
 
-# What all these models have. The activation is no part of a file: nn.gelu of flax is the tanh form by default.
+# Common to all these models. The activation is not stored in a file: nn.gelu of flax is the tanh form by default.
 EPS = 1e-6
 HIDDEN_ACT = "gelu_pytorch_tanh"
 FIXED_FIELDS: dict[str, Any] = {
@@ -60,22 +60,22 @@ FIXED_FIELDS: dict[str, Any] = {
     "initialization": "google",
 }
 
-# Where these are from that no file says.
+# The origin of settings that are not in a file.
 FIXED_INFERENCES = (
-    Inference("attention_scale", "head_dim**-0.5", "flax, which has no other in this code"),
-    Inference("layer_norm_eps", EPS, "flax, which has no other in this code"),
+    Inference("attention_scale", "head_dim**-0.5", "flax, the only value in this code"),
+    Inference("layer_norm_eps", EPS, "flax, the only value in this code"),
     Inference(
         "hidden_act",
         HIDDEN_ACT,
-        "flax's nn.gelu, with which these models were trained; timm and transformers compute the exact one, which "
-        "hidden_act='gelu' gives",
+        "flax's nn.gelu, with which these models were trained; timm and transformers use the exact one: give "
+        "hidden_act='gelu' for that",
     ),
 )
 
-# What of a file tells the pooling.
+# Parts of a file that determine the pooling.
 POOLED_BY = {"cls": "its class token", "map": "its MAPHead_0"}
 
-# What a file says about a model.
+# Fields that a file determines.
 FILE_FIELDS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size", "image_size",
     "patch_size", "num_channels", "patch_projection", "stem_depths", "use_class_token", "representation_size",
@@ -85,13 +85,13 @@ FILE_FIELDS = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Which names and shapes a file has; reports and hints have it as words, such as "big_vision scan".
+    """Names and shapes in a file; as text in reports and hints, such as "big_vision scan".
 
     Args:
-        code: Whose names the blocks have, "vision_transformer" or "big_vision".
+        code: The code base whose names the blocks have, "vision_transformer" or "big_vision".
         stacked: Whether the layers are stacked in one tensor ("scan").
         flat_gains: Whether the gains of group norms have four axes ("4d").
-        positions: Name of the position table; a word of its own where it is not the code's.
+        positions: Name of the position table; part of the text if it is not the default of the code base.
     """
 
     code: str
@@ -101,10 +101,10 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
-        """Read the words.
+        """Parse the text of a layout.
 
         Raises:
-            ExportError: for a word that means nothing.
+            ExportError: for an unknown word.
         """
         code, *words = text.split()
         unknown = [word for word in words if word not in {"scan", "4d", *POSITIONS}]
@@ -117,25 +117,23 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> "Layout":
-        """Return the layout that these names and shapes are in.
+        """Return the layout of these names and shapes.
 
         Raises:
-            CheckpointError: The attention has names that neither code gives it.
+            CheckpointError: The attention has the names of neither code base.
         """
         stacked = any(name.startswith("Transformer/encoderblock/") for name in shapes)
         block = f"Transformer/encoderblock{'' if stacked else '_0'}"
         codes = [code for code, (_, attention, *_) in BLOCKS.items() if f"{block}/{attention}/query/kernel" in shapes]
         if len(codes) != 1:
             expected = " or ".join(f"{attention}/query/kernel" for _, attention, *_ in BLOCKS.values())
-            raise CheckpointError(
-                f"{block} has no attention that vision_transformer or big_vision has: expected {expected}"
-            )
+            raise CheckpointError(f"{block} has no attention of vision_transformer or big_vision: expected {expected}")
         positions = next((place for place in POSITIONS if place in shapes), OWN_POSITIONS[codes[0]])
         return cls(codes[0], stacked, len(shapes.get("gn_root/scale", ())) == 4, positions)
 
     @classmethod
     def to_write(cls, config: PlainViTConfig, text: str | None) -> "Layout":
-        """Return the layout that the caller names, else that of the code that adds positions where this model does."""
+        """Return the requested layout, else that of the code base that adds positions like this model."""
         paper = config.use_class_token and config.position_embedding_on_prefix
         return cls.parse(text or ("vision_transformer" if paper else "big_vision"))
 
@@ -160,7 +158,7 @@ CHANNELS_FIRST = each(
     lambda weight, config: weight.permute(2, 3, 1, 0),
 )
 
-# Query, key and value lead from (D,) to (heads, d).
+# Query, key and value map (D,) to (heads, d).
 FROM_HEADS = each(
     "FROM_HEADS",
     lambda kernel, config: kernel.flatten(1).T,
@@ -172,14 +170,14 @@ BIAS_FROM_HEADS = each(
     lambda bias, config: bias.unflatten(0, (config.num_attention_heads, -1)),
 )
 
-# The output projection leads from (heads, d) to (D,).
+# The output projection maps (heads, d) to (D,).
 JOIN_HEADS = each(
     "JOIN_HEADS",
     lambda kernel, config: kernel.flatten(0, 1).T,
     lambda weight, config: weight.T.unflatten(0, (config.num_attention_heads, -1)),
 )
 
-# Files of the paper hold the gains of group norms as (1, 1, 1, C).
+# Files of the paper store the gains of group norms as (1, 1, 1, C).
 FLATTEN = each(
     "FLATTEN",
     lambda gain, config: gain.flatten(),
@@ -188,17 +186,17 @@ FLATTEN = each(
 
 
 def dense_rows(source: str, ours: str, stacked: bool = False) -> list[Row]:
-    """Return the rows of one dense layer, or of the same one in all layers."""
+    """Return the rows of one dense layer, optionally stacked over all layers."""
     return _rows(source, ours, {"kernel": ("weight", INPUTS_LAST), "bias": ("bias", None)}, stacked)
 
 
 def norm_rows(source: str, ours: str, stacked: bool = False) -> list[Row]:
-    """Return the rows of one norm, or of the same one in all layers."""
+    """Return the rows of one norm, optionally stacked over all layers."""
     return _rows(source, ours, {"scale": ("weight", None), "bias": ("bias", None)}, stacked)
 
 
 def attention_rows(source: str, ours: str, stacked: bool = False) -> list[Row]:
-    """Return the rows of one attention, or of the attentions of all layers."""
+    """Return the rows of one attention, optionally stacked over all layers."""
     inputs = {"kernel": ("weight", FROM_HEADS), "bias": ("bias", BIAS_FROM_HEADS)}
     rows = _rows(f"{source}/out", f"{ours}.o_proj", {"kernel": ("weight", JOIN_HEADS), "bias": ("bias", None)}, stacked)
     for name in ("query", "key", "value"):
@@ -207,7 +205,7 @@ def attention_rows(source: str, ours: str, stacked: bool = False) -> list[Row]:
 
 
 def _rows(source: str, ours: str, leaves: Mapping[str, tuple[str, Transform | None]], stacked: bool) -> list[Row]:
-    """Return one row for each tensor of a module; stacked ones are joined along a first axis."""
+    """Return one row for each tensor of a module, optionally stacked along a first axis."""
     rows = []
     for theirs, (leaf, transform) in leaves.items():
         if stacked:
@@ -280,14 +278,14 @@ class GoogleFormat(Format):
     suffixes: tuple[str, ...] = (".npz",)
 
     def matches_names(self, names: Collection[str]) -> bool:
-        """Tell whether the arrays have Google's names."""
+        """Return whether the arrays have Google's names."""
         return any(
             f"{prefix}embedding/kernel" in names and f"{prefix}Transformer/encoder_norm/scale" in names
             for prefix in PREFIXES
         )
 
     def matches_module(self, module: nn.Module) -> bool:
-        """Tell whether a live module is Google's: theirs are no torch modules."""
+        """Return False: Google's models are not torch modules."""
         return False
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
@@ -295,12 +293,12 @@ class GoogleFormat(Format):
         raise ExportError("Google's models are JAX programs: open their .npz file with from_checkpoint")
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
-        """Read the configuration off the names and shapes.
+        """Read the configuration from the names and shapes.
 
         Raises:
-            AmbiguousCheckpointError: for the image size where no square grid of positions tells it, and for the pooling
-                where no token or head of its own does.
-            CheckpointError: for names that no layout has, and for an image size that the positions contradict.
+            AmbiguousCheckpointError: for the image size if the positions form no square grid, and for the pooling if
+                there is neither a class token nor a MAP head.
+            CheckpointError: for names that no layout has, and for an image size that contradicts the positions.
         """
         prefix = next(prefix for prefix in PREFIXES if f"{prefix}embedding/kernel" in tensors)
         shapes = {name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -314,7 +312,7 @@ class GoogleFormat(Format):
             raise AmbiguousCheckpointError(error.message, {**error.candidates, **open_}) from error
         if open_:
             raise AmbiguousCheckpointError(
-                "there is neither a class token nor a MAPHead_0: most such models pool the mean of the patches, and "
+                "there is neither a class token nor a MAPHead_0: most such models pool the mean of the patches; "
                 "others (the first patch, every token with a head) do not open:",
                 open_,
             )
@@ -342,10 +340,10 @@ class GoogleFormat(Format):
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
-        """Return a processor with the pixels of Google's evaluation, as far as the file tells whose it is."""
+        """Return a processor with the preprocessing of Google's evaluation, as far as the file identifies it."""
         if hints.image_mean is not None or hints.image_std is not None or config.num_channels != 3:
             return super().image_processor(config, settings, preprocessor, hints)
-        antialias = "TensorFlow resizes without antialiasing: pixels of images that shrink are near its own, not equal"
+        antialias = "TensorFlow resizes without antialiasing: downscaled images differ slightly from its own"
         if config.position_embedding_type == "sincos_2d":
             cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "interpolation": "bilinear", "crop_pct": 224 / 256}
             noted = "pixels are prepared as for vit_s16_i1k: centre crop of 224/256 of the shorter side, in [-1, 1]"
@@ -360,17 +358,17 @@ class GoogleFormat(Format):
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
         """Refuse: there is no torch module of this format."""
         raise ExportError(
-            "Google's models are JAX programs, there is no torch module of them: use to_checkpoint for an .npz file, "
+            "Google's models are JAX programs without a torch module: use to_checkpoint for an .npz file, "
             'or to_module(model, "timm")'
         )
 
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:
-        """Write an `.npz` without a prefix, bfloat16 as two-byte voids; the format has no place for a processor.
+        """Write an `.npz` without a prefix, bfloat16 as two-byte voids; the format stores no processor.
 
         Raises:
-            ExportError: names every part that Google's code has no place for.
+            ExportError: lists every part that Google's code cannot represent.
         """
         target = Layout.to_write(config, layout)
         learned = config.position_embedding_type == "learned"
@@ -385,18 +383,18 @@ class GoogleFormat(Format):
         )
         lost = lost_fields(config, again)
         if config.use_class_token and config.pooling == "map":
-            lost.append("use_class_token=True beside the map head")
+            lost.append("use_class_token=True with the map head")
         if config.use_class_token and learned and config.position_embedding_on_prefix != POSITIONS[target.positions]:
             lost.append(f"position_embedding_on_prefix={config.position_embedding_on_prefix} in {target.positions}")
         if lost:
-            raise ExportError("Google's code cannot express this model:", lost)
+            raise ExportError("Google's code cannot represent this model:", lost)
         save_npz(revert(rows_of(config, target), tensors, config), path)
 
 
 def processor_from_google(image_size: int | Sequence[int]) -> PlainViTImageProcessor:
-    """Prepare pixels as Google's vision_transformer evaluates: resized directly, scaled to [-1, 1].
+    """Return a processor with the preprocessing of Google's vision_transformer: resized directly, scaled to [-1, 1].
 
-    TensorFlow resizes without antialiasing, so pixels of images that shrink are near the original's, not equal.
+    TensorFlow resizes without antialiasing, so downscaled images differ slightly from the original's.
 
     Args:
         image_size: Input size of the model in pixels, an int or (height, width).
@@ -408,14 +406,14 @@ def processor_from_google(image_size: int | Sequence[int]) -> PlainViTImageProce
 
 
 def _pooling_of(config: PlainViTConfig) -> str:
-    """Return what Google's code would pool of a model with these tokens and this head."""
+    """Return the pooling of Google's code for a model with these tokens and this head."""
     if config.pooling == "map" or config.use_class_token:
         return "map" if config.pooling == "map" else "cls"
     return "none" if config.pooling == "none" and not config.num_labels else "mean"
 
 
 def _geometry(shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> dict[str, Any]:
-    """Return the fields of our config that the shapes of kernels tell."""
+    """Return the fields of our config that the shapes of kernels determine."""
     kernel = shapes["embedding/kernel"]
     if len(kernel) != 4:
         raise CheckpointError(
@@ -444,22 +442,22 @@ def _geometry(shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> dict[str
 
 
 def _check_models_of_theirs(shapes: Collection[str], layout: Layout) -> None:
-    """Refuse what no code of Google's makes, and what of it does not open.
+    """Refuse models that Google's code cannot produce, or that do not open yet.
 
     Raises:
-        CheckpointError: names it.
+        CheckpointError: gives the reason.
     """
     if "MAPHead_0/probe" in shapes and "cls" in shapes:
-        raise CheckpointError("cls and MAPHead_0 are both there: no model of Google's pools by both")
+        raise CheckpointError("cls and MAPHead_0 are both there: expected only one, as in every model of Google's")
     if layout.code == "vision_transformer" and not any(place in shapes for place in POSITIONS):
         raise CheckpointError(
-            "there is no table of positions, and vision_transformer computes none: without it (its option "
-            "add_position_embedding=False) a model does not open yet"
+            "there is no table of positions, and vision_transformer computes none: models without one (its option "
+            "add_position_embedding=False) do not open yet"
         )
 
 
 def _pooling(shapes: Collection[str], hints: Hints) -> tuple[str | None, dict[str, Sequence[object]]]:
-    """Return the pooling, or the candidates where neither a token or head of its own nor the caller tells it."""
+    """Return the pooling, or the candidates if neither class token, MAP head nor caller determines it."""
     if "MAPHead_0/probe" in shapes or "cls" in shapes:
         return ("cls" if "cls" in shapes else "map"), {}
     if hints.pooling is not None:
@@ -468,7 +466,7 @@ def _pooling(shapes: Collection[str], hints: Hints) -> tuple[str | None, dict[st
 
 
 def _count(names: Collection[str], start: str) -> int:
-    """Return how many different numbers follow this beginning of a name."""
+    """Return the number of different numbers that follow this prefix of a name."""
     rests = (name.removeprefix(start) for name in names if name.startswith(start))
     return len({rest.split("/")[0] for rest in rests if rest[:1].isdigit()})
 
@@ -476,11 +474,11 @@ def _count(names: Collection[str], start: str) -> int:
 def _positions(
     shapes: Mapping[str, tuple[int, ...]], patch_size: tuple[int, int], hints: Hints
 ) -> tuple[dict[str, Any], list[Inference]]:
-    """Return the fields that say which positions there are, and for which image size.
+    """Return the fields for the positions and the image size, and the inferences.
 
     Raises:
-        AmbiguousCheckpointError: when the image size is open.
-        CheckpointError: when the caller's contradicts the table.
+        AmbiguousCheckpointError: if the image size is unknown.
+        CheckpointError: if the caller's image size contradicts the table.
     """
     place = next((place for place in POSITIONS if place in shapes), None)
     height, width = patch_size
@@ -489,8 +487,8 @@ def _positions(
     if place is None:
         if size is None:
             raise AmbiguousCheckpointError(
-                "there is no table of positions: big_vision then computes sines and cosines for any grid, and the file "
-                "does not say for which image size the model was trained (vit_s16_i1k: 224):",
+                "there is no table of positions: big_vision then computes sines and cosines for any grid, and the "
+                "image size of the training is not in the file (vit_s16_i1k: 224):",
                 {"image_size": [224]},
             )
         fields = {"position_embedding_type": "sincos_2d", "position_embedding_on_prefix": False, "image_size": size}

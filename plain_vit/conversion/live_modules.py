@@ -1,8 +1,8 @@
-"""Wrappers around a live model and alterations of it: each is understood or refused by name.
+"""Wrappers around a live model and modifications of it: each is either supported or refused by name.
 
-A wrapper that is known gives back what the model in it computes, or holds it beside what only a loss reads. Anything
-else around a model computes something of its own, and is refused by name; so is whatever is hung on a module and cannot
-be read, such as a hook.
+A supported wrapper returns the output of the model in it, or contains it together with parts that only a loss uses. Any
+other wrapper may compute something else and is refused by name; so are modifications of a module whose effect cannot be
+determined, such as hooks.
 """
 
 import types
@@ -16,7 +16,7 @@ from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError, Unk
 from .compare_modules import ORDERED, class_path
 from .format import Format
 
-# Wrappers that compute what the model in them computes, by class or by the class that they are derived from.
+# Wrappers that return the output of the model in them, by their class or a base class.
 COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
 TRANSPARENT = {
     COMPILED,
@@ -34,18 +34,18 @@ TRANSPARENT = {
     "vit_pytorch.extractor.Extractor",
     "vit_pytorch.recorder.Recorder",
 }
-# Trainers of vit-pytorch: what they hold beside the model is read by their loss alone.
+# Trainers of vit-pytorch: only their loss uses the parts other than the model.
 TRAINERS = {
     "vit_pytorch.dino.Dino", "vit_pytorch.dino.NetWrapper", "vit_pytorch.distill.DistillWrapper",
     "vit_pytorch.es_vit.EsViTTrainer", "vit_pytorch.es_vit.NetWrapper", "vit_pytorch.lejepa.LeJEPA",
     "vit_pytorch.lejepa.NetWrapper", "vit_pytorch.mae.MAE", "vit_pytorch.mpp.MPP", "vit_pytorch.simmim.SimMIM",
 }  # fmt: skip
 LIGHTNING = ("lightning", "pytorch_lightning")
-# What a training module holds and no prediction reads.
+# Parts of a training module that predictions do not use.
 LOSSES = ("torch.nn.modules.loss.", "torchmetrics.", "timm.loss.", "vit_pytorch.mpp.MPPLoss")
-# Hooks that note what passes and return nothing.
+# Hooks that only record values and return nothing.
 NOTING = ("transformers.utils.output_capturing", "vit_pytorch.")
-# Packages of models, with what opens of each.
+# Packages of models, and the supported models of each.
 OPENS = {
     "timm.models": "VisionTransformer and VisionTransformerDistilled (vit_*, deit_*, flexivit_*, ...)",
     "vit_pytorch": "ViT, SimpleViT and their plain variants (docs/vit_pytorch.md lists them)",
@@ -53,15 +53,15 @@ OPENS = {
     "of CLIP, MetaClip2, AltCLIP, ChineseCLIP, CLIPSeg, OwlViT, Owlv2, Git, Blip, Blip2, InstructBlip, Siglip, Aimv2",
     "torchvision.models": "VisionTransformer (vit_b_16, ...)",
 }
-# Layers of packages that put others into a model's place, with the way back.
-EXCHANGED = {
-    "peft": "merge what PEFT added first: model = model.merge_and_unload()",
-    "loralib": "merge what LoRA added into the weights first",
+# Packages whose layers replace those of a model, and how to restore the originals.
+REPLACED = {
+    "peft": "merge the PEFT adapter first: model = model.merge_and_unload()",
+    "loralib": "merge the LoRA weights first",
     "bitsandbytes": "quantised weights cannot be converted: load the model without quantization",
     "torchao": "quantised weights cannot be converted: load the model without quantization",
     "optimum": "quantised weights cannot be converted: load the model without quantization",
-    "torch.ao": "quantised weights cannot be converted: take the model from before its quantization",
-    "transformer_engine": "take the model from before its layers were exchanged",
+    "torch.ao": "quantised weights cannot be converted: pass the model before quantization",
+    "transformer_engine": "pass the model before its layers were replaced",
 }
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -72,15 +72,15 @@ def find_model(
     """Return the one model of a known package in a module, and its format.
 
     Args:
-        module: The model, or something around it.
+        module: The model or a wrapper of it.
         formats: All formats by name.
-        format: The one that the caller named.
-        key: The part that the caller named: what is around that does not matter.
+        format: The format given by the caller.
+        key: The submodule given by the caller; modules around it are not checked.
 
     Raises:
-        UnknownFormatError: There is none.
+        UnknownFormatError: There is no such model.
         AmbiguousCheckpointError: There are several.
-        ExportError: It was altered, or a wrapper computes something of its own.
+        ExportError: It was modified, or a wrapper computes something else.
     """
     if not isinstance(module, nn.Module):
         raise UnknownFormatError(_no_module(module))
@@ -92,17 +92,17 @@ def find_model(
     found = dict(_models(module, formats.values()))
     if len(found) > 1:
         raise AmbiguousCheckpointError(
-            f"{class_path(module)} holds several models; which one is meant?", {"key": list(found)}
+            f"{class_path(module)} contains several models; which one should be used?", {"key": list(found)}
         )
     if not found:
         if format is None or any(_is_of(module, package) for package in OPENS):
             raise _unknown(module, formats)
         check_unaltered(module)
-        return module, formats[format]  # a copy of the class
+        return module, formats[format]  # a copy of the package's class
     ((path, (model, origin)),) = found.items()
     if format is not None and formats[format] is not origin:
         raise UnknownFormatError(
-            f"{class_path(model)} is a model of {origin.name}, and format={format!r} was given: leave format out"
+            f"{class_path(model)} is a model of {origin.name}, and format={format!r} was given: omit format"
         )
     check_unaltered(model)
     _check_surroundings(module, path, origin)
@@ -110,7 +110,7 @@ def find_model(
 
 
 def _models(module: nn.Module, formats: Any) -> Iterator[tuple[str, tuple[nn.Module, Format]]]:
-    """Return the outermost parts that are models of a format, by their paths."""
+    """Yield the outermost submodules that are models of a format, with their paths."""
     found: list[str] = []
     for path, child in module.named_modules():
         if any(path.startswith(f"{outer}.") or not outer for outer in found):
@@ -124,18 +124,18 @@ def _models(module: nn.Module, formats: Any) -> Iterator[tuple[str, tuple[nn.Mod
 def _no_module(thing: object) -> str:
     kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
     if isinstance(thing, str | bytes) or hasattr(thing, "__fspath__"):
-        return f"{thing!r} is no torch.nn.Module: open files, folders and Hub ids with from_checkpoint"
+        return f"{thing!r} is not a torch.nn.Module: open files, folders and Hub ids with from_checkpoint"
     if isinstance(thing, Mapping):
-        return f"a {kind} is no torch.nn.Module: save it and open it with from_checkpoint, or load it into its model"
+        return f"a {kind} is not a torch.nn.Module: save it and open it with from_checkpoint, or load it into its model"
     if inner := next((name for name in ("module", "model") if isinstance(getattr(thing, name, None), nn.Module)), None):
-        return f"a {kind} is no torch.nn.Module: pass its .{inner}"
+        return f"a {kind} is not a torch.nn.Module: pass its .{inner}"
     if isinstance(thing, type):
-        return f"{thing.__qualname__} is a class: pass a model that was built from it"
-    return f"a {kind} is no torch.nn.Module: pass the model itself"
+        return f"{thing.__qualname__} is a class: pass an instance of it"
+    return f"a {kind} is not a torch.nn.Module: pass the model itself"
 
 
 def _unknown(module: nn.Module, formats: Mapping[str, Format]) -> Exception:
-    """Return the error that says what a module without a known model is, as nearly as its classes tell."""
+    """Return the error for a module without a supported model, as specific as its classes allow."""
     known = _of_known_package(module)
     if known is not None and not known[0]:
         _, part, package = known
@@ -144,18 +144,16 @@ def _unknown(module: nn.Module, formats: Mapping[str, Format]) -> Exception:
             f"{OPENS[package]}"
         )
     if isinstance(module, torch.jit.ScriptModule):
-        return UnknownFormatError(
-            "a scripted or traced module says nothing of its parts: pass the model that it was made from"
-        )
-    inside = f"; its {known[0]} is a {class_path(known[1])}, which plain-vit does not open by itself" if known else ""
+        return UnknownFormatError("a scripted or traced module does not show its parts: pass the original model")
+    inside = f"; its {known[0]} is a {class_path(known[1])}, which plain-vit does not open on its own" if known else ""
     return UnknownFormatError(
-        f"{class_path(module)} holds no model of {', '.join(formats)}: for a class copied out of one of them, say "
+        f"{class_path(module)} contains no model of {', '.join(formats)}: for a class copied from one of them, give "
         f"format={inside}"
     )
 
 
 def _of_known_package(module: nn.Module) -> tuple[str, nn.Module, str] | None:
-    """Return the first part that a package of models made, with its path and the package."""
+    """Return the first submodule from one of the packages in `OPENS`, with its path and the package."""
     for path, part in module.named_modules():
         for package in OPENS:
             if _is_of(part, package):
@@ -167,37 +165,37 @@ def _is_of(module: nn.Module, package: str) -> bool:
     return any(base.__module__ == package or base.__module__.startswith(f"{package}.") for base in type(module).__mro__)
 
 
-# What was done to a model
+# Modifications of a model
 
 
 def check_unaltered(model: nn.Module) -> None:
-    """Refuse what was hung on a model and changes what it computes in a way that cannot be read.
+    """Refuse a model with modifications whose effect on its outputs cannot be determined.
 
     Raises:
-        ExportError: names every such part.
-        CheckpointError: for tensors without a number, of several dtypes or on several devices.
+        ExportError: lists every such part.
+        CheckpointError: for unsupported dtypes, several dtypes or several devices.
     """
     faults = [
         f"{path or 'the model itself'}{fault}"
         for path, part in model.named_modules()
-        for fault in (*_hooks(part), *_patches(part), *_exchanges(part), *_tensors(part))
+        for fault in (*_hooks(part), *_replaced_methods(part), *_replaced_layers(part), *_tensors(part))
     ]
     faults += _shared(model)
     if faults:
         raise ExportError(
-            f"this {type(model).__name__} was altered, and plain-vit cannot tell what it computes now:", faults
+            f"this {type(model).__name__} was modified, and plain-vit cannot determine what it computes now:", faults
         )
     _check_tensors(model)
 
 
 def _hooks(part: nn.Module) -> list[str]:
-    """Return the hooks that may change what goes in or comes out."""
+    """Return the hooks that may change inputs or outputs."""
     kinds = {
         "_forward_pre_hooks": "a forward pre-hook", "_forward_hooks": "a forward hook",
         "_state_dict_hooks": "a hook on its state dict", "_state_dict_pre_hooks": "a hook on its state dict",
     }  # fmt: skip
     return [
-        f" has {kind}, {_name_of(hook)}: remove it ({_way_back(hook)})"
+        f" has {kind}, {_name_of(hook)}: remove it ({_removal_of(hook)})"
         for kinds_of, kind in kinds.items()
         for hook in getattr(part, kinds_of, {}).values()
         if not (getattr(hook, "__module__", None) or type(hook).__module__).startswith(NOTING)
@@ -209,8 +207,8 @@ def _name_of(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _way_back(hook: Any) -> str:
-    """Return how a hook is removed."""
+def _removal_of(hook: Any) -> str:
+    """Return the code that removes a hook."""
     name = type(hook).__name__
     if type(hook).__module__ == "torch.nn.utils.prune":
         return "torch.nn.utils.prune.remove(module, name) makes the pruning permanent"
@@ -219,65 +217,65 @@ def _way_back(hook: Any) -> str:
     return "handle.remove(), or module._forward_hooks.clear() and module._forward_pre_hooks.clear()"
 
 
-def _patches(part: nn.Module) -> list[str]:
-    """Return the methods that were exchanged on this very module."""
+def _replaced_methods(part: nn.Module) -> list[str]:
+    """Return the methods that were replaced on this instance."""
     if hasattr(part, "_hf_hook") or hasattr(part, "_original_forward"):
         return [
-            " has a forward that Accelerate exchanged: pass accelerator.unwrap_model(model, keep_fp32_wrapper=False), "
+            " has a forward replaced by Accelerate: pass accelerator.unwrap_model(model, keep_fp32_wrapper=False), "
             "or call accelerate.hooks.remove_hook_from_module(model, recurse=True) first"
         ]
     return [
-        f" has a {name} of its own in place of its class's: del module.{name} restores that"
+        f" has a {name} that replaces that of its class: del module.{name} restores it"
         for name, value in vars(part).items()
         if callable(value) and isinstance(getattr(type(part), name, None), types.FunctionType)
     ]
 
 
-def _exchanges(part: nn.Module) -> list[str]:
-    """Return what the part is, where its class shows that it took another's place."""
+def _replaced_layers(part: nn.Module) -> list[str]:
+    """Return a description of the part if its class shows that it replaces another layer."""
     if hasattr(part, "parametrizations"):
         names = ", ".join(part.parametrizations)  # type: ignore[arg-type]
         remedy = "torch.nn.utils.parametrize.remove_parametrizations(module, name)"
         return [f" has a parametrization of its {names}: {remedy} makes it permanent"]
-    for package, remedy in EXCHANGED.items():
+    for package, remedy in REPLACED.items():
         if type(part).__module__.startswith(f"{package}."):
             return [f" is a {class_path(part)}: {remedy}"]
     return []
 
 
 def _tensors(part: nn.Module) -> list[str]:
-    """Return the parameters that are no plain tensors: quantised, sharded, or not there yet."""
+    """Return the parameters that are not plain tensors: quantised, sharded, or not initialized yet."""
     plain = (torch.Tensor, nn.Parameter, nn.Buffer)
     tensors = {**part._parameters, **part._buffers}
     named = {name: tensor for name, tensor in tensors.items() if tensor is not None and type(tensor) not in plain}
     return [
-        f".{name} is a {type(tensor).__module__}.{type(tensor).__qualname__}, no plain tensor: {_plain_way(tensor)}"
+        f".{name} is a {type(tensor).__module__}.{type(tensor).__qualname__}, not a plain tensor: {_remedy(tensor)}"
         for name, tensor in named.items()
     ]
 
 
-def _plain_way(tensor: torch.Tensor) -> str:
+def _remedy(tensor: torch.Tensor) -> str:
     if hasattr(tensor, "full_tensor"):
         return "gather the weights first (full_tensor(), or a full state dict) and load them into an unsharded model"
     if nn.parameter.is_lazy(tensor):
-        return "run the model once, so that it is made"
-    return "take the model from before its weights were exchanged"
+        return "run the model once to initialize it"
+    return "pass the model before its weights were replaced"
 
 
 def _shared(model: nn.Module) -> list[str]:
-    """Return the parameters that are in several places: ours would have one for each, which train apart."""
+    """Return the parameters used in several places: ours would have a copy for each, trained separately."""
     places: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name)
     return [
-        f": {' and '.join(names)} are one parameter; give each its own (copy.deepcopy of the part that holds it)"
+        f": {' and '.join(names)} are one parameter; make them separate (copy.deepcopy of the part that contains it)"
         for names in places.values()
         if len(names) > 1
     ]
 
 
 def _check_tensors(model: nn.Module) -> None:
-    """Refuse tensors that ours cannot hold as they are."""
+    """Refuse tensors that our model cannot store unchanged."""
     parameters = dict(model.named_parameters())
     if not parameters:
         raise CheckpointError(f"{class_path(model)} has no parameters: there is nothing to convert")
@@ -291,13 +289,13 @@ def _check_tensors(model: nn.Module) -> None:
             raise CheckpointError(f"{name} is of {parameter.dtype}: expected one of {known}; convert the module first")
     if len(by_dtype) > 1:
         raise CheckpointError(
-            f"the module's parameters are of several dtypes ({_listed(by_dtype)}), and ours are of one: call "
+            f"the module's parameters have several dtypes ({_listed(by_dtype)}): expected a single one. Call "
             "module.to(dtype) first, for instance module.to(torch.float32)"
         )
     if len(by_device) > 1:
         raise CheckpointError(
             f"the module's parameters are on several devices ({_listed(by_device)}): move it to one with "
-            "module.to(device) first, or load it where it is whole"
+            "module.to(device) first, or load it onto a single device"
         )
 
 
@@ -309,25 +307,25 @@ def _listed(examples: Mapping[str, str]) -> str:
 
 
 def _check_surroundings(module: nn.Module, path: str, origin: Format) -> None:
-    """Refuse what computes something around the model at a path.
+    """Refuse wrappers that may compute more than the model at a path.
 
     Raises:
-        ExportError: says which part of what class, and how the model alone is asked for.
+        ExportError: names the wrapper and its parts, and how to pass only the model.
     """
     names = path.split(".") if path else []
     for depth in range(len(names)):
         place, inner = ".".join(names[:depth]), names[depth]
         around = module.get_submodule(place)
         # torch.compile's wrapper keeps the compiled function as its forward.
-        faults = [*_hooks(around), *([] if _is_wrapper(around, {COMPILED}) else _patches(around))]
-        if faults or not (_is_wrapper(around, TRANSPARENT | TRAINERS) or origin.surrounds(around)):
-            faults += _beside(around, inner, ".".join(names[depth:]))
+        faults = [*_hooks(around), *([] if _is_wrapper(around, {COMPILED}) else _replaced_methods(around))]
+        if faults or not (_is_wrapper(around, TRANSPARENT | TRAINERS) or origin.contains_model(around)):
+            faults += _other_parts(around, inner, ".".join(names[depth:]))
         if faults:
             package = next((package for package in OPENS if _is_of(around, package)), None)
-            what = "" if package is None else " is a model that plain-vit does not open yet: it"
+            prefix = "" if package is None else " is a model that plain-vit does not open yet: it"
             raise ExportError(
-                f"{class_path(around)}{what} computes more than the model in it, and plain-vit would drop that "
-                f"without a word. Pass the model itself (module.{path}), or say key={path!r}:",
+                f"{class_path(around)}{prefix} computes more than the model in it, which the conversion would lose. "
+                f"Pass the model itself (module.{path}), or give key={path!r}:",
                 [f"{place or 'the module'} {fault.strip()}" for fault in faults],
             )
 
@@ -336,8 +334,8 @@ def _is_wrapper(module: nn.Module, known: set[str]) -> bool:
     return any(f"{base.__module__}.{base.__qualname__}" in known for base in type(module).__mro__)
 
 
-def _beside(around: nn.Module, inner: str, path: str) -> list[str]:
-    """Return what an unknown wrapper has beside the model, or what it may compute without any part of it."""
+def _other_parts(around: nn.Module, inner: str, path: str) -> list[str]:
+    """Return the other parts of an unknown wrapper, or else its own forward."""
     lightning = any(
         base.__name__ == "LightningModule" and base.__module__.startswith(LIGHTNING) for base in type(around).__mro__
     )
@@ -345,14 +343,14 @@ def _beside(around: nn.Module, inner: str, path: str) -> list[str]:
     others = [(name, part) for name, part in around.named_children() if name != inner and not _is_loss(part)]
     own = [f"{name} {tuple(tensor.shape)}" for name, tensor in (*around._parameters.items(), *around._buffers.items())
            if tensor is not None]  # fmt: skip
-    faults = [f"holds {name} beside {path}" for name in own]
+    faults = [f"contains {name} besides {path}" for name in own]
     for name, part in others:
         weights = [*part.parameters(), *part.buffers()]
         if weights or not (silent or type(part) is nn.Identity):
             held = f" with {len(weights)} tensors" if weights else ""
-            faults.append(f"holds {name}, a {class_path(part)}{held}, beside {path}")
+            faults.append(f"contains {name}, a {class_path(part)}{held}, besides {path}")
     passes_on = lightning or silent or type(around) is nn.Sequential
-    return faults if faults or passes_on else [f"has a forward of its own, {_name_of(type(around).forward)}"]
+    return faults if faults or passes_on else [f"has its own forward, {_name_of(type(around).forward)}"]
 
 
 def _is_loss(part: nn.Module) -> bool:

@@ -21,23 +21,23 @@ from .sources import FORMATS, format_named
 
 
 def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -> PreTrainedModel:
-    """Turn a live ViT of another package into ours, with the same numbers.
+    """Convert a live ViT of another package to ours, with the same outputs.
 
     Wrappers (DDP, a compiled or Lightning module, MAE, DINO, an extractor) are unwrapped.
 
     Args:
-        module: The model, or something that holds it. It stays as it is.
+        module: The model or a wrapper of it. It is not changed.
         format: One of `FORMATS`, for a class that does not come from its package, such as a copy of its source.
-        **hints: Fields of `Hints`, for what even a live module does not say.
+        **hints: Fields of `Hints`, for settings that even a live module does not determine.
 
     Returns:
-        Our model, of the source's dtype, device and training mode; it shares no memory with the source. Without a
+        Our model, with the source's dtype, device and training mode; it shares no memory with the source. Without a
         classifier it is a `PlainViTModel`.
 
     Raises:
         UnknownFormatError: There is no ViT of a known package in the module.
-        AmbiguousCheckpointError: There are several, or the module does not say everything.
-        ExportError: It has parts that plain-vit does not know.
+        AmbiguousCheckpointError: There are several, or the module does not determine all settings.
+        ExportError: It has parts that plain-vit does not support.
     """
     there_are = [field.name for field in fields(Hints)]
     if unknown := sorted(hints.keys() - there_are):
@@ -61,19 +61,19 @@ def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -
 def to_module(
     model: PreTrainedModel, format: str, *, layout: str | None = None, drop: Collection[str] = ()
 ) -> nn.Module:
-    """Turn our model into a live module of another package, with every tensor bit for bit.
+    """Convert our model to a live module of another package, with every tensor bit for bit.
 
     Args:
         model: A `PlainViTForImageClassification`, or a `PlainViTModel`.
         format: One of `FORMATS`; its package must be installed.
-        layout: Which of the format's layouts; that of the installed package if not given.
-        drop: Names in `DROPPABLE` of parts to leave out, where the target has no place for them.
+        layout: The layout of the format (default: that of the installed package).
+        drop: Names in `DROPPABLE` of parts to drop, if the target cannot represent them.
 
     Returns:
-        The module, of the model's dtype, device and training mode; it shares no memory with the model.
+        The module, with the model's dtype, device and training mode; it shares no memory with the model.
 
     Raises:
-        ExportError: lists every part that the target cannot express, and which of them can be dropped.
+        ExportError: lists every part that the target cannot represent, and which of them can be dropped.
     """
     target, (config, tensors) = format_named(format), our_tensors(model, drop)
     with naming_droppable_parts(config):
@@ -90,29 +90,29 @@ def to_module(
 
 
 def _freeze(module: nn.Module, sources: Mapping[str, Sequence[str]], trained: Collection[str]) -> None:
-    """Freeze the parameters that are made of frozen ones, and those alone.
+    """Freeze exactly the parameters that are made of frozen ones.
 
     Args:
-        module: Theirs or ours.
-        sources: What each of its parameters is made from.
-        trained: Those of the other side that are not frozen.
+        module: Their module or ours.
+        sources: The parameters that each of its parameters is made from.
+        trained: The parameters of the other side that are not frozen.
 
     Raises:
-        ExportError: names the parameters that are made of trained and of frozen ones.
+        ExportError: lists the parameters that are made of both trained and frozen ones.
     """
     mixed = []
     for name, parameter in module.named_parameters():
         if name in sources:
             given = [source in trained for source in sources[name]]
             parameter.requires_grad_(any(given))
-            mixed += [f"{name} holds {', '.join(sources[name])}"] if len(set(given)) > 1 else []
+            mixed += [f"{name} combines {', '.join(sources[name])}"] if len(set(given)) > 1 else []
     if mixed:
-        raise ExportError("one parameter cannot be trained in part; freeze all of these, or none:", mixed)
+        raise ExportError("a parameter cannot be trained in part: freeze all of these, or none:", mixed)
 
 
 @contextmanager
 def _explain_module_errors(module: nn.Module, origin: Format) -> Iterator[None]:
-    """Say what a module is not, in whatever way reading it as a model of a format fails."""
+    """Convert any error from reading a module as a model of a format."""
     try:
         yield
     except (PlainViTError, ValueError):
@@ -123,5 +123,5 @@ def _explain_module_errors(module: nn.Module, origin: Format) -> Iterator[None]:
     ) as error:
         raise UnknownFormatError(
             f"{class_path(module)} does not have the parts of a plain ViT of {origin.name} "
-            f"({type(error).__name__}: {error}): pass the model as its package builds it, or the format that it is of"
+            f"({type(error).__name__}: {error}): pass the model as its package builds it, or give its format"
         ) from error

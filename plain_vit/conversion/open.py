@@ -31,7 +31,7 @@ from .report import TOLERANCE, Converted, Report
 from .sources import FORMATS, format_named
 from .transformers.pixels import processor_from_transformers
 
-MAX_SHARD_SIZE = "50GB"  # transformers' own default
+MAX_SHARD_SIZE = "50GB"  # the default of transformers
 
 
 def from_checkpoint(
@@ -44,31 +44,31 @@ def from_checkpoint(
     verify: bool = False,
     **hints: Any,
 ) -> Converted:
-    """Open a checkpoint of any known source as our model; nothing is guessed and nothing left out in silence.
+    """Open a checkpoint of any supported source as our model, without guessing or silently dropping anything.
 
-    Weights of a safetensors file are mapped, as transformers does it, and copied where they are changed; those of other
-    files are read.
+    The weights of safetensors files are memory-mapped, as in transformers, and copied where they are changed; those of
+    other files are read.
 
     Args:
         source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt` or `.npz` file, a folder, or a Hub id. Our own folders
             open too, strictly.
-        format: One of `FORMATS`, where the names of the tensors do not tell.
+        format: One of `FORMATS`, if the names of the tensors do not determine it.
         revision: Branch, tag or commit of a Hub repository.
-        reference: Pixels of shape (B, C, H, W) and the logits (B, num_labels) that the source gives for them, in
-            evaluation mode: what the checkpoint does not say is found by trying.
+        reference: Pixels of shape (B, C, H, W) and the source's logits for them (B, num_labels), in evaluation mode:
+            settings that the checkpoint does not contain are found by trying all candidates.
         id2label: Names of the labels.
-        verify: Compare with the source's own model, where its package is installed.
-        **hints: Fields of `Hints`, for what the checkpoint does not say: `num_attention_heads`, `layer_norm_eps`,
-            `architecture` and so on.
+        verify: Compare with the source's own model, if its package is installed.
+        **hints: Fields of `Hints`, for settings that the checkpoint does not contain: `num_attention_heads`,
+            `layer_norm_eps`, `architecture` and so on.
 
     Returns:
         The model in evaluation mode, its image processor and a report.
 
     Raises:
         CheckpointError: It cannot be read, or a hint contradicts it; `UnknownFormatError`: it is of no known source.
-        AmbiguousCheckpointError: It does not say everything; lists what is open, with the candidates.
+        AmbiguousCheckpointError: Settings are missing; lists them with their candidates.
         MappingError: Tensors are missing, left over or of a wrong shape.
-        VerificationError: The source's own model, or the reference, gives other numbers.
+        VerificationError: The outputs differ from those of the source's own model, or from the reference.
     """
     plan, converted = _inspect(source, Hints(**hints), format, revision, reference, id2label)
     theirs = plan.source_module() if verify else None
@@ -79,21 +79,21 @@ def from_checkpoint(
 def convert_checkpoint(
     source: str | os.PathLike[str], folder: str | os.PathLike[str], *, verify: bool = True, **options: Any
 ) -> Converted:
-    """Write a checkpoint of any known source as a Hugging Face folder, with a bar that shows the bytes per second.
+    """Convert a checkpoint of any supported source to a Hugging Face folder, with a progress bar in bytes per second.
 
-    Without a comparison the tensors go from file to file, one row of the table at a time.
+    Without a comparison the tensors are streamed from file to file, one row of the table at a time.
 
     Args:
         source: As for `from_checkpoint`.
-        folder: Where to write: a folder that is there and empty, such as that of `staging.staged_folder`.
-        verify: Compare with the source's own model first, where its package is installed and both fit in memory.
+        folder: An existing empty folder to write to, such as that of `staging.staged_folder`.
+        verify: Compare with the source's own model first, if its package is installed and both fit in memory.
         **options: As for `from_checkpoint`.
 
     Returns:
         As `from_checkpoint`; without a comparison the model's parameters are on the meta device.
 
     Raises:
-        PlainViTError: As from `from_checkpoint`; what the folder then holds is not whole.
+        PlainViTError: As from `from_checkpoint`; the contents of the folder are then incomplete.
     """
     other = [options.pop(name, None) for name in ("format", "revision", "reference", "id2label")]
     plan, converted = _inspect(source, Hints(**options), *other)
@@ -107,7 +107,7 @@ def convert_checkpoint(
         tensors = plan.stream()
     model = converted.model
     _save_config(model, Path(folder))
-    # Files and metadata as `save_pretrained` makes them: both ways give the same bytes.
+    # The same files and metadata as `save_pretrained` writes, byte for byte.
     path, metadata = Path(folder, "model.safetensors"), {"format": "pt"}
     save_state_dict(tensors, path, metadata, like=model.state_dict(), max_shard_size=MAX_SHARD_SIZE)
     if converted.image_processor is not None:
@@ -123,14 +123,14 @@ def _inspect(
     reference: tuple[torch.Tensor, torch.Tensor] | None,
     id2label: Mapping[int, str] | Sequence[str] | None,
 ) -> tuple[ConversionPlan, Converted]:
-    """Find out what a checkpoint is; what it becomes is still on the meta device."""
+    """Inspect a checkpoint and plan its conversion; the model stays on the meta device."""
     checkpoint = read_checkpoint(source, key=hints.key, revision=revision)
     given = hints.given()
     if (checkpoint.config or {}).get("model_type") == PlainViTConfig.model_type:
-        said = {**given, "format": format, "reference": reference}
-        if superfluous := [name for name, value in said.items() if value is not None]:
+        options = {**given, "format": format, "reference": reference}
+        if superfluous := [name for name, value in options.items() if value is not None]:
             raise CheckpointError(
-                f"{source} is a folder of plain-vit's own, whose config.json says everything: leave out "
+                f"{source} is a folder of plain-vit's own, whose config.json contains everything: omit "
                 + ", ".join(superfluous)
             )
         found = _inspect_ours(source, checkpoint)
@@ -149,20 +149,20 @@ def _inspect(
         inferences=plan.description.inferences,
         given_hints=given,
         used=len(plan.tensors) - len(unused),
-        ignored=unused | dict.fromkeys(found.counters, "a counter of the training"),
+        ignored=unused | dict.fromkeys(found.counters, "a step counter of the training"),
         notes=[*checkpoint.notes, *found.notes],
     )
     return plan, Converted(plan.model, found.image_processor, report)
 
 
 class Inspected(NamedTuple):
-    """What a checkpoint was found to be.
+    """An inspected checkpoint.
 
     Args:
-        plan: How it becomes ours.
-        image_processor: Prepares pixels as the source did; None where nothing is known.
-        notes: For the report.
-        counters: Tensors that only counted steps of the training.
+        plan: The plan of its conversion.
+        image_processor: Processor with the preprocessing of the source; None if unknown.
+        notes: Notes for the report.
+        counters: Tensors that are only step counters of the training.
     """
 
     plan: ConversionPlan
@@ -172,7 +172,7 @@ class Inspected(NamedTuple):
 
 
 def _inspect_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Inspected:
-    """Find out what a folder of our own is."""
+    """Inspect a folder of our own."""
     settings, preprocessor = checkpoint.config or {}, checkpoint.preprocessor_config
     with _explain_errors(source):
         plan = _plan_of_ours(source, checkpoint)
@@ -186,7 +186,7 @@ def _inspect_foreign(
     format: str | None,
     reference: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> Inspected:
-    """Find out what a checkpoint of another package is."""
+    """Inspect a checkpoint of another package."""
     settings, preprocessor = checkpoint.config or {}, checkpoint.preprocessor_config or {}
     check_layer_numbers(checkpoint.tensors, os.fspath(source))
     stripped = strip_wrappers(checkpoint.tensors)
@@ -215,7 +215,7 @@ def _inspect_foreign(
 
 @contextmanager
 def _explain_errors(source: str | os.PathLike[str]) -> Iterator[None]:
-    """Say that it is the settings that make no sense, in whatever way building a model of them fails."""
+    """Convert any error from building a model to one about its settings."""
     try:
         yield
     except AmbiguousCheckpointError as error:
@@ -230,14 +230,14 @@ def _explain_errors(source: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _plan_of_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> ConversionPlan:
-    """Read a folder of our own, in which every tensor of the model has to be there and nothing else."""
-    # The code that travels with what is made of it is ours, whatever the folder names.
+    """Plan the conversion of a folder of our own, which must contain exactly the tensors of the model."""
+    # The code saved with the model is ours, not that named in the folder.
     config = PlainViTConfig.from_dict(
         {name: value for name, value in (checkpoint.config or {}).items() if name != "auto_map"}
     )
     named = config.architectures or ["PlainViTForImageClassification"]
     if len(named) != 1 or named[0] not in modeling.__all__:
-        raise CheckpointError(f"{source} is of {named}: expected one of {', '.join(modeling.__all__)}")
+        raise CheckpointError(f"{source} has architectures={named}: expected one of {', '.join(modeling.__all__)}")
     with torch.device("meta"), no_init_weights():
         model: PreTrainedModel = getattr(modeling, named[0])(config)
     rows = [Row(name, name) for name in model.state_dict()]
@@ -245,25 +245,27 @@ def _plan_of_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Con
 
 
 def _check_settled(description: Description, hints: Hints, origin: Format) -> None:
-    """Refuse a description that leaves open what no tensor shows: the caller says it, or a source that is named."""
+    """Refuse a description without an origin for a field of `UNSEEN`: an inference or a hint of the caller."""
     named = {inference.field for inference in description.inferences} | hints.given().keys()
     if unsettled := [field for field in UNSEEN if field not in named]:
-        raise RuntimeError(f"the format {origin.name} names no source of {', '.join(unsettled)}: that is a fault in it")
+        raise RuntimeError(
+            f"the format {origin.name} gives no origin of {', '.join(unsettled)}: this is a bug in the format"
+        )
 
 
 def _check_pixels(hints: Hints, processor: Any) -> None:
-    """Refuse a mean or deviation that the image processor does not have."""
+    """Refuse a mean or standard deviation that differs from the image processor's."""
     for name in ("image_mean", "image_std"):
-        said, found = getattr(hints, name), getattr(processor, name, None)
-        if said is not None and (found is None or tuple(said) != tuple(found)):
-            raise CheckpointError(f"{name} is {tuple(said)}, and the source prepares pixels with {found}: leave it out")
+        given, found = getattr(hints, name), getattr(processor, name, None)
+        if given is not None and (found is None or tuple(given) != tuple(found)):
+            raise CheckpointError(f"{name} is {tuple(given)}, but the preprocessing of the source has {found}: omit it")
 
 
 def _published_architecture(path: Path, origin: Format) -> Inference | None:
-    """Return the architecture of a published file, known by its name, which carries the beginning of its own hash.
+    """Return the architecture of a published file, by its name, which ends in the first digits of its SHA-256.
 
     Raises:
-        CheckpointError: The file has the name of a published one, and other bytes.
+        CheckpointError: The file has the name of a published one, but other content.
     """
     name = path.name.partition(".")[0]
     if name not in origin.published_files or not path.is_file():
@@ -274,14 +276,14 @@ def _published_architecture(path: Path, origin: Format) -> Inference | None:
     architecture = origin.published_files[name]
     if found != expected:
         raise CheckpointError(
-            f"{path} has the name of a published file, whose SHA-256 begins with {expected}; its own begins with "
-            f"{found}. Download it again, or, if it holds other weights of that model, give architecture={architecture}"
+            f"{path} has the name of a published file, but its SHA-256 begins with {found} instead of {expected}. "
+            f"Download it again, or, if it contains other weights of that model, give architecture={architecture}"
         )
     return Inference("architecture", architecture, f"the SHA-256 of the published file {name}")
 
 
 def _save_config(model: PreTrainedModel, folder: Path) -> None:
-    """Write what `save_pretrained` writes beside the weights: config.json and the code that travels."""
+    """Write the files that `save_pretrained` writes with the weights: config.json and the code."""
     model.config.dtype = str(model.dtype).removeprefix("torch.")
     model.config.architectures = [type(model).__name__]
     if model.is_remote_code():
@@ -302,10 +304,10 @@ def _name_labels(config: PlainViTConfig, labels: Mapping[int, str] | Sequence[st
 
 
 def _verified(converted: Converted, plan: ConversionPlan, theirs: SourceModule | str) -> Converted:
-    """Compare our model with the source's own, stage by stage, in float32, or note why it is not.
+    """Compare our model with the source's own, stage by stage, in float32, or note why this is not possible.
 
     Raises:
-        VerificationError: The largest difference is beyond the tolerance.
+        VerificationError: The largest difference exceeds the tolerance.
     """
     report, model = converted.report, converted.model
     if isinstance(theirs, str):

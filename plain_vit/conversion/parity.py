@@ -1,6 +1,6 @@
 """Parity of two models: the largest difference at every stage, from the patches to the logits.
 
-Both models see the same images; hooks catch what flows into each block, so the source runs its own code untouched.
+Both models get the same images; hooks capture the input of each block, so the source runs its own unmodified code.
 
 Shapes: `B` batch, `C` channels, `H W` pixels, `N` patches, `L` tokens, `D` hidden size.
 """
@@ -24,12 +24,12 @@ class Probes:
     """The stages of a model, as patterns of module names.
 
     Args:
-        patches: Module whose output are the projected patches.
-        blocks: Modules whose input are the tokens before each block, `{}` being the number.
-        end: Module whose input are the tokens after the last block; where it is a norm, its output is a stage too.
-            None where the output of the last block itself is asked for.
-        end_is_norm: Whether `end` is the final norm. If not, its output are the tokens after the last block.
-        attention: The attention implementation of ours whose order of operations is the source's.
+        patches: Module whose output is the projected patches.
+        blocks: Modules whose input is the tokens before each block; `{}` is the number.
+        end: Module whose input is the tokens after the last block; if it is a norm, its output is a stage too. None if
+            the output of the last block is used instead.
+        end_is_norm: Whether `end` is the final norm. If not, its output is the tokens after the last block.
+        attention: Our attention implementation with the source's order of operations.
     """
 
     patches: str
@@ -39,7 +39,7 @@ class Probes:
     attention: str = "sdpa"
 
 
-# The first line whose `blocks` are found in a model describes it.
+# The first entry whose modules are found in a model applies.
 PROBES = (
     Probes("embeddings.patch_embeddings", "layers.{}", "layernorm"),  # ours, and transformers' ViT
     Probes("patch_embed", "blocks.{}", "norm"),  # timm
@@ -53,7 +53,7 @@ PROBES = (
 )
 
 
-# What a model returns by name, and which stage it is; of two for one stage the first that is there counts.
+# Stages and the names of outputs; of several outputs for a stage, the first that exists is used.
 OUTPUTS = (
     ("logits", "logits"),
     ("reconstruction", "reconstruction"),
@@ -69,9 +69,9 @@ class StageDifference:
 
     Args:
         stage: "patches", "embeddings", "layer 0" (its output) and so on, "final norm", "logits" (without a
-            classifier "features", and "pooled" where they are).
+            classifier "features", and "pooled" if it exists).
         difference: max |a - b|.
-        scale: max |a|, so that `relative` is what the project's tolerance speaks of.
+        scale: max |a|, so that `relative` can be compared with the project's tolerance.
     """
 
     stage: str
@@ -80,15 +80,15 @@ class StageDifference:
 
     @property
     def relative(self) -> float:
-        """The difference as a share of the largest value."""
+        """The difference relative to the largest value."""
         return self.difference / self.scale if self.scale else self.difference
 
 
 def probe_images(config: PlainViTConfig) -> torch.Tensor:
-    """Return images that show a wrong epsilon or a wrong order too: ordinary, nearly flat, and very large ones.
+    """Return images that also reveal a wrong epsilon or order of norms: ordinary, nearly constant, and very large ones.
 
     Args:
-        config: Its native size and channels are used.
+        config: Determines image size and channels.
 
     Returns:
         Normalised pixels of shape (3, C, H, W).
@@ -98,14 +98,14 @@ def probe_images(config: PlainViTConfig) -> torch.Tensor:
 
 
 def memory_of_probing(config: PlainViTConfig) -> int:
-    """Return about how many bytes it takes to run two models on the probes and to keep what every stage computes.
+    """Estimate the memory, in bytes, for running two models on the probes and storing the output of every stage.
 
     Args:
-        config: Of either model.
+        config: Config of either model.
     """
     tokens = math.prod(config.grid_size) + config.num_prefix_tokens + config.num_register_tokens
     stages = config.hidden_size * (config.num_hidden_layers + 4) * 2 + config.intermediate_size * 3
-    attention = config.num_attention_heads * tokens * 3  # of one layer, where the weights are computed one by one
+    attention = config.num_attention_heads * tokens * 3  # of one layer, if the attention weights are materialized
     return 3 * 4 * (config.num_channels * math.prod(config.image_shape) * 3 + tokens * (stages + attention))
 
 
@@ -119,16 +119,16 @@ def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tenso
         pixel_values: Normalised pixels of shape (B, C, H, W).
 
     Returns:
-        One entry per stage that both have, in the order of the forward pass.
+        One entry per stage of both, in the order of the forward pass.
 
     Raises:
-        VerificationError: They do not end in the same, or with another number of labels.
+        VerificationError: Their final outputs differ in kind or shape.
     """
     expected = capture_stages(source, pixel_values)
     with _attention_of(source, ours):
         got = capture_stages(ours, pixel_values)
     if "logits" in expected and "logits" not in got:
-        # Without a classifier the source's output is what its package pools, or every token.
+        # Without a classifier the source's output is its pooled token, or every token.
         output = expected.pop("logits")
         pooled = "pooled" in got and got["pooled"].shape == output.shape
         expected["pooled" if pooled else "features"] = output
@@ -147,10 +147,10 @@ def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tenso
 
 
 def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what every stage of a model computes for these images, by the name of the stage.
+    """Return the output of every stage of a model for these images, by stage.
 
     Args:
-        model: A plain ViT of any package that this project opens.
+        model: A plain ViT of any supported package.
         pixel_values: Normalised pixels of shape (B, C, H, W).
     """
     stages: dict[str, torch.Tensor] = {}
@@ -206,7 +206,7 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
 
 
 def find_probes(model: nn.Module) -> tuple[Probes | None, str]:
-    """Return the stages of this model and their prefix; None where only its output can be compared."""
+    """Return the stages of this model and their prefix; None if only its output can be compared."""
     names = dict(model.named_modules())
     for probes in PROBES:
         first = probes.blocks.format(0)
@@ -227,7 +227,7 @@ def _blocks(modules: dict[str, nn.Module], prefix: str, probes: Probes) -> list[
 
 
 def _as_tokens(patches: torch.Tensor, width: int) -> torch.Tensor:
-    """Return patches as (B, N, D), from that or from a map with its channels first or last."""
+    """Return patches as (B, N, D), from the same or from a feature map with channels first or last."""
     if patches.ndim == 4:
         patches = patches.flatten(2).transpose(1, 2) if patches.shape[1] == width else patches.flatten(1, 2)
     return patches
@@ -235,7 +235,7 @@ def _as_tokens(patches: torch.Tensor, width: int) -> torch.Tensor:
 
 @contextmanager
 def _every_patch(model: nn.Module, pixel_values: torch.Tensor) -> Iterator[dict[str, torch.Tensor]]:
-    """Let transformers' MAE, which hides and shuffles patches, see all of them in order, by arguments of its own."""
+    """Make transformers' MAE, which masks and shuffles patches, use all of them in order, by its own arguments."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "mask_ratio"):
         yield {}
@@ -250,7 +250,7 @@ def _every_patch(model: nn.Module, pixel_values: torch.Tensor) -> Iterator[dict[
 
 @contextmanager
 def _attention_of(source: nn.Module, ours: nn.Module) -> Iterator[None]:
-    """Let ours attend in the source's order of operations for a while."""
+    """Temporarily set our attention to the source's order of operations."""
     probes, _ = find_probes(source)
     before = ours.config._attn_implementation  # type: ignore[union-attr]
     source_config = getattr(source, "config", None)

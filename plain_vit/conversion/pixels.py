@@ -8,7 +8,7 @@ from PIL.Image import Resampling
 from ..image_processing_plain_vit import PlainViTImageProcessor
 from .infer import pair
 
-INTERPOLATIONS = {  # timm's and torchvision's name -> Pillow's number, which transformers stores
+INTERPOLATIONS = {  # name in timm and torchvision -> Pillow's number, which transformers stores
     "nearest": Resampling.NEAREST.value,
     "bilinear": Resampling.BILINEAR.value,
     "bicubic": Resampling.BICUBIC.value,
@@ -27,17 +27,17 @@ def default_processor(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> tuple[PlainViTImageProcessor, tuple[str, ...]]:
-    """Return a processor for a source that records nothing about its pixels, and what had to be assumed.
+    """Return a processor for a source that does not record its preprocessing, and the assumptions made.
 
     Args:
         image_size: Input size of the model in pixels, an int or (height, width).
-        num_channels: Channels of the model.
-        mean: Mean of each channel of values in 0..1; 0.5 is assumed if not given.
-        std: Deviation of each channel of values in 0..1; 0.5 is assumed if not given.
+        num_channels: Number of input channels of the model.
+        mean: Mean of each channel, with values in 0..1 (assumed if not given: 0.5).
+        std: Standard deviation of each channel, with values in 0..1 (assumed if not given: 0.5).
 
     Returns:
-        The processor, which stretches the image to `image_size` (bilinear), and one sentence per assumption, for the
-        report of the conversion.
+        The processor, which resizes the image to exactly `image_size` (bilinear), and one sentence per assumption, for
+        the report of the conversion.
     """
     height, width = pair(image_size)
     assumed = [f"the images were stretched to {height}x{width} pixels, bilinear: the checkpoint does not say"]

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class SourceModule(NamedTuple):
-    """A model of the source's own package, which of its layouts the tensors have there, and whose reading built it."""
+    """A model of the source's own package, its layout, and whether the source's own configuration built it."""
 
     module: nn.Module
     layout: str | None
@@ -32,15 +32,15 @@ class SourceModule(NamedTuple):
 
 @dataclass
 class ConversionPlan:
-    """How a checkpoint becomes ours: all is known but the values of its tensors, none of which has been read.
+    """The plan to convert a checkpoint; everything is known except the values of its tensors, which are not read yet.
 
     Args:
-        whole: Our model on the meta device, with the names that the rows have.
+        whole: Our model on the meta device, with the names of the rows.
         rows: The conversion table.
-        tensors: The source's tensors, by the names that the rows have.
-        description: What the checkpoint was found to be.
+        tensors: The source's tensors, by the names of the rows.
+        description: The description of the checkpoint.
         origin: Its format; None for our own.
-        settings: The configuration that lay beside the tensors.
+        settings: Contents of its `config.json`.
     """
 
     whole: PreTrainedModel
@@ -52,17 +52,17 @@ class ConversionPlan:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model that is handed out: without a classifier only the encoder."""
+        """The resulting model: without a classifier only the encoder."""
         return self.whole if self.origin is None else without_empty_head(self.whole)
 
     @property
     def ignored(self) -> dict[str, str]:
-        """The tensors that our model has no use for, each with the reason; never one that a row reads."""
+        """The tensors that our model does not use, each with the reason; never one that a row uses."""
         read = {name for names in sources_of(self.rows, self.whole.state_dict()).values() for name in names}
         return ignored_names([name for name in self.tensors if name not in read], self.description.ignored)
 
     def load(self, converted: dict[tuple[object, ...], dict[str, torch.Tensor]] | None = None) -> PreTrainedModel:
-        """Give the model its weights; `converted` remembers them between equal tables, and shares their memory."""
+        """Load the weights into the model; `converted` caches them for equal tables, which then share their memory."""
         shapes = ((name, tensor.shape) for name, tensor in self.whole.state_dict().items())
         key = (*map(repr, self.rows), *shapes)
         state = (converted or {}).get(key)
@@ -74,16 +74,16 @@ class ConversionPlan:
         return self.model.eval()
 
     def check(self) -> PreTrainedModel:
-        """Compare names, shapes and dtypes with the model, which takes the dtype and stays on the meta device."""
+        """Check names, shapes and dtypes against the model, which gets the dtype and stays on the meta device."""
         try:
             self.whole.load_state_dict(self._convert(self.tensors.meta()), assign=True)
         except MappingError:
-            deque(self.stream(), maxlen=0)  # says what is wrong with the values too
+            deque(self.stream(), maxlen=0)  # also reports errors in the values
             raise
         return self.model.eval()
 
     def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Read and convert the tensors, one after the other, by the names in the model that is handed out."""
+        """Read and convert the tensors one by one, named as in the resulting model."""
         prefix = "" if self.model is self.whole else "vit."
         expected, description = self.whole.state_dict(), self.description
         tensors = self.tensors.mapped()
@@ -91,16 +91,16 @@ class ConversionPlan:
             yield name.removeprefix(prefix), tensor
 
     def source_module(self) -> SourceModule | str:
-        """Build the source's own model, still with weights of its own, or return the reason why there is none."""
+        """Build the source's own model with random weights, or return the reason why it cannot be built."""
         if self.origin is None:
             return "the source is plain-vit's own"
-        # Theirs as it is built and what it is then given, and ours; of another dtype, both again in float32.
+        # Their model, its new weights, and our model; for another dtype, both models again in float32.
         dtypes = {entry.dtype for entry in self.tensors.entries.values()}
         parameters = sum(parameter.numel() for parameter in self.whole.parameters())
         needed = 4 * parameters * (3 if dtypes == {torch.float32} else 5) + memory_of_probing(self.description.config)
         if (free := free_memory()) < needed:
-            return f"it takes {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
-        # A release that is not installed may differ from the installed one in names and axes of tensors alone.
+            return f"it takes {in_bytes(needed)} of memory, but only {in_bytes(free)} are free"
+        # A release that is not installed may differ from the installed one only in the names and axes of tensors.
         reasons = []
         try:
             if (module := self.origin.independent_module(self.description, self.settings)) is not None:
@@ -115,13 +115,11 @@ class ConversionPlan:
         return reasons[0]
 
     def fill(self, theirs: SourceModule) -> Sequence[str]:
-        """Give the source's own model the source's tensors, and return what has to be said of that."""
+        """Load the source's tensors into the source's own model, and return notes for the report."""
         origin, config = cast(Format, self.origin), self.description.config
         if theirs.layout != self.description.layout:
             fill_module(theirs.module, origin, config, self.whole.state_dict(), theirs.layout)
-            return [
-                f"compared with the installed release, where the tensors of {self.description.layout} lie otherwise"
-            ]
+            return [f"compared with the installed release, whose tensor layout differs from {self.description.layout}"]
         tensors = self.tensors.mapped()
         unused = self.ignored
         used = {name: tensors[name] for name in tensors if name not in unused}
@@ -137,41 +135,41 @@ class ConversionPlan:
 def fill_module(
     module: nn.Module, target: Format, config: PlainViTConfig, tensors: Mapping[str, torch.Tensor], layout: str | None
 ) -> None:
-    """Give a module of another package our tensors."""
+    """Load our tensors into a module of another package."""
     state = revert(target.rows(config, layout), tensors, config)
     like = next(iter(tensors.values()))
     for name, tensor in module.state_dict().items():
-        if tensor.numel() == 0:  # a class token of no rows
+        if tensor.numel() == 0:  # a class token without rows
             state.setdefault(name, tensor.to(like.device, like.dtype))
     module.load_state_dict(dict(target.for_module(state, config, layout)), assign=True)
 
 
 def without_empty_head(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model that is handed out: the encoder alone where there is no classifier."""
-    # Without a classifier DeiT's output is still the mean of two tokens, which only the classification model takes.
+    """Return the resulting model: only the encoder if there is no classifier."""
+    # Without a classifier DeiT's output is still the mean of two tokens, which only the classification model computes.
     headed = model.config.num_labels or model.config.use_distillation_token
     return model if headed or isinstance(model, modeling.PlainViTForMaskedImageModeling) else cast(Any, model).vit
 
 
 def of_one_dtype(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state dict whose tensors are all of one dtype.
+    """Return a state dict after checking that all its tensors have the same dtype.
 
     Raises:
-        CheckpointError: They are of several.
+        CheckpointError: They have several dtypes.
     """
     dtypes = {str(tensor.dtype) for tensor in state.values()}
     if len(dtypes) > 1:
-        raise CheckpointError(f"the tensors are of several dtypes, {', '.join(sorted(dtypes))}: save them in one")
+        raise CheckpointError(f"the tensors have several dtypes, {', '.join(sorted(dtypes))}: save them in one")
     return state
 
 
 def without_prefix(tensors: Mapping[str, T], prefix: str) -> dict[str, T]:
-    """Name a source's tensors without the prefix of its model; those that do not have it keep their names."""
+    """Return a source's tensors without the prefix of its model; names without it are kept."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def free_memory() -> int:
-    """Return the bytes that a process can still take, as far as the system says."""
+    """Return the available memory in bytes, as reported by the system."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

@@ -6,30 +6,30 @@ from ..errors import AmbiguousCheckpointError, CheckpointError, MappingError, Un
 from ..files.reading import strip_wrappers
 from .format import Format
 
-MAX_PREFIX_PARTS = 4  # of a module inside others
+MAX_PREFIX_PARTS = 4  # of a nested module
 OUR_POSITIONS = "embeddings.position_embeddings.weight"
 
 
 def recognise(
     names: Collection[str], formats: Mapping[str, Format], source: str, stored: Collection[str], wrappers: Sequence[str]
 ) -> Format:
-    """Return the format that has these names.
+    """Return the format with these names.
 
     Args:
-        names: Of the tensors, without what training code put before them.
-        formats: All there are, by name.
-        source: What to call the checkpoint.
+        names: Names of the tensors, without prefixes of training code.
+        formats: All formats by name.
+        source: Name of the checkpoint for error messages.
         stored: The names as in the file.
-        wrappers: The keys that lead to these.
+        wrappers: The keys under which they are nested.
 
     Raises:
-        AmbiguousCheckpointError: Several have them.
-        UnknownFormatError: None has them.
+        AmbiguousCheckpointError: Several formats match.
+        UnknownFormatError: No format matches.
     """
     matching = [format for format in formats.values() if format.matches_names(names)]
     if len(matching) > 1:
         raise AmbiguousCheckpointError(
-            f"{source} has names that several formats have", {"format": [format.name for format in matching]}
+            f"{source} has names that match several formats", {"format": [format.name for format in matching]}
         )
     if matching:
         return matching[0]
@@ -38,7 +38,7 @@ def recognise(
             raise UnknownFormatError(f"{source} has the tensors of {others}, which plain-vit does not open yet")
     if any(name.endswith(OUR_POSITIONS) for name in names):
         raise UnknownFormatError(
-            f"{source} has plain-vit's own names and no config.json: give the folder that save_pretrained wrote"
+            f"{source} has plain-vit's own names but no config.json: give the folder written by save_pretrained"
         )
     raise UnknownFormatError(
         f"{source} matches no known format ({', '.join(formats)}): its tensors are {_some(names)}"
@@ -54,22 +54,22 @@ def require(
     stored: Collection[str],
     wrappers: Sequence[str],
 ) -> None:
-    """Refuse names that are not of the format that the caller says; the arguments are those of `recognise`.
+    """Refuse names that do not match the given format; the arguments are those of `recognise`.
 
     Raises:
-        MappingError: Tensors are left that are not the model's.
-        UnknownFormatError: says which format they look like.
+        MappingError: There are further tensors outside the model.
+        UnknownFormatError: names the format that they match.
     """
-    if strangers := format.strangers(names):
+    if unexpected_names := format.unexpected_names(names):
         raise MappingError(
-            f"{source} holds a model of {format.name} and, beside it, tensors that are no part of it"
+            f"{source} contains a model of {format.name} and other tensors that are not part of it"
             f"{_remedy(stored, formats, wrappers)}:",
-            [f"left over: {name!r}" for name in strangers],
+            [f"left over: {name!r}" for name in unexpected_names],
         )
     if format.matches_names(names):
         return
     others = [other.name for other in formats.values() if other.matches_names(names)]
-    looks = f"they look like {' or '.join(others)}: leave format= out, or name that" if others else ""
+    looks = f"they look like {' or '.join(others)}: omit format=, or give that one" if others else ""
     raise UnknownFormatError(
         f"{source} does not have the names of {format.name}: "
         + (looks or f"its tensors are {_some(names)}" + _remedy(stored, formats, wrappers))
@@ -77,14 +77,14 @@ def require(
 
 
 def models_inside(names: Collection[str], formats: Mapping[str, Format]) -> dict[str, str]:
-    """Return the parts of a state dict that are a model of a format by themselves.
+    """Return the parts of a state dict that are a complete model of a format.
 
     Args:
-        names: As in the file.
-        formats: All there are, by name.
+        names: The names as in the file.
+        formats: All formats by name.
 
     Returns:
-        The format of each, by the prefix of its names; of nested prefixes the outermost.
+        The format of each part, by its prefix; of nested prefixes only the outermost.
     """
     found: dict[str, str] = {}
     under: dict[str, list[str]] = {}
@@ -101,19 +101,19 @@ def models_inside(names: Collection[str], formats: Mapping[str, Format]) -> dict
         except CheckpointError:
             continue
         matching = [format for format in formats.values() if format.matches_names(short)]
-        if len(matching) == 1 and not matching[0].strangers(short):
+        if len(matching) == 1 and not matching[0].unexpected_names(short):
             found[prefix] = matching[0].name
     return found
 
 
 def _remedy(stored: Collection[str], formats: Mapping[str, Format], wrappers: Sequence[str]) -> str:
-    """Return the words that name the keys by which parts of a state dict would open."""
+    """Return a remedy with the keys that would open parts of a state dict."""
     inside = models_inside(stored, formats)
     keys = [f"key={'.'.join((*wrappers, prefix))!r} names a model of {format}" for prefix, format in inside.items()]
     return "; " + ", ".join(keys) if keys else ""
 
 
 def _some(names: Collection[str]) -> str:
-    """Return the first names and the count of the rest."""
+    """Return the first names and the number of the others."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(map(repr, list(names)[:5])) + more

@@ -1,4 +1,4 @@
-"""Reference logits of a source, which determine missing settings of its checkpoint."""
+"""Reference logits of a source, which determine the missing settings of its checkpoint."""
 
 import itertools
 import math
@@ -17,20 +17,20 @@ from .format import EXPECTED, Description, Format, Hints, Inference
 from .plan import ConversionPlan, without_prefix
 from .report import REFERENCE, TOLERANCE
 
-# Against logits that somebody else computed, perhaps on another machine. Wrong heads or poolings are far beyond, a
-# wrong epsilon is not. Half precision rounds more, in every layer: so many of its roundings are allowed for.
+# For logits computed elsewhere, perhaps on another machine. Wrong head counts or poolings exceed it by far, a wrong
+# epsilon does not. Half precision rounds more, in every layer, so this number of its rounding errors is allowed.
 REFERENCE_TOLERANCE = 1e-3
 ROUNDINGS = 8
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Pixels and what a source's own model gives for them, in evaluation mode.
+    """Pixels and the output of a source's own model for them, in evaluation mode.
 
     Args:
-        pixel_values: Of shape (B, C, H, W), in float32.
-        logits: Of shape (B, num_labels), in float32; without a classifier what the model gives, (B, D) or (B, L, D).
-        dtype: Of the two, the coarser one that they came in.
+        pixel_values: Shape (B, C, H, W), in float32.
+        logits: Shape (B, num_labels), in float32; without a classifier the output of the model, (B, D) or (B, L, D).
+        dtype: The coarser of their original dtypes.
     """
 
     pixel_values: torch.Tensor
@@ -39,22 +39,20 @@ class Reference:
 
     @classmethod
     def read(cls, reference: Any) -> "Reference":
-        """Take a pair of tensors or arrays.
+        """Validate a pair of tensors or arrays.
 
         Raises:
-            CheckpointError: It is no such pair, or it tells no model from another.
+            CheckpointError: It is not such a pair, or cannot distinguish models.
         """
         try:
             pixel_values, logits = (torch.as_tensor(one).detach().cpu() for one in reference)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(
-                f"the reference is no pair of arrays (pixel_values, logits), as it has to be: {error}"
-            ) from error
+            raise CheckpointError(f"the reference is not a pair of arrays (pixel_values, logits): {error}") from error
         shapes = f"pixel_values of shape {tuple(pixel_values.shape)} and logits of shape {tuple(logits.shape)}"
         if pixel_values.ndim != 4 or logits.ndim not in (2, 3) or len(pixel_values) != len(logits):
             raise CheckpointError(f"the reference has {shapes}: expected (B, C, H, W) and (B, num_labels)")
         if 0 in pixel_values.shape or 0 in logits.shape:
-            raise CheckpointError(f"the reference has {shapes}, so nothing to compare: give at least one image")
+            raise CheckpointError(f"the reference has {shapes}, which is empty: give at least one image")
         half = [one.dtype for one in (pixel_values, logits) if one.is_floating_point()]
         dtype = max([*half, torch.float32], key=lambda one: torch.finfo(one).eps)
         read = cls(pixel_values.float(), logits.float(), dtype)
@@ -63,21 +61,21 @@ class Reference:
                 raise CheckpointError(f"the {name} of the reference hold NaN or infinite values: compute them again")
         if not read.logits.any():
             raise CheckpointError(
-                "the logits of the reference are all zero, as every model with a fresh head gives them: take those of "
-                "a trained model"
+                "the logits of the reference are all zero, as of every model with a new head: give those of a trained "
+                "model"
             )
         return read
 
     def tolerance(self, dtypes: Iterable[torch.dtype]) -> float:
-        """Return how far the right model may be off, given the dtypes of its tensors, as a share of the largest."""
+        """Return the tolerance, relative to the largest logit, for the correct model with tensors of these dtypes."""
         coarsest = max(torch.finfo(dtype).eps for dtype in (self.dtype, *dtypes) if dtype.is_floating_point)
         return max(REFERENCE_TOLERANCE, ROUNDINGS * coarsest)
 
     def distance(self, model: PreTrainedModel) -> float:
-        """Return the largest difference to a model's logits, as a share of the largest of the reference's.
+        """Return the largest difference to a model's logits, relative to the largest logit of the reference.
 
         Raises:
-            ValueError: The model does not take these pixels, or gives something of another shape.
+            ValueError: The model does not accept these pixels, or its output has another shape.
         """
         with torch.no_grad():
             outputs = model.float().eval()(self.pixel_values)
@@ -93,11 +91,11 @@ class Reference:
 
 Way = tuple[Hints, Description]
 SHOW_PROGRESS_FROM = 20  # ways to read a checkpoint
-MAX_WAYS = 1000  # of a ViT-B each takes a tenth of a second and more for one image
+MAX_WAYS = 1000  # each takes at least a tenth of a second for one image with a ViT-B
 
 
 class ForeignCheckpoint:
-    """A checkpoint of another package that is being opened, perhaps in more than one way."""
+    """A checkpoint of another package being opened, with one or several interpretations."""
 
     def __init__(self, origin: Format, tensors: LazyTensors, settings: Mapping[str, Any]):
         self.origin = origin
@@ -106,21 +104,21 @@ class ForeignCheckpoint:
         self.notes: list[str] = []
 
     def describe(self, hints: Hints) -> Description:
-        """Describe it in the one way that it can be understood."""
+        """Return its only description."""
         return self.origin.describe_checkpoint(self.tensors.meta(), self.settings, hints)
 
     def plan(self, description: Description) -> ConversionPlan:
-        """Return how the checkpoint becomes ours if it is this."""
+        """Return the conversion plan for a description."""
         tensors = LazyTensors(without_prefix(self.tensors.entries, description.prefix))
         rows = self.origin.rows(description.config, description.layout)
         return ConversionPlan(empty_model(description.config), rows, tensors, description, self.origin, self.settings)
 
     def try_reference(self, hints: Hints, reference: Reference) -> Description:
-        """Describe it in every way that it can be understood, and return the one that gives these logits.
+        """Try every possible description, and return the one that gives these logits.
 
         Raises:
-            VerificationError: None does.
-            AmbiguousCheckpointError: Several do, or there are too many to try.
+            VerificationError: None gives them.
+            AmbiguousCheckpointError: Several give them, or there are too many to try.
         """
         tolerance = reference.tolerance(entry.dtype for entry in self.tensors.entries.values())
         tried: list[tuple[float, Hints, Description]] = []
@@ -140,19 +138,19 @@ class ForeignCheckpoint:
         if not nearest <= tolerance:
             raise VerificationError(
                 f"none of the {len(tried)} ways to read the checkpoint gives the logits of the reference; the nearest "
-                f"is off by {nearest:.1e} of the largest ({tolerance:.0e} are allowed). Take pixels as the model saw "
-                "them, and logits of the same dtype as they were computed in, in evaluation mode."
+                f"is off by {nearest:.1e} of the largest ({tolerance:.0e} is allowed). Give the preprocessed pixels "
+                "and the logits in the dtype of the computation, in evaluation mode."
             )
         asked = [field.name for field in fields(Hints)
                  if any(getattr(one[1], field.name) != getattr(hints, field.name) for one in tried)]  # fmt: skip
-        # A second way is as good where rounding explains what sets it apart from the reference or from the first.
+        # A second way is as good if rounding explains its difference to the reference or to the first.
         fitting = [attempt for attempt in tried if attempt[0] <= max(TOLERANCE, 10 * nearest)]
-        # Several hints may describe one and the same model.
+        # Several hints may describe the same model.
         fitting = list({str(attempt[2].config): attempt for attempt in reversed(fitting)}.values())[::-1]
         if len(fitting) > 1:
             remaining = {name: list({getattr(one[1], name): None for one in fitting}) for name in asked}
             raise AmbiguousCheckpointError(
-                f"the reference fits {len(fitting)} of {len(tried)} ways to read the checkpoint; take more images, of "
+                f"the reference fits {len(fitting)} of {len(tried)} ways to read the checkpoint; use more images, of "
                 "several kinds, or give:",
                 {name: values for name, values in remaining.items() if len(values) > 1},
             )
@@ -168,16 +166,16 @@ class ForeignCheckpoint:
         return replace(description, inferences=[*others, *inferences])
 
     def possible(self, hints: Hints, reference: Reference, impossible: list[Exception]) -> Iterator[list[Way]]:
-        """Yield the ways to complete the hints: first by what is asked for, then by what settles it otherwise.
+        """Yield the ways to complete the hints: first by the missing ones, then by their alternatives.
 
-        What cannot be is added to the impossible.
+        Errors of impossible ways are appended to `impossible`.
         """
         try:
             yield [(hints, self.describe(hints))]
         except AmbiguousCheckpointError as error:
             if not error.candidates or not error.candidates.keys() <= EXPECTED.keys() - {"key"}:
                 raise
-            if "patch_size" in error.candidates and hints.num_channels is None:  # they settle each other
+            if "patch_size" in error.candidates and hints.num_channels is None:  # each determines the other
                 hints = replace(hints, num_channels=reference.pixel_values.shape[1])
                 yield from self.possible(hints, reference, impossible)
                 return
@@ -187,7 +185,7 @@ class ForeignCheckpoint:
     def completed(
         self, hints: Hints, candidates: Mapping[str, Sequence[Any]], reference: Reference, impossible: list[Exception]
     ) -> list[Way]:
-        """Return every way to give all of these arguments and those that are then asked for; none that is impossible.
+        """Return every possible way to set these arguments, and those that are then still missing.
 
         Raises:
             AmbiguousCheckpointError: There are too many, or an argument has no candidates.
@@ -201,7 +199,7 @@ class ForeignCheckpoint:
         count = math.prod(map(len, candidates.values()))
         if not 0 < count <= MAX_WAYS:
             raise AmbiguousCheckpointError(
-                f"there are {count} ways to read the checkpoint, and a reference tells apart up to {MAX_WAYS}: give "
+                f"there are {count} ways to read the checkpoint, and a reference distinguishes up to {MAX_WAYS}: give "
                 "some of these, as the model was built:",
                 candidates,
             )
@@ -223,16 +221,16 @@ class ForeignCheckpoint:
     def distances(
         self, ways: Sequence[Way], reference: Reference, faults: list[Exception]
     ) -> list[tuple[float, Hints, Description]]:
-        """Return how far each way is from the logits.
+        """Return the distance of each way from the logits.
 
-        A way in which the weights do not load, or the pixels do not fit, adds to the faults.
+        If the weights do not load, or the pixels do not fit, the error is appended to `faults`.
         """
         converted: dict[tuple[object, ...], dict[str, torch.Tensor]] = {}
-        known: dict[str, float | None] = {}  # of models that compute the same
+        known: dict[str, float | None] = {}  # of equivalent models
         distances = []
         for complete, description in tqdm(ways, desc="trying", unit="way", disable=len(ways) < SHOW_PROGRESS_FROM):
             computed = description.config.to_dict()
-            if description.config.position_resampling == "truncate":  # the grid of the table is not looked at
+            if description.config.position_resampling == "truncate":  # the grid of the table is not used
                 del computed["image_size"]
             key = str(computed)
             if key not in known:

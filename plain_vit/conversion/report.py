@@ -11,27 +11,27 @@ from ..errors import printable
 from .format import UNPROVEN, Inference
 from .parity import StageDifference
 
-# Against the same numbers in another order of operations, in float32; the project's one tolerance.
+# For the same computation in another order of operations, in float32; the only tolerance of the project.
 TOLERANCE = 1e-5
-REFERENCE = "the reference"  # how the source of an inference begins that known logits settled
+REFERENCE = "the reference"  # prefix of the source of inferences made from reference logits
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion did, in words.
+    """The report of a conversion.
 
     Args:
         source: File, folder or Hub id.
-        format: The format that it was read as.
-        layout: Which of the format's layouts.
-        config: What was made of it.
-        inferences: What was read off what.
-        given_hints: What the caller said.
-        used: Count of the tensors that the model is made of.
-        ignored: Tensors of the source that our model has no use for, each with the reason.
-        notes: What was chosen, passed over or assumed on the way.
-        differences: The largest difference to the source's own model at each stage; None where it was not run.
-        is_independent: Whether that model was built by the source's own reading of its configuration, not by ours.
+        format: Its format.
+        layout: Its layout.
+        config: Our configuration of the model.
+        inferences: The inferred values and their origins.
+        given_hints: The hints of the caller.
+        used: Number of tensors used by the model.
+        ignored: Tensors of the source that our model does not use, each with the reason.
+        notes: Choices and assumptions made, and content skipped.
+        differences: The largest difference to the source's own model at each stage; None if they were not compared.
+        is_independent: Whether that model was built from the source's own configuration, not from ours.
     """
 
     source: str
@@ -48,7 +48,7 @@ class Report:
 
     @property
     def unproven(self) -> list[Inference]:
-        """What logits depend on and the tensors do not show; a comparison with a model built from it proves none."""
+        """Settings that affect logits and are not in the tensors; a model built from them cannot confirm them."""
         given = [Inference(name, value, "the caller") for name, value in self.given_hints.items()]
         known = [one for one in (*given, *self.inferences) if not one.source.startswith(REFERENCE)]
         proven = {one.field for one in self.inferences} - {one.field for one in known}
@@ -80,12 +80,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Converted:
-    """A checkpoint that became ours.
+    """A converted checkpoint.
 
     Args:
-        model: With a classifier where the source has one.
-        image_processor: Prepares pixels as the source did; None where nothing is known.
-        report: What was done.
+        model: Our model, with a classifier if the source has one.
+        image_processor: Processor with the preprocessing of the source; None if unknown.
+        report: The report of the conversion.
     """
 
     model: PreTrainedModel

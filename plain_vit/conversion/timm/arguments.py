@@ -1,4 +1,4 @@
-"""timm's VisionTransformer as one table of arguments, read in every direction: our config, live modules, state dicts.
+"""timm's VisionTransformer as one table of arguments, for conversion to and from our config, modules and state dicts.
 
 Source: timm 1.0.31, `timm/models/vision_transformer.py` and `timm/models/deit.py`.
 """
@@ -16,7 +16,7 @@ from ..infer import pair
 from .architectures import ARCHITECTURES, OLD_NAMES
 from .families import FAMILIES
 
-# timm's word for a choice, and ours; where ours has several words, the first is written.
+# timm's name of a choice, and ours; if timm has several, exports use the first.
 POOLINGS = {"token": "cls", "": "none", "avg": "mean", "max": "max", "avgmax": "mean_max", "map": "map", "prr": "prr"}
 BLOCKS = {
     "Block": "sequential",
@@ -43,16 +43,16 @@ NEGATED = {False: True, True: False}
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of timm's VisionTransformer that changes numbers, and every place that shows it.
+    """An argument of timm's VisionTransformer that affects its outputs, and where it can be read.
 
     Args:
-        name: timm's.
-        default: timm's.
-        field: Of our config. What depends on several arguments or fields is corrected in `_joint_fields` and
-            `_joint_arguments`.
-        words: timm's words for the values of the field; None where both have the same values.
-        module: Reads it off a live model, given its `modules.Parts`.
-        tensors: Reads it off a state dict, given its `shapes.Parts`; None where no name and no shape shows it.
+        name: timm's name.
+        default: timm's default.
+        field: Field of our config. Values that depend on several arguments or fields are corrected in `_joint_fields`
+            and `_joint_arguments`.
+        words: timm's names for the values of the field; None if both have the same values.
+        module: Reads it from a live model, given its `modules.Parts`.
+        tensors: Reads it from a state dict, given its `shapes.Parts`; None if no name or shape shows it.
     """
 
     name: str
@@ -63,18 +63,18 @@ class Argument:
     tensors: Callable[[Any], Any] | None = None
 
     def ours(self, value: Any) -> Any:
-        """Return our value of timm's."""
+        """Return our value for timm's."""
         if self.words is None:
             return value
         return self.words[bool(value) if isinstance(self.default, bool) else value]
 
     def theirs(self, value: Any) -> Any:
-        """Return timm's value of ours."""
+        """Return timm's value for ours."""
         return value if self.words is None else timm_name_for(self.words, value)
 
 
 def _has(name: str) -> Callable[[Any], bool]:
-    """Return what tells whether a part of a live model does something."""
+    """Return a function that checks that a part of a live model is not the identity."""
     return lambda parts: not isinstance(getattr(parts.model, name), nn.Identity)
 
 
@@ -151,7 +151,7 @@ ARGUMENTS = (
 )  # fmt: skip
 DEFAULTS: dict[str, Any] = {argument.name: argument.default for argument in ARGUMENTS}
 
-# Arguments that change no number of a trained model.
+# Arguments that do not affect a trained model.
 SILENT_ARGUMENTS = {"dynamic_img_size", "dynamic_img_pad", "weight_init", "fix_init"}
 
 PARALLEL = ("ParallelScalingBlock", "DiffParallelScalingBlock")
@@ -161,11 +161,11 @@ def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
     """Return our config of a timm model.
 
     Args:
-        arguments: Of timm's VisionTransformer, as in `ARGUMENTS`; what is left out has timm's default.
+        arguments: Arguments of timm's VisionTransformer, as in `ARGUMENTS`; the others have timm's defaults.
         **fields: Further fields of the config, such as `id2label`.
 
     Raises:
-        ExportError: names all arguments that our model has no counterpart of.
+        ExportError: lists all arguments without a counterpart in our model.
     """
     given = {**DEFAULTS, **arguments}
     if unknown := _without_counterpart(given):
@@ -175,7 +175,7 @@ def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
 
 
 def _without_counterpart(given: Mapping[str, Any]) -> list[str]:
-    """Return the arguments, and what they combine to, that our model has no counterpart of."""
+    """Return the arguments, and combinations of them, without a counterpart in our model."""
     unknown = [name for name in given if name not in DEFAULTS]
     choices: dict[str, Collection[Any]] = {
         one.name: one.words for one in ARGUMENTS if one.words is not None and not isinstance(one.default, bool)
@@ -187,7 +187,7 @@ def _without_counterpart(given: Mapping[str, Any]) -> list[str]:
     if parallel and not given["proj_bias"]:
         unknown.append("proj_bias=False in parallel blocks, whose MLP keeps the bias of its first layer")
     if given["distilled"] and (given["reg_tokens"] or given["no_embed_class"] or given["pos_embed"] != "learn"):
-        unknown.append("a distillation token with registers, or without positions of its own")
+        unknown.append("a distillation token with registers, or without its own position")
     if given["distilled"] and (given["fc_norm"] or given["global_pool"] != "token"):
         unknown.append(
             "a distillation token with fc_norm or another pooling than the two tokens: timm's head of two tokens reads "
@@ -199,7 +199,7 @@ def _without_counterpart(given: Mapping[str, Any]) -> list[str]:
 
 
 def _joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of our config that depend on several arguments, or on a part of one."""
+    """Return the fields of our config that depend on several arguments, or on part of one."""
     block, positions = given["block_fn"], given["pos_embed"] == "learn"
     width = int(given["embed_dim"] * given["mlp_ratio"])
     sides = zip(pair(given["img_size"]), pair(given["patch_size"]), strict=True)
@@ -231,26 +231,26 @@ def _joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def norm_follows_pooling(given: Mapping[str, Any]) -> bool:
-    """Tell whether the final norm is that after the pooling, as an average or a maximum has it by default."""
+    """Return whether the final norm follows the pooling, as by default for an average or a maximum."""
     after = given["fc_norm"]
     return given["global_pool"] in ("avg", "avgmax", "max") if after is None else bool(after)
 
 
 def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
-    """Return the arguments with which timm builds this model, those that have their default left out.
+    """Return the arguments with which timm builds this model, without those that have their default.
 
     Raises:
-        ExportError: names every part of the model that timm's VisionTransformer has no place for.
+        ExportError: lists every part of the model that timm's VisionTransformer cannot represent.
     """
     if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
         raise ExportError(
-            "timm's heads share the width of the model out:",
+            "timm's heads must add up to the width of the model:",
             [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"],
         )
     given = {one.name: one.theirs(getattr(config, one.field)) for one in ARGUMENTS if one.field is not None}
     given |= _joint_arguments(config)
     if lost := lost_fields(config, config_of(given)):
-        raise ExportError("timm's VisionTransformer cannot express this model:", lost)
+        raise ExportError("timm's VisionTransformer cannot represent this model:", lost)
     if given["fc_norm"] == norm_follows_pooling({**given, "fc_norm": None}) or not given["final_norm"]:
         given["fc_norm"] = None
     return {name: given[name] for name, default in DEFAULTS.items() if given[name] != default}
@@ -278,12 +278,12 @@ def _joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
 
 
 def timm_name_for(table: Mapping[Any, Any], ours: Any) -> Any:
-    """Return timm's word for ours, the first where it has several; the table's first where it has none."""
+    """Return timm's name for our value: the first if it has several, the first of the table if it has none."""
     return next((word for word, meaning in table.items() if meaning == ours), next(iter(table)))
 
 
 def ratio_of(width: int, hidden_size: int) -> float:
-    """Return a ratio that timm, which rounds down, turns back into this width."""
+    """Return a ratio from which timm, which rounds down, computes this width."""
     ratio = width / hidden_size
     return ratio if int(hidden_size * ratio) == width else (width + 0.5) / hidden_size
 
@@ -308,10 +308,10 @@ def architecture_of(name: str) -> dict[str, Any]:
 def architecture_for(config: PlainViTConfig) -> tuple[str, dict[str, Any]]:
     """Return the name and the `model_args` with which timm builds this model from a `config.json`.
 
-    Classes cannot be written as JSON: the name is that of an architecture that has them, the nearest one in all else.
+    JSON cannot store classes, so the name is that of an architecture with the same classes, otherwise the nearest one.
 
     Raises:
-        ExportError: for what timm builds in Python but has no architecture for.
+        ExportError: for a model that timm can build in Python but has no architecture for.
     """
     wanted = {**DEFAULTS, **arguments_for(config)}
     named = ("distilled", "stem_depths", "block_fn", "mlp_layer", "num_parallel", "fuse_out_proj", "embed_norm_layer")

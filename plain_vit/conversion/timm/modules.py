@@ -1,6 +1,6 @@
 """Live models of timm: reading their constructor arguments, and building them.
 
-Nothing of a live model goes unseen: what is read is built again, and the two are compared part by part.
+No part of a live model is overlooked: it is rebuilt from the arguments read, and the two are compared part by part.
 """
 
 import functools
@@ -15,7 +15,7 @@ from ...errors import ExportError
 from ..compare_modules import class_name, class_path, differences
 from .arguments import ARGUMENTS, BLOCKS, DEFAULTS, arguments_for
 
-# Classes that compute the same, by the name that timm's arguments have for them.
+# Classes by the name that timm's arguments have for them; those of one name compute the same.
 CLASSES = {
     "torch.nn.modules.normalization.LayerNorm": "layernorm",
     "timm.layers.norm.LayerNorm": "layernorm",
@@ -35,7 +35,7 @@ CLASSES = {
     "timm.layers.diff_attention.DiffAttention": "diff",
 }
 
-# Attributes of timm's modules that change no number of a forward pass, or only how the size of an image is checked.
+# Attributes of timm's modules that do not affect the forward pass, or only the check of the image size.
 SILENT_ATTRIBUTES = {
     "strict_img_size",  # ours takes any size
     "fused_attn",  # the order of operations, not the function
@@ -52,7 +52,7 @@ CLASS_PATHS = {
 
 @dataclass(frozen=True)
 class Parts:
-    """Where a live model has what `ARGUMENTS` asks for; of the three kinds of block each has its own names."""
+    """The parts of a live model that `ARGUMENTS` reads; each of the three types of block has its own names."""
 
     model: Any
     stem_depths: tuple[int, ...] | None
@@ -136,14 +136,14 @@ def arguments_of(module: Any) -> dict[str, Any]:
     if class_path(module) not in CLASS_PATHS:
         raise ExportError(
             f"{class_path(module)} is not a plain Vision Transformer and does not open yet: plain-vit opens timm's "
-            "VisionTransformer and VisionTransformerDistilled themselves, not classes derived from these"
+            "VisionTransformer and VisionTransformerDistilled themselves, not subclasses of them"
         )
     parts = Parts.of(module)
     return {argument.name: argument.module(parts) for argument in ARGUMENTS}
 
 
 def _first_block(module: Any) -> Any:
-    """Return the block that is taken for all; the comparison with the rebuilt model looks at the others."""
+    """Return the first block, from which arguments are read; comparison with the rebuilt model checks the others."""
     if len(module.blocks) == 0:
         raise ExportError("the model has no blocks (depth=0): its heads and norms cannot be read")
     block = module.blocks[0]
@@ -156,13 +156,13 @@ def _first_block(module: Any) -> Any:
 
 
 def _architecture(module: Any) -> str:
-    """Return what timm calls a model, with its class."""
+    """Return the class of a model and its name in timm."""
     named = (getattr(module, "pretrained_cfg", None) or {}).get("architecture")
     return f"{class_path(module)}{f' ({named})' if named else ''}"
 
 
 def _stem_depths(module: Any) -> tuple[int, ...] | None:
-    """Return the number of units of each stage of a hybrid's ResNet; None where patches are projected as they are."""
+    """Return the number of units of each stage of a hybrid's ResNet; None if the patches are projected directly."""
     patches = module.patch_embed
     if class_path(patches) == "timm.layers.patch_embed.PatchEmbed":
         return None
@@ -183,21 +183,21 @@ def _stem_depths(module: Any) -> tuple[int, ...] | None:
 
 
 def unknown_parts(module: Any, config: PlainViTConfig) -> list[str]:
-    """Return what sets a live model apart from the one that timm would build from our config of it."""
+    """Return the differences of a live model to the one that timm builds from our config of it."""
     rebuilt = build(config, device="meta", dynamic=module.dynamic_img_size)
     return differences(module, rebuilt, CLASSES, SILENT_ATTRIBUTES)
 
 
 def build(config: PlainViTConfig, device: torch.device | str | None = None, dynamic: bool | None = None) -> nn.Module:
-    """Return timm's own model for this config, with fresh weights.
+    """Return timm's own model for this config, with random weights.
 
     Args:
         config: Ours.
         device: Where its tensors are.
-        dynamic: Whether it takes images of other sizes; if not given, where it resamples positions as ours does.
+        dynamic: Whether it accepts images of other sizes (default: if it resamples positions like ours).
 
     Raises:
-        ExportError: names every part that timm cannot express.
+        ExportError: names every part that timm cannot represent.
     """
     from timm import layers
     from timm.models import deit, vision_transformer, vision_transformer_hybrid
@@ -215,7 +215,7 @@ def build(config: PlainViTConfig, device: torch.device | str | None = None, dyna
     if fused:
         block = functools.partial(block, fuse_out_proj=True)
     kind = deit.VisionTransformerDistilled if arguments.pop("distilled") else vision_transformer.VisionTransformer
-    # timm resamples positions in one way only, and no partial patches; otherwise its model stays at the native size.
+    # timm has one way to resample positions, without partial patches; otherwise its model keeps the native size.
     if dynamic is None:
         dynamic = config.position_resampling == "bicubic_antialias" and not config.drop_partial_patches
     stem_depths = arguments.pop("stem_depths")

@@ -11,7 +11,7 @@ from ...image_processing_plain_vit import PlainViTImageProcessor, SourcePreproce
 from ..infer import pair
 from ..pixels import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, unknown_value
 
-# What timm's transform takes for a key that a pretrained_cfg leaves out (timm/data/config.py, timm/data/constants.py).
+# Defaults of timm's transform for keys missing in a pretrained_cfg (timm/data/config.py, timm/data/constants.py).
 TIMM_DEFAULTS: dict[str, Any] = {
     "input_size": (3, 224, 224),
     "interpolation": "bicubic",
@@ -28,13 +28,12 @@ def processor_from_timm(
     num_channels: int | None = None,
     image_size: int | Sequence[int] | None = None,
 ) -> PlainViTImageProcessor:
-    """Prepare the same pixels as timm's evaluation transform.
+    """Return a processor with the same pixels as timm's evaluation transform.
 
     Args:
-        pretrained_cfg: As in a timm model or in the `config.json` beside its weights; keys that it leaves out
-            mean what timm takes them to mean.
-        num_channels: Channels of the model, where they differ from the first of `input_size`.
-        image_size: Pixels, an int or (height, width), where the model was built for another size than `input_size`.
+        pretrained_cfg: As in a timm model or in its `config.json`; missing keys have timm's defaults.
+        num_channels: Channels of the model, if they differ from the first entry of `input_size`.
+        image_size: Pixels, an int or (height, width), if the model was built for another size than `input_size`.
 
     Raises:
         CheckpointError: if the entries contradict each other or timm itself cannot use them.
@@ -42,7 +41,7 @@ def processor_from_timm(
     Source:
         timm 1.0.31, `resolve_data_config` and `transforms_imagenet_eval`.
     """
-    # timm takes its default for whatever is empty, 0 included.
+    # timm uses its default for any empty value, including 0.
     cfg: dict[str, Any] = {key: pretrained_cfg.get(key) or default for key, default in TIMM_DEFAULTS.items()}
     if cfg["interpolation"] not in INTERPOLATIONS:
         raise CheckpointError(unknown_value("interpolation", cfg["interpolation"], INTERPOLATIONS))
@@ -51,7 +50,7 @@ def processor_from_timm(
     height, width = pair(image_size or cfg["input_size"][-2:])
     if not 1e-3 <= cfg["crop_pct"] <= 1e3:
         raise CheckpointError(
-            f"crop_pct is {cfg['crop_pct']}: expected the share of an image that is kept, such as 0.9"
+            f"crop_pct is {cfg['crop_pct']}: expected the fraction of an image that is kept, such as 0.9"
         )
     scaled = {side: math.floor(pixels / cfg["crop_pct"]) for side, pixels in (("height", height), ("width", width))}
     settings: dict[str, Any] = {"size": scaled, "crop_size": {"height": height, "width": width}, "do_center_crop": True}
@@ -112,7 +111,7 @@ def processor_to_timm(processor: BaseImageProcessor) -> dict[str, Any]:
         faults["resize_mode='cover' of a square size"] = mode == "cover" and scaled[0] == scaled[1]
     if any(faults.values()):
         raise ExportError(
-            "timm's evaluation transform cannot express this image processor: pass another one, or none",
+            "timm's evaluation transform cannot represent this image processor: pass another one, or none",
             [part for part, is_there in faults.items() if is_there],
         )
     return {
@@ -126,19 +125,19 @@ def processor_to_timm(processor: BaseImageProcessor) -> dict[str, Any]:
 
 
 def _per_channel(name: str, levels: Sequence[float], channels: int) -> tuple[float, ...]:
-    """Return one level per channel; a list of another length tells them only where all its levels are equal."""
+    """Return one value per channel; a list of another length is accepted only if all its values are equal."""
     if len(levels) == channels:
         return tuple(levels)
     if len(set(levels)) == 1:
         return tuple(levels[:1]) * channels
     raise CheckpointError(
-        f"{name} has {len(levels)} levels {tuple(levels)} and the model {channels} channels: "
+        f"{name} has {len(levels)} values {tuple(levels)} and the model {channels} channels: "
         "give image_mean and image_std, one number per channel"
     )
 
 
 def _crop_pct(crop: tuple[int, int], scaled: tuple[int, int]) -> float | None:
-    """Return the shortest decimal share that timm turns from this crop into these sides before it."""
+    """Return the shortest decimal fraction from which timm computes this resized size for this crop."""
     largest = min(side / pixels for side, pixels in zip(crop, scaled, strict=True))
     for digits in range(1, 18):
         for share in (round(largest, digits), math.floor(largest * 10**digits) / 10**digits):

@@ -1,7 +1,7 @@
-"""Settings that a state dict with timm's names shows by names and shapes, and those that must be given.
+"""Settings inferred from names and shapes of a state dict with timm's names, and those that must be given.
 
-Heads, scale, epsilon, activation and more change logits and show in no tensor. A name of timm's, or the caller, settles
-them; shapes that a named architecture has too are not that architecture.
+Heads, scale, epsilon, activation and more affect the logits but no shape. They come from a timm architecture name or
+from the caller; the same shapes as an architecture do not prove that it is that architecture.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import torch
 
 from ...configuration_plain_vit import PlainViTConfig, stem_stride
 from ...errors import AmbiguousCheckpointError, CheckpointError, MappingError, UnknownFormatError
-from ..format import SCALES, Description, Hints, Inference, Size, unheeded
+from ..format import SCALES, Description, Hints, Inference, Size, unused_hints
 from ..infer import head_counts, image_sizes
 from .architectures import ARCHITECTURES
 from .arguments import (
@@ -32,23 +32,23 @@ from .arguments import (
 )
 from .families import FAMILIES, LOOKALIKES
 
-# What code alone can say, since no config.json holds a class, and what tensors show.
+# Arguments set only in code, since no config.json can store a class, but shown by the tensors.
 CODE_ONLY = (
     *("mlp_layer", "norm_layer", "block_fn", "attn_layer", "embed_norm", "num_parallel", "fuse_out_proj"),
     *("stem_depths",),
 )
-POOLED_TOKENS = ("mean", "max", "mean_max", "map")  # poolings that may or may not read the tokens before the patches
-ELONGATED = 4  # ratio of sides beyond which a grid says that the rows are of something else
+POOLED_TOKENS = ("mean", "max", "mean_max", "map")  # poolings that may or may not include the tokens before the patches
+ELONGATED = 4  # ratio of sides beyond which a grid is implausible
 
 
 @dataclass
 class Settled:
-    """What a state dict is: the arguments of timm's constructor, and what settled them.
+    """The settings of a state dict: arguments of timm's constructor, and their origins.
 
     Args:
         arguments: As in `DEFAULTS`, without classes and channels.
-        inferences: What was read off what.
-        fields: Of our config, which no argument of timm's decides.
+        inferences: The inferred values and their origins.
+        fields: Fields of our config without a timm argument.
     """
 
     arguments: dict[str, Any]
@@ -64,7 +64,7 @@ def shape_of(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Size:
     """Return the shape of a tensor that every model of timm has.
 
     Raises:
-        MappingError: It is not there.
+        MappingError: It is missing.
     """
     if name not in tensors:
         raise MappingError("the tensors have timm's names, but not all of them:", [f"missing: {name!r}"])
@@ -73,19 +73,19 @@ def shape_of(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Size:
 
 @dataclass(frozen=True)
 class Parts:
-    """The names and shapes of a state dict, and where it has what `ARGUMENTS` asks for.
+    """The names and shapes of a state dict, with the parts that `ARGUMENTS` reads.
 
     Args:
         names: The tensors by name.
         kernel: Shape of the projection of the patches.
-        kind: timm's class of its blocks; those that end in their norms look like those that begin with them.
-        differential: Whether scores are the difference of two.
-        attention: What precedes the names of the first attention.
-        mlp: What precedes those of the first MLP.
+        kind: timm's class of its blocks; pre-norm and post-norm blocks look the same.
+        differential: Whether the attention is differential.
+        attention: Prefix of the first attention.
+        mlp: Prefix of the first MLP.
         norm: Name of the first norm.
         qkv: Name of the first projection of queries, keys and values.
-        output: Name of the first projection of what attention gives.
-        width: Of the first layer of the MLP.
+        output: Name of the first output projection.
+        width: Width of the first layer of the MLP.
     """
 
     names: Mapping[str, torch.Tensor]
@@ -182,7 +182,7 @@ class Parts:
 
 
 def observed(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return what a state dict shows by its names and shapes: arguments, and what several of them make together.
+    """Return the observations of a state dict by names and shapes: arguments, and values that depend on several.
 
     Raises:
         MappingError: Tensors are missing that every model has.
@@ -206,9 +206,9 @@ def first_convolution(stem_depths: tuple[int, ...] | None) -> str:
 
 
 def expected_observations(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a state dict of these arguments shows, in the words of `observed`; channels are as they are there."""
+    """Return the observations expected for these arguments, as from `observed`; channels are copied from `known`."""
     given = {**DEFAULTS, **arguments}
-    # Tensors look alike in blocks that begin with their norms and that end in them, and with prr pooling and with none.
+    # Pre-norm and post-norm blocks have the same tensors, and so have prr and no pooling.
     block = "Block" if given["block_fn"] == "ResPostBlock" else given["block_fn"]
     after = norm_follows_pooling(given)
     return {name: given[name] for name in known if name in given} | {
@@ -238,11 +238,11 @@ def part_of(name: str) -> str:
 
 
 def families_of(names: Collection[str], known: Collection[str] = ()) -> list[str]:
-    """Return the files of timm, with what they call themselves, whose models alone have tensors of such names.
+    """Return the files of timm, with their titles, whose models are the only ones with such tensor names.
 
     Args:
-        names: Of the tensors.
-        known: The parts that timm's VisionTransformer has.
+        names: Names of the tensors.
+        known: The parts of timm's VisionTransformer.
     """
     parts = {part_of(name) for name in names if not name.endswith("num_batches_tracked")}
     foreign = parts - set(known)
@@ -250,7 +250,7 @@ def families_of(names: Collection[str], known: Collection[str] = ()) -> list[str
         return []
     found = {file: len(foreign & family.parts) for file, family in FAMILIES.items()}
     most = max(found.values())
-    # Heads are exchanged and parts added: not every name has to be the family's.
+    # Heads are replaced and parts added, so not every name must be of the family.
     if 2 * most < len(foreign) or 2 * len(parts & (set(known) | _all_parts(found, most))) < len(parts):
         return []
     return [f"{file}.py ({FAMILIES[file].title})" for file, count in found.items() if count == most]
@@ -274,7 +274,7 @@ def _as_family(names: Sequence[str]) -> str:
 
 
 def _grid(size: Size, known: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the grid of an image's patches, (rows, columns); what is left over at its edges is dropped."""
+    """Return the grid of an image's patches, (rows, columns); partial patches are dropped."""
     (height, width), (patch_height, patch_width) = pair(size), known["patch_size"]
     return height // patch_height, width // patch_width
 
@@ -300,17 +300,17 @@ def _fits(size: Size | None, patches: int, known: Mapping[str, Any]) -> bool:
 def _image_size(
     rows: int | None, no_embed_class: bool, known: Mapping[str, Any], hints: Hints, stated: Sequence[tuple[Any, str]]
 ) -> tuple[Any, str] | list[tuple[int, int]]:
-    """Return the image size of a named architecture and what says so, or the sizes that it can be.
+    """Return the image size of a named architecture and its origin, or the possible sizes.
 
     Args:
-        rows: Of the position table; None without one.
-        no_embed_class: Whether the tokens before the patches have none of them.
-        known: What `observed` returned.
-        hints: What the caller said.
-        stated: Sizes with what states them, the first that fits is taken.
+        rows: Rows of the position table; None without one.
+        no_embed_class: Whether the tokens before the patches have no rows.
+        known: The result of `observed`.
+        hints: The caller's hints.
+        stated: Candidate sizes with their origins; the first that fits is used.
 
     Raises:
-        CheckpointError: The size that the caller says does not fit the rows.
+        CheckpointError: The caller's size does not fit the rows.
     """
     if hints.image_size is not None:
         stated = [(pair(hints.image_size), "the caller")]
@@ -340,21 +340,21 @@ def settled_by_name(
     stated: Sequence[tuple[Any, str]],
     source: str,
 ) -> Settled:
-    """Return what a named architecture is, once the tensors agree with it.
+    """Return the settings of a named architecture, after checking that the tensors match it.
 
     Args:
         name: The architecture.
-        arguments: Its own, changed by the settings beside the tensors.
-        known: What `observed` returned.
-        rows: Of the position table.
-        hints: What the caller said.
-        stated: Image sizes in those settings, with what states them.
-        source: Who named it.
+        arguments: Its arguments, updated by the `config.json`.
+        known: The result of `observed`.
+        rows: Rows of the position table.
+        hints: The caller's hints.
+        stated: Image sizes in the `config.json`, with their origins.
+        source: Origin of the name.
 
     Raises:
-        MappingError: lists what the tensors show otherwise.
-        AmbiguousCheckpointError: for an image size that nothing says.
-        CheckpointError: for hints that contradict it.
+        MappingError: lists the differences to the tensors.
+        AmbiguousCheckpointError: for an unknown image size.
+        CheckpointError: for hints that contradict the architecture.
     """
     shown = expected_observations(arguments, known)
     if faults := [f"{key} is {shown[key]!r} there and {known[key]!r} in the tensors"
@@ -376,11 +376,11 @@ def settled_by_name(
         settled.inferences.append(Inference(key, value, f"the architecture that {source} names"))
     if hints.image_size is None:
         settled.inferences.append(Inference("image_size", pixels, whence))
-    if faults := unheeded(replace(hints, architecture=None), Description(config)):
+    if faults := unused_hints(replace(hints, architecture=None), Description(config)):
         full = ", ".join(f"{key}={value!r}" for key, value in _full_hints(config, hints, known).items())
         raise CheckpointError(
-            f"the hints contradict {name}, which {source} names: {'; '.join(faults)}. Leave them out; for a model that "
-            f"was modified name no architecture, and say all of it: {full}"
+            f"the hints contradict {name}, which {source} names: {'; '.join(faults)}. Omit them; for a modified "
+            f"model omit the architecture, and give all of: {full}"
         )
     return settled
 
@@ -390,7 +390,7 @@ def _no_row_for_a_patch(rows: int | None) -> MappingError:
 
 
 def _full_hints(config: PlainViTConfig, hints: Hints, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return hints that say all of a model: those of a config, changed by what the caller said."""
+    """Return hints that fully describe a model: those of a config, updated by the caller's."""
     full = {
         "num_attention_heads": config.num_attention_heads,
         "attention_scale": SCALES[0],
@@ -411,12 +411,12 @@ def _full_hints(config: PlainViTConfig, hints: Hints, known: Mapping[str, Any]) 
 
 
 def settled_by_hints(known: Mapping[str, Any], rows: int | None, hints: Hints) -> Settled:
-    """Return what the caller said of a state dict that comes without a name.
+    """Return the settings of a state dict without an architecture name, from the caller's hints.
 
     Raises:
-        AmbiguousCheckpointError: for all that neither the tensors nor the caller say, with the architectures that fit.
+        AmbiguousCheckpointError: lists all missing settings, with the architectures that fit.
         UnknownFormatError: The tensors are those of models that plain-vit does not open.
-        CheckpointError: for hints that cannot be.
+        CheckpointError: for impossible hints.
     """
     detail = _Detail(known, rows, hints)
     detail.settle()
@@ -427,9 +427,9 @@ def settled_by_hints(known: Mapping[str, Any], rows: int | None, hints: Hints) -
     asked = {name: detail.open[name] for name in ASKED if name in detail.open}
     if alike and not names:
         raise UnknownFormatError(
-            f"these tensors are those of {_as_family(alike)}, which plain-vit does not open: what turns their queries "
-            "and keys is in no tensor. For a model of your own that has such tensors, and a table of positions or none "
-            f"and no rotation, say all of: {', '.join(f'{name}=' for name in asked)}"
+            f"these tensors are those of {_as_family(alike)}, which plain-vit does not open: the rotation of their "
+            "queries and keys is in no tensor. For your own model with such tensors, with or without a position table "
+            f"but without rotation, give all of: {', '.join(f'{name}=' for name in asked)}"
         )
     warning = f" (they are also those of {_as_family(alike)}, which plain-vit does not open)" if alike else ""
     message = f"the tensors{warning} do not show everything that changes the logits; give"
@@ -445,7 +445,7 @@ ASKED = (
 
 
 class _Detail:
-    """Each argument of timm's constructor: seen in the tensors, said by the caller, or open."""
+    """Each argument of timm's constructor: from the tensors, from the caller, or missing."""
 
     def __init__(self, known: Mapping[str, Any], rows: int | None, hints: Hints):
         self.known = known
@@ -463,21 +463,21 @@ class _Detail:
         self.settled = Settled(arguments, [])
 
     def settle(self) -> None:
-        """Settle what can be, and collect what is open."""
+        """Determine all arguments, and collect the missing ones."""
         self._attention()
         self._layers()
         self._pooling()
         self._positions()
 
     def ask(self, name: str, candidates: Sequence[object]) -> Any:
-        """Return what the caller said, or note that it is open."""
+        """Return the caller's hint, or record it as missing."""
         said = getattr(self.hints, name)
         if said is None:
             self.open[name] = candidates
         return said
 
     def infer(self, field: str, value: object, source: str) -> None:
-        """Note what was read off the tensors."""
+        """Record a value inferred from the tensors."""
         self.settled.inferences.append(Inference(field, value, source))
 
     def _attention(self) -> None:
@@ -492,10 +492,10 @@ class _Detail:
         else:
             heads = self.ask("num_attention_heads", head_counts(width))
         if heads is not None and (heads < 1 or width % heads):
-            raise CheckpointError(f"{heads} heads do not share out the width {width}: expected a divisor of it")
+            raise CheckpointError(f"{heads} heads do not divide the width {width}: expected a divisor of it")
         self.settled.arguments["num_heads"] = heads
         if differential:
-            self.infer("attention_scale", "half of head_dim, **-0.5", "timm's DiffAttention, which has no other")
+            self.infer("attention_scale", "half of head_dim, **-0.5", "timm's DiffAttention, the only value there")
         elif self.ask("attention_scale", SCALES) is not None and heads is not None:
             scale = hints.scale(width, width // heads)
             if scale != (width // heads) ** -0.5:
@@ -509,9 +509,9 @@ class _Detail:
         acts.sort(key=lambda act: gated and act != "silu")
         act = self.ask("hidden_act", acts)
         arguments["act_layer"] = DEFAULTS["act_layer"] if act is None else timm_name_for(ACTIVATIONS, act)
-        if known["norm_layer"] == "rmsnorm":  # by its tensors also a LayerNorm without bias, and timm's SimpleNorm
+        if known["norm_layer"] == "rmsnorm":  # a LayerNorm without bias and timm's SimpleNorm have the same tensors
             self.ask("norm_type", ["rms_norm"])
-        if known["mlp_layer"] == "SwiGLUPacked":  # by its tensors also a GLU whose gate is the second half
+        if known["mlp_layer"] == "SwiGLUPacked":  # a GLU whose gate is the second half has the same tensors
             self.ask("mlp_type", ["swiglu_packed"])
         if known["block_fn"] != "Block":
             self.infer("block_type", BLOCKS[known["block_fn"]], "the names of the tensors")
@@ -521,25 +521,29 @@ class _Detail:
             block = self.ask("block_type", ["sequential", "post_norm"])
             arguments["block_fn"] = "ResPostBlock" if block == "post_norm" else "Block"
         if known["stem_depths"] is not None:
-            self.infer("stem_style", "timm", "timm's hybrids of a ResNet-V2, which have no other")
+            self.infer("stem_style", "timm", "timm's hybrids of a ResNet-V2, the only one there")
 
     def _pooling(self) -> None:
         known, hints, arguments = self.known, self.hints, self.settled.arguments
         pooling = hints.pooling
         if known["distilled"]:
-            self.infer("pooling", "cls", "dist_token, which timm reads beside the class token")
+            self.infer("pooling", "cls", "dist_token, which timm uses together with the class token")
             pooling = "cls"
         elif known["map"]:
-            pooling = self.ask("pooling", ["map"])  # by its tensors also one with other heads than the blocks
+            pooling = self.ask("pooling", ["map"])  # one with another number of heads has the same tensors
             if pooling not in (None, "map"):
-                raise CheckpointError(f"pooling={pooling!r} has no weights of its own, and attn_pool is there")
+                raise CheckpointError(
+                    f"pooling={pooling!r} has no weights, but the tensors contain attn_pool: expected 'map'"
+                )
         else:
             averaging = ["mean", "max", "mean_max"]
             others = ["cls"] if known["class_token"] else []
             usual = [*averaging, *others] if known["fc_norm"] or not others else [*others, *averaging]
             pooling = self.ask("pooling", [*usual, "none", "prr"])
             if pooling == "map":
-                raise CheckpointError("pooling='map' reads with weights of its own, attn_pool, which are not there")
+                raise CheckpointError(
+                    "pooling='map' needs the weights attn_pool, which are missing: give another pooling"
+                )
         if prefix_of(known) and pooling in (None, *POOLED_TOKENS):
             self.ask("pool_prefix_tokens", [False, True])
         arguments["pool_include_prefix"] = bool(hints.pool_prefix_tokens)
@@ -558,7 +562,7 @@ class _Detail:
         patches = {on_prefix: rows - (prefix_of(known) if on_prefix else 0) for on_prefix in choices}
         if hints.image_size is None:
             sizes = [image_sizes(count, known["patch_size"]) for count in patches.values() if count > 0]
-            # A square before what is none, with positions of the class token before without.
+            # Square grids first, and those with a position of the class token before those without.
             sizes.sort(key=lambda one: not _is_square(one[0], known))
             merged = dict.fromkeys(size for group in itertools.zip_longest(*sizes) for size in group if size)
             if not merged:
@@ -582,10 +586,10 @@ class _Detail:
 def fitting(
     known: Mapping[str, Any], rows: int | None, hints: Hints
 ) -> tuple[list[str], dict[str, Sequence[tuple[int, int]]]]:
-    """Return the architectures that have these shapes and all that the caller said, the likeliest first.
+    """Return the architectures with these shapes and the caller's hints, the most likely first.
 
-    An architecture of just this grid comes first, then one whose rows make a square; where none has this grid the
-    second value asks for the size as well.
+    Architectures with this grid come first, then those whose rows form a square; if none has this grid, the second
+    value also asks for the image size.
     """
     ranked: dict[str, int] = {}
     sizes: Sequence[tuple[int, int]] = ()
@@ -593,7 +597,7 @@ def fitting(
         if expected_observations(entry, known) != known:
             continue
         config = Settled(dict(entry), []).config(known)
-        if unheeded(replace(hints, image_size=None), Description(config)):
+        if unused_hints(replace(hints, image_size=None), Description(config)):
             continue
         try:
             size = _image_size(rows, entry.get("no_embed_class", False), known, hints, [(entry["img_size"], name)])

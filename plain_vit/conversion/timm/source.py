@@ -1,8 +1,8 @@
 """timm's VisionTransformer and VisionTransformerDistilled: live modules, files, and export.
 
-Everything goes through the arguments that timm's own constructor takes (`arguments.py`): a live module is read
-back into them (`modules.py`), a checkpoint's `architecture` and `model_args` are them, and what a bare state dict
-shows of them is compared with all architectures that timm has (`shapes.py`).
+Everything is based on the arguments of timm's own constructor (`arguments.py`): they are read from a live module
+(`modules.py`), stored as `architecture` and `model_args` in a checkpoint, and those inferred from a bare state dict are
+compared with all architectures of timm (`shapes.py`).
 """
 
 import fnmatch
@@ -46,7 +46,7 @@ from .shapes import (
     settled_by_name,
 )
 
-# Data sets whose classes timm knows by their number.
+# Datasets that timm identifies by their number of classes.
 IMAGENETS = {
     1000: "imagenet-1k",
     11221: "imagenet-21k-miil",
@@ -56,7 +56,7 @@ IMAGENETS = {
     21843: "imagenet-21k-goog",
 }
 
-# Tensors beside the encoder in the files of its pre-training.
+# Tensors other than the encoder's in its pre-training checkpoints.
 IGNORED = (
     ("decoder_*", "the decoder of the masked autoencoder"),
     ("mask_token", "replaces hidden patches in the decoder of the masked autoencoder"),
@@ -239,10 +239,10 @@ def own_parts() -> set[str]:
 
 
 def _refuse_other_families(names: Collection[str]) -> None:
-    """Refuse the models of timm that plain-vit does not open, by what they call themselves.
+    """Refuse the models of timm that plain-vit does not open, by the title of their file.
 
     Raises:
-        UnknownFormatError: Names of tensors are theirs alone.
+        UnknownFormatError: Only their models have such tensor names.
     """
     own = own_parts()
     ignored = {name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern, _ in IGNORED)}
@@ -255,16 +255,16 @@ def _refuse_other_families(names: Collection[str]) -> None:
 
 
 def _settled_by_folder(settings: Mapping[str, Any], known: dict[str, Any], rows: int | None, hints: Hints) -> Settled:
-    """Return what a `config.json` and the tensors beside it are.
+    """Return the settings of a `config.json` and its tensors.
 
     Raises:
-        AmbiguousCheckpointError: for what code gave and no `config.json` can hold.
+        AmbiguousCheckpointError: for arguments set in code, which no `config.json` can store.
     """
     name, given = settings["architecture"], _model_args(settings)
     arguments = {**architecture_of(name), **given}
     if hints.architecture and architecture_of(hints.architecture) is not architecture_of(name):
-        raise CheckpointError(f"architecture={hints.architecture!r}: config.json says {name!r}. Leave the hint out")
-    config_of(arguments)  # refuses what no model of ours has
+        raise CheckpointError(f"architecture={hints.architecture!r}: config.json says {name!r}. Omit the hint")
+    config_of(arguments)  # refuses arguments without a counterpart
     _check_one_epsilon(architecture_of(name), given)
     arguments, inferences = _with_code(arguments, given, known, hints)
     if settings.get("global_pool") not in (None, {**DEFAULTS, **arguments}["global_pool"]):
@@ -277,14 +277,14 @@ def _settled_by_folder(settings: Mapping[str, Any], known: dict[str, Any], rows:
 
 
 def _check_one_epsilon(architecture: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse a norm of the patches and norms of the blocks that differ in their epsilon.
+    """Refuse a patch norm whose epsilon differs from that of the block norms.
 
     Args:
         architecture: The arguments of the name.
-        given: Those of `config.json`, where a norm is named by a word and then has timm's own epsilon.
+        given: Those of `config.json`, in which a norm given by name has timm's default epsilon.
 
     Raises:
-        ExportError: They do.
+        ExportError: They differ.
     """
     both = {**DEFAULTS, **architecture, **given}
     named = {**DEFAULTS, **architecture}["norm_eps"]
@@ -301,16 +301,16 @@ def _check_one_epsilon(architecture: Mapping[str, Any], given: Mapping[str, Any]
 def _with_code(
     arguments: dict[str, Any], given: Mapping[str, Any], known: Mapping[str, Any], hints: Hints
 ) -> tuple[dict[str, Any], list[Inference]]:
-    """Return the arguments with the classes that the tensors show and no `config.json` can hold.
+    """Return the arguments with the classes that the tensors show and no `config.json` can store.
 
     Args:
         arguments: Those of the architecture and of `config.json`.
         given: Those of `config.json` alone.
-        known: What the tensors show.
-        hints: What the caller said of what they do not show.
+        known: The observations of the tensors.
+        hints: The caller's hints.
 
     Raises:
-        AmbiguousCheckpointError: for what such a class leaves open.
+        AmbiguousCheckpointError: for settings that such a class does not determine.
     """
     shown, inferences, arguments = expected_observations(arguments, known), [], dict(arguments)
     open_: dict[str, list[object]] = {}
@@ -351,10 +351,10 @@ def _with_code(
 
 
 def _pooling_of_two(arguments: Mapping[str, Any], other: str, known: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
-    """Return the arguments of a pooling where `config.json` says two: what the model was built with and what it had.
+    """Return the arguments of the pooling if `config.json` contains two: that of the arguments and the final one.
 
     Raises:
-        AmbiguousCheckpointError: The caller does not say which.
+        AmbiguousCheckpointError: The caller gives neither.
     """
     built = {**DEFAULTS, **arguments}["global_pool"]
     if hints.pooling is None:
@@ -374,7 +374,7 @@ def _model_args(settings: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(given.get(name), str):
             given[name] = given[name].lower() if name == "act_layer" else given[name].lower().replace("_", "")
     if given.get("norm_layer"):
-        given["norm_eps"] = DEFAULTS["norm_eps"]  # named by a word, a norm has timm's own epsilon
+        given["norm_eps"] = DEFAULTS["norm_eps"]  # a norm given by name has timm's default epsilon
     return given
 
 
@@ -392,7 +392,7 @@ def _labels(cfg: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
     names = cfg.get("label_names")
     if not names or cfg.get("num_classes", num_classes) != num_classes:
         return {}
-    if isinstance(names, Mapping):  # the index of each, where some have none
+    if isinstance(names, Mapping):  # by index, possibly not for all
         named = {int(index): name for index, name in names.items()}
         return label_fields([named.get(index, f"LABEL_{index}") for index in range(num_classes)])
     if len(names) != num_classes:
@@ -403,7 +403,7 @@ def _labels(cfg: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
 
 
 def _imagenet_labels(config: PlainViTConfig) -> list[Inference]:
-    """Name the classes of an ImageNet, which timm tells by their number, where timm is there to name them."""
+    """Set the class names of an ImageNet, which timm identifies by their number, if timm is installed."""
     subset = IMAGENETS.get(config.num_labels or 0)
     if subset is None:
         return []
@@ -427,23 +427,23 @@ class TimmFormat(Format):
     published_files: Mapping[str, str] = PUBLISHED_FILES
 
     def matches_names(self, names: Collection[str]) -> bool:
-        """Tell whether a state dict has timm's names."""
+        """Return whether a state dict has timm's names."""
         return "patch_embed.proj.weight" in names and any(name.startswith("blocks.0.") for name in names)
 
     def names_of_others(self, names: Collection[str]) -> str | None:
-        """Name the models of timm that have such tensors and that plain-vit does not open."""
+        """Return the unsupported models of timm that have such tensors, if any."""
         families = families_of(names, own_parts())
         return f"timm's {' or '.join(families)}" if families else None
 
     def matches_module(self, module: nn.Module) -> bool:
-        """Tell whether a live module is one of timm's Vision Transformers, or derived from one."""
+        """Return whether a live module is one of timm's Vision Transformers, or derived from one."""
         return any(f"{base.__module__}.{base.__qualname__}" in CLASS_PATHS for base in type(module).__mro__)
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
-        """Read the configuration off a live module, which says everything: hints are not needed.
+        """Read the configuration of a live module, which determines everything: hints are not needed.
 
         Raises:
-            ExportError: names every part that plain-vit does not know.
+            ExportError: lists every part that plain-vit does not support.
         """
         arguments = arguments_of(module)
         cfg = getattr(module, "pretrained_cfg", None) or {}
@@ -456,12 +456,12 @@ class TimmFormat(Format):
         return Description(config)
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
-        """Read the configuration off a state dict and, where it lay in timm's folder, its `config.json`.
+        """Read the configuration of a state dict and, in a folder of timm, its `config.json`.
 
         Raises:
-            AmbiguousCheckpointError: names what neither says.
+            AmbiguousCheckpointError: lists the settings in neither.
             UnknownFormatError: The tensors are of a model of timm's that plain-vit does not open.
-            MappingError: They are not of the architecture that is named.
+            MappingError: They do not match the named architecture.
         """
         _refuse_other_families(tensors)
         known = observed(tensors)
@@ -493,9 +493,9 @@ class TimmFormat(Format):
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
-        """Return a processor with the pixels of timm's evaluation transform.
+        """Return a processor with the preprocessing of timm's evaluation transform.
 
-        Where there is no `config.json`, the installed timm knows the preprocessing of an architecture by its name.
+        Without a `config.json`, the installed timm gives the preprocessing of an architecture by its name.
         """
         cfg, assumed = _pretrained_cfg(settings), []
         if not cfg and hints.architecture and importlib.util.find_spec("timm"):
@@ -506,8 +506,8 @@ class TimmFormat(Format):
             assumed = [f"pixels are prepared as timm does for {hints.architecture} (tag {cfg.get('tag')})"]
         if not cfg:
             return super().image_processor(config, settings, preprocessor, hints)
-        said = {"mean": hints.image_mean, "std": hints.image_std}
-        cfg |= {name: value for name, value in said.items() if value is not None}
+        given = {"mean": hints.image_mean, "std": hints.image_std}
+        cfg |= {name: value for name, value in given.items() if value is not None}
         return processor_from_timm(cfg, num_channels=config.num_channels, image_size=config.image_size), assumed
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
@@ -518,7 +518,7 @@ class TimmFormat(Format):
         return rows
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
-        """Let timm build the architecture that was named, with the arguments of its own `config.json`."""
+        """Let timm build the named architecture, with the arguments of its `config.json`."""
         named = next((one.value for one in description.inferences if one.field == "architecture"), None)
         config = description.config
         from_code = {one.field for one in description.inferences} & set(CODE_ONLY)
@@ -528,7 +528,7 @@ class TimmFormat(Format):
             return None  # the caller chose the other of two
         import timm
 
-        # What the tensors show of an architecture is free to differ: head, channels, image size.
+        # These arguments may differ from the architecture: head, channels, image size.
         given = dict(settings.get("model_args") or {})
         given |= {"num_classes": config.num_labels, "in_chans": config.num_channels, "img_size": config.image_shape}
         if "global_pool" in settings:
@@ -536,13 +536,15 @@ class TimmFormat(Format):
         return timm.create_model(str(named), pretrained=False, **given)
 
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
-        """Build timm's own model of this config, with fresh weights.
+        """Build timm's own model of this config, with random weights.
 
         Raises:
-            ExportError: names every part that timm cannot express.
+            ExportError: names every part that timm cannot represent.
         """
         if layout is not None:
-            raise ExportError(f"timm builds no model with the names of layout {layout!r}: leave it out for today's")
+            raise ExportError(
+                f"timm builds no model with the names of layout {layout!r}: omit it for the current names"
+            )
         return build(config)
 
     def write(
@@ -553,7 +555,7 @@ class TimmFormat(Format):
         `timm.create_model("local-dir:PATH", pretrained=True)` opens the folder.
 
         Raises:
-            ExportError: names every part of the model or of the image processor that timm cannot express.
+            ExportError: names every part of the model or of the image processor that timm cannot represent.
         """
         architecture, model_args = architecture_for(config)
         input_size = (config.num_channels, *config.image_shape)

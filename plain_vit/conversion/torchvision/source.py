@@ -24,7 +24,7 @@ from .pixels import processor_from_torchvision
 CLASS = "torchvision.models.vision_transformer.VisionTransformer"
 EPS = 1e-6  # partial(nn.LayerNorm, eps=1e-6) in every builder
 
-# What all these models have that is not our default, and the fields that arguments of theirs decide.
+# Fields of all these models that differ from our defaults, and the fields set by their arguments.
 FIXED_FIELDS: dict[str, Any] = {"position_resampling": "bicubic_align_corners"}
 ARGUMENT_FIELDS = (
     "image_size", "patch_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
@@ -32,10 +32,10 @@ ARGUMENT_FIELDS = (
     "representation_size", "num_labels",
 )  # fmt: skip
 
-# What the names of published files have beyond that of their architecture.
+# Suffix of the names of published files after their architecture.
 PUBLISHED_NAME = re.compile(r"(_lc)?(_swag)?-[0-9a-f]{8}$")
 
-# Attributes that change no number: what was given beside the parts that were made from it.
+# Attributes that do not affect the outputs: constructor arguments stored in addition to the parts.
 SILENT_ATTRIBUTES = {"seq_length", "inplace", "representation_size", "num_classes", "norm_layer"}
 
 BLOCK, LAYER = "encoder.layers.encoder_layer_{}", "vit.layers.{}"
@@ -59,11 +59,11 @@ HEAD = "heads.head"
 
 @dataclass(frozen=True)
 class Layout:
-    """What differs from today's own names; reports and hints have it as words, such as "linear heads.1".
+    """Differences to torchvision's current names; as text in reports and hints, such as "linear heads.1".
 
     Args:
         linear: Whether the MLP has the names of earlier releases.
-        head: Where the classifier is: another place than torchvision's own where it was exchanged for another.
+        head: Path of the classifier, which differs from torchvision's own if it was replaced.
     """
 
     linear: bool = False
@@ -71,7 +71,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str | None) -> "Layout":
-        """Read the words."""
+        """Parse the text of a layout."""
         words = (text or "").split()
         return cls("linear" in words, next((word for word in words if word.startswith("heads")), HEAD))
 
@@ -82,7 +82,7 @@ class Layout:
 class TorchvisionFormat(Format):
     """torchvision's Vision Transformers.
 
-    The words of `Layout` name what differs from today's own names.
+    The text of a `Layout` gives the differences to torchvision's current names.
     """
 
     name = "torchvision"
@@ -90,18 +90,18 @@ class TorchvisionFormat(Format):
     suffixes: tuple[str, ...] = (".pth", ".pt", ".safetensors")
 
     def matches_names(self, names: Collection[str]) -> bool:
-        """Tell whether a state dict has torchvision's names."""
+        """Return whether a state dict has torchvision's names."""
         return "conv_proj.weight" in names and "encoder.pos_embedding" in names
 
     def matches_module(self, module: nn.Module) -> bool:
-        """Tell whether a live module is torchvision's, or derived from it."""
+        """Return whether a live module is torchvision's, or derived from it."""
         return any(f"{base.__module__}.{base.__qualname__}" == CLASS for base in type(module).__mro__)
 
     def describe_module(self, module: Any, hints: Hints) -> Description:
-        """Read the configuration off a live module, which says everything: hints are not needed.
+        """Read the configuration of a live module, which determines everything: hints are not needed.
 
         Raises:
-            ExportError: names every part that plain-vit does not know.
+            ExportError: lists every part that plain-vit does not support.
         """
         if class_path(module) != CLASS:
             raise ExportError(f"{class_path(module)} is derived from torchvision's VisionTransformer: pass that itself")
@@ -134,7 +134,7 @@ class TorchvisionFormat(Format):
         return Description(config, head)
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
-        """Read the configuration off a state dict.
+        """Read the configuration of a state dict.
 
         Raises:
             AmbiguousCheckpointError: for heads and epsilon, which no tensor shows.
@@ -179,7 +179,7 @@ class TorchvisionFormat(Format):
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
-        """Return what torchvision publishes with a file that the caller names, else what must be assumed."""
+        """Return the preprocessing that torchvision publishes with the file named by the caller, else a default."""
         if hints.architecture in TORCHVISION_FILES:
             return processor_from_torchvision(hints.architecture), ()
         processor, assumed = super().image_processor(config, settings, preprocessor, hints)
@@ -202,7 +202,7 @@ class TorchvisionFormat(Format):
         ]
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
-        """Call torchvision's own builder, where the architecture was named and the head is where it puts it."""
+        """Call torchvision's own builder, if the architecture was named and the head is in its usual place."""
         named = next((one.value for one in description.inferences if one.field == "architecture"), None)
         config = description.config
         if named is None or not config.num_labels or Layout.parse(description.layout) != Layout():
@@ -215,10 +215,10 @@ class TorchvisionFormat(Format):
         return builder(num_classes=config.num_labels, image_size=config.image_size)
 
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
-        """Build torchvision's own model of this config, with fresh weights.
+        """Build torchvision's own model of this config, with random weights.
 
         Raises:
-            ExportError: names every part of the model that torchvision has no place for.
+            ExportError: lists every part of the model that torchvision cannot represent.
         """
         from torchvision.models.vision_transformer import VisionTransformer
 
@@ -232,7 +232,7 @@ class TorchvisionFormat(Format):
             mlp_dim=config.intermediate_size,
             dropout=config.hidden_dropout_prob,
             attention_dropout=config.attention_probs_dropout_prob,
-            num_classes=config.num_labels or 1,  # exchanged below where there are none
+            num_classes=config.num_labels or 1,  # replaced below if there are none
             representation_size=config.representation_size,
             norm_layer=functools.partial(nn.LayerNorm, eps=config.layer_norm_eps),
         )
@@ -250,13 +250,13 @@ class TorchvisionFormat(Format):
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:
-        """Write the state dict, with `torch.save` or as safetensors; the format has no place for a processor."""
+        """Write the state dict, with `torch.save` or as safetensors; the format stores no processor."""
         _check_expressible(config)
         write_state_dict(revert(self.rows(config, layout), tensors, config), path)
 
 
 def _read_heads(heads: nn.Module) -> tuple[str | None, float, dict[str, Any]]:
-    """Return the layout word, the dropout and the fields of our config for what follows the class token."""
+    """Return the layout, the dropout and the fields of our config of the head."""
     parts = {"heads" + ("." + path if path else ""): part for path, part in heads.named_modules(remove_duplicate=False)}
     leaves = [(path, part) for path, part in parts.items() if type(part) not in (nn.Identity, nn.Sequential)]
     fields: dict[str, Any] = {"num_labels": 0}
@@ -280,21 +280,21 @@ def _read_heads(heads: nn.Module) -> tuple[str | None, float, dict[str, Any]]:
 
 
 def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, Any], list[Inference]]:
-    """Return the heads and the epsilon, and what says them: a named architecture, or the caller.
+    """Return the heads and the epsilon, and their origin: a named architecture, or the caller.
 
     Args:
-        shapes: What the tensors show of an architecture, in the order and the words of `ARCHITECTURES`.
-        hints: What the caller said.
+        shapes: The sizes of the tensors, in the order of `ARCHITECTURES`.
+        hints: The caller's hints.
 
     Raises:
-        AmbiguousCheckpointError: neither is there.
+        AmbiguousCheckpointError: Neither determines them.
         CheckpointError: for an architecture that torchvision does not have, or that has other shapes.
     """
     fitting: dict[str, int] = {name: heads for name, (*sizes, heads, mlp) in ARCHITECTURES.items()
                if [*sizes, mlp] == list(shapes.values())}  # fmt: skip
     code = [
-        Inference("attention_scale", "head_dim**-0.5", "torchvision's MultiheadAttention, which has no other"),
-        Inference("hidden_act", "gelu", "torchvision's MLPBlock, which has no other"),
+        Inference("attention_scale", "head_dim**-0.5", "torchvision's MultiheadAttention, the only value there"),
+        Inference("hidden_act", "gelu", "torchvision's MLPBlock, the only value there"),
     ]
     if hints.architecture is not None:
         name = PUBLISHED_NAME.sub("", hints.architecture)
@@ -318,7 +318,7 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
     if heads is None:
         open_["num_attention_heads"] = head_counts(width, next(iter(fitting.values()), None))
     elif width % heads:
-        raise CheckpointError(f"{heads} heads do not share out the width {width}: expected a divisor of it")
+        raise CheckpointError(f"{heads} heads do not divide the width {width}: expected a divisor of it")
     if eps is None:
         open_["layer_norm_eps"] = [EPS, 1e-5]
     if open_:
@@ -333,17 +333,17 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
 
 
 def _name_as_published(config: PlainViTConfig, file: str) -> Inference:
-    """Name the classes as torchvision does beside every file that it publishes."""
+    """Set the class names that torchvision publishes with all its files."""
     from torchvision.models import ViT_B_16_Weights
 
-    names = ViT_B_16_Weights.IMAGENET1K_V1.meta["categories"]  # the same beside all of them
+    names = ViT_B_16_Weights.IMAGENET1K_V1.meta["categories"]  # the same for all files
     for field, labels in label_fields(names).items():
         setattr(config, field, labels)
-    return Inference("id2label", "the classes of imagenet-1k", f"{file}, beside which torchvision names them")
+    return Inference("id2label", "the classes of imagenet-1k", f"{file}, with which torchvision publishes them")
 
 
 def _check_expressible(config: PlainViTConfig) -> None:
-    """Refuse a config that says anything that torchvision's constructor does not take."""
+    """Refuse a config that torchvision's constructor cannot represent."""
     size, patch, faults = config.image_size, config.patch_size, []
     if not isinstance(size, int) or not isinstance(patch, int):
         raise ExportError("torchvision has square images and patches only:", [f"{size=}", f"{patch=}"])
@@ -351,7 +351,7 @@ def _check_expressible(config: PlainViTConfig) -> None:
     if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
         faults = [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"]
     if faults := [*faults, *lost_fields(config, again)]:
-        raise ExportError("torchvision's VisionTransformer cannot express this model:", faults)
+        raise ExportError("torchvision's VisionTransformer cannot represent this model:", faults)
 
 
 TORCHVISION = TorchvisionFormat()

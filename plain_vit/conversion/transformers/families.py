@@ -475,12 +475,12 @@ class Architecture:
     """One class of transformers.
 
     Args:
-        family: What it is one of.
-        prefix: What precedes the names of its encoder.
-        head: The tensors beside the encoder.
-        fields: Our fields that the class itself settles.
-        ignored: Patterns of tensors that it holds and that nothing of ours needs, with the reason.
-        masked: It predicts hidden patches.
+        family: Its family.
+        prefix: Prefix of its encoder.
+        head: The tensors other than the encoder's.
+        fields: Our fields that the class determines.
+        ignored: Patterns of its tensors that our model does not use, with the reason.
+        masked: Whether it predicts masked patches.
     """
 
     family: Family
@@ -566,13 +566,13 @@ CANDIDATES = {
 
 @dataclass(frozen=True)
 class Container:
-    """A class that holds one of the above and more.
+    """A class that contains one of the above and other parts.
 
     Args:
         holds: The class that opens.
-        whole: Its modules have the names of those of `holds`, so that a live one is read as such; otherwise one of
-            them is that class, and opens by itself.
-        ignored: Patterns of what is left out, with the reason.
+        whole: Whether its modules have the names of those of `holds`, so a live one is read as such; otherwise one of
+            them is that class, and opens on its own.
+        ignored: Patterns of ignored tensors, with the reason.
     """
 
     holds: str

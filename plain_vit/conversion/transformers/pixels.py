@@ -19,11 +19,11 @@ def processor_from_transformers(
 ) -> BaseImageProcessor:
     """Return the processor that a folder in transformers' layout describes, plain-vit's own included.
 
-    A stock processor stays the stock class that `AutoImageProcessor` takes: its pixels are the source.
+    A stock processor keeps the stock class that `AutoImageProcessor` chooses, whose pixels are the source's.
 
     Args:
         preprocessor_config: The contents of `preprocessor_config.json`, of this or an older release of transformers.
-        model_config: The contents of the `config.json` beside it, which tells the class where the other does not.
+        model_config: The contents of the `config.json` in its folder, which determines the class if the other does not.
 
     Raises:
         CheckpointError: if neither names an image processor that transformers or plain-vit has.
@@ -33,11 +33,11 @@ def processor_from_transformers(
         try:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             for name, content in (("preprocessor_config.json", preprocessor_config), ("config.json", model_config)):
-                if content is not None:  # without the names of code, which is never asked for
+                if content is not None:  # without references to code, which is never loaded
                     known = {key: value for key, value in content.items() if key != "auto_map"}
                     Path(folder, name).write_text(json.dumps(known), encoding="utf-8")
         except OSError as error:
-            raise OutputError(f"temporary files cannot be written: {error.strerror}. Make room.") from error
+            raise OutputError(f"temporary files cannot be written: {error.strerror}. Free disk space.") from error
         try:
             processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:

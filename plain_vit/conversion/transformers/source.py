@@ -46,8 +46,8 @@ from .families import (
 )
 from .pixels import processor_from_transformers, stock_processor
 
-# Attributes that change no number: what was given beside the parts that were made from it, switches of training,
-# plans for several devices. What a configuration says was read from the model's own, which all parts share.
+# Attributes that do not affect the outputs: constructor arguments stored in addition to the parts, training switches,
+# plans for several devices. The configuration is read from the model, whose parts all share it.
 SILENT_ATTRIBUTES = {
     "all_tied_weights_keys", "backbone_type", "config", "gradient_checkpointing", "kernel_config", "loss_type",
     "name_or_path", "num_labels", "num_patches", "num_positions", "warnings_issued",
@@ -61,7 +61,7 @@ SILENT_ATTRIBUTES = {
 # Ways to attend that give the same numbers in another order of operations.
 ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
-# The hints that a config.json leaves room for.
+# Hints that a config.json does not determine.
 HINTS = {"layout", "key", "image_mean", "image_std"}
 # The classes whose live modules are read; those of others are found inside.
 LIVE = {*ARCHITECTURES, *(name for name, container in CONTAINERS.items() if container.whole)}
@@ -80,7 +80,7 @@ class TransformersFormat(Format):
     suffixes: tuple[str, ...] = ()
 
     def matches_names(self, names: Collection[str]) -> bool:
-        """Tell whether a state dict has the patch embeddings of one of the families."""
+        """Return whether a state dict has the patch embeddings of one of the families."""
         # Our own patch embeddings have ViT's name; our position table has not. AIMv2 may do without one.
         theirs = (
             "position_embeddings",
@@ -91,21 +91,21 @@ class TransformersFormat(Format):
         return _prefix(names) is not None and any(name.endswith(theirs) for name in names)
 
     def matches_module(self, module: nn.Module) -> bool:
-        """Tell whether a live module is of one of the classes, or derived from one."""
+        """Return whether a live module is of one of the classes, or derived from one."""
         return any(
             base.__module__.startswith("transformers.models.") and base.__name__ in LIVE
             for base in type(module).__mro__
         )
 
-    def surrounds(self, module: nn.Module) -> bool:
-        """Tell whether a live module is of a class that holds a tower for images beside other parts."""
+    def contains_model(self, module: nn.Module) -> bool:
+        """Return whether a live module is of a class that contains a vision tower and other parts."""
         return type(module).__module__.startswith("transformers.models.") and type(module).__name__ in CONTAINERS
 
     def describe_module(self, module: Any, hints: Hints) -> Description:
-        """Read the configuration off a live module, which says everything: hints are not needed.
+        """Read the configuration of a live module, which determines everything: hints are not needed.
 
         Raises:
-            ExportError: names every part and every setting that plain-vit does not know.
+            ExportError: lists every part and every setting that plain-vit does not support.
         """
         name = type(module).__name__
         if not class_path(module).startswith("transformers.models.") or name not in LIVE:
@@ -123,18 +123,18 @@ class TransformersFormat(Format):
         return Description(config, name, inferences, ignored)
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
-        """Read the configuration off the `config.json` beside the tensors.
+        """Read the configuration from the `config.json` of the tensors.
 
         Raises:
-            CheckpointError: where there is none, or where it says what plain-vit does not know; lists all of it.
+            CheckpointError: if there is none, or if it has unsupported settings; lists all of them.
         """
         if "model_type" not in settings:
             raise CheckpointError(
-                "the tensors are those of a transformers model, and its config.json, which says the heads, the epsilon "
-                "and the activation, is not beside them: give the folder that holds both"
+                "the tensors are those of a transformers model, but its config.json, with the heads, the epsilon and "
+                "the activation, is missing: give the folder that contains both"
             )
         if superfluous := [name for name, value in vars(hints).items() if value is not None and name not in HINTS]:
-            raise CheckpointError(f"config.json says everything: leave out {', '.join(superfluous)}")
+            raise CheckpointError(f"config.json determines everything: omit {', '.join(superfluous)}")
         name, source = _class_of(settings, tensors, hints)
         try:
             config, inferences, ignored = _describe(name, settings, tensors)
@@ -151,7 +151,7 @@ class TransformersFormat(Format):
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
-        """Return transformers' own processor as `preprocessor_config.json` describes it, else what must be assumed."""
+        """Return transformers' own processor as `preprocessor_config.json` describes it, else a default."""
         if preprocessor:
             return processor_from_transformers(preprocessor, settings), ()
         return super().image_processor(config, settings, preprocessor, hints)
@@ -179,10 +179,10 @@ class TransformersFormat(Format):
         return kind(whole if isinstance(whole, kind.config_class) else tower, **_options(config, architecture))
 
     def build_module(self, config: PlainViTConfig, layout: str | None) -> PreTrainedModel:
-        """Build transformers' own model of this config, with fresh weights.
+        """Build transformers' own model of this config, with random weights.
 
         Raises:
-            ExportError: names every part of the model that the class has no place for.
+            ExportError: lists every part of the model that the class cannot represent.
         """
         name = (layout or _class_for(config)).split()[0]
         stock, options = _recipe(config, name)
@@ -213,7 +213,7 @@ class TransformersFormat(Format):
         """Write the folder that transformers itself writes, which its `from_pretrained` opens anywhere.
 
         Raises:
-            ExportError: names every part of the model or of the image processor that transformers cannot express.
+            ExportError: names every part of the model or of the image processor that transformers cannot represent.
         """
         name = (layout or _class_for(config)).split()[0]
         processor = image_processor
@@ -228,7 +228,7 @@ class TransformersFormat(Format):
             processor.save_pretrained(path)
 
 
-# What is said of a source
+# Configuration of a source
 
 
 def _changed_parts(module: nn.Module, rebuilt: nn.Module) -> list[str]:
@@ -265,7 +265,7 @@ def _changed_values(module: PreTrainedModel) -> list[str]:
 
 
 def _prefix(names: Collection[str]) -> str | None:
-    """Return what precedes the names of the encoder; None where there is no encoder."""
+    """Return the prefix of the encoder; None if there is no encoder."""
     found = {name.removesuffix(end) for name in names for end in PATCHES if name.endswith(end)}
     return found.pop() if len(found) == 1 else None
 
@@ -281,7 +281,7 @@ def _architecture(name: str) -> Architecture:
 
 
 def _class_of(settings: Mapping[str, Any], tensors: Collection[str], hints: Hints) -> tuple[str, str]:
-    """Return the class that a checkpoint was saved from, and what says so."""
+    """Return the class that a checkpoint was saved from, and its origin."""
     model_type = settings["model_type"]
     tower = COMPOSITES.get(model_type, model_type)
     of_type = [name for name, one in ARCHITECTURES.items() if one.family.model_type == tower]
@@ -310,15 +310,15 @@ def _class_of(settings: Mapping[str, Any], tensors: Collection[str], hints: Hint
 def _describe(
     name: str, settings: Mapping[str, Any], tensors: StateDict
 ) -> tuple[PlainViTConfig, list[Inference], list[tuple[str, str]]]:
-    """Return our config, what is worth a word in the report, and which tensors are left out.
+    """Return our config, remarks for the report, and the ignored tensors.
 
     Args:
-        name: Of the class.
-        settings: Of its configuration.
-        tensors: By the names in the source; shapes are enough.
+        name: Name of the class.
+        settings: Contents of its configuration.
+        tensors: Tensors by the names in the source; shapes are enough.
 
     Raises:
-        ExportError: names every setting that plain-vit does not know.
+        ExportError: lists every setting that plain-vit does not support.
         CheckpointError: for settings that contradict each other or the tensors.
     """
     container = CONTAINERS.get(name)
@@ -356,7 +356,7 @@ def _describe(
 def _read_head(
     architecture: Architecture, tensors: StateDict, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields that the tensors after the encoder show, and what is wrong with them."""
+    """Return the fields determined by the tensors after the encoder, and the errors in them."""
     fields: dict[str, Any] = {"num_labels": 0}
     faults = []
     if "embeddings.mask_token" in tensors:
@@ -399,7 +399,7 @@ def _labels(config: PreTrainedConfig, num_labels: int) -> dict[str, Any]:
 
 
 def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mapping[str, Any]) -> list[Inference]:
-    """Return what the report should say: choices that the source left open, and what acts in training alone."""
+    """Return remarks for the report: choices not determined by the source, and settings that only affect training."""
     remarks = []
     unpooled = architecture.head is POOLER_ROWS and config.representation_size is None
     unpooled |= not architecture.head and (architecture.family in UNPOOLED or config.pooling == "mean")
@@ -418,17 +418,17 @@ def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mappi
     return remarks
 
 
-# What a class can hold
+# Models that a class can represent
 
 UNPOOLED = (VIT_MSN, VIT_MAE, GIT)
-REMEDY = " (what acts in training alone, such as drop_path_rate, may be set to 0 in the model's config first)"
+REMEDY = " (settings that only affect training, such as drop_path_rate, can be set to 0 in the model's config first)"
 
 
 def _class_for(config: PlainViTConfig) -> str:
-    """Return the first class that can hold a model.
+    """Return the first class that can represent a model.
 
     Raises:
-        ExportError: names the parts that the nearest class has no place for.
+        ExportError: lists the parts that the nearest class cannot represent.
     """
     masked = MASKED in (config.architectures or [])
     names = CANDIDATES["masked" if masked else "classifier" if config.num_labels else "encoder"]
@@ -436,7 +436,7 @@ def _class_for(config: PlainViTConfig) -> str:
     nearest = min(names, key=lambda name: len(lost[name]))
     if lost[nearest]:
         raise ExportError(
-            f"none of transformers' own Vision Transformers can express this model; {nearest} comes nearest, but for"
+            f"none of transformers' own Vision Transformers can represent this model; {nearest} comes nearest, but for"
             f"{REMEDY}:",
             lost[nearest],
         )
@@ -444,7 +444,7 @@ def _class_for(config: PlainViTConfig) -> str:
 
 
 def _lost(config: PlainViTConfig, architecture: Architecture) -> list[str]:
-    """Return the parts of a model that a class has no place for."""
+    """Return the parts of a model that a class cannot represent."""
     family = architecture.family
     sizes = {name: getattr(config, name) for name in ("image_size", "patch_size")}
     faults = [f"{name}={size} (there a square)" for name, size in sizes.items() if not isinstance(size, int)]
@@ -466,11 +466,11 @@ def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[s
     """Return the configuration of a class for our model, and what else its constructor takes.
 
     Raises:
-        ExportError: names every part of the model that the class has no place for.
+        ExportError: lists every part of the model that the class cannot represent.
     """
     architecture = _architecture(name)
     if lost := _lost(config, architecture):
-        raise ExportError(f"transformers' {name} cannot express this model{REMEDY}:", lost)
+        raise ExportError(f"transformers' {name} cannot represent this model{REMEDY}:", lost)
     stock = AutoConfig.for_model(architecture.family.model_type, **_settings_for(config, architecture))
     if name == "SiglipForImageClassification":
         stock = AutoConfig.for_model("siglip", vision_config=stock.to_dict() | {"vision_use_head": False})
@@ -483,7 +483,7 @@ def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[s
 
 
 def _options(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
-    """Return what the constructor of a class takes beside its configuration."""
+    """Return the arguments of the constructor of a class other than its configuration."""
     if architecture.head is not POOLER_ROWS:
         return {}
     return {"add_pooling_layer": config.representation_size is not None, "use_mask_token": config.use_mask_token}

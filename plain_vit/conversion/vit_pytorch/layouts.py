@@ -126,10 +126,10 @@ HEAD_NORMS: Names = {Q_NORM: "transformer.layers.{}.0.q_norm.gamma", K_NORM: "tr
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What a file of the package looks like from one release to the next.
+    """The layout of a file of the package from one release on.
 
     Args:
-        file: The file, as it is called today.
+        file: The file, by its current name.
         since: The first release.
         names: Our names and theirs.
         token_axes: Axes of the class token.
@@ -142,7 +142,7 @@ class Layout:
         class_token_has_position: Whether the position table has a row for it.
         optional: Parts of ours that may be absent from one checkpoint and present in another.
         output_bias: Whether the attention ends in a bias.
-        fault: What these releases compute that is no plain ViT, though the checkpoint looks like one.
+        fault: The reason why these releases are not a plain ViT, though the checkpoint looks like one.
     """
 
     file: str

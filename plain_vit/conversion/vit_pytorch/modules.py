@@ -25,7 +25,7 @@ KEPT_ARGUMENTS = {"args", "kwargs", "dim", "num_classes"}
 
 
 def file_of(kind: type) -> str | None:
-    """Return the file of the package that a class is from, as it is called today."""
+    """Return the file of the package that defines a class, by its current name."""
     package, *file = kind.__module__.split(".")
     if package != "vit_pytorch" or len(file) != 1:
         return None
@@ -34,7 +34,7 @@ def file_of(kind: type) -> str | None:
 
 
 def live_hints(module: nn.Module, layout: Layout, hints: Hints) -> Hints:
-    """Return the hints that a live module makes superfluous, and what the caller said beyond them."""
+    """Return the hints completed by a live module, after checking the caller's against it."""
     names = layout.names
     attentions = [module.get_submodule(path) for path in _attention_paths(module, names)]
     known: dict[str, Any] = {"num_attention_heads": _same("heads", [attention.heads for attention in attentions])}
@@ -49,9 +49,9 @@ def live_hints(module: nn.Module, layout: Layout, hints: Hints) -> Hints:
             count * side for count, side in zip(_sincos_grid(table), known["patch_size"], strict=True)
         )
     for field, value in known.items():
-        said = getattr(hints, field)
-        if said is not None and said != value and (said, said) != value:
-            raise ValueError(f"{field}={said!r} was given, and the module itself says {value!r}: leave it out")
+        given = getattr(hints, field)
+        if given is not None and given != value and (given, given) != value:
+            raise ValueError(f"{field}={given!r} was given, but the module itself has {value!r}: omit it")
     return replace(hints, **known)
 
 
@@ -84,7 +84,7 @@ def _sincos_grid(table: torch.Tensor) -> tuple[int, int]:
 
 
 def overridden_methods(kind: type) -> list[str]:
-    """Return the methods in which a derived class may compute something else than the class of the package."""
+    """Return the methods of a subclass that may compute something else than the class of the package."""
     derived: list[type] = []
     for base in kind.__mro__:
         if file_of(base) is not None:
@@ -96,7 +96,7 @@ def overridden_methods(kind: type) -> list[str]:
 
 
 def changed_parts(module: nn.Module, config: PlainViTConfig, layout: Layout) -> list[str]:
-    """Return what sets a live module apart from a fresh one of its class, such as an activation put in later."""
+    """Return the differences of a live module to a new one of its class, such as a replaced activation."""
     kind = next((base for base in type(module).__mro__ if file_of(base) is not None), None)
     copied = kind is None  # a copy of the class, for which its owner says format=
     if kind is None:
@@ -122,7 +122,7 @@ def changed_parts(module: nn.Module, config: PlainViTConfig, layout: Layout) -> 
 
 
 def mlp_reads_norm(mlp: nn.Module) -> bool:
-    """Tell whether an MLP of vit_with_decorr reads its norm's result: before release 1.21.5 it does not."""
+    """Return whether an MLP of vit_with_decorr reads its norm's result: before release 1.21.5 it does not."""
     read: list[torch.Tensor] = []
     hook = mlp.get_submodule("net").register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     tokens = torch.ones_like(next(mlp.parameters()).detach()[None, None])
@@ -158,7 +158,7 @@ def with_dropouts(config: PlainViTConfig, module: Any, names: Names) -> PlainViT
 
 
 def installed_release() -> str:
-    """Return the installed release, or the newest known one where none is."""
+    """Return the installed release, or the newest known one if none is installed."""
     try:
         return importlib.metadata.version("vit-pytorch")
     except importlib.metadata.PackageNotFoundError:
@@ -166,7 +166,7 @@ def installed_release() -> str:
 
 
 def _class_of(file: str) -> type[nn.Module]:
-    """Return the class that a file of the installed package has.
+    """Return the class of a file of the installed package.
 
     Raises:
         ExportError: The package is not installed, or no longer has the file.
@@ -208,7 +208,7 @@ def build(layout: Layout, config: PlainViTConfig) -> nn.Module:
 
 
 def _arguments(kind: type[nn.Module], config: PlainViTConfig) -> dict[str, Any]:
-    """Return the arguments of a class of the package, those that it has."""
+    """Return the arguments for a class of the package, as far as it has them."""
     dropout, embedding_dropout = config.hidden_dropout_prob, config.embedding_dropout_prob
     arguments = {
         "image_size": config.image_size,

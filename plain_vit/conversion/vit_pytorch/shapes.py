@@ -56,7 +56,7 @@ def layouts_of(shapes: Mapping[str, tuple[int, ...]], release: str | None) -> li
 
 
 def _misfits(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return where a checkpoint's names and shapes do not fit a layout."""
+    """Return the names and shapes of a checkpoint that do not fit a layout."""
     found: set[str | tuple[str, ...]] = set()
     left_over = []
     patterns = {ours: name_pattern(name) for ours, name in layout.names.items()}
@@ -71,7 +71,7 @@ def _misfits(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> list[str]
 
 
 def _shape_fits(layout: Layout, ours: str | tuple[str, ...], name: str, shape: tuple[int, ...]) -> bool:
-    """Hold a shape against what tells layouts of equal names apart."""
+    """Check a shape that distinguishes layouts with equal names."""
     if ours == CLASS_TOKEN:
         has_rows = 0 not in shape
         return len(shape) == layout.token_axes and (has_rows or not layout.mean_has_class_token)
@@ -97,7 +97,7 @@ def _has(names: Collection[str], pattern: str) -> bool:
 
 
 class Reader:
-    """Reads our config off the names and shapes of one checkpoint; notes what was inferred and what stays open."""
+    """Reader of our config from the names and shapes of one checkpoint; records inferences and missing settings."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], hints: Hints, live: bool):
         self.hints = hints
@@ -119,7 +119,7 @@ class Reader:
         """Return our config and the layout.
 
         Raises:
-            AmbiguousCheckpointError: for everything at once that neither checkpoint nor hints say.
+            AmbiguousCheckpointError: lists all settings in neither checkpoint nor hints.
         """
         hidden_size, pixels = self.shape(PROJECTION)
         (class_rows,) = self.shape(CLASS_TOKEN)[-2:-1] or (1,) if self.has(CLASS_TOKEN) else (0,)
@@ -163,13 +163,13 @@ class Reader:
             if (said := getattr(self.hints, field)) is not None:  # of somebody's own copy of the package
                 fields[field] = said
             else:
-                self.settle(field, getattr(config, field), "vit-pytorch, which has no other")
+                self.settle(field, getattr(config, field), "vit-pytorch, the only value there")
         if self.hints.layout is not None:
             self.settle("layout", layout.title, "the caller")
         return PlainViTConfig(**fields), layout
 
     def has(self, ours: str) -> bool:
-        """Tell whether the checkpoint holds this part of ours."""
+        """Return whether the checkpoint holds this part of ours."""
         return ours in self.names and any(True for _ in self.found(ours))
 
     def found(self, ours: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -188,7 +188,7 @@ class Reader:
         return [int(number) // step for _, number in self.found(NORM_1)]
 
     def settle(self, field: str, value: object, source: str) -> None:
-        """Note where a value came from."""
+        """Record a value and its origin."""
         self.inferences.append(Inference(field, value, source))
 
     def heads(self, hidden_size: int) -> tuple[int, int]:
@@ -221,7 +221,7 @@ class Reader:
         return count, head_dim
 
     def poolings(self, layout: Layout, has_class_token: bool) -> tuple[str, ...]:
-        """Return what a model of this layout may pool, given whether it has a class token."""
+        """Return the possible poolings of this layout, given whether it has a class token."""
         if HEAD in self.names and not self.has(HEAD):
             return ("none",)
         if layout.mean_has_class_token:
@@ -229,7 +229,7 @@ class Reader:
         return ("cls",) if has_class_token else ("mean",)
 
     def pooling(self, has_class_token: bool) -> str:
-        """Return what is pooled; before release 1.16 the checkpoint is the same for class token and mean."""
+        """Return the pooling; before release 1.16 the checkpoint is the same for class token and mean."""
         possible = sorted({pooling for layout in self.layouts for pooling in self.poolings(layout, has_class_token)})
         said = self.hints.pooling
         if possible == ["none"]:
@@ -272,11 +272,11 @@ class Reader:
     def geometry(
         self, numbers: int, patches: int | None
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None, int | None]:
-        """Return native image size, patch size and channels; None for what is open.
+        """Return native image size, patch size and channels; None for those that are missing.
 
         Args:
-            numbers: Of one patch, over its channels, which is all that a checkpoint has of them.
-            patches: Of an image, where they are counted.
+            numbers: Number of values in one patch with all channels; a checkpoint shows only their product.
+            patches: Number of patches of an image, if known.
         """
         hints = self.hints
         said = None if hints.image_size is None else pair(hints.image_size)
@@ -307,7 +307,7 @@ class Reader:
         return image_size, patch_sizes[0], count
 
     def image_size(self, patch_sizes: Sequence[tuple[int, int]], patches: int | None) -> tuple[int, int] | None:
-        """Return the native image size of a live module whose patches make a square; it is open otherwise."""
+        """Return the native image size of a live module whose patches form a square; otherwise record it as missing."""
         possible = [] if patches is None else grids(patches)
         if self.live and patches is not None and square_grid(patches):
             return image_sizes(patches, patch_sizes[0])[0]
@@ -340,7 +340,7 @@ def _patch_sizes(numbers: int, num_channels: int | None) -> list[tuple[int, int]
 
 
 def _cuts(image_size: tuple[int, int], patch_size: tuple[int, int], patches: int | None) -> bool:
-    """Tell whether these patches cut this image into so many."""
+    """Return whether these patches cut this image into so many."""
     (height, width), (rows, columns) = image_size, patch_size
     whole = height % rows == 0 and width % columns == 0
     return whole and patches in (None, (height // rows) * (width // columns))

@@ -35,7 +35,7 @@ from .tables import RELEASE, choose_layout, layout_rows, layouts_at
 # The first tensor that every model of the package has, and none of another package.
 ANCHOR = re.compile(r"(?P<prefix>.*?)(to_patch_embedding\.[12]|patch_to_embedding)\.weight")
 
-# What wrappers of the package keep beside the model.
+# Tensors of the package's wrappers other than the model's.
 BESIDE = (
     ("patch_to_emb.*", "MAE, SimMIM or MPP: the patch embedding a second time"),
     ("mask_token", "MAE, SimMIM or MPP: replaces hidden patches"),
@@ -56,7 +56,7 @@ class VitPytorchFormat(Format):
     suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".safetensors")
 
     def matches_names(self, names: Collection[str]) -> bool:
-        """Tell whether a state dict with these names is of vit-pytorch, wrapped or not."""
+        """Return whether a state dict with these names is of vit-pytorch, wrapped or not."""
         prefixes = _prefixes(names)
         return any(name.startswith(f"{prefix}transformer.") for prefix in prefixes for name in names)
 
@@ -65,7 +65,7 @@ class VitPytorchFormat(Format):
         family = family_of(names)
         return family and f"vit-pytorch's {family}"
 
-    def strangers(self, names: Collection[str]) -> list[str]:
+    def unexpected_names(self, names: Collection[str]) -> list[str]:
         """Return the names outside the prefix of the model that none of the package's wrappers has."""
         prefixes = _prefixes(names)
         if len(prefixes) != 1 or not prefixes[0]:
@@ -75,11 +75,11 @@ class VitPytorchFormat(Format):
         return [name for name in outside if name not in known]
 
     def matches_module(self, module: nn.Module) -> bool:
-        """Tell whether this very module is one of the package's plain ViTs, or derived from one."""
+        """Return whether this module itself is one of the package's plain ViTs, or derived from one."""
         return any(file_of(base) is not None for base in type(module).__mro__)
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
-        """Read the configuration off a live module, which knows its heads, its attention scale and its dropouts."""
+        """Read the configuration of a live module, which knows its heads, its attention scale and its dropouts."""
         if methods := overridden_methods(type(module)):
             raise ExportError(
                 f"{class_path(module)} is derived from a ViT of vit-pytorch and computes something of its own, which "
@@ -100,14 +100,14 @@ class VitPytorchFormat(Format):
         return replace(description, config=config, inferences=given)
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
-        """Read the configuration off the names and shapes of a state dict; the package writes no settings."""
+        """Read the configuration from the names and shapes of a state dict; the package writes no settings."""
         return self._describe(tensors, hints, live=False)
 
     def _describe(self, tensors: StateDict, hints: Hints, live: bool) -> Description:
         prefixes = _prefixes(tensors)
         if len(prefixes) > 1:
             raise AmbiguousCheckpointError(
-                "there are several models of vit-pytorch side by side; which one is meant?",
+                "there are several models of vit-pytorch side by side; which one should be used?",
                 {"key": [prefix.rstrip(".") for prefix in prefixes]},
             )
         if not prefixes:
@@ -133,10 +133,10 @@ class VitPytorchFormat(Format):
         return layout_rows(target or choose_layout(config, layout or installed_release()), config)
 
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
-        """Build the class of the installed release that expresses this config.
+        """Build the class of the installed release that represents this config.
 
         Raises:
-            ExportError: lists every part that none of its classes can express.
+            ExportError: lists every part that none of its classes can represent.
         """
         release = installed_release()
         target = choose_layout(config, layout or release)
@@ -150,7 +150,7 @@ class VitPytorchFormat(Format):
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:
-        """Write the state dict, with `torch.save` or as safetensors; the format has no place for a processor."""
+        """Write the state dict, with `torch.save` or as safetensors; the format stores no processor."""
         target = choose_layout(config, layout or RELEASE)
         state = revert(layout_rows(target, config), tensors, config)
         if CLASS_TOKEN in target.names and not config.use_class_token and CLASS_TOKEN not in target.optional:
@@ -160,7 +160,7 @@ class VitPytorchFormat(Format):
 
 
 def _prefixes(names: Collection[str]) -> list[str]:
-    """Return what precedes the names of each model of the package among these."""
+    """Return the prefix of each model of the package among these names."""
     matches = (ANCHOR.fullmatch(name) for name in names)
     return sorted({match["prefix"] for match in matches if match and not match["prefix"].endswith("patch_to_emb.")})
 

@@ -68,7 +68,7 @@ def layout_rows(layout: Layout, config: PlainViTConfig) -> list[Row]:
         K_NORM: DROP_TOKEN_AXIS,
     }
     rows = [Row(name, ours, transforms.get(ours, IDENTITY)) for ours, name in layout.names.items()]
-    if config.patch_projection == "conv":  # only on the way back: what comes from vit-pytorch is linear
+    if config.patch_projection == "conv":  # only in reverse: models from vit-pytorch are linear
         rows = [row for row in rows if row.ours != PROJECTION]
         name = layout.names[PROJECTION]
         rows += [
@@ -97,7 +97,7 @@ def layouts_at(release: str) -> list[Layout]:
         release: Such as "1.26.11", or with the name of a file before it, such as "simple_vit 1.4.1".
 
     Raises:
-        ValueError: for what is no release and no such file.
+        ValueError: for an unknown release or file.
     """
     *file, number = release.split(" ")
     if not re.fullmatch(r"\d+(\.\d+)*", number) or not set(file) <= {layout.file for layout in LAYOUTS}:
@@ -116,7 +116,7 @@ def _number(release: str) -> tuple[int, ...]:
 
 
 def layout_fields(layout: Layout, config: PlainViTConfig) -> dict[str, Any]:
-    """Return the fields of our config that a layout settles, given the heads and the pooling."""
+    """Return the fields of our config that a layout determines, given the heads and the pooling."""
     has = layout.names
     pools_mean = config.pooling == "mean" or (config.pooling == "none" and not config.use_class_token)
     one_plain_head = config.num_attention_heads == 1 and config.head_dim == config.hidden_size
@@ -158,7 +158,7 @@ def choose_layout(config: PlainViTConfig, layout: str) -> Layout:
         layout: A release, or the title of a layout.
 
     Raises:
-        ExportError: lists what the nearest of them cannot express.
+        ExportError: lists what the nearest of them cannot represent.
     """
     parts = {target: inexpressible(config, target) for target in layouts_at(layout)}
     target = min(parts, key=lambda target: len(parts[target]))
@@ -184,7 +184,7 @@ NEEDED = {REGISTERS: "num_register_tokens", HIDDEN: "representation_size"}
 
 
 def inexpressible(config: PlainViTConfig, layout: Layout) -> list[str]:
-    """Return every part of a model that a layout has no place for."""
+    """Return every part of a model that a layout cannot represent."""
     has = layout.names
     settled = layout_fields(layout, config)
     free = SIZES | RATES | NEUTRAL_FIELDS | {"pooling", "attention_scale"}
@@ -198,7 +198,7 @@ def inexpressible(config: PlainViTConfig, layout: Layout) -> list[str]:
         for field, wanted in {**_defaults(), **settled}.items()
         if field not in free and getattr(config, field) != wanted
     ]
-    parts += [] if layout.fault is None else [f"it is no plain ViT: {layout.fault}"]
+    parts += [] if layout.fault is None else [f"it is not a plain ViT: {layout.fault}"]
     parts += [f"{what}: none there" for ours, what in NEEDED.items() if ours in has and not getattr(config, what)]
     head_dim = cast(int, config.head_dim)  # the config fills it in
     scale = head_dim**-0.5 if config.attention_scale is None else config.attention_scale
