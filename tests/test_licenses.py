@@ -76,7 +76,7 @@ def test_force_replaces_a_folder_whose_licence_stays_the_same_and_keeps_one_that
     assert {path.name for path in tmp_path.iterdir()} == {"source", "out"}
     (out / "LICENSE").write_text("another one, written by hand")
     convert(source, out, "--force")
-    assert "did not write ('LICENSE')" in capsys.readouterr().err
+    assert "not written by plain-vit ('LICENSE')" in capsys.readouterr().err
     assert (tmp_path / "out.kept-1" / "LICENSE").read_text() == "another one, written by hand"
     assert texts_in(out) == TEXTS
 
