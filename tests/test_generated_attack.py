@@ -17,6 +17,7 @@ import signal
 import struct
 import time
 import traceback
+import warnings
 import zipfile
 import zlib
 from collections import Counter
@@ -693,7 +694,8 @@ def carry_out(attack: str, seeds: Sequence[Any], bases: Path, place: Path) -> li
         before, started = kilobytes("VmRSS"), time.process_time()
         signal.setitimer(signal.ITIMER_REAL, 100)  # also for what waits, as at a pipe
         try:
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
+                warnings.simplefilter("default")  # printed, as users have it; pytest's settings raise them
                 code: object = main(words)
         except SystemExit as stopped:
             code = stopped.code

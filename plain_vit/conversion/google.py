@@ -147,8 +147,8 @@ class Layout:
 
 INPUTS_LAST = each(
     "INPUTS_LAST",
-    lambda kernel, config: kernel.T,
-    lambda weight, config: weight.T,
+    lambda kernel, config: kernel.mT,
+    lambda weight, config: weight.mT,
 )
 
 # (rows, columns, inputs, outputs) in the source.
@@ -161,8 +161,8 @@ CHANNELS_FIRST = each(
 # Query, key and value map (D,) to (heads, d).
 FROM_HEADS = each(
     "FROM_HEADS",
-    lambda kernel, config: kernel.flatten(1).T,
-    lambda weight, config: weight.T.unflatten(1, (config.num_attention_heads, -1)),
+    lambda kernel, config: kernel.flatten(1).mT,
+    lambda weight, config: weight.mT.unflatten(1, (config.num_attention_heads, -1)),
 )
 BIAS_FROM_HEADS = each(
     "BIAS_FROM_HEADS",
@@ -173,8 +173,8 @@ BIAS_FROM_HEADS = each(
 # The output projection maps (heads, d) to (D,).
 JOIN_HEADS = each(
     "JOIN_HEADS",
-    lambda kernel, config: kernel.flatten(0, 1).T,
-    lambda weight, config: weight.T.unflatten(0, (config.num_attention_heads, -1)),
+    lambda kernel, config: kernel.flatten(0, 1).mT,
+    lambda weight, config: weight.mT.unflatten(0, (config.num_attention_heads, -1)),
 )
 
 # Files of the paper store the gains of group norms as (1, 1, 1, C).
