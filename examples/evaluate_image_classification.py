@@ -60,7 +60,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         What the file gets.
     """
     if arguments.output is not None and Path(arguments.output).exists():
-        raise OutputExistsError(f"{arguments.output} exists already: give another file.")
+        raise OutputExistsError(f"{arguments.output} already exists: give another file.")
     accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
     split, data_classes = load_labelled_split(

@@ -142,7 +142,7 @@ class OutputError(PlainViTError, OSError):
 
 
 class OutputExistsError(OutputError, FileExistsError):
-    """The output exists already, and replacing it was not requested."""
+    """The output already exists, and replacing it was not requested."""
 
     exit_code = 11
 

@@ -211,7 +211,7 @@ def test_erased_parts_have_the_mean_colour():
 
 
 def test_resizing_that_torchvision_lacks_is_refused():
-    with pytest.raises(TrainingError, match="resizes by BOX: expected bilinear"):
+    with pytest.raises(TrainingError, match="resizes with BOX: expected bilinear"):
         training_transform(ViTImageProcessor(resample=PIL.Image.Resampling.BOX))
 
 

@@ -160,5 +160,7 @@ def test_task_that_cannot_be_evaluated_is_an_error_when_it_is_made():
 
 def test_step_that_does_not_divide_is_refused(tmp_path):
     options = LoopOptions(output_dir=str(tmp_path), steps=1, batch_size=12, gradient_accumulation_steps=5)
-    with pytest.raises(TrainingError, match="does not divide among 1 processes x 5 micro-batches: use a multiple of 5"):
+    with pytest.raises(
+        TrainingError, match="batch_size 12 is not divisible by 1 processes x 5 micro-batches: use a multiple of 5"
+    ):
         make_schedule(options, IMAGES, 1)

@@ -387,7 +387,7 @@ def test_push_sends_model_page_and_report_and_opens_from_the_hub(model_folder, t
 def test_push_that_fails_leaves_the_model_and_says_how_to_push_it(model_folder, tmp_path, hub):
     run = tmp_path / "run"
     options = {"model": str(model_folder), "output_dir": str(run), **SHORT}
-    with pytest.raises(HubError, match=f"may not write there.*push it with `plain-vit push {run} jane/digits`"):
+    with pytest.raises(HubError, match=f"has no write access.*push it with `plain-vit push {run} jane/digits`"):
         script.finetune(script.FinetuneArguments(**options, push_to_hub="jane/digits"))
     AutoModelForImageClassification.from_pretrained(run)
 
