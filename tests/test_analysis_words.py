@@ -1,5 +1,7 @@
 """Untrusted names of files and classes in figures: drawn literally, whatever they contain, and all different."""
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from PIL import Image
 
 from plain_vit.analysis import PositionSimilarity, plots, words
 from plain_vit.analysis.inspection import TokenLayout
-from plain_vit.analysis.words import PlainWords, class_labels, distinct_labels, drawable, lacking_letters
+from plain_vit.analysis.words import class_labels, distinct_labels, drawable, lacking_letters, plain_figure
 
 RAREST = "\U00012000"  # a cuneiform sign, which the fonts of matplotlib do not have
 HOSTILE = [
@@ -108,7 +110,7 @@ def test_every_picture_draws_two_thousand_names_as_they_are(case: str, names: li
 def test_every_function_that_takes_names_is_among_those_tried() -> None:
     source = Path(plots.__file__).read_text(encoding="utf-8")
     assert source.count("\ndef plot_") == len(DRAWN) + 6  # six draw no names
-    assert source.count("Figure(") == 1  # in `_canvas`, which gives it its layout
+    assert "Figure(" not in source  # but `plain_figure`
 
 
 def test_dollar_signs_stay_dollar_signs() -> None:
@@ -116,6 +118,16 @@ def test_dollar_signs_stay_dollar_signs() -> None:
     figure.draw_without_rendering()
     texts = {text.get_text() for text in texts_of(figure)}
     assert {"cost $5 and $6", r"\$5 and \$6", r"$\frac$"} <= texts
+
+
+@pytest.mark.parametrize("layout", ["constrained", "none"])
+def test_words_are_plain_in_a_layout_of_the_caller_and_in_a_copy(layout: str) -> None:
+    figure = DRAWN["maps"](["cost $5 and $6", "_x", r"$\frac$"])
+    figure.set_layout_engine(layout)
+    for drawn in (figure, copy.deepcopy(figure), pickle.loads(pickle.dumps(figure))):
+        drawn.savefig(BytesIO())
+        assert_drawn_plainly(drawn)
+        assert r"$\frac$" in {text.get_text() for text in texts_of(drawn)}
 
 
 @pytest.mark.parametrize("setting", ["axes.formatter.use_mathtext", "text.usetex"])
@@ -225,8 +237,7 @@ def test_text_from_right_to_left_is_drawn_in_its_order() -> None:
     """The first letter of a Hebrew word is its rightmost: lamed, the tallest, is the second of these four."""
 
     def ink(text: str) -> np.ndarray:
-        figure = Figure(figsize=(2, 1), layout=PlainWords())
-        figure.subplots().set_axis_off()
+        figure = plain_figure(2, 1)
         figure.text(0.5, 0.4, drawable(text), fontsize=30, ha="center")
         picture = BytesIO()
         figure.savefig(picture, format="png", dpi=100)

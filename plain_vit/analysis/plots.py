@@ -14,7 +14,7 @@ import numpy as np
 
 from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity, ResampledPositions
 from plain_vit.analysis.inspection import TokenLayout
-from plain_vit.analysis.words import PlainWords, class_labels, drawable
+from plain_vit.analysis.words import class_labels, drawable, plain_figure
 from plain_vit.extras import needs
 
 with needs("plain-vit[analysis]"):
@@ -48,7 +48,7 @@ def plot_maps_over_images(
     pairs = min(4, count)  # image and map side by side, at most four pairs per row
     rows = math.ceil(count / pairs)
     height = 1.1 * _aspect(images) + (0.5 if titles is not None else 0.3)
-    figure = _canvas(1.3 + 2.3 * pairs, max(1.9, height * rows + 0.1))
+    figure = plain_figure(1.3 + 2.3 * pairs, max(1.9, height * rows + 0.1))
     axes = figure.subplots(rows, 2 * pairs, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -90,7 +90,7 @@ def plot_attention_heads(
     row_names = [drawable(name) for name in row_names or [f"layer {i}" for i in range(rows)]]
     column_names = [drawable(name) for name in column_names or [f"head {i}" for i in range(columns)]]
     size = 1.15 if columns <= 6 else 0.75  # twelve maps fit a page
-    figure = _canvas(1.4 + size * columns, max(1.9, 0.4 + (size * _aspect(pictures) + 0.17) * rows))
+    figure = plain_figure(1.4 + size * columns, max(1.9, 0.4 + (size * _aspect(pictures) + 0.17) * rows))
     axes = figure.subplots(rows, columns, squeeze=False)
     for i, image in enumerate(pictures):
         for j in range(columns):
@@ -127,7 +127,7 @@ def plot_top_classes(
     count, top = len(images), min(top, probabilities.shape[1])
     pairs = min(2, count)
     rows = math.ceil(count / pairs)
-    figure = _canvas(5.2 * pairs, 0.4 + 1.75 * rows)
+    figure = plain_figure(5.2 * pairs, 0.4 + 1.75 * rows)
     axes = figure.subplots(rows, 2 * pairs, squeeze=False, width_ratios=(1, 1.6) * pairs)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -168,7 +168,7 @@ def plot_predictions(
     count = len(images)
     columns = min(7, count)
     rows = math.ceil(count / columns)
-    figure = _canvas(1.5 * columns, 1.85 * rows + 0.3)
+    figure = plain_figure(1.5 * columns, 1.85 * rows + 0.3)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -200,7 +200,7 @@ def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Fig
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     few = classes <= 40
     size = 0.45 * classes if few else 10
-    figure = _canvas(2.2 + size, 1.4 + size)
+    figure = plain_figure(2.2 + size, 1.4 + size)
     axis = figure.subplots()
     picture = axis.imshow(shares, cmap=SEQUENTIAL, vmin=0, vmax=1)
     if few:
@@ -227,7 +227,7 @@ def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: S
         shares: The same as fractions of the true class.
         pairs: Names of the true and of the predicted class.
     """
-    figure = _canvas(6.4, 0.9 + 0.3 * len(pairs))
+    figure = plain_figure(6.4, 0.9 + 0.3 * len(pairs))
     axis = figure.subplots()
     bars = axis.barh(range(len(pairs)), counts, color=LINES[1], height=0.7)
     labels = [f"{count} ({percent(share)})" for count, share in zip(counts, shares, strict=True)]
@@ -266,7 +266,7 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
         raise ValueError(
             f"none of {len(rows)} rows has {x!r} and a loss, an accuracy or a learning rate: expected a log"
         )
-    figure = _canvas(4.2 * len(panels), 3.2)
+    figure = plain_figure(4.2 * len(panels), 3.2)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (label, curves) in zip(axes, panels, strict=True):
         for i, points in enumerate(curves.values()):
@@ -295,7 +295,7 @@ def plot_patch_filters(filters: PatchFilters) -> Figure:
     in_one = channels in (1, 3)
     columns = min(7, count) if in_one else min(12, channels)
     rows = math.ceil(count / columns) if in_one else count
-    figure = _canvas(1.5 + 0.95 * columns, 0.9 + 1.05 * rows)
+    figure = plain_figure(1.5 + 0.95 * columns, 0.9 + 1.05 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -337,7 +337,7 @@ def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
             mosaic[i * tall : i * tall + h, j * wide : j * wide + w] = similarity.patches[row, column]
     size = min(0.8, 7.5 / max(len(rows), len(columns)))  # inches of a tile's longer side
     longer = max(tall, wide)
-    figure = _canvas(1.9 + size * len(columns) * wide / longer, 1.0 + size * len(rows) * tall / longer)
+    figure = plain_figure(1.9 + size * len(columns) * wide / longer, 1.0 + size * len(rows) * tall / longer)
     axis = figure.subplots()
     shown = axis.imshow(mosaic, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
     axis.set_xticks([j * wide + (w - 1) / 2 for j in range(len(columns))], map(str, columns), fontsize=8)
@@ -366,7 +366,7 @@ def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str])
         raise ValueError(
             f"got {len(names)} names for {len(similarity.prefix)} tokens with positions: expected one for each"
         )
-    figure = _canvas(1.8 + 1.9 * len(names), 2.8)
+    figure = plain_figure(1.8 + 1.9 * len(names), 2.8)
     axes = figure.subplots(1, len(names), squeeze=False)
     for axis, name, grid in zip(axes[0], names, similarity.prefix, strict=True):
         axis.imshow(grid, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
@@ -388,7 +388,7 @@ def plot_attention_distance(distances: np.ndarray, *, even: float | None = None)
         even: The distance of uniform attention, in pixels: the mean of `patch_distances`.
     """
     depth, heads = distances.shape
-    figure = _canvas(max(5.0, 1.5 + 0.32 * depth), 3.6)
+    figure = plain_figure(max(5.0, 1.5 + 0.32 * depth), 3.6)
     axis = figure.subplots()
     for layer, values in enumerate(distances):
         axis.scatter([layer] * heads, values, s=22, color=LINES[0], alpha=0.75, linewidths=0,
@@ -426,7 +426,7 @@ def plot_logit_lens(
     probabilities = np.exp(shifted) / np.exp(shifted).sum(axis=-1, keepdims=True)
     depth = logits.shape[1] - 1
     width = max(3.6, 1.2 + 0.3 * depth)
-    figure = _canvas(1.6 + width + 1.4, 2.1 * len(images) + 0.3)
+    figure = plain_figure(1.6 + width + 1.4, 2.1 * len(images) + 0.3)
     axes = figure.subplots(len(images), 2, squeeze=False, width_ratios=(1.5, width))
     for i, (image, curves) in enumerate(zip(images, probabilities, strict=True)):
         picture, axis = axes[i]
@@ -455,7 +455,7 @@ def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) 
         image: Values in [0, 1] of shape (H, W, 3) or (H, W).
     """
     depth = len(norms) - 1
-    figure = _canvas(10, 3.5)
+    figure = plain_figure(10, 3.5)
     axis, picture, grid = figure.subplots(1, 3, width_ratios=(2, 1, 1.25))
     patches = norms[:, layout.patches]
     axis.fill_between(range(depth + 1), patches.min(axis=1), patches.max(axis=1), color=LINES[5], alpha=0.4, lw=0,
@@ -495,7 +495,7 @@ def plot_contributions(
     count = len(images)
     pairs = min(3, count)
     rows = math.ceil(count / pairs)
-    figure = _canvas(4.3 * pairs, 0.3 + 1.9 * rows)
+    figure = plain_figure(4.3 * pairs, 0.3 + 1.9 * rows)
     axes = figure.subplots(rows, 2 * pairs, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -525,7 +525,7 @@ def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> F
     centre = before.mean(axis=0)
     directions = np.linalg.svd(before - centre, full_matrices=False)[2][:count]
     grids = [(grid - centre) @ directions.T for grid in (positions.before, positions.after)]
-    figure = _canvas(1.2 + 2.1 * len(directions), 4.2)
+    figure = plain_figure(1.2 + 2.1 * len(directions), 4.2)
     axes = figure.subplots(2, len(directions), squeeze=False)
     for j in range(len(directions)):
         limit = float(np.abs(np.concatenate([grid[..., j].ravel() for grid in grids])).max())
@@ -554,7 +554,7 @@ def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Fi
         views: Values in [0, 1] of shape (images, draws, H, W, 3) or (images, draws, H, W), from `augmented_views`.
     """
     rows, count = views.shape[:2]
-    figure = _canvas(1.1 * (count + 1), 0.35 + 1.1 * rows)
+    figure = plain_figure(1.1 * (count + 1), 0.35 + 1.1 * rows)
     axes = figure.subplots(rows, count + 1, squeeze=False)
     for i in range(rows):
         for axis, image in zip(axes[i], (originals[i], *views[i]), strict=True):
@@ -564,11 +564,6 @@ def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Fi
     for draw in range(count):
         axes[0, draw + 1].set_title(f"draw {draw}", fontsize=9)
     return figure
-
-
-def _canvas(width: float, height: float) -> Figure:
-    """Return an empty figure of this size, in inches, with a layout that avoids overlaps."""
-    return Figure(figsize=(width, height), layout=PlainWords(w_pad=0.08, h_pad=0.06))
 
 
 def _show_image(axis: Axes, image: np.ndarray) -> None:

@@ -1,15 +1,14 @@
 """Text in figures: names of files and classes are drawn unchanged, and different names stay different.
 
 A name may contain dollar signs, which matplotlib would typeset as mathematics, control characters, or scripts that the
-default font lacks. This module turns names into labels; every figure uses the layout `PlainWords`, which draws labels
-literally.
+default font lacks. This module turns names into labels; every figure is a `plain_figure`, which draws labels literally.
 """
 
 import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from plain_vit.errors import printable
@@ -17,6 +16,7 @@ from plain_vit.extras import needs
 
 with needs("plain-vit[analysis]"):
     from matplotlib import font_manager
+    from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties
     from matplotlib.ft2font import FaceFlags, FT2Font
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -26,26 +26,34 @@ with needs("plain-vit[analysis]"):
 LONGEST = 200  # characters of a title that the caller has not truncated
 
 
-class PlainWords(ConstrainedLayoutEngine):
-    """Layout engine that draws text literally: without mathematics or TeX, in fonts that have its characters.
+def plain_figure(width: float, height: float) -> Figure:
+    """Return an empty figure that keeps its parts from overlapping and draws its words as they are written.
 
-    It is not a subclass of Figure, because some libraries recognise matplotlib's figures by name (gradio's `Plot`).
+    No mathematics, no TeX, in fonts that have their letters, whatever layout the caller sets. It is not a class of
+    figures, because libraries that take figures recognise matplotlib's by its name (gradio's `Plot`).
+
+    Args:
+        width: In inches.
+        height: In inches.
     """
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
+    figure.draw = partial(_draw_plainly, figure)  # type: ignore[method-assign]
+    return figure
 
-    def execute(self, fig: Any) -> None:
-        """Make the text of a figure literal, then lay it out; called each time the figure is drawn."""
-        for axes in fig.axes:
-            for formatter in (axes.xaxis.get_major_formatter(), axes.yaxis.get_major_formatter()):
-                if isinstance(formatter, ScalarFormatter):
-                    formatter.set_useMathText(False)
-                    formatter.set_usetex(False)
-        for text in fig.findobj(Text):
-            text.set_parse_math(False)
-            text.set_usetex(False)
-            if fonts := _fallback_fonts(frozenset(text.get_text())):
-                families = text.get_fontfamily()
-                text.set_fontfamily([*families, *(font for font in fonts if font not in families)])
-        super().execute(fig)
+
+def _draw_plainly(figure: Figure, renderer: Any) -> None:
+    for axes in figure.axes:
+        for formatter in (axes.xaxis.get_major_formatter(), axes.yaxis.get_major_formatter()):
+            if isinstance(formatter, ScalarFormatter):
+                formatter.set_useMathText(False)
+                formatter.set_usetex(False)
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+        text.set_usetex(False)
+        if fonts := _fallback_fonts(frozenset(text.get_text())):
+            families = text.get_fontfamily()
+            text.set_fontfamily([*families, *(font for font in fonts if font not in families)])
+    Figure.draw(figure, renderer)
 
 
 def drawable(text: str) -> str:
