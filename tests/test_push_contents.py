@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import string
 import time
 from collections.abc import Callable
@@ -380,3 +381,11 @@ def test_a_page_of_other_people_may_show_only_pictures_of_the_folder(folder: Pat
     (folder / "README.md").write_text('# Mine\n<img width="3" src="link.png">\n')
     with pytest.raises(PushRefusedError, match="a link out of the folder"):
         push_folder(folder, REPO, dry_run=True)
+
+
+def test_every_letter_that_a_rule_ignoring_case_matches_is_found_as_the_same_letter() -> None:
+    characters = [chr(code) for code in range(0x110000) if re.match("[a-z]", chr(code), re.IGNORECASE)]
+    assert len(characters) > 52  # not only the letters of ASCII
+    for character in characters:
+        assert re.fullmatch(lower(character), character, re.IGNORECASE)
+        assert "a" <= lower(character) <= "z"

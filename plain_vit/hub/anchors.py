@@ -81,8 +81,9 @@ def anchors_of(pattern: re.Pattern[str], reach: int = REACH) -> Anchors:
 
 
 def lower(text: str) -> str:
-    """Return a text in lower case, with the position of every character unchanged."""
-    return text.replace("\u0130", "i").lower()  # the only letter whose lower case is two characters
+    """Return a text in lower case as `re.IGNORECASE` compares it, with the position of every character unchanged."""
+    # The first is the only letter whose lower case is two characters; rules also take the others for i and s.
+    return text.replace("\u0130", "i").replace("\u0131", "i").replace("\u017f", "s").lower()
 
 
 def _words(parsed: Any) -> Words | None:
