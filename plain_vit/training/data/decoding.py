@@ -16,6 +16,7 @@ import torch
 
 from ...errors import DataError
 from ...extras import needs
+from ...image_processing_plain_vit import DEEP_MODES
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
@@ -50,7 +51,7 @@ def decode_image(image: PIL.Image.Image) -> PIL.Image.Image:
     """Return an opened image in upright orientation and RGB, like `datasets` decodes it.
 
     Raises:
-        OSError: It cannot be read; likewise the other errors in `UNREADABLE`.
+        OSError: It cannot be read, or not without loss; likewise the other errors in `UNREADABLE`.
     """
     return in_rgb(upright(image))
 
@@ -67,7 +68,16 @@ def upright(image: PIL.Image.Image) -> PIL.Image.Image:
 
 
 def in_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Convert an image to RGB if necessary."""
+    """Convert an image to RGB if necessary.
+
+    Raises:
+        ValueError: Its single channel has more than 8 bits; the image processor refuses it too.
+    """
+    if image.mode in DEEP_MODES:
+        raise ValueError(
+            f"its mode is {image.mode}, more than 8 bits per channel: converting it to RGB would clip every value "
+            "above 255 to white; scale it to 8 bits first"
+        )
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
