@@ -128,7 +128,8 @@ def test_deep_images_of_one_channel_are_named_in_training_and_evaluation_and_nev
         named = [example["broken"] for example in seen_by_training(data.train, **options)]
         assert len([reason for reason in named if reason]) == 1
         assert "more than 8 bits per channel" in "".join(named)
-    named = [row["broken"] for row in ReadableImages(data.test)]
+    images = ReadableImages(data.test)
+    named = [images[row]["broken"] for row in range(len(images))]
     assert len([reason for reason in named if reason]) == 1
     assert "more than 8 bits per channel" in "".join(named)
     kept = load_classification_data(data_source, skip_unreadable=True)

@@ -437,7 +437,7 @@ def test_crop_out_of_a_larger_image_shows_a_part_at_its_scale():
     assert len({pixels.numpy().tobytes() for pixels in seen}) > 1
     with pytest.raises(TrainingError, match="resize_to is 20: expected at least the 24"):
         training_transform(processor, resize_to=20)
-    with pytest.raises(TrainingError, match="Both resize_to"):
+    with pytest.raises(TrainingError, match="crop_scale and resize_to each set a crop"):
         training_transform(processor, resize_to=48, crop_scale=0.5)
 
 

@@ -212,15 +212,27 @@ class OptimizationOptions(LearnerOptions, StepOptions):
 class TransformOptions:
     """Augmentation of single images."""
 
-    crop_scale: float = option(1.0, help="smallest fraction of the area that a random crop keeps; 1: no crop")
+    crop_scale: float = option(
+        1.0, help="smallest fraction of the area that a random crop keeps; 1: resize and crop like the image processor"
+    )
     resize_to: int | None = option(None, help="resize to this many pixels, then take a random crop of the model's size")
+    crop_padding: int = option(
+        0, help="resize the shorter edge, pad with this many pixels, then take a random crop of the model's size"
+    )
     horizontal_flip: float = option(0.0, help="probability of the operation")
-    augmentation: Literal["none", "affine", "randaugment", "trivialaugment", "threeaugment"] = option(
+    augmentation: Literal["none", "affine", "randaugment", "autoaugment", "trivialaugment", "threeaugment"] = option(
         "none", help="affine: for characters"
     )
-    magnitude: int = option(9, help="magnitude of randaugment")
+    magnitude_scale: Literal["timm_increasing", "timm", "big_vision", "torchvision"] = option(
+        "timm_increasing", help="package whose randaugment is used: its operations, and the strength of a magnitude"
+    )
+    magnitude: int = option(9, help="magnitude of randaugment; full strength at 10, in torchvision at 30")
+    magnitude_std: float = option(0.0, help="standard deviation of the magnitude, with the scales of timm")
     augmentation_layers: int = option(2, help="operations per image of randaugment")
     random_erasing: float = option(0.0, help="probability of the operation")
+    random_erasing_mode: Literal["mean", "pixel"] = option(
+        "mean", help="erase with the mean colour, or with normal noise in each pixel"
+    )
 
 
 @dataclass(kw_only=True)
@@ -361,7 +373,8 @@ RANGES: dict[str, tuple[float, float]] = {
     ),
     **dict.fromkeys(
         ("epochs", "learning_rate", "weight_decay", "layer_decay", "warmup_steps", "max_grad_norm", "checkpoints_kept",
-         "num_workers", "mixup", "cutmix", "augmentation_layers", "distillation_temperature"),
+         "num_workers", "mixup", "cutmix", "augmentation_layers", "magnitude_std", "crop_padding",
+         "distillation_temperature"),
         (0, math.inf),
     ),
     **dict.fromkeys(

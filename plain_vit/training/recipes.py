@@ -57,8 +57,8 @@ def _augreg(layers: int, magnitude: int, mixup: float) -> Recipe:
     return Recipe(
         "An augmentation preset of AugReg (Steiner et al. 2022), to add after another recipe. They combine it with "
         "weight decay 0.03 or 0.1, and with dropout and stochastic depth both 0 or both 0.1.",
-        {"augmentation": "randaugment" if layers else "none", "augmentation_layers": layers, "magnitude": magnitude,
-         "mixup": mixup},
+        {"augmentation": "randaugment" if layers else "none", "magnitude_scale": "big_vision", "magnitude_std": 0.0,
+         "augmentation_layers": layers, "magnitude": magnitude, "mixup": mixup},
     )  # fmt: skip
 
 
@@ -117,7 +117,8 @@ RECIPES: dict[str, Recipe] = {
         {"from_scratch": True, "optimizer": "adamw", "momentum": 0.9, "learning_rate": 1e-3, "weight_decay": 1e-4,
          "batch_size": 1024, "epochs": 90, "schedule": "cosine", "warmup_steps": 10_000, "max_grad_norm": 1.0,
          "label_smoothing": 0.0, "image_size": [224], "crop_scale": 0.05, "horizontal_flip": 0.5,
-         "augmentation": "randaugment", "augmentation_layers": 2, "magnitude": 10, "mixup": 0.2},
+         "augmentation": "randaugment", "magnitude_scale": "big_vision", "augmentation_layers": 2, "magnitude": 10,
+         "mixup": 0.2},
         "S/16: 76.5% in 90 epochs, 78.5% in 150, 80.0% in 300",
     ),
     "mae-finetune": Recipe(
@@ -127,8 +128,9 @@ RECIPES: dict[str, Recipe] = {
         {"optimizer": "adamw", "momentum": 0.9, "learning_rate": 2e-3, "weight_decay": 0.05, "layer_decay": 0.65,
          "batch_size": 1024, "epochs": 100, "schedule": "cosine", "warmup_fraction": 0.05, "max_grad_norm": 0.0,
          "label_smoothing": 0.1, "image_size": [224], "crop_scale": 0.08, "horizontal_flip": 0.5,
-         "augmentation": "randaugment", "augmentation_layers": 2, "magnitude": 9, "mixup": 0.8, "cutmix": 1.0,
-         "random_erasing": 0.25, "drop_path_rate": 0.1},
+         "augmentation": "randaugment", "magnitude_scale": "timm_increasing", "augmentation_layers": 2, "magnitude": 9,
+         "magnitude_std": 0.5, "mixup": 0.8, "cutmix": 1.0, "random_erasing": 0.25, "random_erasing_mode": "pixel",
+         "drop_path_rate": 0.1},
         "B/16 on ImageNet-1k: 83.57%, mean of four runs (their repository)",
     ),
     "deit3-pretrain": Recipe(

@@ -15,7 +15,8 @@ from torchvision.transforms import InterpolationMode, v2
 
 from ...errors import DataError, TrainingError
 from ...extras import needs
-from .decoding import as_files, in_rgb, orientation, stored_rows, try_image, upright
+from .decoding import as_files, decode_image, in_rgb, orientation, stored_rows, try_image, upright
+from .randaugment import Canvas, rand_augment, three_augment
 from .sampling import cpu_randomness
 
 with needs("plain-vit[train]"):
@@ -95,6 +96,7 @@ class CroppedImage:
         size: (height, width) of the result, in pixels.
         interpolation: interpolation of the resize, always with antialiasing.
         crop: draws the crop; None uses the whole image.
+        covers: keep the aspect ratio; `size` is then the smallest result.
         scaled: decode at a reduced size if that is enough.
     """
 
@@ -104,9 +106,11 @@ class CroppedImage:
         interpolation: InterpolationMode,
         *,
         crop: v2.RandomResizedCrop | None = None,
+        covers: bool = False,
         scaled: bool = True,
     ) -> None:
-        self.size, self.interpolation, self.crop, self.scaled = size, interpolation, crop, scaled
+        self.size, self.interpolation, self.crop = size, interpolation, crop
+        self.covers, self.scaled = covers, scaled
 
     def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
         """Return pixels (C, H, W) in [0, 255] of an opened image, decoding it if necessary."""
@@ -115,9 +119,12 @@ class CroppedImage:
         part = {"top": 0, "left": 0, "height": height, "width": width}
         if self.crop is not None:
             part = self.crop.make_params([torch.empty(height, width, device="meta")])
-        scale = 1.0
+        size, scale = self.size, 1.0
+        if self.covers:
+            excess = min(height / size[0], width / size[1])
+            size = max(size[0], int(height / excess)), max(size[1], int(width / excess))
         if self.scaled:
-            excess = min(part["height"] / self.size[0], part["width"] / self.size[1])
+            excess = min(part["height"] / size[0], part["width"] / size[1])
             whole, enough = image.width, (math.ceil(image.width / excess), math.ceil(image.height / excess))
             drafted = image.draft(None, enough)  # None if not a JPEG file, or already decoded
             scale = drafted[1][2] / whole if drafted else 1.0
@@ -128,7 +135,61 @@ class CroppedImage:
         left, right = (round(beyond_left + edge * scale) for edge in (part["left"], part["left"] + part["width"]))
         top, bottom = (round(beyond_top + edge * scale) for edge in (part["top"], part["top"] + part["height"]))
         levels = torch.from_numpy(np.array(in_rgb(image.crop((left, top, right, bottom)))))
-        return v2.functional.resize(levels.permute(2, 0, 1), self.size, self.interpolation)
+        return v2.functional.resize(levels.permute(2, 0, 1), size, self.interpolation)
+
+
+class ProcessedImage:
+    """Decode an image, and resize and crop it with the image processor, as in an evaluation.
+
+    Args:
+        image_processor: the model's image processor.
+    """
+
+    def __init__(self, image_processor: Any) -> None:
+        self.image_processor, self.size = image_processor, input_size(image_processor)
+
+    def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
+        """Return pixels (C, H, W) in [0, 255] of an opened image.
+
+        Raises:
+            DataError: The image processor does not give this image its size.
+        """
+        prepared = self.image_processor(decode_image(image), do_rescale=False, do_normalize=False, return_tensors="pt")
+        levels = prepared["pixel_values"][0]
+        if tuple(levels.shape[-2:]) != self.size:
+            raise DataError(
+                f"the image processor makes it {levels.shape[-2]} x {levels.shape[-1]} pixels, not "
+                f"{self.size[0]} x {self.size[1]}: add --crop_scale 0.08, or --test_crop 1"
+            )
+        return levels if levels.dtype == torch.uint8 else levels.round().clamp(0, 255).to(torch.uint8)
+
+
+class PixelErasing(v2.RandomErasing):
+    """Fill a random rectangle with standard normal noise in normalised units (timm's mode `pixel`).
+
+    The pixels are not limited to [0, 255], so images are converted to half precision, which represents all integers
+    from 0 to 255 exactly.
+
+    Args:
+        probability: 0 to 1.
+        mean: mean of the image processor for each channel, for pixels in [0, 255].
+        std: its standard deviation.
+    """
+
+    def __init__(self, probability: float, mean: torch.Tensor, std: torch.Tensor) -> None:
+        super().__init__(probability, scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), value="random")
+        self.mean, self.std = mean.float()[:, None, None], std.float()[:, None, None]
+
+    def forward(self, levels: torch.Tensor) -> torch.Tensor:
+        """Return pixels (C, H, W) in half precision."""
+        return super().forward(levels.half())
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        """Draw a rectangle and its content."""
+        drawn = super().make_params(flat_inputs)
+        if drawn["v"] is not None:
+            drawn["v"] = drawn["v"] * self.std + self.mean
+        return drawn
 
 
 @dataclass(frozen=True)
@@ -173,70 +234,124 @@ def training_transform(
     *,
     crop_scale: float = 1.0,
     resize_to: int | None = None,
+    crop_padding: int = 0,
     horizontal_flip: float = 0.0,
     augmentation: str = "none",
+    magnitude_scale: str = "timm_increasing",
     magnitude: int = 9,
+    magnitude_std: float = 0.0,
     augmentation_layers: int = 2,
     random_erasing: float = 0.0,
+    random_erasing_mode: str = "mean",
     scaled: bool = True,
 ) -> TrainingTransform:
     """Build the training transform, with size, rescaling and normalisation of the image processor.
+
+    Without a random crop, images are resized and cropped like the image processor does.
 
     Args:
         image_processor: the model's image processor.
         crop_scale: smallest fraction of the area that a random crop keeps, above 0; 1 means no crop.
         resize_to: resize to a square of this many pixels, and take a random crop of the processor's size.
+        crop_padding: resize until the shorter edge has the processor's size, pad all sides by reflection with this many
+            pixels, and take a random crop of that size (the simple random crop of DeiT-III); 0 means no such crop.
         horizontal_flip: probability, 0 to 1.
         augmentation: `affine` (10 degrees, a tenth of shift, scale and slant: for characters), `randaugment`,
-            `trivialaugment`, `threeaugment` (grey, solarised or blurred, then colour jitter: Touvron et al. 2022) or
-            `none`.
-        magnitude: magnitude of `randaugment`, 0 to 30.
+            `autoaugment` (Cubuk et al. 2019, the policy for ImageNet, as in torchvision), `trivialaugment`,
+            `threeaugment` (grey, solarised or blurred, then colour jitter: Touvron et al. 2022) or `none`.
+        magnitude_scale: see `rand_augment`, for `randaugment`; likewise the next two.
+        magnitude: magnitude of the operations.
+        magnitude_std: standard deviation of the magnitude.
         augmentation_layers: operations per image of `randaugment`.
-        random_erasing: probability, 0 to 1; erased pixels get the mean colour, rounded to integers.
+        random_erasing: probability, 0 to 1.
+        random_erasing_mode: content of an erased rectangle: the `mean` colour, rounded to integers, or normal noise in
+            each `pixel`.
         scaled: decode JPEG files at a reduced size if that is enough.
 
     Raises:
-        TrainingError: Two ways of cropping are given, the crop exceeds the image, or torchvision does not support
-            the processor's interpolation.
+        TrainingError: Two ways of cropping are given, the crop exceeds the image, torchvision does not support the
+            processor's interpolation, or the magnitude is not on its scale.
     """
+    mean, std = pixel_levels(image_processor)
+    crop, cropped = _geometry(image_processor, crop_scale, resize_to, crop_padding, scaled)
+    steps: list[Callable[[Any], Any]] = [cropped] if cropped else []
+    if horizontal_flip:
+        steps.append(v2.RandomHorizontalFlip(horizontal_flip))
+    if augmentation == "randaugment":
+        resample = PIL.Image.Resampling(image_processor.resample)
+        if resample not in (PIL.Image.Resampling.BILINEAR, PIL.Image.Resampling.BICUBIC):
+            resample = PIL.Image.Resampling.BICUBIC  # Pillow moves pixels with no finer one
+        varied: Any = rand_augment(
+            magnitude_scale,
+            magnitude=magnitude,
+            magnitude_std=magnitude_std,
+            layers=augmentation_layers,
+            canvas=Canvas(tuple(round(level) for level in mean.tolist()), resample),
+        )
+    else:
+        varied = _variation(augmentation)
+    if varied is not None:
+        steps += [v2.ToPILImage(), varied, v2.PILToTensor()]  # its operations are faster
+    if random_erasing and random_erasing_mode == "pixel":
+        steps.append(PixelErasing(random_erasing, mean, std))
+    elif random_erasing:
+        steps.append(v2.RandomErasing(random_erasing, value=[round(level) for level in mean.tolist()]))
+    return TrainingTransform(
+        crop=crop,
+        augment=v2.Compose(steps) if steps else unchanged,
+        normalize=v2.Compose([v2.ToDtype(torch.float32), v2.Normalize(mean.tolist(), std.tolist(), inplace=True)]),
+    )
+
+
+def _variation(augmentation: str) -> Callable[[Any], Any] | None:
+    """Return an augmentation of Pillow images without further options."""
+    if augmentation == "affine":
+        bilinear = InterpolationMode.BILINEAR
+        return v2.RandomAffine(10, translate=(0.1, 0.1), scale=(0.9, 1.1), shear=10, interpolation=bilinear)
+    if augmentation == "autoaugment":
+        return v2.AutoAugment(interpolation=InterpolationMode.BILINEAR)
+    if augmentation == "trivialaugment":
+        return v2.TrivialAugmentWide()
+    return three_augment() if augmentation == "threeaugment" else None
+
+
+def _geometry(
+    image_processor: Any, crop_scale: float, resize_to: int | None, crop_padding: int, scaled: bool
+) -> tuple[Callable[[PIL.Image.Image], torch.Tensor], v2.Transform | None]:
+    """Return how an opened image is resized to pixels, and the random crop of these pixels, if there is one."""
     size = input_size(image_processor)
     resample = PIL.Image.Resampling(image_processor.resample)
     interpolation = InterpolationMode[resample.name]
     if interpolation in (InterpolationMode.BOX, InterpolationMode.HAMMING):
         raise TrainingError(f"The image processor resizes with {resample.name}: expected bilinear, bicubic or lanczos.")
-    if resize_to is not None and crop_scale < 1:
-        raise TrainingError(f"Both resize_to ({resize_to}) and crop_scale ({crop_scale}) set a crop: give one.")
+    crops = {"crop_scale": crop_scale < 1, "resize_to": resize_to is not None, "crop_padding": crop_padding > 0}
+    given = [name for name, used in crops.items() if used]
+    if len(given) > 1:
+        raise TrainingError(f"{' and '.join(given)} each set a crop: give one of them.")
     if resize_to is not None and resize_to < max(size):
         raise TrainingError(f"resize_to is {resize_to}: expected at least the {max(size)} pixels of the crop.")
-    resized = size if resize_to is None else (resize_to, resize_to)
-    drawn = v2.RandomResizedCrop(size, scale=(crop_scale, 1)) if crop_scale < 1 else None
-    steps: list[v2.Transform] = []
+    if crop_padding >= min(size):
+        raise TrainingError(f"crop_padding is {crop_padding}: expected less than the {min(size)} pixels of the crop.")
+    if crop_scale < 1:
+        drawn = v2.RandomResizedCrop(size, scale=(crop_scale, 1))
+        return CroppedImage(size, interpolation, crop=drawn, scaled=scaled), None
     if resize_to is not None:
-        steps.append(v2.RandomCrop(size))
-    if horizontal_flip:
-        steps.append(v2.RandomHorizontalFlip(horizontal_flip))
-    if augmentation == "affine":
-        bilinear = InterpolationMode.BILINEAR
-        varied = [v2.RandomAffine(10, translate=(0.1, 0.1), scale=(0.9, 1.1), shear=10, interpolation=bilinear)]
-    elif augmentation == "randaugment":
-        varied = [v2.RandAugment(num_ops=augmentation_layers, magnitude=magnitude)]
-    elif augmentation == "trivialaugment":
-        varied = [v2.TrivialAugmentWide()]
-    elif augmentation == "threeaugment":
-        three = [v2.Grayscale(3), v2.RandomSolarize(128, p=1.0), v2.GaussianBlur(5, sigma=(0.1, 2.0))]
-        varied = [v2.RandomChoice(three), v2.ColorJitter(0.3, 0.3, 0.3)]
-    else:
-        varied = []
-    if varied:
-        steps += [v2.ToPILImage(), *varied, v2.PILToTensor()]  # its operations are faster
-    mean, std = (levels.tolist() for levels in pixel_levels(image_processor))
-    if random_erasing:
-        steps.append(v2.RandomErasing(random_erasing, value=[round(level) for level in mean]))
-    return TrainingTransform(
-        crop=CroppedImage(resized, interpolation, crop=drawn, scaled=scaled),
-        augment=v2.Compose(steps) if steps else unchanged,
-        normalize=v2.Compose([v2.ToDtype(torch.float32), v2.Normalize(mean, std, inplace=True)]),
-    )
+        return CroppedImage((resize_to, resize_to), interpolation, scaled=scaled), v2.RandomCrop(size)
+    if crop_padding:
+        padded = v2.RandomCrop(size, padding=crop_padding, padding_mode="reflect")
+        return CroppedImage(size, interpolation, covers=True, scaled=scaled), padded
+    if _stretches(image_processor):
+        return CroppedImage(size, interpolation, scaled=scaled), None
+    return ProcessedImage(image_processor), None
+
+
+def _stretches(image_processor: Any) -> bool:
+    """Return whether the image processor resizes every image to its size, whatever its shape, and does nothing else."""
+    others = ("do_center_crop", "do_pad", "resize_mode", "crop_pct")
+    size = dict(image_processor.size)
+    has_both_sides = bool(size.get("height") and size.get("width"))
+    does_others = any(getattr(image_processor, name, None) for name in others)
+    return bool(image_processor.do_resize) and has_both_sides and not does_others
 
 
 def batch_mixing(

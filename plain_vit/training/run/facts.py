@@ -24,6 +24,7 @@ with needs("plain-vit[train]"):
     from accelerate import DistributedType
 
 Facts = dict[str, object]
+RANDAUGMENT_OPTIONS = {"magnitude_scale", "magnitude", "magnitude_std", "augmentation_layers"}
 
 
 def run_facts(
@@ -132,8 +133,9 @@ def model_facts(
     recipe = {name: value for name, value in values.items() if value not in (None, [], "none") and value is not False}
     if options.teacher is None:
         recipe = {name: value for name, value in recipe.items() if not name.startswith("distillation")}
-    if options.augmentation != "randaugment":
-        recipe = {name: value for name, value in recipe.items() if name not in ("magnitude", "augmentation_layers")}
+    without_effect = set() if options.augmentation == "randaugment" else RANDAUGMENT_OPTIONS
+    without_effect |= set() if options.random_erasing else {"random_erasing_mode"}
+    recipe = {name: value for name, value in recipe.items() if name not in without_effect}
     top5 = {"top5_accuracy": top_accuracy(result, 5)} if len(data.label_names) > 5 else {}
     steps = {"steps": schedule.total_steps, "warmup_steps": schedule.warmup_steps}
     return training_facts(
