@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from .configuration_plain_vit import PlainViTConfig
 from .layers_plain_vit import NORMS, FreshWeights, cast_once, first_tokens, norm_or_identity
+from .positions_plain_vit import Rotation
 
 # Kernels
 
@@ -107,7 +108,7 @@ class Attention(nn.Module):
         self.is_causal = False  # read by the kernels
         joined = math.prod(config.attention_shape)
         self.q_proj = nn.Linear(config.hidden_size, joined, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, joined, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, joined, bias=config.qkv_bias and config.key_bias)
         self.v_proj = nn.Linear(config.hidden_size, joined, bias=config.qkv_bias)
         self.q_norm = QK_NORMS[config.qk_norm](config, width)
         self.k_norm = QK_NORMS[config.qk_norm](config, width)
@@ -129,7 +130,7 @@ class Attention(nn.Module):
 
 
 class PlainViTAttention(Attention):
-    """Multi-head self-attention."""
+    """Multi-head self-attention; queries and keys may be rotated by their positions."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         heads, head_dim = config.attention_shape
@@ -142,6 +143,7 @@ class PlainViTAttention(Attention):
     def forward(
         self,
         hidden_states: torch.Tensor,
+        rotation: Rotation | None = None,
         num_output_tokens: int | None = None,
         output_attentions: bool = False,
         **kwargs: Any,
@@ -151,6 +153,8 @@ class PlainViTAttention(Attention):
         query = self.q_norm(self.q_proj(querying).unflatten(-1, heads)).transpose(1, 2)
         key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
         value = self.v_proj(hidden_states).unflatten(-1, heads).transpose(1, 2)
+        if rotation is not None:
+            query, key = rotation.rotate(query), rotation.rotate(key)
         attended, weights = self.attend(query, key, value, output_attentions, **kwargs)
         attended = self.o_proj(self.norm(attended.flatten(2)))
         return self.dropout(attended), weights
@@ -176,6 +180,7 @@ class PlainViTDifferentialAttention(Attention):
     def forward(
         self,
         hidden_states: torch.Tensor,
+        rotation: None = None,
         num_output_tokens: int | None = None,
         output_attentions: bool = False,
         **kwargs: Any,

@@ -70,6 +70,11 @@ RANGES = {
     "attention_scale": (5e-324, 1e6, "a positive number such as head_dim ** -0.5"),
     "initializer_range": (0, 1e6, "a standard deviation of at least 0"),
     "layer_scale_init_value": (-1e6, 1e6, "a number such as 1e-5"),
+    "rotary_theta": (1e-6, 1e8, "a positive number such as 100"),
+    "rotary_offset": (-1e6, 1e6, "a number such as 1"),
+    "rotary_shift": (0, 1e6, "a distance of at least 0"),
+    "rotary_jitter": (1, 1e6, "a factor of at least 1"),
+    "rotary_rescale": (1, 1e6, "a factor of at least 1"),
     "pixel_mean": (-1e6, 1e6, "a pixel value from 0 to 1 for all channels, or one for each"),
     "pixel_std": (5e-324, 1e6, "a positive standard deviation for all channels, or one for each"),
 }
@@ -181,6 +186,23 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         position_embedding_type: "learned" (a table), "sincos_2d" (Beyer et al. 2022, computed) or "none".
         position_embedding_on_prefix: Also add position embeddings to the tokens before the patches.
         position_resampling: How the table is resampled to another grid. "truncate" uses the first rows in raster order.
+        rotary_embedding_type: "none", "axial" (queries and keys are rotated by the row and the column of their patch,
+            with fixed frequencies) or "mixed" (with learned frequencies of both for each block and head: Heo et al.
+            2024). Tokens before the patches are not rotated.
+        rotary_theta: Base of the frequencies; those of "mixed" only start from it.
+        rotary_coordinates: "index" (row and column numbers) or "centered" (centres of the patches in an image from -1
+            to 1, times 2 pi: DINOv3).
+        rotary_axes: Order of the two coordinates among the channels: "yx" or "xy".
+        rotary_offset: Added to the numbers of rows and columns.
+        rotary_reference_grid: Grid (down, across) to which the numbers of other grids are scaled (EVA-02); None to
+            count the patches.
+        rotary_pairs: The rotated pairs of channels: "adjacent" (2 i and 2 i + 1) or "halves" (i and i + head_dim / 2).
+        rotary_frequencies: Rounding of the frequencies: "inverse" (multiply by 1 / theta ** x) or "period" (divide by
+            theta ** x: timm's DINOv3).
+        rotary_dtype: Dtype of cosines and sines: "float32", or that of the "weights".
+        rotary_shift: Random shift of the coordinates in training, at most this far in each direction.
+        rotary_jitter: Random factor on each coordinate in training, at most this.
+        rotary_rescale: Random factor on both coordinates in training, at most this. All three are drawn once per batch.
         block_type: "sequential" (pre-norm), "post_norm" (the norm ends each residual branch), "parallel" (attention and
             MLP in parallel after one norm: ViT-22B) or "branches" (several attentions, then several MLPs, summed).
         num_branches: Number of attentions and of MLPs in a block of type "branches".
@@ -189,6 +211,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         attention_type: "self" or "differential" (Ye et al. 2024).
         attention_scale: Factor on the attention scores (default: `head_dim ** -0.5`).
         qkv_bias: Give the query, key and value projections biases.
+        key_bias: Give the key projection one too (EVA, BEiT and DINOv3 do not).
         qk_norm: None, "norm" (`norm_type` over `head_dim`) or "rms_per_head" (L2-normalised, one gain per head).
         attention_inner_norm: Normalise the concatenated heads before the output projection (BEiT-3).
         attention_output_projection: Project the concatenated heads.
@@ -270,6 +293,19 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         "bilinear", "bilinear_antialias", "bilinear_align_corners", "truncate",
     ] = "bicubic_antialias"  # fmt: skip
 
+    rotary_embedding_type: Literal["none", "axial", "mixed"] = "none"
+    rotary_theta: float | int = 10000.0
+    rotary_coordinates: Literal["index", "centered"] = "index"
+    rotary_axes: Literal["yx", "xy"] = "yx"
+    rotary_offset: float | int = 0.0
+    rotary_reference_grid: list[int] | tuple[int, int] | None = None
+    rotary_pairs: Literal["adjacent", "halves"] = "adjacent"
+    rotary_frequencies: Literal["inverse", "period"] = "inverse"
+    rotary_dtype: Literal["float32", "weights"] = "float32"
+    rotary_shift: float | int | None = None
+    rotary_jitter: float | int | None = None
+    rotary_rescale: float | int | None = None
+
     block_type: Literal["sequential", "post_norm", "parallel", "branches"] = "sequential"
     num_branches: int = 1
     norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
@@ -277,6 +313,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     attention_type: Literal["self", "differential"] = "self"
     attention_scale: float | int | None = None
     qkv_bias: bool = True
+    key_bias: bool = True
     qk_norm: Literal["norm", "rms_per_head"] | None = None
     attention_inner_norm: bool = False
     attention_output_projection: bool = True
@@ -407,6 +444,11 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             is_one_number = isinstance(size, int) or (pair[0] == pair[1] and self.reshape_hidden_states)
             setattr(self, name, pair[0] if is_one_number else pair)
         self.stem_depths = tuple(self.stem_depths)
+        if self.rotary_reference_grid is not None:
+            grid = (*self.rotary_reference_grid,)
+            if len(grid) != 2 or not all(1 <= side <= MOST_PIXELS for side in grid):
+                raise ValueError(f"rotary_reference_grid is {_shown(grid)}: expected patches (down, across), or None")
+            self.rotary_reference_grid = grid
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -439,6 +481,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
                     f"{name} is {levels}: expected one number, or one for each of the {self.num_channels} channels"
                 )
         heads, head_dim = self.attention_shape
+        rotary = self.rotary_embedding_type != "none"
         for impossible, remedy in (
             (self.pooling in ("cls", "cls_mean") and not self.use_class_token,
              f'pooling "{self.pooling}" reads the class token: set use_class_token=True, or another pooling'),
@@ -481,6 +524,17 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              "parallel blocks have no norms inside attention or MLP in any source"),
             (self.attention_type == "differential" and head_dim % 2 != 0,
              f"differential attention halves each head: head_dim must be even, not {head_dim}"),
+            (rotary and self.attention_type == "differential",
+             "differential attention is not combined with a rotation by any source"),
+            (rotary and self.register_tokens_last,
+             "register_tokens_last is not combined with a rotation by any source: put the registers first"),
+            (rotary and head_dim % 4 != 0,
+             f"a rotation gives half of its pairs of channels to each axis: head_dim must be a multiple of 4, not "
+             f"{head_dim}"),
+            (self.rotary_embedding_type == "mixed" and self.rotary_coordinates == "centered",
+             'a "mixed" rotation learns the frequencies of row and column numbers: set rotary_coordinates="index"'),
+            (self.rotary_coordinates == "centered" and self.rotary_reference_grid is not None,
+             'rotary_coordinates "centered" are the same for every grid: set rotary_reference_grid=None'),
             (self.attention_type == "differential" and self.qk_norm == "rms_per_head",
              'differential attention takes qk_norm None or "norm"'),
             (self.reconstruction_target == "mean_color" and self.num_channels > 4,
@@ -583,6 +637,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         mlp = "layers.*.mlp_branches.*.mlp" if branches else "layers.*.mlp"
         plan: dict[str, str] = {}
         spanned = self.attention_inner_norm or self.qk_norm == "rms_per_head" or self.attention_type == "differential"
+        spanned = spanned or self.rotary_embedding_type == "mixed"
         if self.attention_output_projection and not spanned:
             plan |= {f"{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
             plan |= {f"{attention}.o_proj": "rowwise"}

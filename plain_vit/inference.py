@@ -15,6 +15,7 @@ from .configuration_plain_vit import PlainViTConfig
 from .errors import PreparedModelError
 from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer
 from .modeling_plain_vit import PlainViTLayer, PlainViTMLP, PlainViTPreTrainedModel
+from .positions_plain_vit import Rotation
 
 Model = TypeVar("Model", bound=PlainViTPreTrainedModel)
 
@@ -155,7 +156,8 @@ class JoinedAttention(PlainViTAttention):
         self.qkv_proj = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         self.qkv_proj.weight = nn.Parameter(weight, requires_grad=False)
         if attention.q_proj.bias is not None:
-            bias = torch.cat([projection.bias for projection in projections])
+            zeros = torch.zeros_like(attention.q_proj.bias)  # a key may have none
+            bias = torch.cat([zeros if projection.bias is None else projection.bias.data for projection in projections])
             self.qkv_proj.bias = nn.Parameter(bias, requires_grad=False)
         self.q_norm, self.k_norm, self.norm = attention.q_norm, attention.k_norm, attention.norm
         self.o_proj = attention.o_proj
@@ -163,6 +165,7 @@ class JoinedAttention(PlainViTAttention):
     def forward(
         self,
         hidden_states: torch.Tensor,
+        rotation: Rotation | None = None,
         num_output_tokens: int | None = None,
         output_attentions: bool = False,
         **kwargs: Any,
@@ -170,6 +173,8 @@ class JoinedAttention(PlainViTAttention):
         query, key, value = self.qkv_proj(hidden_states).unflatten(-1, (3, -1, self.head_dim)).unbind(2)
         query = self.q_norm(query[:, :num_output_tokens]).transpose(1, 2)  # B heads L d
         key = self.k_norm(key).transpose(1, 2)
+        if rotation is not None:
+            query, key = rotation.rotate(query), rotation.rotate(key)
         attended, weights = self.attend(query, key, value.transpose(1, 2), output_attentions, **kwargs)
         return self.o_proj(self.norm(attended.flatten(2))), weights
 

@@ -1,4 +1,4 @@
-"""Alternatives to the plain layers that a config can select: norms, MLPs, blocks, patch embeddings, positions.
+"""Alternatives to the plain layers that a config can select: norms, MLPs, blocks, patch embeddings.
 
 Shapes: `B` batch, `C` channels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head width.
 """
@@ -431,137 +431,23 @@ class ResNetPatchEmbeddings(nn.Module):
 
 
 class PatchDropout(nn.Module):
-    """Keep a random fraction of the patches of each image in training (Liu et al. 2023)."""
+    """Keep a random fraction of the patches of each image in training (Liu et al. 2023).
+
+    The tokens before the patches, and registers after them, are kept.
+    """
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
         self.rate = config.patch_dropout_prob
+        self.before = config.num_prefix_tokens
+        self.after = config.num_register_tokens if config.register_tokens_last else 0
 
-    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Draw the numbers of the kept tokens, of shape (B, L); None keeps all."""
         if not self.training or self.rate == 0:
-            return patches
-        batch, count, width = patches.shape
-        kept = max(1, int(count * (1 - self.rate)))
-        chosen = torch.rand(batch, count, device=patches.device).argsort(dim=-1)[:, :kept]
-        return patches.gather(1, chosen.unsqueeze(-1).expand(-1, -1, width))
-
-
-# Positions
-
-
-class SinCos2DPositionEmbedding(nn.Module):
-    """Sines and cosines of column and row, for any grid (Beyer et al. 2022; in the order of big_vision)."""
-
-    def __init__(self, config: PlainViTConfig):
-        super().__init__()
-        self.hidden_size = config.hidden_size
-
-    def forward(self, grid_size: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
-        h, w = grid_size
-        quarter = self.hidden_size // 4
-        rows, columns = torch.meshgrid(
-            torch.arange(h, device=like.device), torch.arange(w, device=like.device), indexing="ij"
-        )
-        frequencies = torch.arange(quarter, device=like.device) / (quarter - 1)
-        frequencies = 1.0 / (10000**frequencies)
-        rows, columns = rows.flatten()[:, None] * frequencies, columns.flatten()[:, None] * frequencies
-        table = torch.cat((columns.sin(), columns.cos(), rows.sin(), rows.cos()), dim=1)  # N D
-        return table.to(like.dtype)
-
-
-def resample_positions(
-    table: torch.Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int], mode: str
-) -> torch.Tensor:
-    """Resample a table of patch positions to another grid, equal to `torch.nn.functional.interpolate`.
-
-    Its two-dimensional filters are products of one-dimensional ones: one small matrix for the rows, one for the
-    columns. In this form they compile and export with any size, and their gradient is deterministic everywhere; since
-    they round differently, only compiled programs use them for the values.
-
-    Args:
-        table: Positions in raster order, of shape (h * w, D).
-        old_grid: Grid (h, w) of the table, in patches.
-        new_grid: Target grid (h, w).
-        mode: One of the values of `PlainViTConfig.position_resampling`.
-
-    Returns:
-        The positions of the new grid, of shape (new h * new w, D), in the dtype of the table.
-
-    Raises:
-        ValueError: The mode is "truncate" and the table has fewer positions than needed.
-    """
-    if mode == "truncate":
-        wanted = new_grid[0] * new_grid[1]
-        if wanted > table.shape[0]:
-            raise ValueError(
-                f"the position table has {table.shape[0]} rows, but the image has {wanted} patches: "
-                'position_resampling "truncate" cannot grow a table; choose another mode or smaller images'
-            )
-        return table[:wanted]
-    grid = table.float().reshape(*old_grid, -1)
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or table.device.type not in ("cpu", "cuda"):
-        return _by_matrices(grid, new_grid, mode).flatten(0, 1).to(table.dtype)
-    resampled = _by_torch(grid, new_grid, mode)
-    if torch.is_grad_enabled() and table.requires_grad:
-        differentiable = _by_matrices(grid, new_grid, mode)
-        resampled = resampled.detach() + (differentiable - differentiable.detach())  # adds zeros and the gradient
-    return resampled.flatten(0, 1).to(table.dtype)
-
-
-def _by_torch(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
-    """Resample (h, w, D) bit-equal to the sources: with one call, and channels last in memory."""
-    kind, _, option = mode.partition("_")
-    image = grid[None].permute(0, 3, 1, 2)
-    corners, antialias = option == "align_corners", option == "antialias"
-    return F.interpolate(image, size=size, mode=kind, align_corners=corners, antialias=antialias)[0].permute(1, 2, 0)
-
-
-def _by_matrices(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
-    """Resample (h, w, D) with a matrix product per axis, in float32 even under autocast."""
-    device = grid.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
-            return _by_matrices(grid, size, mode)
-    rows = _interpolation_matrix(grid.shape[0], size[0], mode, grid.device)
-    columns = _interpolation_matrix(grid.shape[1], size[1], mode, grid.device)
-    return torch.einsum("yh,xw,hwd->yxd", rows, columns, grid)
-
-
-def _interpolation_matrix(old: int, new: int, mode: str, device: torch.device) -> torch.Tensor:
-    """Return the (new, old) matrix that resamples one axis, with torch's filter and border handling."""
-    cubic = mode.startswith("bicubic")
-    index = torch.arange(new, device=device, dtype=torch.float32)
-    # A tensor, because a compiler would specialise a symbolic size on whether the axis shrinks or grows.
-    scale = torch.full((), old, device=device, dtype=torch.float32) / new
-    if mode.endswith("align_corners"):
-        centers = index * (old - 1) / (new - 1) if new > 1 else index
-    else:
-        centers = (index + 0.5) * scale - 0.5
-    sources = torch.arange(old, device=device, dtype=torch.float32)
-    if mode.endswith("antialias"):
-        # The filter widens when the axis shrinks, and is cut and renormalised at the borders.
-        stretch = scale.clamp(min=1)
-        distance = (sources - centers[:, None]) / stretch
-        weights = _cubic(distance, -0.5) if cubic else _triangle(distance)
-        return weights / weights.sum(dim=1, keepdim=True)
-    # The filter keeps its width, and taps beyond a border use the border value.
-    weights = torch.zeros(new, old, device=device)
-    first = centers.floor()
-    for offset in (-1, 0, 1, 2) if cubic else (0, 1):
-        tap = first + offset
-        weight = _cubic(tap - centers, -0.75) if cubic else _triangle(tap - centers)
-        weights = weights + weight[:, None] * (tap.clamp(0, old - 1)[:, None] == sources)
-    return weights
-
-
-def _cubic(distance: torch.Tensor, a: float) -> torch.Tensor:
-    """Keys' cubic convolution kernel."""
-    x = distance.abs()
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return torch.where(x <= 1, near, torch.where(x < 2, far, 0.0))
-
-
-def _triangle(distance: torch.Tensor) -> torch.Tensor:
-    """Linear interpolation kernel."""
-    return (1 - distance.abs()).clamp(min=0)
+            return None
+        batch, length, device = *hidden_states.shape[:2], hidden_states.device
+        count = length - self.before - self.after
+        chosen = torch.rand(batch, count, device=device).argsort(dim=-1)[:, : max(1, int(count * (1 - self.rate)))]
+        numbers = torch.arange(length, device=device).expand(batch, -1)
+        return torch.cat((numbers[:, : self.before], chosen + self.before, numbers[:, length - self.after :]), dim=1)

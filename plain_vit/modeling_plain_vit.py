@@ -1,8 +1,9 @@
 """The plain Vision Transformer (Dosovitskiy et al. 2021), top to bottom in the order of the paper's Figure 1.
 
 This file contains patch embeddings, class token and positions, blocks of attention and MLP, the final norm, pooling and
-classifier. Attention is in `attention_plain_vit.py`, poolers and prediction heads are in `heads_plain_vit.py`, and
-alternatives to the plain layers in `layers_plain_vit.py`: one class per choice, selected in a table.
+classifier. Attention is in `attention_plain_vit.py`, poolers and prediction heads are in `heads_plain_vit.py`, other
+positions in `positions_plain_vit.py`, and alternatives to the plain layers in `layers_plain_vit.py`: one class per
+choice, selected in a table.
 
 Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size.
 """
@@ -41,15 +42,14 @@ from .layers_plain_vit import (
     PatchDropout,
     PostNormLayer,
     ResNetPatchEmbeddings,
-    SinCos2DPositionEmbedding,
     StochasticDepth,
     SwiGLU,
     first_tokens,
     init_as,
     layer_scale_or_identity,
     norm_or_identity,
-    resample_positions,
 )
+from .positions_plain_vit import ROTARY_EMBEDDINGS, SinCos2DPositionEmbedding, resample_positions
 
 # Embeddings: z0 = [class; x1 E; ...; xN E] + positions (equation 1)
 
@@ -125,7 +125,6 @@ class PlainViTEmbeddings(nn.Module):
         self.position_embeddings = POSITION_EMBEDDINGS[config.position_embedding_type](config)
         embedding_dropout = config.embedding_dropout_prob
         self.dropout = nn.Dropout(config.hidden_dropout_prob if embedding_dropout is None else embedding_dropout)
-        self.patch_dropout = PatchDropout(config)
         self.norm = norm_or_identity(config, config.embedding_norm)
 
     def forward(self, pixel_values: torch.Tensor, bool_masked_pos: torch.Tensor | None = None) -> torch.Tensor:
@@ -136,7 +135,6 @@ class PlainViTEmbeddings(nn.Module):
         batch = patches.shape[0]
         before = [self.cls_token, self.distillation_token, None if self.register_tokens_last else self.register_tokens]
         prefix = [token.expand(batch, -1, -1) for token in before if token is not None]
-        num_prefix = sum(token.shape[1] for token in prefix)
         if self.position_embeddings is None:
             hidden_states = torch.cat((*prefix, patches), dim=1)
         elif self.positions_on_prefix:
@@ -148,8 +146,7 @@ class PlainViTEmbeddings(nn.Module):
             hidden_states = torch.cat((*prefix, patches), dim=1)
         if self.register_tokens_last and self.register_tokens is not None:
             hidden_states = torch.cat((hidden_states, self.register_tokens.expand(batch, -1, -1)), dim=1)
-        hidden_states = self.dropout(hidden_states)
-        return self.norm(self.drop_patches(hidden_states, num_prefix))
+        return self.norm(self.dropout(hidden_states))
 
     def grid_size(self, pixel_values: torch.Tensor) -> tuple[int, int]:
         """Return the patch grid of an image batch.
@@ -183,15 +180,6 @@ class PlainViTEmbeddings(nn.Module):
             )
         masked = bool_masked_pos.flatten(1).unsqueeze(-1).bool()
         return torch.where(masked, self.mask_token.to(patches.dtype), patches)
-
-    def drop_patches(self, hidden_states: torch.Tensor, num_prefix: int) -> torch.Tensor:
-        """Drop patches in training; class, distillation and register tokens are kept."""
-        if not self.training or self.patch_dropout.rate == 0:
-            return hidden_states
-        after = self.register_tokens.shape[1] if self.register_tokens_last and self.register_tokens is not None else 0
-        end = hidden_states.shape[1] - after
-        patches = self.patch_dropout(hidden_states[:, num_prefix:end])
-        return torch.cat((hidden_states[:, :num_prefix], patches, hidden_states[:, end:]), dim=1)
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
         """Initialise the tokens."""
@@ -373,6 +361,8 @@ class PlainViTModel(PlainViTPreTrainedModel):
     def __init__(self, config: PlainViTConfig, add_pooling_layer: bool = True):
         super().__init__(config)
         self.embeddings = PlainViTEmbeddings(config)
+        self.patch_dropout = PatchDropout(config)
+        self.rotary_embedding = ROTARY_EMBEDDINGS[config.rotary_embedding_type](config)
         self.layers = nn.ModuleList([build_layer(config, i) for i in range(config.num_hidden_layers)])
         self.layernorm = norm_or_identity(config, config.final_norm in ("before_pooling", "both"))
         if add_pooling_layer:
@@ -409,12 +399,16 @@ class PlainViTModel(PlainViTPreTrainedModel):
             ValueError: The pixels or the mask do not fit the model.
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
-        hidden_states = self.embeddings(as_weights(pixel_values, self), bool_masked_pos)
+        pixel_values = as_weights(pixel_values, self)
+        hidden_states = self.embeddings(pixel_values, bool_masked_pos)
+        kept = self.patch_dropout(hidden_states)
+        if kept is not None:
+            hidden_states = hidden_states.take_along_dim(kept.unsqueeze(-1), dim=1)
+        rotations = self.rotary_embedding(self.grid_size(*pixel_values.shape[-2:]), pixel_values, kept)
         last = len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
-            hidden_states = layer(
-                hidden_states, num_output_tokens=num_output_tokens if index == last else None, **kwargs
-            )
+        for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
+            read = num_output_tokens if index == last else None
+            hidden_states = layer(hidden_states, rotation=rotation, num_output_tokens=read, **kwargs)
         hidden_states = self.layernorm(hidden_states)
         pooled = None
         if self.add_pooling_layer:
@@ -569,6 +563,7 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
             raise ValueError("a backbone returns whole feature maps: set patch_dropout_prob=0")
         super().__init__(config)
         self.embeddings = PlainViTEmbeddings(config)
+        self.rotary_embedding = ROTARY_EMBEDDINGS[config.rotary_embedding_type](config)
         self.layers = nn.ModuleList([build_layer(config, i) for i in range(config.num_hidden_layers)])
         normed = config.apply_layernorm and config.final_norm in ("before_pooling", "both")
         self.layernorm = norm_or_identity(config, normed)
@@ -596,9 +591,11 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
             ValueError: The pixels do not fit the model.
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
-        stages = [self.embeddings(as_weights(pixel_values, self))]
-        for layer in self.layers:
-            stages.append(layer(stages[-1], **kwargs))
+        pixel_values = as_weights(pixel_values, self)
+        stages = [self.embeddings(pixel_values)]
+        rotations = self.rotary_embedding(self.grid_size(*pixel_values.shape[-2:]), pixel_values, None)
+        for layer, rotation in zip(self.layers, rotations, strict=True):
+            stages.append(layer(stages[-1], rotation=rotation, **kwargs))
         features = [self.layernorm(stages[index]) for index in self.out_indices]
         if self.config.reshape_hidden_states:
             features = [self.tokens_to_map(tokens, *pixel_values.shape[-2:]) for tokens in features]

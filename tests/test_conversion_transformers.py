@@ -47,6 +47,7 @@ from tests.transformers_models import (
     CASES,
     REPRESENTATIVES,
     TOLERANCE,
+    in_bfloat16,
     opens_as,
     pixels_for,
     stage_differences,
@@ -138,9 +139,11 @@ def test_the_classes_are_all_in_the_cases() -> None:
     assert opened == {*ARCHITECTURES, *CONTAINERS}
 
 
-@pytest.mark.parametrize("case", ["ViTForImageClassification", "Dinov2WithRegistersModel", "CLIPVisionModel"])
+@pytest.mark.parametrize(
+    "case", ["ViTForImageClassification", "Dinov2WithRegistersModel", "CLIPVisionModel", "DINOv3ViTModel"]
+)
 def test_halves_are_the_sources_too(case: str) -> None:
-    module = tiny_transformers(case, attention="sdpa").to(torch.bfloat16)
+    module = in_bfloat16(tiny_transformers(case, attention="sdpa"))
     model = from_module(module)
     assert model.dtype == torch.bfloat16
     found = stage_differences(module, model, pixels_for(module).to(torch.bfloat16))
@@ -155,6 +158,7 @@ def test_halves_are_the_sources_too(case: str) -> None:
         ("ViTMAEModel", None),
         ("Dinov2Model", {}),
         ("Dinov2WithRegistersForImageClassification", {}),
+        ("DINOv3ViTModel, gated, no registers", {}),
         ("CLIPVisionModel", {"interpolate_pos_encoding": True}),
         ("SiglipVisionModel", {"interpolate_pos_encoding": True}),
     ],
@@ -235,6 +239,11 @@ def test_unknown_settings_of_a_live_module_are_named(change: Callable[[Any], Non
     with pytest.raises(ExportError) as caught:
         from_module(module)
     assert named in str(caught.value)
+
+
+def test_frequencies_rounded_by_a_cast_are_refused_with_the_remedy() -> None:
+    with pytest.raises(ExportError, match=r"rope_embeddings.inv_freq has not the values.*dtype="):
+        from_module(tiny_transformers("DINOv3ViTModel").to(torch.bfloat16))
 
 
 def test_a_derived_class_is_refused() -> None:

@@ -12,8 +12,9 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
-from plain_vit.layers_plain_vit import StochasticDepth, resample_positions
+from plain_vit.layers_plain_vit import StochasticDepth
 from plain_vit.modeling_plain_vit import PlainViTEmbeddings
+from plain_vit.positions_plain_vit import resample_positions
 from tests.conftest import randomize_
 from tests.tiny import SIZES, VARIATIONS, difference, pixels, tiny_config
 
@@ -172,7 +173,7 @@ def test_any_size_that_the_patches_divide_gives_logits(name: str, size: tuple[in
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_every_parameter_changes_the_output(name: str) -> None:
     model = randomized(tiny_config(**VARIATIONS[name]))
-    model.vit.embeddings.patch_dropout.rate = 0
+    model.vit.patch_dropout.rate = 0
     mask = torch.arange(12).expand(2, 12) % 2 == 0 if name == "mask_token" else None
     outputs = model.vit(pixels(), bool_masked_pos=mask)
     logits = model.classifier(outputs.pooler_output)
@@ -313,26 +314,31 @@ def test_both_residual_branches_of_a_layer_are_left_out_on_their_own() -> None:
     assert len(kinds) == 4  # neither, the attention, the MLP, both
 
 
+def first_tokens(model: PlainViTModel) -> torch.Tensor:
+    """Return what the first block reads."""
+    return model(pixels(), output_hidden_states=True).hidden_states[0]
+
+
 def test_patch_dropout_keeps_a_share_of_the_patches_and_every_other_token() -> None:
     config = tiny_config(patch_dropout_prob=0.5, num_register_tokens=2)
-    embeddings = randomized(config).vit.embeddings
-    whole = embeddings(pixels())
-    embeddings.train()
-    dropped = embeddings(pixels())
+    model = randomized(config).vit
+    whole = first_tokens(model)
+    model.train()
+    dropped = first_tokens(model)
     assert dropped.shape == (2, 3 + 6, 40)
     assert torch.equal(dropped[:, :3], whole[:, :3])
     for kept, all_patches in zip(dropped[:, 3:], whole[:, 3:], strict=True):
         assert all((patch == all_patches).all(-1).any() for patch in kept)
         assert len(torch.unique(kept, dim=0)) == 6
-    assert not torch.equal(embeddings(pixels()), dropped)
+    assert not torch.equal(first_tokens(model), dropped)
 
 
 def test_patch_dropout_keeps_registers_after_the_patches() -> None:
     config = tiny_config(patch_dropout_prob=0.7, num_register_tokens=2, register_tokens_last=True)
-    embeddings = randomized(config).vit.embeddings.train()
-    tokens = embeddings(pixels())
+    model = randomized(config).vit.train()
+    tokens = first_tokens(model)
     assert tokens.shape == (2, 1 + 3 + 2, 40)
-    assert torch.equal(tokens[:, -2:], embeddings.register_tokens.expand(2, -1, -1))
+    assert torch.equal(tokens[:, -2:], model.embeddings.register_tokens.expand(2, -1, -1))
 
 
 # Pooling

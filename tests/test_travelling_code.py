@@ -34,7 +34,9 @@ from plain_vit import (
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
-HUB_FILES = {f"{name}_plain_vit.py" for name in ("attention", "configuration", "heads", "layers", "modeling")}
+HUB_FILES = {
+    f"{name}_plain_vit.py" for name in ("attention", "configuration", "heads", "layers", "modeling", "positions")
+}
 LABELS = dict(enumerate(["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]))
 # Folders that hold one kind of everything; "bare" is saved without an image processor.
 FOLDERS: dict[str, dict[str, Any]] = {
@@ -42,6 +44,7 @@ FOLDERS: dict[str, dict[str, Any]] = {
     "bare": {"use_mask_token": True, "out_indices": [1, 3], "initialization": "google", **VARIATIONS["registers"]},
     "branches": VARIATIONS["branches"],
     "map": {**VARIATIONS["map"], "patch_size": 8},
+    "rotary": VARIATIONS["rotary_mixed"],
     "differential": {**VARIATIONS["differential"], **VARIATIONS["linear_patches"]},
 }
 

@@ -33,6 +33,16 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     },
     "no_positions": {"position_embedding_type": "none"},
     "truncate": {"position_resampling": "truncate"},
+    "rotary": {
+        "rotary_embedding_type": "axial", "rotary_axes": "xy", "rotary_offset": 1.0, "rotary_reference_grid": (5, 7),
+        "key_bias": False,
+    },
+    "rotary_centered": {
+        "rotary_embedding_type": "axial", "rotary_theta": 100.0, "rotary_coordinates": "centered",
+        "rotary_pairs": "halves", "rotary_frequencies": "period", "num_register_tokens": 2,
+        "position_embedding_type": "none",
+    },
+    "rotary_mixed": {"rotary_embedding_type": "mixed", "rotary_theta": 10.0, "rotary_dtype": "weights"},
     "post_norm": {"block_type": "post_norm"},
     "parallel": {"block_type": "parallel", "qk_norm": "norm", "layer_scale_init_value": 0.3},
     "branches": {"block_type": "branches", "num_branches": 2, "layer_scale_init_value": 0.3},

@@ -92,6 +92,17 @@ CASES: dict[str, Callable[[], Any]] = {
         num_register_tokens=3, use_swiglu_ffn=True,
     ),
     "Dinov2WithRegistersBackbone": _of("Dinov2WithRegistersBackbone", "Dinov2WithRegistersConfig", **RATIO),
+    "DINOv3ViTModel": _of(
+        "DINOv3ViTModel", "DINOv3ViTConfig", **OBLONG, num_register_tokens=2, layerscale_value=0.3, rope_theta=50.0
+    ),
+    "DINOv3ViTModel, gated, no registers": _of(
+        "DINOv3ViTModel", "DINOv3ViTConfig", **SQUARE, use_gated_mlp=True, hidden_act="silu", key_bias=True,
+    ),
+    "DINOv3ViTModel without biases, partial patches": _of(
+        "DINOv3ViTModel", "DINOv3ViTConfig", **{**OBLONG, "image_size": (24, 59)}, num_register_tokens=1,
+        **dict.fromkeys(("query_bias", "value_bias", "proj_bias", "mlp_bias"), False),
+    ),
+    "DINOv3ViTBackbone": _of("DINOv3ViTBackbone", "DINOv3ViTConfig", **SQUARE, out_indices=[1, 3]),
     "CLIPVisionModel": _of("CLIPVisionModel", "CLIPVisionConfig", **SQUARE),
     "CLIPVisionModelWithProjection": _of(
         "CLIPVisionModelWithProjection", "CLIPVisionConfig", **SQUARE, projection_dim=11
@@ -153,7 +164,7 @@ REPRESENTATIVES = [
     "ViTModel", "ViTForImageClassification, wide heads, no qkv bias", "ViTForMaskedImageModeling",
     "DeiTForImageClassificationWithTeacher", "ViTMSNForImageClassification", "ViTMAEForPreTraining",
     "IJepaForImageClassification", "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification",
-    "CLIPModel", "OwlViTVisionModel", "GitVisionModel", "BlipForConditionalGeneration",
+    "DINOv3ViTModel", "CLIPModel", "OwlViTVisionModel", "GitVisionModel", "BlipForConditionalGeneration",
     "Blip2VisionModel without qkv biases", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
     "Aimv2VisionModel",
 ]  # fmt: skip
@@ -187,6 +198,16 @@ def tiny_transformers(case: str, attention: str = "eager") -> Any:
     """Return the model of a case in evaluation mode, every parameter random."""
     module = randomize_(CASES[case]()).eval()
     module.set_attn_implementation(attention)
+    return module
+
+
+def in_bfloat16(module: Any) -> Any:
+    """Return the module as a folder opens with `dtype=torch.bfloat16`: frequencies stay as they are computed."""
+    frequencies = {name: buffer.clone() for name, buffer in module.named_buffers() if name.endswith("inv_freq")}
+    module.to(torch.bfloat16)
+    for name, buffer in frequencies.items():
+        path, _, last = name.rpartition(".")
+        setattr(module.get_submodule(path), last, buffer)
     return module
 
 

@@ -44,6 +44,7 @@ PROBES = (
     Probes("embeddings.patch_embeddings", "layers.{}", "layernorm"),  # ours, and transformers' ViT
     Probes("patch_embed", "blocks.{}", "norm"),  # timm
     Probes("embeddings.patch_embeddings", "encoder.layer.{}", "layernorm"),  # transformers' DINOv2
+    Probes("embeddings.patch_embeddings", "model.layer.{}", "norm"),  # its DINOv3
     Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # its CLIP and SigLIP
     Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # its AIMv2, whose patches are normalised
     Probes("conv_proj", "encoder.layers.encoder_layer_{}", "encoder.ln"),  # torchvision

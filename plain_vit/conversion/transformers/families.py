@@ -151,6 +151,24 @@ DINOV2_SWIGLU_ON_DISK = [
     Row("encoder.layer.{}.mlp.weights_in", GATED, SPLIT_GATE),
     Row("encoder.layer.{}.mlp.weights_out", f"{LAYER}.mlp.fc2"),
 ]
+DINOV3_ROWS = [
+    *_patch_rows("embeddings.patch_embeddings"),
+    Row("embeddings.cls_token", f"{EMBEDDINGS}.cls_token"),
+    Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token"),
+    Row("embeddings.register_tokens", f"{EMBEDDINGS}.register_tokens"),
+    Row("model.layer.{}.norm1", f"{LAYER}.layernorm_before"),
+    Row("model.layer.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
+    Row("model.layer.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
+    Row("model.layer.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("model.layer.{}.attention.o_proj", f"{LAYER}.attention.o_proj"),
+    Row("model.layer.{}.layer_scale1.lambda1", f"{LAYER}.layer_scale1.weight"),
+    Row("model.layer.{}.norm2", f"{LAYER}.layernorm_after"),
+    Row("model.layer.{}.mlp.gate_proj", f"{LAYER}.mlp.gate"),
+    Row("model.layer.{}.mlp.up_proj", f"{LAYER}.mlp.fc1"),
+    Row("model.layer.{}.mlp.down_proj", f"{LAYER}.mlp.fc2"),
+    Row("model.layer.{}.layer_scale2.lambda1", f"{LAYER}.layer_scale2.weight"),
+    Row("norm", "vit.layernorm"),
+]
 TOWER_BLOCK = [
     *_patch_rows("embeddings.patch_embedding"),
     Row("embeddings.position_embedding.weight", TABLE, POSITION_TABLE),
@@ -221,7 +239,8 @@ AIMV2_ROWS = [
 
 # The name by which an encoder is known; what precedes it is the prefix of the whole encoder.
 PATCHES = tuple(
-    f"embeddings.{name}.weight" for name in ("patch_embeddings.projection", "patch_embedding", "patch_embed")
+    f"embeddings.{name}.weight"
+    for name in ("patch_embeddings.projection", "patch_embeddings", "patch_embedding", "patch_embed")
 )
 
 # Settings
@@ -245,6 +264,24 @@ DINOV2_SETTINGS = {
     "embedding_dropout_prob": "hidden_dropout_prob",  # there it acts on the embeddings alone
     "layer_scale_init_value": "layerscale_value",
     "drop_path_rate": "drop_path_rate",
+    "apply_layernorm": "apply_layernorm",
+    "reshape_hidden_states": "reshape_hidden_states",
+}
+DINOV3_SETTINGS = {
+    **SIZES,
+    "layer_norm_eps": "layer_norm_eps",
+    "qkv_bias": "query_bias",
+    "attention_output_bias": "proj_bias",
+    "mlp_bias": "mlp_bias",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "initializer_range",
+    "layer_scale_init_value": "layerscale_value",
+    "drop_path_rate": "drop_path_rate",
+    "num_register_tokens": "num_register_tokens",
+    "rotary_theta": "rope_theta",
+    "rotary_shift": "pos_embed_shift",
+    "rotary_jitter": "pos_embed_jitter",
+    "rotary_rescale": "pos_embed_rescale",
     "apply_layernorm": "apply_layernorm",
     "reshape_hidden_states": "reshape_hidden_states",
 }
@@ -381,6 +418,26 @@ def _write_registers(config: PlainViTConfig) -> dict[str, Any]:
     return {**_write_dinov2(config), "num_register_tokens": config.num_register_tokens}
 
 
+def _read_dinov3(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "head_dim": settings["hidden_size"] // settings["num_attention_heads"],
+        "key_bias": settings["key_bias"],
+        "mlp_type": "swiglu" if settings["use_gated_mlp"] else "mlp",
+        **{f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")},
+    }
+
+
+def _write_dinov3(config: PlainViTConfig) -> dict[str, Any]:
+    gain = config.layer_scale_init_value
+    return {
+        "value_bias": config.qkv_bias,
+        "key_bias": config.qkv_bias and config.key_bias,
+        "use_gated_mlp": config.mlp_type == "swiglu",
+        "layerscale_value": 1.0 if gain is None else gain,
+        **{name: getattr(config, name) for name in ("out_features", "out_indices")},
+    }
+
+
 VIT_READ: dict[str, Any] = {"read": _read_head_dim, "write": _write_head_dim}
 POOLER_SETTINGS = {"pooler_output_size": POOLER, "pooler_act": POOLER}
 STAGES = {"stage_names": BACKBONE, "out_features": "read", "out_indices": "read", "mlp_ratio": "read",
@@ -420,6 +477,15 @@ DINOV2_WITH_REGISTERS = Family(
     ],
     DINOV2_ON_DISK, DINOV2_SETTINGS, {"position_resampling": "bicubic_antialias"}, STAGES,
     _read_registers, _write_registers, square=True,
+)  # fmt: skip
+DINOV3 = Family(
+    "dinov3_vit", DINOV3_ROWS,
+    [replace(row, source=str(row.source).removeprefix("model."))
+     for row in DINOV3_ROWS if str(row.source).startswith("model.")],
+    DINOV3_SETTINGS,
+    {"position_embedding_type": "none", "rotary_embedding_type": "axial", "rotary_coordinates": "centered",
+     "rotary_pairs": "halves", "rotary_dtype": "weights"},
+    {**STAGES, **dict.fromkeys(("value_bias", "key_bias", "use_gated_mlp"), "read")}, _read_dinov3, _write_dinov3,
 )  # fmt: skip
 CLIP = Family(
     "clip_vision_model", CLIP_ROWS, (), {**TOWER_SETTINGS, "initializer_range": "initializer_range"},
@@ -524,6 +590,9 @@ ARCHITECTURES = {
     "Dinov2WithRegistersForImageClassification": Architecture(
         DINOV2_WITH_REGISTERS, "dinov2_with_registers.", CLASSIFIER, {"pooling": "cls_mean"}
     ),
+    "DINOv3ViTModel": Architecture(
+        DINOV3, ignored=(("embeddings.register_tokens", "empty where there are no registers"),)
+    ),
     "CLIPVisionModel": Architecture(CLIP),
     "CLIPVisionModelWithProjection": Architecture(CLIP, "vision_model.", PROJECTION),
     "MetaClip2VisionModel": Architecture(METACLIP_2),
@@ -557,9 +626,9 @@ CANDIDATES = {
         "IJepaForImageClassification", "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification",
     ],
     "encoder": [
-        "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "CLIPVisionModel",
-        "CLIPVisionModelWithProjection", "SiglipVisionModel", "Aimv2VisionModel", "GitVisionModel", "BlipVisionModel",
-        "Blip2VisionModel",
+        "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel",
+        "CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel", "Aimv2VisionModel", "GitVisionModel",
+        "BlipVisionModel", "Blip2VisionModel",
     ],
 }  # fmt: skip
 
@@ -613,6 +682,7 @@ CONTAINERS = {
     "ViTMAEForPreTraining": Container("ViTMAEModel", (("decoder.*", "the decoder of the pre-training"),)),
     "Dinov2Backbone": Container("Dinov2Model", whole=True),
     "Dinov2WithRegistersBackbone": Container("Dinov2WithRegistersModel", whole=True),
+    "DINOv3ViTBackbone": Container("DINOv3ViTModel", whole=True),
     "CLIPModel": Container("CLIPVisionModelWithProjection", TEXT, whole=True),
     "MetaClip2Model": Container("MetaClip2VisionModelWithProjection", TEXT, whole=True),
     "AltCLIPModel": Container("AltCLIPVisionModel", BESIDE),

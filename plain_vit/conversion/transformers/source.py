@@ -1,7 +1,7 @@
 """transformers' own Vision Transformers: live modules, files with current and 4.x names, and export.
 
-Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, the vision towers of CLIP and its kin, of
-BLIP and BLIP-2, SigLIP and AIMv2) is a table of tensors and a table of settings in `families.py`, read in both
+Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, DINOv3, the vision towers of CLIP and its
+kin, of BLIP and BLIP-2, SigLIP and AIMv2) is a table of tensors and a table of settings in `families.py`, read in both
 directions. What a class cannot represent is found by reading back the settings that it would be given.
 """
 
@@ -35,6 +35,7 @@ from .families import (
     CONTAINERS,
     DINOV2,
     DINOV2_WITH_REGISTERS,
+    DINOV3,
     GIT,
     PATCHES,
     POOLER_ROWS,
@@ -87,6 +88,7 @@ class TransformersFormat(Format):
             "position_embedding",
             "position_embedding.weight",
             "embeddings.rms_norm.weight",
+            "embeddings.patch_embeddings.weight",  # DINOv3, without a table of positions
         )
         return _prefix(names) is not None and any(name.endswith(theirs) for name in names)
 
@@ -201,11 +203,14 @@ class TransformersFormat(Format):
             stock, options = _recipe(config, name)
             loaded = getattr(transformers, name).from_pretrained(None, config=stock, state_dict=stored, **options)
             return loaded.state_dict()
-        if architecture.family is DINOV2_WITH_REGISTERS and not config.use_mask_token:
-            some = next(iter(tensors.values()))
-            mask_token = some.new_zeros(1, config.hidden_size)  # as the class itself begins; nothing was masked
-            return {**tensors, f"{architecture.prefix}embeddings.mask_token": mask_token}
-        return tensors
+        some = next(iter(tensors.values()))
+        added = {}  # tensors that the class always has
+        if architecture.family in (DINOV2_WITH_REGISTERS, DINOV3) and not config.use_mask_token:
+            axes = (1, 1) if architecture.family is DINOV3 else (1,)
+            added["mask_token"] = some.new_zeros(*axes, config.hidden_size)  # as it begins; nothing was masked
+        if architecture.family is DINOV3 and not config.num_register_tokens:
+            added["register_tokens"] = some.new_zeros(1, 0, config.hidden_size)
+        return {**tensors, **{f"{architecture.prefix}embeddings.{name}": added[name] for name in added}}
 
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
@@ -256,6 +261,14 @@ def _changed_values(module: PreTrainedModel) -> list[str]:
         attention = getattr(own, "_attn_implementation", None)
         if attention not in ATTENTIONS:
             faults.append(f"{path}.config._attn_implementation is {attention!r}, which may compute anything")
+        if type(part).__name__ == "DINOv3ViTRopePositionEmbedding" and not part.inv_freq.is_meta:
+            with torch.device("cpu"):
+                fresh = type(part)(own).inv_freq
+            if not torch.equal(part.inv_freq.cpu(), fresh):
+                faults.append(
+                    f"{path}.inv_freq has not the values of its configuration: a cast such as .to(torch.bfloat16) "
+                    "rounds them; load the model with dtype= instead, which does not"
+                )
         counters = part._buffers.get("position_ids")
         if counters is not None and not counters.is_meta:
             counted = torch.arange(counters.shape[-1], device=counters.device)
@@ -376,6 +389,8 @@ def _read_head(
         fields["pooling"] = "query"
     if architecture.masked and settings["encoder_stride"] != settings["patch_size"]:
         faults = [f"encoder_stride={settings['encoder_stride']} beside patch_size={settings['patch_size']}"]
+    if architecture.family is DINOV3 and settings["value_bias"] != settings["query_bias"]:
+        faults.append(f"value_bias={settings['value_bias']} beside query_bias={settings['query_bias']}")
     if architecture.family.square and not (isinstance(settings["image_size"], int)):
         faults.append(f"image_size={settings['image_size']}: the class itself takes the grid for a square")
     return fields, faults
@@ -511,7 +526,7 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
         equal |= {"representation_bias": False}
     if architecture.masked:
         equal["use_mask_token"] = True
-    elif architecture.head is POOLER_ROWS or family in (DINOV2, DINOV2_WITH_REGISTERS):
+    elif architecture.head is POOLER_ROWS or family in (DINOV2, DINOV2_WITH_REGISTERS, DINOV3):
         equal["use_mask_token"] = config.use_mask_token
     if not architecture.head and (family, config.pooling) in ((SIGLIP, "map"), (AIMV2, "query")):
         equal["pooling"] = config.pooling

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import ExportError
-from ...layers_plain_vit import SinCos2DPositionEmbedding
+from ...positions_plain_vit import SinCos2DPositionEmbedding
 from ..compare_modules import class_path, differences
 from ..format import Hints
 from .layouts import CLASSES, HIDDEN, POSITIONS, Q_NORM, RENAMED_FILES, K, Layout, Names, Q, V

@@ -1,0 +1,303 @@
+"""Positions: sines and cosines added to the tokens, resampling of learned tables, and rotation of queries and keys.
+
+Shapes: `B` batch, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head width.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import initialization as init
+
+from .configuration_plain_vit import PlainViTConfig
+from .layers_plain_vit import FreshWeights
+
+# Added to the tokens
+
+
+class SinCos2DPositionEmbedding(nn.Module):
+    """Sines and cosines of column and row, for any grid (Beyer et al. 2022; in the order of big_vision)."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.hidden_size = config.hidden_size
+
+    def forward(self, grid_size: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+        h, w = grid_size
+        quarter = self.hidden_size // 4
+        rows, columns = torch.meshgrid(
+            torch.arange(h, device=like.device), torch.arange(w, device=like.device), indexing="ij"
+        )
+        frequencies = torch.arange(quarter, device=like.device) / (quarter - 1)
+        frequencies = 1.0 / (10000**frequencies)
+        rows, columns = rows.flatten()[:, None] * frequencies, columns.flatten()[:, None] * frequencies
+        table = torch.cat((columns.sin(), columns.cos(), rows.sin(), rows.cos()), dim=1)  # N D
+        return table.to(like.dtype)
+
+
+def resample_positions(
+    table: torch.Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int], mode: str
+) -> torch.Tensor:
+    """Resample a table of patch positions to another grid, equal to `torch.nn.functional.interpolate`.
+
+    Its two-dimensional filters are products of one-dimensional ones: one small matrix for the rows, one for the
+    columns. In this form they compile and export with any size, and their gradient is deterministic everywhere; since
+    they round differently, only compiled programs use them for the values.
+
+    Args:
+        table: Positions in raster order, of shape (h * w, D).
+        old_grid: Grid (h, w) of the table, in patches.
+        new_grid: Target grid (h, w).
+        mode: One of the values of `PlainViTConfig.position_resampling`.
+
+    Returns:
+        The positions of the new grid, of shape (new h * new w, D), in the dtype of the table.
+
+    Raises:
+        ValueError: The mode is "truncate" and the table has fewer positions than needed.
+    """
+    if mode == "truncate":
+        wanted = new_grid[0] * new_grid[1]
+        if wanted > table.shape[0]:
+            raise ValueError(
+                f"the position table has {table.shape[0]} rows, but the image has {wanted} patches: "
+                'position_resampling "truncate" cannot grow a table; choose another mode or smaller images'
+            )
+        return table[:wanted]
+    grid = table.float().reshape(*old_grid, -1)
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or table.device.type not in ("cpu", "cuda"):
+        return _by_matrices(grid, new_grid, mode).flatten(0, 1).to(table.dtype)
+    resampled = _by_torch(grid, new_grid, mode)
+    if torch.is_grad_enabled() and table.requires_grad:
+        differentiable = _by_matrices(grid, new_grid, mode)
+        resampled = resampled.detach() + (differentiable - differentiable.detach())  # adds zeros and the gradient
+    return resampled.flatten(0, 1).to(table.dtype)
+
+
+def _by_torch(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
+    """Resample (h, w, D) bit-equal to the sources: with one call, and channels last in memory."""
+    kind, _, option = mode.partition("_")
+    image = grid[None].permute(0, 3, 1, 2)
+    corners, antialias = option == "align_corners", option == "antialias"
+    return F.interpolate(image, size=size, mode=kind, align_corners=corners, antialias=antialias)[0].permute(1, 2, 0)
+
+
+def _by_matrices(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
+    """Resample (h, w, D) with a matrix product per axis, in float32 even under autocast."""
+    device = grid.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return _by_matrices(grid, size, mode)
+    rows = _interpolation_matrix(grid.shape[0], size[0], mode, grid.device)
+    columns = _interpolation_matrix(grid.shape[1], size[1], mode, grid.device)
+    return torch.einsum("yh,xw,hwd->yxd", rows, columns, grid)
+
+
+def _interpolation_matrix(old: int, new: int, mode: str, device: torch.device) -> torch.Tensor:
+    """Return the (new, old) matrix that resamples one axis, with torch's filter and border handling."""
+    cubic = mode.startswith("bicubic")
+    index = torch.arange(new, device=device, dtype=torch.float32)
+    # A tensor, because a compiler would specialise a symbolic size on whether the axis shrinks or grows.
+    scale = torch.full((), old, device=device, dtype=torch.float32) / new
+    if mode.endswith("align_corners"):
+        centers = index * (old - 1) / (new - 1) if new > 1 else index
+    else:
+        centers = (index + 0.5) * scale - 0.5
+    sources = torch.arange(old, device=device, dtype=torch.float32)
+    if mode.endswith("antialias"):
+        # The filter widens when the axis shrinks, and is cut and renormalised at the borders.
+        stretch = scale.clamp(min=1)
+        distance = (sources - centers[:, None]) / stretch
+        weights = _cubic(distance, -0.5) if cubic else _triangle(distance)
+        return weights / weights.sum(dim=1, keepdim=True)
+    # The filter keeps its width, and taps beyond a border use the border value.
+    weights = torch.zeros(new, old, device=device)
+    first = centers.floor()
+    for offset in (-1, 0, 1, 2) if cubic else (0, 1):
+        tap = first + offset
+        weight = _cubic(tap - centers, -0.75) if cubic else _triangle(tap - centers)
+        weights = weights + weight[:, None] * (tap.clamp(0, old - 1)[:, None] == sources)
+    return weights
+
+
+def _cubic(distance: torch.Tensor, a: float) -> torch.Tensor:
+    """Keys' cubic convolution kernel."""
+    x = distance.abs()
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return torch.where(x <= 1, near, torch.where(x < 2, far, 0.0))
+
+
+def _triangle(distance: torch.Tensor) -> torch.Tensor:
+    """Linear interpolation kernel."""
+    return (1 - distance.abs()).clamp(min=0)
+
+
+# Rotating queries and keys
+
+
+class Rotation(NamedTuple):
+    """Rotation of the channel pairs of queries and keys by angles that depend on the position (Su et al. 2021).
+
+    Args:
+        cos: Cosines of the angles, of shape (L, d), (heads, L, d) or (B, 1 or heads, L, d); 1 for prefix tokens.
+        sin: Sines, signed as `rotate` needs them; 0 for prefix tokens.
+        halves: Whether channel i is paired with channel i + d / 2, instead of 2 i with 2 i + 1.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    halves: bool
+
+    def rotate(self, heads: torch.Tensor) -> torch.Tensor:
+        """Rotate queries or keys of shape (B, heads, L, d), the first L of all tokens."""
+        count = heads.shape[2]
+        if self.halves:
+            partners = heads.roll(heads.shape[-1] // 2, dims=-1)
+        else:
+            partners = heads.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return (heads * self.cos[..., :count, :] + partners * self.sin[..., :count, :]).type_as(heads)
+
+    def keep(self, kept: torch.Tensor) -> "Rotation":
+        """Return the rotation of the tokens that are left in each image, given by number as (B, L)."""
+
+        def gather(table: torch.Tensor) -> torch.Tensor:  # (L, d) or (heads, L, d)
+            rows = table[:, kept] if table.ndim == 3 else table[None, kept]  # (1 or heads) B L d
+            return rows.transpose(0, 1)
+
+        return self._replace(cos=gather(self.cos), sin=gather(self.sin))
+
+
+class NoRotaryEmbedding(nn.Module):
+    """No rotation of queries and keys."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.num_layers = config.num_hidden_layers
+
+    def forward(
+        self, grid_size: tuple[int, int], like: torch.Tensor, kept: torch.Tensor | None
+    ) -> list[Rotation | None]:
+        return [None] * self.num_layers
+
+
+class AxialRotaryEmbedding(nn.Module):
+    """Rotate half of the channel pairs by the row of a patch, the other half by its column, with fixed frequencies."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.num_layers = config.num_hidden_layers
+        self.head_dim = config.attention_shape[1]
+        self.num_prefix_tokens = config.num_prefix_tokens
+        self.theta = float(config.rotary_theta)
+        self.centered = config.rotary_coordinates == "centered"
+        self.x_first = config.rotary_axes == "xy"
+        self.offset = float(config.rotary_offset)
+        self.reference_grid = config.rotary_reference_grid
+        self.by_periods = config.rotary_frequencies == "period"
+        self.as_weights = config.rotary_dtype == "weights"
+        self.halves = config.rotary_pairs == "halves"
+        self.shift, self.jitter, self.rescale = config.rotary_shift, config.rotary_jitter, config.rotary_rescale
+
+    def forward(
+        self, grid_size: tuple[int, int], like: torch.Tensor, kept: torch.Tensor | None
+    ) -> list[Rotation | None]:
+        """Return the rotation of each block.
+
+        Args:
+            grid_size: Patches (down, across).
+            like: Tokens, whose device and dtype are those of the weights.
+            kept: Numbers of the tokens that patch dropout leaves, of shape (B, L); None for all.
+        """
+        angles = self.angles(self.coordinates(grid_size, like.device))
+        rotations = [self.rotation(one, like.dtype) for one in angles]
+        if kept is not None:
+            rotations = [rotation.keep(kept) for rotation in rotations]
+        return [*rotations * (self.num_layers // len(rotations))]
+
+    def coordinates(self, grid_size: tuple[int, int], device: torch.device) -> torch.Tensor:
+        """Return the coordinates of the patches in raster order, of shape (N, 2), in float32."""
+        axes = []
+        for axis, count in enumerate(grid_size):
+            if self.centered:  # of the centre of the patch, where the image reaches from -1 to 1
+                along = 2.0 * ((torch.arange(0.5, count, device=device) + self.offset) / count) - 1.0
+            else:
+                along = torch.arange(count, device=device).float() + self.offset
+            if self.reference_grid is not None:
+                along = along / count * self.reference_grid[axis]
+            axes.append(along)
+        coordinates = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
+        if self.x_first:
+            coordinates = coordinates.flip(-1)
+        return self.augmented(coordinates) if self.training else coordinates
+
+    def augmented(self, coordinates: torch.Tensor) -> torch.Tensor:
+        """Shift, stretch and scale all coordinates at random (Simeoni et al. 2025, section 3.2)."""
+
+        def draw(count: int, limit: float) -> torch.Tensor:
+            return coordinates.new_empty(count).uniform_(-limit, limit)
+
+        if self.shift is not None:
+            coordinates = coordinates + draw(2, self.shift)
+        if self.jitter is not None:
+            coordinates = coordinates * draw(2, math.log(self.jitter)).exp()
+        if self.rescale is not None:
+            coordinates = coordinates * draw(1, math.log(self.rescale)).exp()
+        return coordinates
+
+    def angles(self, coordinates: torch.Tensor) -> list[torch.Tensor]:
+        """Return the angles of the channel pairs for all blocks, of shape (N, d / 2), or for each of them."""
+        count = self.head_dim // 4
+        exponents = torch.arange(count, device=coordinates.device) / count
+        periods = self.theta**exponents
+        if self.centered:
+            coordinates = 2 * math.pi * coordinates
+        coordinates = coordinates[:, :, None]
+        angles = coordinates / periods if self.by_periods else coordinates * (1.0 / periods)
+        return [angles.flatten(1)]
+
+    def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> Rotation:
+        """Return the rotation by angles of shape (..., N, d / 2), with unrotated tokens before the patches."""
+        angles = F.pad(angles, (0, 0, self.num_prefix_tokens, 0))
+        cos, sin = angles.cos(), angles.sin()
+        if self.as_weights:
+            cos, sin = cos.to(dtype), sin.to(dtype)
+        if self.halves:
+            return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1), True)
+        return Rotation(cos.repeat_interleave(2, dim=-1), torch.stack((-sin, sin), dim=-1).flatten(-2), False)
+
+
+class MixedRotaryEmbedding(AxialRotaryEmbedding):
+    """Rotate each channel pair by row and column together, with learned frequencies (Heo et al. 2024, section 3.2)."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        shape = 2, config.num_hidden_layers, config.num_attention_heads, self.head_dim // 2
+        self.frequencies = nn.Parameter(torch.zeros(shape))  # by the first coordinate, by the second
+
+    def angles(self, coordinates: torch.Tensor) -> list[torch.Tensor]:
+        """Return the angles of the channel pairs for each block, of shape (heads, N, d / 2)."""
+        angles = []
+        for block in range(self.num_layers):  # apart, because checkpointing goes back through each block on its own
+            first, second = self.frequencies[:, block].float().unsqueeze(-2)  # heads 1 d/2
+            angles.append(coordinates[:, 0, None] * first + coordinates[:, 1, None] * second)
+        return angles
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Start with axial frequencies, turned by a random angle for each block and head."""
+        blocks, heads = self.frequencies.shape[1:3]
+        exponents = torch.arange(0, self.head_dim, 4) / self.head_dim
+        lengths = 1.0 / self.theta**exponents
+        turns = torch.rand(blocks, heads, 1) * 2 * math.pi
+        both = torch.cat((turns + torch.zeros_like(lengths), turns + math.pi / 2 + torch.zeros_like(lengths)), dim=-1)
+        init.copy_(self.frequencies, lengths.repeat(2) * torch.stack((both.cos(), both.sin())))
+
+
+ROTARY_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
+    "none": NoRotaryEmbedding,
+    "axial": AxialRotaryEmbedding,
+    "mixed": MixedRotaryEmbedding,
+}

@@ -1,0 +1,175 @@
+"""Rotation of queries and keys by position: what it computes, and which tokens it reaches."""
+
+import math
+
+import pytest
+import torch
+
+from plain_vit import PlainViTConfig, PlainViTModel
+from plain_vit.positions_plain_vit import ROTARY_EMBEDDINGS, AxialRotaryEmbedding, MixedRotaryEmbedding, Rotation
+from tests.conftest import randomize_
+from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+
+ROTARY = [name for name in VARIATIONS if name.startswith("rotary")]
+
+
+def rotations(config: PlainViTConfig, grid: tuple[int, int] = (3, 4)) -> list[Rotation]:
+    module = randomize_(ROTARY_EMBEDDINGS[config.rotary_embedding_type](config)).eval()
+    return module(grid, torch.zeros(1), None)
+
+
+def rotated_by_complex_numbers(heads: torch.Tensor, angles: torch.Tensor, halves: bool) -> torch.Tensor:
+    """Multiply the pairs of channels, as complex numbers, by e ** (i angle): (B heads L d), (..., L, d / 2)."""
+    pairs = heads.unflatten(-1, (2, -1)).transpose(-1, -2) if halves else heads.unflatten(-1, (-1, 2))
+    turned = torch.view_as_complex(pairs.double().contiguous()) * torch.polar(torch.ones(()).double(), angles.double())
+    turned = torch.view_as_real(turned)
+    return (turned.transpose(-1, -2) if halves else turned).flatten(-2).float()
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_rotation_multiplies_pairs_of_channels_as_complex_numbers(name: str) -> None:
+    config = tiny_config(**VARIATIONS[name])
+    module = randomize_(ROTARY_EMBEDDINGS[config.rotary_embedding_type](config)).eval()
+    assert isinstance(module, AxialRotaryEmbedding)
+    heads, prefix = torch.randn(2, 5, config.num_prefix_tokens + 12, 8), config.num_prefix_tokens
+    angles = module.angles(module.coordinates((3, 4), torch.device("cpu")))
+    found = module((3, 4), torch.zeros(1), None)
+    assert len(angles) == (3 if name == "rotary_mixed" else 1)
+    for rotation, one in zip(found, angles * (3 // len(angles)), strict=True):
+        turned = rotation.rotate(heads)
+        assert torch.equal(turned[:, :, :prefix], heads[:, :, :prefix])
+        expected = rotated_by_complex_numbers(heads[:, :, prefix:], one, config.rotary_pairs == "halves")
+        assert difference(turned[:, :, prefix:], expected) < 1e-6
+        assert torch.equal(rotation.rotate(heads[:, :, :5]), turned[:, :, :5])  # the first tokens only
+
+
+def test_axial_angles_are_those_of_row_and_column() -> None:
+    config = tiny_config(rotary_embedding_type="axial", rotary_theta=100.0, use_class_token=False, pooling="mean")
+    angles = rotations(config)[0].cos.acos()  # small angles of one sign
+    for patch in (0, 5, 11):
+        row, column = divmod(patch, 4)
+        expected = [row, row, row / 10, row / 10, column, column, column / 10, column / 10]
+        assert torch.allclose(angles[patch], torch.tensor(expected, dtype=torch.float32), atol=2e-4)
+
+
+def test_centered_coordinates_span_the_image_at_any_grid() -> None:
+    config = tiny_config(**VARIATIONS["rotary_centered"])
+    module = AxialRotaryEmbedding(config)
+    coordinates = module.coordinates((2, 4), torch.device("cpu"))
+    assert torch.allclose(coordinates[:, 0].view(2, 4), torch.tensor([[-0.5], [0.5]]).expand(2, 4))
+    assert torch.allclose(coordinates[:, 1].view(2, 4), torch.tensor([-0.75, -0.25, 0.25, 0.75]).expand(2, 4))
+
+
+def test_scores_depend_on_distances_alone() -> None:
+    fields = {"use_class_token": False, "pooling": "mean", "position_embedding_type": "none"}
+    outputs = []
+    for offset, theta in ((0.0, 100.0), (3.0, 100.0), (0.0, 50.0)):
+        config = tiny_config(rotary_embedding_type="axial", rotary_offset=offset, rotary_theta=theta, **fields)
+        model = randomize_(PlainViTModel(config).eval())
+        outputs.append(model(pixels()).pooler_output.detach())
+    assert difference(outputs[1], outputs[0]) < 1e-5
+    assert difference(outputs[2], outputs[0]) > 1e-4
+
+
+def test_positions_are_seen() -> None:
+    """Without any position, exchanged patches exchange their tokens and change nothing else."""
+    image = pixels(height=24, width=56)
+    exchanged = torch.cat((image[..., 28:], image[..., :28]), dim=-1)
+    for name, sees in (("no_positions", False), ("rotary_centered", True)):
+        model = randomize_(PlainViTModel(tiny_config(**VARIATIONS[name])).eval())
+        before, after = (model(x).pooler_output.detach() for x in (image, exchanged))
+        assert (difference(after, before) > 1e-3) == sees
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_dropped_patches_leave_the_rotations_of_the_others(name: str) -> None:
+    config = tiny_config(**VARIATIONS[name], patch_dropout_prob=0.6)
+    model = randomize_(PlainViTModel(config).train())
+    seen: list[tuple[torch.Tensor, Rotation]] = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append((args[0], kwargs["rotation"])), with_kwargs=True
+        )
+    kept: list[torch.Tensor] = []
+    model.patch_dropout.register_forward_hook(lambda module, args, output: kept.append(output))
+    whole = model.eval()(pixels(), output_hidden_states=True).hidden_states[0]
+    seen.clear()
+    model.train()(pixels())
+    prefix = config.num_prefix_tokens
+    assert kept[-1].shape == (2, prefix + 4)
+    for (tokens, rotation), full in zip(seen, model.rotary_embedding((3, 4), whole, None), strict=True):
+        for image, numbers in enumerate(kept[-1]):
+            assert torch.equal(rotation.cos[image].squeeze(0), full.cos[..., numbers, :])
+            assert torch.equal(rotation.sin[image].squeeze(0), full.sin[..., numbers, :])
+            if tokens is seen[0][0]:
+                assert torch.equal(tokens[image], whole[image, numbers])
+
+
+def test_coordinates_move_in_training_alone_and_within_their_limits() -> None:
+    config = tiny_config(rotary_embedding_type="axial", rotary_coordinates="centered")
+    fixed = AxialRotaryEmbedding(config).coordinates((2, 4), torch.device("cpu"))
+    limits = {"rotary_shift": 0.25, "rotary_jitter": 1.5, "rotary_rescale": 2.0}
+    for name, limit in limits.items():
+        config = tiny_config(rotary_embedding_type="axial", rotary_coordinates="centered", **{name: limit})
+        module = AxialRotaryEmbedding(config)
+        assert torch.equal(module.eval().coordinates((2, 4), torch.device("cpu")), fixed)
+        drawn = torch.stack([module.train().coordinates((2, 4), torch.device("cpu")) for _ in range(300)])
+        moved = drawn - fixed if name == "rotary_shift" else (drawn / fixed).log()
+        most = limit if name == "rotary_shift" else math.log(limit)
+        assert torch.allclose(moved, moved[:, :1].expand_as(moved), atol=1e-5)  # the same for all patches
+        assert 0.9 * most < moved.abs().max() <= most * 1.0001
+        both = torch.allclose(moved[..., 0], moved[..., 1], atol=1e-5)
+        assert both == (name == "rotary_rescale")
+
+
+def test_mixed_frequencies_start_axial_and_turned() -> None:
+    torch.manual_seed(1)
+    config = tiny_config(rotary_embedding_type="mixed", rotary_theta=10.0)
+    frequencies = PlainViTModel(config).rotary_embedding.frequencies.detach()
+    assert frequencies.shape == (2, 3, 5, 4)
+    lengths = frequencies.norm(dim=0)
+    expected = torch.tensor([1.0, 10**-0.5] * 2).expand(3, 5, 4)
+    assert torch.allclose(lengths, expected, atol=1e-6)
+    dots = (frequencies[..., :2] * frequencies[..., 2:]).sum(dim=0)
+    assert dots.abs().max() < 1e-6  # the two halves of the channels are perpendicular
+    assert len(torch.unique(frequencies[0, :, :, 0])) == 15
+
+
+def test_mixed_frequencies_learn() -> None:
+    config = tiny_config(**VARIATIONS["rotary_mixed"])
+    model = randomize_(PlainViTModel(config))
+    model(pixels()).pooler_output.square().sum().backward()
+    module = model.rotary_embedding
+    assert isinstance(module, MixedRotaryEmbedding)
+    assert module.frequencies.grad is not None
+    assert (module.frequencies.grad[:, :, :, :].abs().amax(dim=(0, 3)) > 0).all()
+
+
+def test_only_the_dtype_of_the_weights_rounds_cosines() -> None:
+    for dtype, expected in (("weights", torch.bfloat16), ("float32", torch.float32)):
+        config = tiny_config(rotary_embedding_type="axial", rotary_dtype=dtype)
+        rotation = AxialRotaryEmbedding(config)((3, 4), torch.zeros(1, dtype=torch.bfloat16), None)[0]
+        assert rotation.cos.dtype == rotation.sin.dtype == expected
+        assert rotation.rotate(torch.randn(1, 5, 13, 8).bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"rotary_embedding_type": "axial", "attention_type": "differential"}, "differential"),
+        ({"rotary_embedding_type": "axial", "head_dim": 6}, "multiple of 4"),
+        (
+            {"rotary_embedding_type": "axial", "num_register_tokens": 2, "register_tokens_last": True},
+            "put the registers first",
+        ),
+        ({"rotary_embedding_type": "mixed", "rotary_coordinates": "centered"}, '"mixed" rotation learns'),
+        ({"rotary_coordinates": "centered", "rotary_reference_grid": (3, 4)}, "the same for every grid"),
+        ({"rotary_theta": 0}, "a positive number"),
+        ({"rotary_jitter": 0.5}, "at least 1"),
+        ({"rotary_reference_grid": [3]}, "expected patches"),
+        ({"rotary_reference_grid": (0, 4)}, "expected patches"),
+    ],
+)
+def test_rotations_without_a_meaning_are_refused(fields: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        tiny_config(**fields)
