@@ -216,7 +216,7 @@ class AxialRotaryEmbedding(nn.Module):
         rotations = [self.rotation(one, like.dtype) for one in angles]
         if kept is not None:
             rotations = [rotation.keep(kept) for rotation in rotations]
-        return [*rotations * (self.num_layers // len(rotations))]
+        return [*(rotations if len(rotations) == self.num_layers else rotations * self.num_layers)]
 
     def coordinates(self, grid_size: tuple[int, int], device: torch.device) -> torch.Tensor:
         """Return the coordinates of the patches in raster order, of shape (N, 2), in float32."""

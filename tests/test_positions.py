@@ -71,6 +71,12 @@ def test_scores_depend_on_distances_alone() -> None:
     assert difference(outputs[2], outputs[0]) > 1e-4
 
 
+def test_a_model_without_blocks_has_no_rotations() -> None:
+    for kind in ("axial", "mixed"):
+        config = tiny_config(rotary_embedding_type=kind, num_hidden_layers=0)
+        assert PlainViTModel(config)(pixels()).last_hidden_state.isfinite().all()
+
+
 def test_positions_are_seen() -> None:
     """Without any position, exchanged patches exchange their tokens and change nothing else."""
     image = pixels(height=24, width=56)
