@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "google")
+FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "google")
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
 # The options that are also arguments of `from_checkpoint`, with the same names.
 HINTS = (
     "format", "num_attention_heads", "head_dim", "attention_scale", "layer_norm_eps", "hidden_act", "pooling",
-    "pool_prefix_tokens", "block_type", "norm_type", "mlp_type", "position_embedding_type",
+    "pool_prefix_tokens", "final_norm", "block_type", "norm_type", "mlp_type", "position_embedding_type",
     "position_embedding_on_prefix", "image_size", "patch_size", "num_channels", "architecture", "layout", "key",
     "image_mean", "image_std", "revision",
 )  # fmt: skip
@@ -174,6 +174,7 @@ def add_hints(command: argparse.ArgumentParser) -> None:
     known.add_argument(
         "--pool-prefix-tokens", action=flag, help="whether the pooling includes class and register tokens"
     )
+    known.add_argument("--final-norm", help="before_pooling, after_pooling, both or none")
     known.add_argument("--block-type", help="sequential, post_norm, parallel or branches")
     known.add_argument("--norm-type", help="layer_norm or rms_norm")
     known.add_argument("--mlp-type", help="mlp, swiglu or swiglu_packed (the gate is the first half)")

@@ -44,6 +44,8 @@ EXTRAS = {
     "test": [
         "timm>=1.0.31",
         "vit-pytorch>=1.26.11",
+        "open_clip_torch>=3.3",
+        "openai-clip>=1.0.1",
         "einops>=0.8.1",
         "scipy>=1.15",
         "peft>=0.18",

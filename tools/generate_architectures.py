@@ -1,11 +1,12 @@
-"""Generator of the architecture tables from the installed timm and torchvision.
+"""Generator of the architecture tables from the installed timm, torchvision and open_clip.
 
     python -m tools.generate_architectures          # make architectures
     python -m tools.generate_architectures --check  # writes nothing; the exit code is 1 where a table would change
 
 What they hold: timm's plain Vision Transformers as arguments of its constructor, the old names that it still maps,
 the published files whose names carry a hash; of its other models that are like them the names, the parts that theirs
-alone have, and what those show that have none; torchvision's builders and files. Nothing is downloaded.
+alone have, and what those show that have none; torchvision's builders and files; open_clip's configurations of image
+towers. Nothing is downloaded.
 """
 
 import argparse
@@ -196,6 +197,23 @@ def torchvision_files() -> dict[str, tuple[int, int, str]]:
             transform = weights.transforms()
             file = weights.url.rpartition("/")[2].rpartition(".")[0]
             found[file] = transform.resize_size[0], transform.crop_size[0], transform.interpolation.value
+    return found
+
+
+# open_clip
+
+
+def open_clip_models() -> dict[str, dict[str, Any]]:
+    """Return the `model_cfg` of each model of open_clip but for the text tower; modified ResNets are left out."""
+    import open_clip
+
+    found = {}
+    for name in open_clip.list_models():
+        model_cfg = open_clip.get_model_config(name)
+        vision_cfg = {key: value for key, value in model_cfg["vision_cfg"].items() if key != "timm_model_pretrained"}
+        if not isinstance(vision_cfg.get("layers"), list):
+            quick_gelu = {"quick_gelu": True} if model_cfg.get("quick_gelu") else {}
+            found[name] = {"embed_dim": model_cfg["embed_dim"], **quick_gelu, "vision_cfg": vision_cfg}
     return found
 
 
@@ -391,11 +409,60 @@ TORCHVISION_VERSION = "{version}"
 '''
 
 
+def open_clip_module() -> str:
+    """Return the text of `open_clip/architectures.py`."""
+    import open_clip
+
+    sizes = ("image_size", "patch_size", "width", "layers")
+    groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for name, model_cfg in open_clip_models().items():
+        vision_cfg = model_cfg["vision_cfg"]
+        columns = ("image_size", "timm_model_name") if "timm_model_name" in vision_cfg else sizes
+        shared = {key: value for key, value in sorted(vision_cfg.items()) if key not in columns}
+        group = {"columns": columns, "quick_gelu": model_cfg.get("quick_gelu", False), "shared": shared}
+        row = " ".join(str(cell) for cell in (model_cfg["embed_dim"], *(vision_cfg[column] for column in columns)))
+        groups.setdefault(repr(group), (group, []))[1].append(f"        {name:36} {row}")
+    written = []
+    for group, rows in sorted(groups.values(), key=lambda group: (-len(group[1]), str(group[0]))):
+        head = f"    ({_literal(group['columns'])}, {_literal(group['quick_gelu'])}, {_literal(group['shared'])}, "
+        if len(head) + 3 > WIDTH:
+            each = "".join(f"\n        {_literal(key)}: {_literal(one)}," for key, one in group["shared"].items())
+            head = f"    ({_literal(group['columns'])}, {_literal(group['quick_gelu'])}, {{{each}\n    }}, "
+        written.append("\n".join([f'{head}"""', *sorted(rows), '    """),']))
+    return f'''"""Image towers of open_clip's models by name, so that their files open without open_clip.
+
+Written by `make architectures` from open_clip {open_clip.__version__}: the `embed_dim`, `quick_gelu` and
+`vision_cfg` of its model configurations.
+"""
+
+from typing import Any
+
+OPEN_CLIP_VERSION = "{open_clip.__version__}"
+
+# What the models of a group share: the columns of its rows after `embed_dim`, `quick_gelu`, the rest of the settings.
+_GROUPS: list[tuple[tuple[str, ...], bool, dict[str, Any], str]] = [
+{chr(10).join(written)}
+]  # fmt: skip
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {{}}
+for _columns, _quick_gelu, _shared, _rows in _GROUPS:
+    for _row in _rows.strip().splitlines():
+        _name, _embed_dim, *_cells = _row.split()
+        _values = [int(_cell) if _cell.isdigit() else _cell for _cell in _cells]
+        ARCHITECTURES[_name] = {{
+            "embed_dim": int(_embed_dim),
+            **({{"quick_gelu": True}} if _quick_gelu else {{}}),
+            "vision_cfg": {{**_shared, **dict(zip(_columns, _values, strict=True))}},
+        }}
+'''
+
+
 # Each table, and what writes it; the families are known by the parts that the first has.
 TABLES: dict[str, Callable[[], str]] = {
     "timm/architectures.py": architectures_module,
     "timm/families.py": families_module,
     "torchvision/architectures.py": torchvision_module,
+    "open_clip/architectures.py": open_clip_module,
 }
 
 

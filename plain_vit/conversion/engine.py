@@ -339,6 +339,13 @@ ADD_FIRST_AXIS = each(
 )
 DROP_FIRST_AXIS = inverse("DROP_FIRST_AXIS", ADD_FIRST_AXIS)
 
+# A token (D,) in the source, (1, 1, D) here.
+ADD_TWO_AXES = each(
+    "ADD_TWO_AXES",
+    lambda token, config: token[None, None],
+    lambda token, config: token[0, 0],
+)
+
 # A dense layer over the pixels of a patch (row, column, channel) equals a convolution whose stride is its kernel size.
 PIXELS_TO_KERNEL = each(
     "PIXELS_TO_KERNEL",

@@ -41,6 +41,7 @@ class Hints:
         hidden_act: Activation of the MLP.
         pooling: One of the config's, such as "cls" or "mean"; "map" has as many heads as the blocks.
         pool_prefix_tokens: Whether the pooling includes class and register tokens, not only the patches.
+        final_norm: One of the config's, such as "before_pooling" or "after_pooling".
         block_type: One of the config's, such as "sequential" or "post_norm".
         norm_type: One of the config's, "layer_norm" or "rms_norm".
         mlp_type: One of the config's, such as "mlp" or "swiglu_packed" (the first half of its first layer is the gate).
@@ -67,6 +68,7 @@ class Hints:
     hidden_act: str | None = None
     pooling: str | None = None
     pool_prefix_tokens: bool | None = None
+    final_norm: str | None = None
     block_type: str | None = None
     norm_type: str | None = None
     mlp_type: str | None = None
@@ -146,6 +148,7 @@ EXPECTED = {
     "hidden_act": _one_of(ACTIVATIONS),
     "pooling": _choices("pooling"),
     "pool_prefix_tokens": FLAG,
+    "final_norm": _choices("final_norm"),
     "block_type": _choices("block_type"),
     "norm_type": _choices("norm_type"),
     "mlp_type": _choices("mlp_type"),
@@ -165,8 +168,8 @@ EXPECTED = {
 UNSEEN = ("num_attention_heads", "attention_scale", "layer_norm_eps", "hidden_act")
 # Fields that a comparison with a model built from the same inferences does not prove; beyond `UNSEEN` only if inferred.
 UNPROVEN = (
-    *UNSEEN, "pooling", "pool_prefix_tokens", "block_type", "position_embedding_type", "position_embedding_on_prefix",
-    "image_size", "patch_size", "num_channels", "architecture", "layout",
+    *UNSEEN, "pooling", "pool_prefix_tokens", "final_norm", "block_type", "position_embedding_type",
+    "position_embedding_on_prefix", "image_size", "patch_size", "num_channels", "architecture", "layout",
 )  # fmt: skip
 
 

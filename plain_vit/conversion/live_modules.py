@@ -52,6 +52,8 @@ OPENS = {
     "transformers.models": "ViT, DeiT, ViTMSN, ViTMAE, IJepa, Dinov2 with and without registers, and the vision towers "
     "of CLIP, MetaClip2, AltCLIP, ChineseCLIP, CLIPSeg, OwlViT, Owlv2, Git, Blip, Blip2, InstructBlip, Siglip, Aimv2",
     "torchvision.models": "VisionTransformer (vit_b_16, ...)",
+    "open_clip": "the image towers VisionTransformer, and TimmModel with a VisionTransformer of timm",
+    "clip.model": "VisionTransformer, the image tower of the ViT models",
 }
 # Packages whose layers replace those of a model, and how to restore the originals.
 REPLACED = {

@@ -48,6 +48,7 @@ PROBES = (
     Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # its CLIP and SigLIP
     Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # its AIMv2, whose patches are normalised
     Probes("conv_proj", "encoder.layers.encoder_layer_{}", "encoder.ln"),  # torchvision
+    Probes("conv1", "transformer.resblocks.{}", None),  # CLIP: the last norm may act on the pooled token alone
     Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer.norm", attention="eager"),  # vit-pytorch
     Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),
     Probes("patch_to_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),

@@ -2,12 +2,15 @@
 
 from .format import Format
 from .google import GOOGLE
+from .open_clip.source import OPEN_CLIP
 from .timm.source import TIMM
 from .torchvision.source import TORCHVISION
 from .transformers.source import TRANSFORMERS
 from .vit_pytorch.source import VIT_PYTORCH
 
-FORMATS: dict[str, Format] = {format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION, TRANSFORMERS, GOOGLE)}
+FORMATS: dict[str, Format] = {
+    format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION, TRANSFORMERS, OPEN_CLIP, GOOGLE)
+}
 
 
 def format_named(name: str) -> Format:

@@ -44,13 +44,28 @@ NOT_A_CHECKPOINT = (
     (b"\x1f\x8b", "compressed with gzip: unpack it first"),
 )
 
-# The folder layouts of transformers and timm in order of preference, then the file names on the Hub.
-LAYOUTS = (("model", ".safetensors"), ("pytorch_model", ".bin"))
-COMPANIONS = ["config.json", "preprocessor_config.json", "README.md", "LICEN[CS]E*", "COPYING*", "NOTICE*"]
+# The folder layouts of transformers and timm, and of open_clip, in order of preference, then the file names on the Hub.
+LAYOUTS = (
+    ("model", ".safetensors"),
+    ("pytorch_model", ".bin"),
+    ("open_clip_model", ".safetensors"),
+    ("open_clip_pytorch_model", ".bin"),
+)
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+COMPANIONS = [
+    "config.json",
+    OPEN_CLIP_CONFIG,
+    "preprocessor_config.json",
+    "README.md",
+    "LICEN[CS]E*",
+    "COPYING*",
+    "NOTICE*",
+]
 HUB_PATTERNS = (
     ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"],
     ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"],
     ["open_clip_model.safetensors"],
+    ["open_clip_pytorch_model.bin"],
     ["*.npz"],
 )
 NOT_WEIGHTS = re.compile(r"optimizer|scheduler|scaler|sampler|training_args|rng_state|random_states|adapter_model")
@@ -98,7 +113,7 @@ class Checkpoint:
         tensors: The tensors by their names in the file. `.meta()` gives shapes and dtypes without reading.
         kind: `"safetensors"`, `"torch"` or `"npz"`.
         files: The files that contain the tensors.
-        config: Contents of `config.json` in the folder; None for a single file.
+        config: Contents of the `config.json` in the folder, or of the `open_clip_config.json`; None for a single file.
         preprocessor_config: Contents of `preprocessor_config.json` in the folder; None for a single file.
         wrappers: Keys under which the tensors were nested in a training checkpoint, outermost first.
         notes: Choices made and content skipped while opening, for the report.
@@ -191,9 +206,12 @@ def _read_folder(folder: Path, key: str | None) -> Checkpoint:
         checkpoint = replace(checkpoint, tensors=tensors, wrappers=wrappers)
     else:
         checkpoint = _read_file(inside(folder, name), key, name)
-    config = _read_json(folder, "config.json")
+    # A folder may have weights for several packages, each with its own configuration.
+    is_open_clip = name.startswith("open_clip_") or not os.path.lexists(folder / "config.json")
+    config_name = OPEN_CLIP_CONFIG if is_open_clip else "config.json"
+    config = _read_json(folder, config_name)
     if config is not None:
-        _check_config(config, folder / "config.json", checkpoint.tensors)
+        _check_config(config, folder / config_name, checkpoint.tensors)
         config = {name: value for name, value in config.items() if name not in ATTENTION_CHOICES}
     return replace(
         checkpoint,

@@ -12,7 +12,7 @@ import torch
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import ExportError
-from ..engine import ADD_FIRST_AXIS, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform, each, split
+from ..engine import ADD_FIRST_AXIS, ADD_TWO_AXES, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform, each, split
 from ..infer import pair
 
 # Transforms
@@ -57,11 +57,6 @@ POSITIONS_AND_REGISTERS = Transform(
     "POSITIONS_AND_REGISTERS", _positions_beside_registers, _positions_without_registers
 )
 SPLIT_GATE = split("SPLIT_GATE", 2)  # gate, then value
-ADD_TWO_AXES = each(
-    "ADD_TWO_AXES",
-    lambda token, config: token[None, None],
-    lambda token, config: token[0, 0],
-)
 SHARED = Transform(  # one norm there, which acts twice
     "SHARED", lambda tensors, config: [tensors[0], tensors[0]], lambda tensors, config: [_the_same(tensors)]
 )

@@ -1,0 +1,1 @@
+"""OpenCLIP and OpenAI's CLIP: architectures, live image towers, checkpoints, and export."""
