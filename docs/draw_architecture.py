@@ -17,7 +17,7 @@ PICTURE = ROOT / "docs" / "pictures" / "architecture.png"
 
 # Files that form one component together; every other file and every folder is a component of its own.
 COMPONENT_OF_FILE = {
-    **{f"{name}_plain_vit": "model" for name in ("configuration", "layers", "heads", "attention", "modeling")},
+    **{f"{name}_plain_vit": "model" for name in ("configuration", "layers", "heads", "attention", "positions", "modeling")},
     "image_processing_plain_vit": "image processor",
     "licenses": "hub",
     "model_card": "hub",

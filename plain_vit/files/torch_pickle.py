@@ -112,7 +112,9 @@ class TorchFile:
         pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
         if any(name.endswith("/constants.pkl") for name in members):
             raise UnsafeFileError(
-                f"{path} is a TorchScript archive, which contains code: save its state_dict() instead."
+                f"{path} is a TorchScript archive, which contains code, so nothing was loaded. If you trust the file, "
+                f"save its tensors: torch.save(torch.jit.load({path.name!r}, map_location='cpu').float().state_dict(), "
+                "'model.pt')."
             )
         if len(pickles) != 1:
             raise CheckpointError(
