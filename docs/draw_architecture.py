@@ -17,7 +17,10 @@ PICTURE = ROOT / "docs" / "pictures" / "architecture.png"
 
 # Files that form one component together; every other file and every folder is a component of its own.
 COMPONENT_OF_FILE = {
-    **{f"{name}_plain_vit": "model" for name in ("configuration", "layers", "heads", "attention", "positions", "modeling")},
+    **{
+        f"{name}_plain_vit": "model"
+        for name in ("configuration", "layers", "heads", "attention", "positions", "modeling")
+    },
     "image_processing_plain_vit": "image processor",
     "licenses": "hub",
     "model_card": "hub",
@@ -30,8 +33,8 @@ COLUMNS = {
     "cli": 6.6,
     "hub": 6.6,
     "conversion": 6.6,
-    "conversion/google": 5.0,
-    "conversion/open_clip": 3.2,
+    "conversion/google": 6.4,
+    "conversion/open_clip": 4.5,
     "conversion/timm": 3.2,
     "conversion/torchvision": 5.2,
     "conversion/transformers": 7.3,
