@@ -50,7 +50,17 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Batch, Loop, Schedule, make_schedule, start_run
     from plain_vit.training.metrics import Evaluation
-    from plain_vit.training.models import Teacher, checkpoint_hints, head_of, load_classifier, load_teacher, with_lora
+    from plain_vit.training.models import (
+        Teacher,
+        checkpoint_hints,
+        head_of,
+        load_classifier,
+        load_teacher,
+        set_head_bias,
+        with_lora,
+        with_test_crop,
+        with_test_size,
+    )
     from plain_vit.training.optimization import freeze
     from plain_vit.training.run.dry_run import text_tables
     from plain_vit.training.run.facts import describe_plan, model_facts, report_facts
@@ -89,11 +99,16 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     schedule = make_plan(arguments, data, processes)
     model, image_processor, teacher = make_models(arguments, data)
     transform = training_transform(image_processor, **keywords(arguments, TransformOptions))
-    task = Classification(model, image_processor, data, arguments, transform.normalize, teacher)
+    evaluated_processor = image_processor
+    if arguments.test_size is not None:
+        evaluated_processor = with_test_size(image_processor, model, sides(arguments, "test_size"))
+    task = Classification(model, evaluated_processor, data, arguments, transform.normalize, teacher)
     learner = Learner(model, arguments, accelerator, **keywords(arguments, LearnerOptions))
     run = RunFolder(arguments.output_dir, accelerator, deciding(arguments, data, processes), resume=arguments.resume)
     if arguments.dry_run:
-        accelerator.print(text_tables(describe_plan(arguments, data, schedule, learner, task)))
+        accelerator.print(
+            text_tables(describe_plan(arguments, data, schedule, learner, task, input_size(image_processor)))
+        )
         sys.exit()
 
     # Start the run, or resume it from its newest checkpoint.
@@ -109,11 +124,11 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     )
     loop.begin()
     every = arguments.picture_every if arguments.report else 0
-    snapshots = Snapshots(loop, data.splits[data.watched], data.label_names, image_processor, every=every)
+    snapshots = Snapshots(loop, data.splits[data.watched], data.label_names, evaluated_processor, every=every)
     if arguments.auto_micro_batch:
         accelerator.gradient_accumulation_steps = enough_micro_batches(loop, image_processor)
     batches = training_batches(arguments, data, transform, loop, loading)
-    watched, held_out = evaluation_batches(arguments, data, image_processor, accelerator, loading)
+    watched, held_out = evaluation_batches(arguments, data, evaluated_processor, accelerator, loading)
     accelerator.print(f"{data.train_images} images of {len(data.label_names)} classes")
     loop.train(batches, watched, look=snapshots.take)
 
@@ -187,7 +202,8 @@ def check_copies(arguments: FinetuneArguments) -> None:
         raise TrainingError("A stream gives each image once: omit --streaming, or set --repeated_augmentation 1.")
     if arguments.batch_size < copies:
         raise TrainingError(f"batch_size is {arguments.batch_size}: expected at least the {copies} copies of an image.")
-    varied = arguments.crop_scale < 1 or arguments.resize_to is not None or arguments.augmentation != "none"
+    cropped = arguments.crop_scale < 1 or arguments.resize_to is not None or arguments.crop_padding
+    varied = cropped or arguments.augmentation != "none"
     if not (varied or arguments.horizontal_flip or arguments.random_erasing):
         raise TrainingError(
             f"Without augmentation the {copies} copies of each image would be identical: add --crop_scale 0.08 or "
@@ -197,23 +213,24 @@ def check_copies(arguments: FinetuneArguments) -> None:
 
 def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> tuple[nn.Module, Any, Teacher | None]:
     """Open the model with its image processor, freeze what is not trained, and open the teacher."""
-    size = arguments.image_size
-    if size is not None and len(size) > 2:
-        raise TrainingError(f"image_size is {size}: expected one number, or height and width.")
     model, image_processor = load_classifier(
         arguments.model,
         data.label_names,
         from_scratch=arguments.from_scratch,
         trust_remote_code=arguments.trust_remote_code,
         hints=checkpoint_hints(arguments.model_hints),
-        image_size=None if size is None else (size[0], size[-1]),
+        image_size=None if arguments.image_size is None else sides(arguments, "image_size"),
         hidden_dropout_prob=arguments.dropout,
         drop_path_rate=arguments.drop_path_rate,
     )
+    if arguments.test_crop is not None:
+        image_processor = with_test_crop(image_processor, arguments.test_crop)
     if arguments.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise TrainingError(f"{type(model).__name__} has no gradient checkpointing: omit the option.")
         model.gradient_checkpointing_enable()
+    if arguments.head_bias is not None:
+        set_head_bias(model, arguments.head_bias)
     head = head_of(model)
     if arguments.freeze:
         freeze(model, arguments.freeze, head)
@@ -228,6 +245,14 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         model, rank=arguments.lora_rank, alpha=arguments.lora_alpha, targets=arguments.lora_targets, head=head
     )
     return adapted, image_processor, teacher
+
+
+def sides(arguments: FinetuneArguments, name: str) -> tuple[int, int]:
+    """Return height and width of an option that is one number or two."""
+    size = getattr(arguments, name)
+    if len(size) not in (1, 2):
+        raise TrainingError(f"{name} is {size}: expected one number, or height and width.")
+    return size[0], size[-1]
 
 
 def deciding(arguments: FinetuneArguments, data: ImageClassificationData, processes: int) -> dict[str, Any]:

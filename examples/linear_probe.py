@@ -69,12 +69,14 @@ class ProbeOptions:
 
     _argument_group_name: ClassVar[str] = "probe"
 
-    recipe: list[str] = option([], help="named options that the others override (--list_recipes): few-shot")
+    recipe: list[str] = option([], help="named options that the others override (--list_recipes)")
     mode: Literal["linear", "few_shot", "both"] = option("both", help="linear probe, few-shot, or both")
     learning_rates: list[float] = option([*LEARNING_RATES], help="for 256 images per step; all are trained at once")
     epochs: float = option(10.0, help="passes of the linear probe over the features")
     probe_batch_size: int = option(256, help="images per step of the linear probe")
     weight_decay: float = option(0.0, help="of the linear probe")
+    optimizer: Literal["sgd", "lars"] = option("sgd", help="of the linear probe")
+    warmup_epochs: float = option(0.0, help="passes over the features during which the learning rates rise")
     shots: list[int] = option([1, 5, 10, 25], help="training images per class")
     seeds: list[int] = option([0, 1, 2], help="each selects other images")
     l2: float = option(2.0**10, help="of the ridge regression")
@@ -163,6 +165,8 @@ def probe_linearly(
         epochs=arguments.epochs,
         batch_size=arguments.probe_batch_size,
         weight_decay=arguments.weight_decay,
+        optimizer=arguments.optimizer,
+        warmup_epochs=arguments.warmup_epochs,
         seed=arguments.seed,
     )
     accuracies = [each.accuracy(features["validation"]) for each in probes]

@@ -108,6 +108,47 @@ def test_other_size_is_trained_at_and_saved(run):
     assert model.vit.embeddings.position_embeddings.weight.shape == (1 + 4 * 5, 40)
 
 
+def test_fixres_run_is_saved_for_the_size_that_it_was_evaluated_at(run, capsys):
+    sizes = {"image_size": [24, 24], "test_size": [40, 32], "test_crop": None}
+    folder = run("larger", **sizes, crop_scale=0.5)
+    processor = AutoImageProcessor.from_pretrained(folder)
+    assert dict(processor.size) == {"height": 40, "width": 32}
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    assert model.config.image_size == 24
+    test = load_splits("digits")["test"]
+    with torch.no_grad():
+        pixels = processor([image.convert("RGB") for image in test["image"][:]], return_tensors="pt")
+        right = model.eval()(**pixels).logits.argmax(dim=-1) == torch.tensor(test["label"][:])
+    results = json.loads((folder / "results.json").read_text())
+    assert results["test_accuracy"] == right.double().mean().item()
+    cropped = AutoImageProcessor.from_pretrained(run("cropped", image_size=[24], test_crop=0.75))
+    assert dict(cropped.size) == {"shortest_edge": 32}
+    assert dict(cropped.crop_size) == {"height": 24, "width": 24}
+    with pytest.raises(TrainingError, match=r"test_size is \[1, 2, 3\]: expected one number"):
+        run("refused", test_size=[1, 2, 3])
+
+
+def test_run_with_the_options_of_recipes_resumes_to_the_same_bits(run, monkeypatch):
+    options = {
+        "checkpoints_kept": 9, "checkpoint_every": 2, "crop_padding": 3, "horizontal_flip": 0.5,
+        "augmentation": "randaugment", "magnitude_std": 0.5, "random_erasing": 0.5, "random_erasing_mode": "pixel",
+        "mixup": 0.8, "cutmix": 1.0, "loss": "bce", "bce_target_threshold": 0.0, "label_smoothing": 0.0,
+        "head_bias": -2.3, "betas": [0.9, 0.98], "epsilon": 1e-7, "base_batch_size": 6, "min_learning_rate": 1e-4,
+        "test_crop": 0.875,
+    }  # fmt: skip
+    whole = run("whole", **options)
+    monkeypatch.setattr(classification, "save_classifier", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run("half", **options)
+    monkeypatch.undo()
+    half = run("half", resume=True, **options)
+    assert_same_bits(half, whole)
+    rates = [line["learning_rate"] for line in read_log(whole) if "learning_rate" in line]
+    assert max(rates) == pytest.approx(2e-3)
+    with pytest.raises(TrainingError, match="magnitude_std"):
+        run("half", resume=True, **{**options, "magnitude_std": 0.0})
+
+
 def test_checkpointed_run_gives_the_losses_of_a_plain_one(run):
     plain = losses(run("plain"))
     assert losses(run("checkpointed", gradient_checkpointing=True)) == pytest.approx(plain, rel=1e-5)

@@ -12,6 +12,10 @@ from transformers import (
     CLIPImageProcessor,
     ConvNextImageProcessor,
     DeiTImageProcessor,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
     ViTImageProcessor,
 )
 
@@ -19,7 +23,9 @@ from plain_vit import PlainViTImageProcessor
 from plain_vit.errors import TrainingError
 from plain_vit.training.data.augmentation import training_transform
 from plain_vit.training.data.decoding import try_image
+from plain_vit.training.models import with_test_crop, with_test_size
 from tests.test_training_images import photograph, stored
+from tests.training_runs import RESNET, SMALL, small_vit
 
 SIZE = {"height": 24, "width": 24}
 CROP = {"do_center_crop": True, "crop_size": SIZE}
@@ -124,3 +130,50 @@ def test_two_crops_and_crops_that_cannot_be_are_refused():
     ):
         with pytest.raises(TrainingError, match=message):
             training_transform(processor, **options)
+
+
+# The geometry of evaluations, on request
+
+
+@pytest.mark.parametrize("name", [name for name in PROCESSORS if name != "stock ConvNeXt"])
+def test_test_crop_evaluates_the_centre_of_an_image_that_keeps_its_shape(name):
+    processor: Any = PROCESSORS[name]
+    height, width = (24, 16) if name == "stretch" else (24, 24)
+    cropping = with_test_crop(processor, 0.75)
+    image = photograph(90, 67)
+    # As the sources do: the shorter edge becomes 32, and the middle is cut out.
+    ratio = min(67 / (height / 0.75), 90 / (width / 0.75))
+    sides = (round(90 / ratio), round(67 / ratio)) if height != width else (int(90 / ratio), int(67 / ratio))
+    resized = image.resize(sides, PIL.Image.Resampling(processor.resample))
+    left, top = round((sides[0] - width) / 2), round((sides[1] - height) / 2)
+    expected = np.asarray(resized.crop((left, top, left + width, top + height)), dtype=float).transpose(2, 0, 1)
+    seen = cropping(image, do_rescale=False, do_normalize=False, return_tensors="pt").pixel_values[0].numpy()
+    within = 0 if isinstance(processor, PlainViTImageProcessor) and processor.resize_with == "pillow" else 2
+    assert np.abs(seen.astype(float) - expected).max() <= within or name.startswith("stock")
+    assert seen.shape == (3, height, width)
+    trained = training_transform(cropping)(image)
+    evaluated = cropping(image, return_tensors="pt").pixel_values[0]
+    torch.testing.assert_close(trained, evaluated, rtol=0, atol=1e-5)
+    assert with_test_crop(processor, 1.0)(image, return_tensors="pt").pixel_values.shape[-2:] == (height, width)
+
+
+def test_a_processor_that_cannot_crop_is_refused():
+    with pytest.raises(TrainingError, match="ConvNextImageProcessor cannot crop to 24 x 24: omit --test_crop"):
+        with_test_crop(PROCESSORS["stock ConvNeXt"], 0.75)
+
+
+def test_models_are_evaluated_at_another_size_than_they_are_trained_on():
+    model = small_vit()  # 24 x 16, patches of 8
+    larger = with_test_size(PlainViTImageProcessor(size={"height": 24, "width": 16}), model, (32, 24))
+    assert dict(larger.size) == {"height": 32, "width": 24}
+    assert model.config.image_size == (24, 16)
+    cropping = with_test_size(PROCESSORS["shorter edge, crop"], model, (48, 48))
+    assert dict(cropping.size) == {"shortest_edge": 54}
+    assert dict(cropping.crop_size) == {"height": 48, "width": 48}
+    with pytest.raises(TrainingError, match="cannot be evaluated at --test_size: .*multiple of patch_size"):
+        with_test_size(PROCESSORS["stretch"], model, (33, 24))
+    stock = ViTForImageClassification(ViTConfig(**SMALL, image_size=24, patch_size=8))
+    with pytest.raises(TrainingError, match="ViTConfig takes images of one size: omit --test_size"):
+        with_test_size(PROCESSORS["stock ViT"], stock, (32, 32))
+    network = with_test_size(PROCESSORS["stock BiT"], ResNetForImageClassification(ResNetConfig(**RESNET)), (48, 48))
+    assert dict(network.crop_size) == {"height": 48, "width": 48}

@@ -19,6 +19,8 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
+    DeiTConfig,
+    DeiTForImageClassificationWithTeacher,
     ResNetConfig,
     ResNetForImageClassification,
     ViTConfig,
@@ -33,9 +35,25 @@ from plain_vit.training.arguments import as_yaml, check_options, parse_arguments
 from plain_vit.training.data.augmentation import input_size, training_transform
 from plain_vit.training.data.sampling import ShuffledStream
 from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
+from plain_vit.training.learner import Learner
 from plain_vit.training.losses import balancing_weights, classification_loss, distillation_loss
-from plain_vit.training.models import as_saved, head_of, load_classifier, load_teacher, with_lora, with_processed_size
-from plain_vit.training.optimization import OPTIMIZERS, freeze, learning_rate_factor, make_optimizer, train_mode
+from plain_vit.training.models import (
+    as_saved,
+    head_of,
+    load_classifier,
+    load_teacher,
+    set_head_bias,
+    with_lora,
+    with_processed_size,
+)
+from plain_vit.training.optimization import (
+    OPTIMIZERS,
+    freeze,
+    learning_rate_factor,
+    make_optimizer,
+    scheduled_rate,
+    train_mode,
+)
 from plain_vit.training.recipes import RECIPES, describe_recipes
 from tests.conftest import randomize_
 from tests.training_runs import RESNET, SMALL, open_script, small_vit
@@ -70,10 +88,6 @@ def test_every_recipe_sets_options_that_exist_to_values_they_take(name):
     check_options(arguments)
 
 
-def test_copies_are_repeated_in_the_recipe_that_publishes_it_alone():
-    assert [name for name, recipe in RECIPES.items() if "repeated_augmentation" in recipe.options] == ["deit3-pretrain"]
-
-
 def test_recipe_is_overridden_by_what_is_given_wherever_it_is():
     arguments = parse("--learning_rate", 0.03, *NEEDED, "--recipe", "vit-cifar10", "--batch-size=64")
     assert (arguments.learning_rate, arguments.batch_size, arguments.momentum) == (0.03, 64, 0.9)
@@ -104,6 +118,16 @@ def test_epochs_take_the_place_of_the_steps_of_a_recipe_and_the_other_way_round(
         (("--lora_targets", "fc1"), "Without lora_rank, lora_targets has no effect"),
         (("--repeated_augmentation", 0), "repeated_augmentation is 0: expected 1 or more"),
         (("--stream_images", 3), "Without streaming, stream_images has no effect"),
+        (("--base_batch_size", 0), "base_batch_size is 0: expected 1 or more"),
+        (("--min_learning_rate", 0.1), "min_learning_rate is 0.1, above the peak of 0.001"),
+        (("--min_learning_rate", 1e-5, "--schedule", "constant"), "schedule constant does not end at min_learning"),
+        (("--min_learning_rate", 1e-5, "--schedule", "inverse_sqrt"), "schedule inverse_sqrt does not end at"),
+        (("--betas", 0.9), r"betas is \[0.9\]: expected two numbers from 0 to less than 1"),
+        (("--betas", 0.9, 1.0), r"betas is \[0.9, 1.0\]: expected two numbers"),
+        (("--epsilon", -0.5), "epsilon is -0.5: expected 0 or more"),
+        (("--bce_target_threshold", 0.1), "With the loss cross_entropy, bce_target_threshold has no effect"),
+        (("--test_crop", 0), "test_crop is 0: expected a positive"),
+        (("--test_crop", 1.1), "test_crop is 1.1: expected 0 to 1"),
     ],
 )
 def test_numbers_that_cannot_be_and_options_without_effect_are_refused(words, message):
@@ -168,6 +192,19 @@ def test_binary_loss_is_that_of_timm(smoothing):
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
     soft = F.one_hot(labels, 5).float()
     torch.testing.assert_close(classification_loss(logits, soft, kind="bce", label_smoothing=smoothing), ours)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.2, 0.5])
+def test_targets_by_threshold_and_the_sum_over_classes_are_those_of_timm(threshold):
+    logits, shares = torch.randn(7, 5), torch.eye(5)[torch.randint(5, (7,))].lerp(torch.eye(5)[:1].expand(7, 5), 0.3)
+    assert ((shares > 0) & (shares < 1)).any()
+    options = {"smoothing": 0.0, "target_threshold": threshold}
+    for kind, sums in (("bce", False), ("bce_sum", True)):
+        theirs = timm.loss.BinaryCrossEntropy(**options, sum_classes=sums)(logits, shares)
+        ours = classification_loss(logits, shares, kind=kind, target_threshold=threshold)
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    kept = timm.loss.BinaryCrossEntropy(smoothing=0.0)(logits, shares)
+    assert (kept - classification_loss(logits, shares, kind="bce", target_threshold=threshold)).abs() > 1e-3
 
 
 def test_soft_targets_weigh_the_losses_of_their_classes():
@@ -260,6 +297,70 @@ def test_optimizer_of_timm_without_timm_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm.optim", None)
     with pytest.raises(TrainingError, match="needs timm: install it"):
         make_optimizer(small_vit(), "timm:lamb", learning_rate=0.1)
+
+
+def test_learning_rate_scales_with_the_batch_and_ends_at_its_minimum():
+    words = [*NEEDED, "--batch_size", 96, "--base_batch_size", 256, "--learning_rate", 0.01]
+    options = parse(*words, "--min_learning_rate", 1e-4)
+    assert options.peak_learning_rate == pytest.approx(0.01 * 96 / 256)
+    assert parse(*NEEDED, "--batch_size", 96, "--learning_rate", 0.01).peak_learning_rate == 0.01
+    learner = Learner(small_vit(), options, Accelerator(cpu=True), layer_decay=0.5)
+    assert max(group["peak_lr"] for group in learner.optimizer.param_groups) == options.peak_learning_rate
+    reference = torch.optim.lr_scheduler.CosineAnnealingLR(
+        torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=options.peak_learning_rate), 20, eta_min=1e-4
+    )
+    for step in range(3, 24):
+        rate = scheduled_rate(options, step, total=23, warmup=3) * options.peak_learning_rate
+        assert rate == pytest.approx(reference.get_last_lr()[0], rel=1e-6)
+        reference.optimizer.step()
+        reference.step()
+    assert scheduled_rate(options, 1, total=23, warmup=3) == 2 / 3
+    linear = parse(*words, "--min_learning_rate", 1e-4, "--schedule", "linear")
+    halfway = scheduled_rate(linear, 13, total=23, warmup=3) * options.peak_learning_rate
+    assert halfway == pytest.approx((1e-4 + options.peak_learning_rate) / 2)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "nadam", "radam", "adamax", "timm:lamb", "timm:adamp"])
+def test_betas_and_epsilon_reach_the_optimizer(name):
+    optimizer = make_optimizer(small_vit(), name, learning_rate=0.01, betas=[0.8, 0.97], epsilon=3e-5)
+    for group in optimizer.param_groups:
+        assert tuple(group["betas"]) == (0.8, 0.97)
+        assert group["eps"] == 3e-5
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("sgd", {"betas": [0.9, 0.99]}, "optimizer sgd does not take the option betas"),
+        ("sgd", {"epsilon": 1e-8}, "optimizer sgd does not take the option epsilon"),
+        ("adafactor", {"epsilon": 1e-8}, "optimizer adafactor does not take the option epsilon"),
+        ("rmsprop", {"betas": [0.9, 0.99]}, "optimizer rmsprop does not take the option betas"),
+        ("timm:sgd", {"betas": [0.9, 0.99]}, "optimizer timm:sgd does not take the option betas"),
+        ("timm:lion", {"epsilon": 1e-8}, "optimizer timm:lion does not take"),
+    ],
+)
+def test_optimizers_without_betas_or_epsilon_refuse_them(name, options, message):
+    with pytest.raises(TrainingError, match=message):
+        make_optimizer(small_vit(), name, learning_rate=0.01, **options)
+    assert make_optimizer(small_vit(), "rmsprop", learning_rate=0.01, epsilon=1e-3).defaults["eps"] == 1e-3
+
+
+@pytest.mark.parametrize("kind", ["plain", "resnet", "two heads"])
+def test_head_starts_with_the_bias_that_is_given(kind, tmp_path):
+    model = {
+        "plain": small_vit,
+        "resnet": lambda: ResNetForImageClassification(ResNetConfig(**RESNET, num_labels=5)),
+        "two heads": lambda: DeiTForImageClassificationWithTeacher(
+            DeiTConfig(**SMALL, image_size=24, patch_size=8, num_labels=5)
+        ),
+    }[kind]()
+    before = copy.deepcopy(model.state_dict())
+    set_head_bias(model, -6.9)
+    head = head_of(model)
+    for name, tensor in model.state_dict().items():
+        biased = name in head and tensor.ndim == 1
+        assert torch.equal(tensor, torch.full_like(tensor, -6.9) if biased else before[name])
+    assert [name for name in head if model.state_dict()[name].ndim == 1]
 
 
 @pytest.mark.parametrize("warmup", [5, 0])

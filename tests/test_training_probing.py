@@ -1,6 +1,7 @@
 """Linear probes and few-shot ridge regression: against scikit-learn, and as the script does them."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,36 @@ def test_first_step_of_a_probe_is_that_of_a_linear_layer_on_standardised_feature
     F.cross_entropy(layer((features.values - mean) / std), features.labels).backward()
     weight = -0.5 * 32 / 256 * layer.weight.grad / std
     torch.testing.assert_close(probe.weight, weight, rtol=1e-4, atol=1e-7)
+
+
+def test_lars_takes_the_steps_of_the_formula_of_mae():
+    features = clusters(32, 6, 4)
+    options: dict[str, Any] = {"batch_size": 32, "weight_decay": 0.03, "optimizer": "lars", "seed": 5}
+    (probe,) = train_probes(features, 4, learning_rates=(0.5,), epochs=6.0, warmup_epochs=2.0, **options)
+    std, mean = features.values.std(0, correction=0) + EPSILON, features.values.mean(0)
+    inputs = (features.values - mean) / std
+    weight = nn.init.trunc_normal_(torch.zeros(4, 6), std=0.01, generator=torch.Generator().manual_seed(5))
+    parameters = [weight.requires_grad_(), torch.zeros(4, requires_grad=True)]
+    moments = [torch.zeros(4, 6), torch.zeros(4)]
+    for step in range(6):
+        factor = (step + 1) / 2 if step < 2 else 0.5 * (1 + math.cos(math.pi * (step - 2) / 4))
+        loss = F.cross_entropy(F.linear(inputs, *parameters), features.labels)
+        for place, gradient in enumerate(torch.autograd.grad(loss, parameters)):
+            parameter = parameters[place].detach()
+            if parameter.ndim > 1:
+                gradient = gradient + 0.03 * parameter
+                gradient = gradient * 0.001 * parameter.norm() / gradient.norm()
+            moments[place] = 0.9 * moments[place] + gradient
+            parameters[place] = (parameter - 0.5 * 32 / 256 * factor * moments[place]).requires_grad_()
+    torch.testing.assert_close(probe.weight * std, parameters[0], rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(probe.bias + probe.weight @ mean, parameters[1], rtol=1e-4, atol=1e-6)
+
+
+def test_lars_learns():
+    features = clusters(200, 6, 4)
+    rates = (0.5, 2.0, 8.0)
+    probes = train_probes(features, 4, learning_rates=rates, epochs=60.0, batch_size=50, optimizer="lars")
+    assert max(probe.accuracy(clusters(50, 6, 4, seed=1)) for probe in probes) > 0.8
 
 
 # Features

@@ -102,7 +102,13 @@ class StepOptions:
     gradient_accumulation_steps: int = option(1, help="micro-batches per optimizer step")
     optimizer: str = option("adamw", help="of torch.optim, in lower case (the paper: sgd), or timm:NAME")
     learning_rate: float = option(1e-3, help="peak learning rate")
+    base_batch_size: int | None = option(
+        None, help="batch size that learning_rate is for: it scales with batch_size (default: it does not)"
+    )
+    min_learning_rate: float = option(0.0, help="learning rate at the end of a cosine or linear schedule")
     momentum: float = option(0.9, help="momentum of SGD; first beta of Adam")
+    betas: list[float] | None = option(None, help="both betas of Adam and similar (default: momentum and 0.999)")
+    epsilon: float | None = option(None, help="epsilon of the optimizer (default: its own)")
     weight_decay: float = option(0.05, help="for matrices and kernels only")
     schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = option(
         "cosine", help="learning rate schedule after the warm-up"
@@ -110,6 +116,11 @@ class StepOptions:
     warmup_fraction: float = option(0.1, help="fraction of the optimizer steps used for warm-up")
     warmup_steps: int | None = option(None, help="warm-up as a number of optimizer steps")
     max_grad_norm: float = option(1.0, help="norm to which gradients are clipped; 0: no clipping")
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """Return the peak learning rate for the batch size."""
+        return self.learning_rate * (1 if self.base_batch_size is None else self.batch_size / self.base_batch_size)
 
 
 @dataclass(kw_only=True)
@@ -157,8 +168,17 @@ class ModelOptions(CheckpointOptions):
     image_size: list[int] | None = option(
         None, help="training size in pixels: one number, or height and width; positions are resampled once"
     )
+    test_size: list[int] | None = option(
+        None, help="size of evaluated images, where it differs from the training size (FixRes), which the model keeps"
+    )
+    test_crop: float | None = option(
+        None,
+        help="evaluate the centre of images: its side divided by the shorter edge, such as 0.875 (default: the image "
+        "processor's geometry)",
+    )
     dropout: float | None = option(None, help="dropout after each dense layer (default: the model's)")
     drop_path_rate: float | None = option(None, help="stochastic depth of the last block (default: the model's)")
+    head_bias: float | None = option(None, help="initial bias of the new head (default: the model's, else 0)")
 
 
 @dataclass(kw_only=True)
@@ -197,7 +217,12 @@ class OptimizationOptions(LearnerOptions, StepOptions):
     auto_micro_batch: bool = option(
         False, help="before training, find the number of micro-batches that fits into memory"
     )
-    loss: Literal["cross_entropy", "bce"] = option("cross_entropy", help="bce: binary cross-entropy per class")
+    loss: Literal["cross_entropy", "bce", "bce_sum"] = option(
+        "cross_entropy", help="bce: binary cross-entropy, averaged over the classes; bce_sum: summed over them"
+    )
+    bce_target_threshold: float | None = option(
+        None, help="binary cross-entropy: a class whose share of a blended label is above this counts in full"
+    )
     class_balance: Literal["none", "loss", "sampler"] = option(
         "none", help="balance classes in the loss, or by sampling rare ones more often"
     )
@@ -368,18 +393,18 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         ("steps", "batch_size", "gradient_accumulation_steps", "evaluations", "eval_batch_size", "log_every",
          "checkpoint_every", "early_stopping", "lora_rank", "lora_alpha", "stream_images", "stream_buffer",
-         "resize_to", "repeated_augmentation"),
+         "resize_to", "repeated_augmentation", "base_batch_size"),
         (1, math.inf),
     ),
     **dict.fromkeys(
         ("epochs", "learning_rate", "weight_decay", "layer_decay", "warmup_steps", "max_grad_norm", "checkpoints_kept",
          "num_workers", "mixup", "cutmix", "augmentation_layers", "magnitude_std", "crop_padding",
-         "distillation_temperature"),
+         "distillation_temperature", "min_learning_rate", "epsilon"),
         (0, math.inf),
     ),
     **dict.fromkeys(
         ("warmup_fraction", "label_smoothing", "crop_scale", "horizontal_flip", "random_erasing",
-         "distillation_weight", "momentum"),
+         "distillation_weight", "momentum", "test_crop", "bce_target_threshold"),
         (0, 1),
     ),
     "magnitude": (0, 30),
@@ -405,13 +430,30 @@ def check_options(arguments: Any) -> None:
         if value is not None and not low <= value <= high:
             expected = f"{low} to {high}" if high < math.inf else f"{low} or more"
             raise TrainingError(f"{name} is {value}: expected {expected}.")
-    for name in ("epochs", "crop_scale", "distillation_temperature"):
+    for name in ("epochs", "crop_scale", "test_crop", "distillation_temperature"):
         if getattr(arguments, name, None) == 0:
             raise TrainingError(f"{name} is 0: expected a positive number.")
     if arguments.steps is not None and arguments.epochs is not None:
         raise TrainingError(f"Both steps ({arguments.steps}) and epochs ({arguments.epochs:g}) are given: give one.")
+    _check_rates(arguments)
+    if getattr(arguments, "bce_target_threshold", None) is not None and arguments.loss == "cross_entropy":
+        raise TrainingError(
+            "With the loss cross_entropy, bce_target_threshold has no effect: omit it, or set --loss bce."
+        )
     defaults = {each.name: each.default for each in dataclasses.fields(arguments)}
     for name, companions in ((name, each) for name, each in COMPANIONS.items() if name in defaults):
         useless = [each for each in companions if getattr(arguments, each) not in (defaults[each], [])]
         if not getattr(arguments, name) and useless:
             raise TrainingError(f"Without {name}, {', '.join(useless)} has no effect: omit it, or give --{name}.")
+
+
+def _check_rates(arguments: Any) -> None:
+    """Refuse a lowest learning rate that is not reached, and betas that are none."""
+    lowest, peak, schedule = arguments.min_learning_rate, arguments.peak_learning_rate, arguments.schedule
+    if lowest > peak:
+        raise TrainingError(f"min_learning_rate is {lowest:g}, above the peak of {peak:g}: give a lower one.")
+    if lowest and schedule not in ("cosine", "linear"):
+        raise TrainingError(f"The schedule {schedule} does not end at min_learning_rate: set it to 0, or use cosine.")
+    betas = arguments.betas
+    if betas is not None and (len(betas) != 2 or not all(0 <= beta < 1 for beta in betas)):
+        raise TrainingError(f"betas is {betas}: expected two numbers from 0 to less than 1, such as 0.9 0.999.")

@@ -54,10 +54,12 @@ class Learner:
         return make_optimizer(
             self.model,
             self.options.optimizer,
-            learning_rate=self.options.learning_rate,
+            learning_rate=self.options.peak_learning_rate,
             weight_decay=self.options.weight_decay,
             layer_decay=self.layer_decay,
             momentum=self.options.momentum,
+            betas=self.options.betas,
+            epsilon=self.options.epsilon,
         )
 
     def prepare(self) -> None:

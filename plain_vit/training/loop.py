@@ -25,7 +25,7 @@ from .data.sampling import randomness
 from .hardware.memory import explain_out_of_memory
 from .hardware.processes import StopRequest, loading_options, start_accelerator
 from .learner import Learner
-from .optimization import learning_rate_factor, train_mode
+from .optimization import scheduled_rate, train_mode
 from .run.folder import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
 from .run.progress import Progress
 from .run.trackers import start_trackers, tracker_names
@@ -282,11 +282,9 @@ class Loop(Generic[Result]):
         # Dropout and batch blending depend only on the step, so that a resumed run repeats them.
         torch.manual_seed(randomness(self.options.seed, self.step, self.accelerator.process_index))
         schedule = self.schedule
-        factor = learning_rate_factor(
-            self.step, total=schedule.total_steps, warmup=schedule.warmup_steps, schedule=self.options.schedule
-        )
+        factor = scheduled_rate(self.options, self.step, total=schedule.total_steps, warmup=schedule.warmup_steps)
         self.learner.set_learning_rate(factor)
-        self.learning_rate = factor * self.options.learning_rate
+        self.learning_rate = factor * self.options.peak_learning_rate
 
     def _learn(self, batch: Batch) -> None:
         """Accumulate the gradients of one micro-batch; the last one of a step updates the weights."""

@@ -16,22 +16,28 @@ def classification_loss(
     kind: str = "cross_entropy",
     label_smoothing: float = 0.0,
     class_weights: torch.Tensor | None = None,
+    target_threshold: float | None = None,
 ) -> torch.Tensor:
     """Return the mean loss of a batch.
 
     Args:
         logits: [B, K].
         targets: class numbers [B], or class weights [B, K].
-        kind: `cross_entropy`, in nats per image, or `bce`: binary cross-entropy, averaged over images and classes.
+        kind: `cross_entropy`, in nats per image; `bce`: binary cross-entropy, averaged over images and classes; or
+            `bce_sum`: averaged over images, summed over classes.
         label_smoothing: fraction of each target spread over all classes, 0 to 1.
         class_weights: [K], how much an image of each class counts; one of several classes counts by its shares. The sum
             is divided by the number of images, not of weights, so that it does not depend on how the images are split
             among processes.
+        target_threshold: for `bce` and `bce_sum`, class weights above it are 1 and others 0; None keeps them.
     """
-    if kind == "bce":
+    if kind != "cross_entropy":
         shares = F.one_hot(targets, logits.shape[-1]).to(logits.dtype) if targets.ndim == 1 else targets
+        if target_threshold is not None:
+            shares = (shares > target_threshold).to(shares.dtype)
         shares = shares * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
-        losses = F.binary_cross_entropy_with_logits(logits, shares, reduction="none").mean(dim=-1)
+        losses = F.binary_cross_entropy_with_logits(logits, shares, reduction="none")
+        losses = losses.sum(dim=-1) if kind == "bce_sum" else losses.mean(dim=-1)
     elif class_weights is None:
         return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
     else:

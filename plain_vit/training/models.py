@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
+import PIL.Image
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -23,7 +24,7 @@ from ..conversion import from_checkpoint
 from ..conversion.format import EXPECTED
 from ..errors import TrainingError
 from ..extras import needs
-from ..image_processing_plain_vit import PlainViTImageProcessor
+from ..image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing
 from ..modeling_plain_vit import PlainViTForImageClassification, PlainViTPositionEmbedding
 from .data.augmentation import input_size, pixel_levels
 
@@ -156,6 +157,58 @@ def with_processed_size(processor: Any, image_size: tuple[int, int]) -> Any:
     return type(processor)(**{name: value for name, value in values.items() if not name.endswith("_type")})
 
 
+def with_test_crop(processor: Any, fraction: float) -> Any:
+    """Return an image processor that keeps the aspect ratio and crops the centre of images.
+
+    Args:
+        processor: image processor of transformers; its size is kept.
+        fraction: side of the crop divided by the shorter edge of the resized image, above 0 and at most 1.
+
+    Raises:
+        TrainingError: The processor cannot crop.
+    """
+    height, width = input_size(processor)
+    values = {name: value for name, value in processor.to_dict().items() if not name.endswith("_type")}
+    values |= {"do_resize": True, "do_center_crop": True, "crop_size": {"height": height, "width": width}}
+    if height == width:
+        values |= {"size": {"shortest_edge": int(height / fraction)}}
+    else:
+        values |= {"size": {"height": int(height / fraction), "width": int(width / fraction)}}
+    if isinstance(processor, SourcePreprocessing):
+        values |= {"resize_mode": None if height == width else "cover"}
+    cropping = type(processor)(**values)
+    image = PIL.Image.new("RGB", (3 * width, 5 * height))
+    seen = cropping(image, return_tensors="pt")["pixel_values"].shape[-2:]
+    if tuple(seen) != (height, width) or getattr(processor, "crop_pct", None):  # ConvNeXt's crops by itself
+        raise TrainingError(f"{type(processor).__name__} cannot crop to {height} x {width}: omit --test_crop.")
+    return cropping
+
+
+def with_test_size(processor: Any, model: nn.Module, image_size: tuple[int, int]) -> Any:
+    """Return the image processor for evaluating a model on images of another size than it is trained on.
+
+    Args:
+        processor: image processor for training.
+        model: the model, with its config.
+        image_size: (height, width) of the evaluated images, in pixels.
+
+    Raises:
+        TrainingError: The model does not take images of this size.
+    """
+    config: Any = model.config
+    if isinstance(config, PlainViTConfig):
+        try:
+            type(config)(**{**config.to_dict(), "image_size": image_size})
+        except ValueError as error:
+            raise TrainingError(f"The model cannot be evaluated at --test_size: {error}") from error
+    elif hasattr(config, "image_size"):
+        raise TrainingError(
+            f"{type(config).__name__} takes images of one size: omit --test_size, or convert the model to a plain ViT "
+            "with `plain-vit convert` first."
+        )
+    return with_processed_size(processor, image_size)
+
+
 def _open(
     source: str,
     label_names: list[str],
@@ -245,6 +298,20 @@ def head_of(model: PreTrainedModel) -> set[str]:
             sized = _fresh(type(model), model.config, [str(number) for number in range(count)])
         shapes.append({name: tensor.shape for name, tensor in sized.state_dict().items()})
     return {name for name, shape in shapes[0].items() if shape != shapes[1][name]}
+
+
+def set_head_bias(model: PreTrainedModel, value: float) -> None:
+    """Set the biases of the head, such as to minus the logarithm of the number of classes for a sigmoid loss.
+
+    Raises:
+        TrainingError: The head has no bias.
+    """
+    head = head_of(model)
+    biases = [parameter for name, parameter in model.named_parameters() if name in head and parameter.ndim == 1]
+    if not biases:
+        raise TrainingError(f"The head of {type(model).__name__} has no bias: omit --head_bias.")
+    for bias in biases:
+        nn.init.constant_(bias, value)
 
 
 def _fresh(kind: type[PreTrainedModel], config: PreTrainedConfig, label_names: list[str]) -> PreTrainedModel:

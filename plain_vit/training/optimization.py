@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..errors import TrainingError
 from ..extras import needs
+from .arguments import StepOptions
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator, DistributedType
@@ -25,6 +26,9 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
         torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.RMSprop,
     )
 }  # fmt: skip
+
+# Our options, by the arguments of optimizers, with their types.
+ARGUMENTS: dict[str, tuple[str, type]] = {"betas": ("betas", tuple), "eps": ("epsilon", float)}
 
 # Those with a fused implementation on CPUs and GPUs, for whole and for sharded parameters.
 FUSED = (torch.optim.AdamW, torch.optim.Adam)
@@ -41,6 +45,8 @@ def make_optimizer(
     weight_decay: float = 0.0,
     layer_decay: float = 1.0,
     momentum: float = 0.9,
+    betas: Sequence[float] | None = None,
+    epsilon: float | None = None,
 ) -> torch.optim.Optimizer:
     """Build an optimizer whose groups have their own learning rate, kept as `peak_lr`, and weight decay.
 
@@ -51,10 +57,12 @@ def make_optimizer(
         weight_decay: for matrices and kernels of layers only.
         layer_decay: learning rate of each block relative to the next one; 1 treats all the same.
         momentum: momentum of SGD, and the first beta of Adam.
+        betas: both betas of Adam and similar optimizers (default: `momentum` and 0.999).
+        epsilon: epsilon of the optimizer (default: its own).
 
     Raises:
-        TrainingError: The optimizer is unknown, nothing is left to train, or `layer_decay` is given for a model that is
-            not a single stack of blocks.
+        TrainingError: The optimizer is unknown or does not have betas or an epsilon, nothing is left to train, or
+            `layer_decay` is given for a model that is not a single stack of blocks.
     """
     decayed = {
         id(parameter)
@@ -77,24 +85,22 @@ def make_optimizer(
         {"params": parameters, "lr": rate, "peak_lr": rate, "weight_decay": decay}
         for (rate, decay), parameters in groups.items()
     ]
-    return build_optimizer(name, parameter_groups, learning_rate=learning_rate, momentum=momentum)
+    given: dict[str, Any] = {} if betas is None else {"betas": tuple(betas)}
+    if epsilon is not None:
+        given["eps"] = epsilon
+    return build_optimizer(name, parameter_groups, learning_rate=learning_rate, momentum=momentum, **given)
 
 
 def build_optimizer(
-    name: str, parameter_groups: list[dict[str, Any]], *, learning_rate: float, momentum: float
+    name: str, parameter_groups: list[dict[str, Any]], *, learning_rate: float, momentum: float, **given: Any
 ) -> torch.optim.Optimizer:
-    """Build an optimizer by its name; see `make_optimizer`."""
+    """Build an optimizer by its name; see `make_optimizer`. `given` are its own arguments."""
     if name.startswith("timm:"):
-        try:
-            from timm.optim import create_optimizer_v2
-        except ImportError as error:
-            raise TrainingError(f"The optimizer {name} needs timm: install it, or use one of torch.") from error
-        try:
-            return create_optimizer_v2(
-                parameter_groups, name[5:], lr=learning_rate, momentum=momentum, weight_decay=0.0
-            )
-        except ValueError as error:
-            raise TrainingError(f"timm has no optimizer {name[5:]!r}: {error}") from error
+        optimizer = _timm_optimizer(name[5:], parameter_groups, lr=learning_rate, momentum=momentum, **given)
+        for argument, value in given.items():
+            if optimizer.defaults.get(argument) != value:  # timm drops arguments that the optimizer lacks
+                raise TrainingError(f"The optimizer {name} does not take the option {ARGUMENTS[argument][0]}: omit it.")
+        return optimizer
     if name not in OPTIMIZERS:
         raise TrainingError(f"There is no optimizer {name!r}: expected one of {', '.join(OPTIMIZERS)}, or timm:NAME.")
     kind = OPTIMIZERS[name]
@@ -106,7 +112,24 @@ def build_optimizer(
         options["momentum"] = momentum
     if kind in FUSED:
         options["fused"] = True
-    return kind(parameter_groups, **options)
+    for argument in given:
+        option, shape = ARGUMENTS[argument]
+        if not isinstance(getattr(taken.get(argument), "default", None), shape):
+            raise TrainingError(f"The optimizer {name} does not take the option {option}: omit it.")
+    return kind(parameter_groups, **{**options, **given})
+
+
+def _timm_optimizer(name: str, parameter_groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    try:
+        from timm.optim import create_optimizer_v2
+    except ImportError as error:
+        raise TrainingError(f"The optimizer timm:{name} needs timm: install it, or use one of torch.") from error
+    try:
+        return create_optimizer_v2(parameter_groups, name, weight_decay=0.0, **options)
+    except ValueError as error:
+        raise TrainingError(f"timm has no optimizer {name!r}: {error}") from error
+    except TypeError as error:
+        raise TrainingError(f"The optimizer timm:{name} does not take all of these options: {error}") from error
 
 
 def freeze(model: nn.Module, what: Sequence[str], head: Collection[str]) -> None:
@@ -180,15 +203,17 @@ def heights_above_input(names: Iterable[str]) -> dict[str, int]:
     return {name: blocks.get(name, 0 if place < first else last + 1) for place, name in enumerate(names)}
 
 
-def learning_rate_factor(step: int, *, total: int, warmup: int, schedule: str) -> float:
+def learning_rate_factor(step: int, *, total: int, warmup: int, schedule: str, minimum: float = 0.0) -> float:
     """Return the learning rate of an optimizer step as a fraction of its peak.
 
     Args:
         step: from 0 to `total` - 1, in optimizer steps, however many processes and micro-batches make one.
         total: optimizer steps of the run.
         warmup: steps of the linear rise; the first step of all is taken at 1 / `warmup`.
-        schedule: `cosine` or `linear`, both down to 0; `inverse_sqrt`, which falls as the root of the step and by half
-            until step 4 * `warmup` (Zhai et al. 2022), with 10,000 for the warm-up where there is none; or `constant`.
+        schedule: `cosine` or `linear`, both down to `minimum`; `inverse_sqrt`, which falls as the root of the step and
+            by half until step 4 * `warmup` (Zhai et al. 2022), with 10,000 for the warm-up where there is none; or
+            `constant`.
+        minimum: the last learning rate as a fraction of the peak.
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -197,8 +222,14 @@ def learning_rate_factor(step: int, *, total: int, warmup: int, schedule: str) -
         return math.sqrt(scale / (step + scale - warmup))
     done = (step - warmup) / max(1, total - warmup)
     if schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * done))
-    return 1 - done if schedule == "linear" else 1.0
+        return minimum + (1 - minimum) * 0.5 * (1 + math.cos(math.pi * done))
+    return minimum + (1 - minimum) * (1 - done) if schedule == "linear" else 1.0
+
+
+def scheduled_rate(options: StepOptions, step: int, *, total: int, warmup: int) -> float:
+    """Return the learning rate of an optimizer step as a fraction of the peak learning rate of the options."""
+    minimum = options.min_learning_rate / options.peak_learning_rate if options.min_learning_rate else 0.0
+    return learning_rate_factor(step, total=total, warmup=warmup, schedule=options.schedule, minimum=minimum)
 
 
 def average_of(model: nn.Module, decay: float, accelerator: Accelerator) -> AveragedModel:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from ..errors import DataError, TrainingError
 from ..extras import needs
 from .models import head_of
+from .optimization import learning_rate_factor
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
@@ -25,6 +26,7 @@ with needs("plain-vit[train]"):
 LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 BIAS = 100.0  # of the constant feature, as big_vision's few-shot evaluation has it
 EPSILON = 1e-5  # added to deviations
+TRUST = 0.001  # of LARS: norm of a gradient relative to that of the weights
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,11 @@ def train_probes(
     batch_size: int = 256,
     momentum: float = 0.9,
     weight_decay: float = 0.0,
+    optimizer: str = "sgd",
+    warmup_epochs: float = 0.0,
     seed: int = 0,
 ) -> list[Probe]:
-    """Train one linear classifier for each learning rate, all on the same batches: SGD with a cosine schedule.
+    """Train one linear classifier for each learning rate, all on the same batches, with a cosine schedule.
 
     The features are standardised first, like with a batch norm without gain (MAE's probe); this is folded into the
     returned probes, which take the raw features.
@@ -133,8 +137,11 @@ def train_probes(
         epochs: passes over the features.
         batch_size: images per step.
         momentum: momentum of SGD.
-        weight_decay: weight decay of SGD.
-        seed: seed of the order.
+        weight_decay: weight decay.
+        optimizer: `sgd`, or `lars`: SGD with the gradient of each weight matrix scaled to its norm (You et al. 2017, as
+            in MAE's linear probe).
+        warmup_epochs: passes over the features during which the learning rates rise linearly.
+        seed: seed of the order and, with `lars`, of the initial weights, which are 0 with `sgd`.
 
     Returns:
         The probes, in the order of the learning rates.
@@ -142,32 +149,49 @@ def train_probes(
     mean, std = features.values.mean(dim=0), features.values.std(dim=0, correction=0) + EPSILON
     inputs = (features.values - mean) / std
     count, width = inputs.shape
-    weights: list[torch.Tensor] = [nn.Parameter(torch.zeros(classes, width)) for _ in learning_rates]
+    start = torch.zeros(classes, width)
+    if optimizer == "lars":  # would not move weights of norm 0
+        nn.init.trunc_normal_(start, std=0.01, generator=torch.Generator().manual_seed(seed))
+    weights: list[torch.Tensor] = [nn.Parameter(start.clone()) for _ in learning_rates]
     biases: list[torch.Tensor] = [nn.Parameter(torch.zeros(classes)) for _ in learning_rates]
     peaks = [rate * batch_size / 256 for rate in learning_rates]
     groups = [
         {"params": [weight, bias], "lr": peak, "peak_lr": peak}
         for weight, bias, peak in zip(weights, biases, peaks, strict=True)
     ]
-    optimizer = torch.optim.SGD(groups, momentum=momentum, weight_decay=weight_decay)
+    descent = torch.optim.SGD(groups, momentum=momentum, weight_decay=0.0 if optimizer == "lars" else weight_decay)
     total = max(1, math.ceil(epochs * count / batch_size))
+    warmup = min(total, round(warmup_epochs * count / batch_size))
     orders = (np.random.default_rng((seed, epoch)).permutation(count) for epoch in range(math.ceil(epochs) + 1))
     order = torch.from_numpy(np.concatenate(list(orders)))
     for step in range(total):
         rows = order[step * batch_size : (step + 1) * batch_size]
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * 0.5 * (1 + math.cos(math.pi * step / total))
+        for group in descent.param_groups:
+            factor = learning_rate_factor(step, total=total, warmup=warmup, schedule="cosine")
+            group["lr"] = group["peak_lr"] * factor
         logits = torch.einsum("bd,pkd->pbk", inputs[rows], torch.stack(weights)) + torch.stack(biases)[:, None]
         targets = features.labels[rows].expand(len(weights), -1)
         # The sum over the probes, which are independent.
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / len(rows)
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        if optimizer == "lars":
+            for weight in weights:
+                _adapt_gradient(weight, weight_decay)
+        descent.step()
+        descent.zero_grad()
     return [
         Probe(rate, weight.detach() / std, bias.detach() - (weight.detach() / std) @ mean)
         for rate, weight, bias in zip(learning_rates, weights, biases, strict=True)
     ]
+
+
+@torch.no_grad()
+def _adapt_gradient(weight: torch.Tensor, weight_decay: float) -> None:
+    """Add the weight decay to a gradient, and scale it to a thousandth of the norm of the weights."""
+    gradient = weight.grad.add_(weight, alpha=weight_decay)  # type: ignore[union-attr]
+    norms = weight.norm(), gradient.norm()
+    if all(norms):
+        gradient.mul_(TRUST * norms[0] / norms[1])
 
 
 def choose_shots(labels: torch.Tensor, classes: int, shots: int, *, seed: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 `--recipe NAME` sets the options of a recipe, and any other option overrides them. Where a publication selects an option
 on a development split, the recipe has one choice and says so. A target is given if the publication reports one for the
-same options.
+same options. `source` names the file or table of the numbers, `missing` what of it is not among the options.
 """
 
 import difflib
@@ -21,51 +21,81 @@ class Recipe:
     Args:
         description: description in a sentence or two.
         options: options of the training scripts, by name.
+        source: where the numbers are published: a file of a repository, or a table of a paper.
+        missing: parts of the published run that these options do not repeat; empty if there are none.
         target: the published result, and its model; empty if none is reported.
         script: the script in examples/ it belongs to.
     """
 
     description: str
     options: Mapping[str, Any]
+    source: str = ""
+    missing: str = ""
     target: str = ""
     script: str = "finetune_image_classification.py"
 
 
-# Dosovitskiy et al. 2021, Table 4 and appendix B.1.1; crop, flip, scale and warm-up as in their code.
+# Parts that several recipes share.
+
+TIMM_RANDAUGMENT = {  # rand-m9-mstd0.5-inc1
+    "augmentation": "randaugment", "magnitude_scale": "timm_increasing", "augmentation_layers": 2, "magnitude": 9,
+    "magnitude_std": 0.5,
+}  # fmt: skip
+TIMM_ERASING = {"random_erasing": 0.25, "random_erasing_mode": "pixel"}
+MIXING: dict[str, Any] = {"mixup": 0.8, "cutmix": 1.0}
+INCEPTION_CROP = {"crop_scale": 0.05, "horizontal_flip": 0.5}
+TORCH_CROP = {"crop_scale": 0.08, "horizontal_flip": 0.5}
+TIMM_PREPROCESSING = (
+    "ImageNet's mean and deviation and bicubic resizing, unless the checkpoint's image processor has them"
+)
+
+
+def _big_vision_randaugment(layers: int, magnitude: int) -> dict[str, Any]:
+    return {"augmentation": "randaugment", "magnitude_scale": "big_vision", "augmentation_layers": layers,
+            "magnitude": magnitude, "magnitude_std": 0.0}  # fmt: skip
+
+
+# Dosovitskiy et al. 2021
+
+
+PAPER_CODE = "google-research/vision_transformer, vit_jax/configs/common.py and input_pipeline.py"
+# Table 4 and appendix B.1.1; crop, flip, scale and warm-up as in their code.
 PAPER_FINETUNING = {
     "optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.01, "weight_decay": 0.0, "batch_size": 512,
     "schedule": "cosine", "warmup_steps": 500, "max_grad_norm": 1.0, "label_smoothing": 0.0, "image_size": [384],
-    "crop_scale": 0.05, "horizontal_flip": 0.5,
+    **INCEPTION_CROP,
 }  # fmt: skip
 # Table 3. Their Adam has decoupled weight decay, which is AdamW today.
 PAPER_PRETRAINING = {
     "from_scratch": True, "optimizer": "adamw", "momentum": 0.9, "batch_size": 4096, "warmup_steps": 10_000,
-    "image_size": [224], "dropout": 0.1, "label_smoothing": 0.0, "crop_scale": 0.05, "horizontal_flip": 0.5,
+    "image_size": [224], "dropout": 0.1, "label_smoothing": 0.0, **INCEPTION_CROP,
 }  # fmt: skip
 
 
 def _paper_finetuning(name: str, steps: int, sweep: str, share: str, target: str, **changes: Any) -> Recipe:
+    size = changes.get("image_size", [384])[0]
     return Recipe(
-        f"The paper's fine-tuning on {name} (Table 4), at 384 pixels. It chooses the learning rate among {sweep} on "
+        f"The paper's fine-tuning on {name} (Table 4), at {size} pixels. It chooses the learning rate among {sweep} on "
         f"{share} of the training images (--validation_fraction) and then learns from all of them.",
         {**PAPER_FINETUNING, "steps": steps, **changes},
+        f"Dosovitskiy et al. 2021, Table 4; {PAPER_CODE}",
+        "the momentum in bfloat16",
         target,
     )
 
 
-def _augreg(layers: int, magnitude: int, mixup: float) -> Recipe:
-    return Recipe(
-        "An augmentation preset of AugReg (Steiner et al. 2022), to add after another recipe. They combine it with "
-        "weight decay 0.03 or 0.1, and with dropout and stochastic depth both 0 or both 0.1.",
-        {"augmentation": "randaugment" if layers else "none", "magnitude_scale": "big_vision", "magnitude_std": 0.0,
-         "augmentation_layers": layers, "magnitude": magnitude, "mixup": mixup},
-    )  # fmt: skip
-
-
-RECIPES: dict[str, Recipe] = {
+PAPER = {
     "vit-imagenet": _paper_finetuning(
         "ImageNet", 20_000, ".003, .01, .03 and .06", "1%",
         "pre-trained on ImageNet-21k: B/16 83.97%, B/32 81.28%, L/16 85.15%, L/32 80.99%, H/14 85.13% (Table 5)",
+    ),
+    "vit-imagenet-512": _paper_finetuning(
+        "ImageNet", 20_000, ".003, .01, .03 and .06", "1%",
+        "L/16 pre-trained on JFT: 87.76% (Table 2)", image_size=[512], ema_decay=0.9999,
+    ),
+    "vit-imagenet-518": _paper_finetuning(
+        "ImageNet", 20_000, ".003, .01, .03 and .06", "1%",
+        "H/14 pre-trained on JFT: 88.55% (Table 2)", image_size=[518], ema_decay=0.9999,
     ),
     "vit-cifar10": _paper_finetuning(
         "CIFAR-10", 10_000, ".001, .003, .01 and .03", "2%",
@@ -84,25 +114,84 @@ RECIPES: dict[str, Recipe] = {
         "L/16 pre-trained on ImageNet-21k: 99.61%; H/14 on JFT: 99.68% (Table 2)", warmup_steps=100,
     ),
     "vit-vtab": Recipe(
-        "The paper's fine-tuning on each task of VTAB (Table 4), 1,000 images each, at 384 pixels.",
-        {**PAPER_FINETUNING, "steps": 2500, "learning_rate": 0.01},
+        "The paper's fine-tuning on each task of VTAB (Table 4), 1,000 images each, at 384 pixels. Images are neither "
+        "cropped nor flipped, which would change the labels of digits, orientations and distances.",
+        {**PAPER_FINETUNING, "steps": 2500, "learning_rate": 0.01, "crop_scale": 1.0, "horizontal_flip": 0.0},
+        f"Dosovitskiy et al. 2021, Table 4 and appendix B.1.1; {PAPER_CODE}",
+        "the preprocessing of each task as in BiT, which crops and flips natural images: add --crop_scale and "
+        "--horizontal_flip for those; the momentum in bfloat16",
         "mean over the 19 tasks: L/16 pre-trained on ImageNet-21k 72.72%, H/14 on JFT 77.63% (Table 2)",
     ),
     "vit-pretrain-imagenet": Recipe(
         "The paper's pre-training on ImageNet-1k (Table 3): Adam, 300 epochs, strong weight decay.",
         {**PAPER_PRETRAINING, "epochs": 300, "learning_rate": 3e-3, "schedule": "cosine", "weight_decay": 0.3,
          "max_grad_norm": 1.0},
+        "Dosovitskiy et al. 2021, Table 3",
     ),
     "vit-pretrain-imagenet21k": Recipe(
         "The paper's pre-training on ImageNet-21k (Table 3): Adam, 90 epochs, linear decay.",
         {**PAPER_PRETRAINING, "epochs": 90, "learning_rate": 1e-3, "schedule": "linear", "weight_decay": 0.03,
          "max_grad_norm": 0.0},
+        "Dosovitskiy et al. 2021, Table 3",
+    ),
+}  # fmt: skip
+
+
+# AugReg (Steiner et al. 2022) and SimpleViT (Beyer et al. 2022). big_vision multiplies the weight decay by the schedule
+# but not by the learning rate: its 1e-4 at a rate of 1e-3 is 0.1 for AdamW of torch.
+
+BIG_VISION = {
+    "from_scratch": True, "optimizer": "adamw", "momentum": 0.9, "learning_rate": 1e-3, "weight_decay": 0.1,
+    "schedule": "cosine", "warmup_steps": 10_000, "max_grad_norm": 1.0, "label_smoothing": 0.0, "image_size": [224],
+    "test_crop": 0.875, **INCEPTION_CROP,
+}  # fmt: skip
+BIG_VISION_MISSING = "the last 1% of the training images, which it holds out; the first moment in bfloat16"
+
+
+def _augreg(layers: int, magnitude: int, mixup: float) -> Recipe:
+    return Recipe(
+        "An augmentation preset of AugReg (Steiner et al. 2022), to add after augreg-pretrain-imagenet or "
+        "augreg-pretrain-imagenet21k. They combine it with weight decay 0.03 or 0.1, and with dropout and stochastic "
+        "depth both 0 or both 0.1.",
+        {**_big_vision_randaugment(layers, magnitude), "mixup": mixup}
+        if layers
+        else {"augmentation": "none", "mixup": mixup},
+        "google-research/big_vision, big_vision/configs/vit_i1k.py (RANDAUG_DEF, MIXUP_DEF)",
+    )
+
+
+AUGREG = {
+    "augreg-pretrain-imagenet": Recipe(
+        "AugReg's pre-training on ImageNet-1k, for 300 epochs, with the preset medium2, its choice for B/16. It uses "
+        "light1 for Ti/16, medium1 for S/32 and medium2 for larger models.",
+        {**BIG_VISION, "batch_size": 4096, "epochs": 300, "loss": "bce_sum", "head_bias": -6.9,
+         **_big_vision_randaugment(2, 15), "mixup": 0.5},
+        "google-research/big_vision, big_vision/configs/vit_i1k.py",
+        f"the tanh layer before the head (representation_size of the model's config); {BIG_VISION_MISSING}",
+    ),
+    "augreg-pretrain-imagenet21k": Recipe(
+        "AugReg's pre-training on ImageNet-21k, for 300 epochs, with the preset light2, its choice for B/16, and a "
+        "model with mean pooling. It uses none for Ti/16, light1 for S/16 and medium2 for L/16; the published Ti/16 "
+        "and S/16 have --weight_decay 0.03.",
+        {**BIG_VISION, "batch_size": 4096, "epochs": 300, "loss": "bce_sum", "head_bias": -10.0,
+         **_big_vision_randaugment(2, 10), "mixup": 0.2},
+        "google-research/big_vision, big_vision/configs/vit_i21k.py",
+        "several labels per image; the 51,200 images that it holds out; the first moment in bfloat16",
     ),
     "augreg-finetune": Recipe(
-        "The default fine-tuning of AugReg (Steiner et al. 2022): 500 steps at 384 pixels, cut out of 448.",
+        "The default fine-tuning of AugReg: 500 steps at 384 pixels, cut out of 448.",
         {**PAPER_FINETUNING, "steps": 500, "warmup_steps": 100, "learning_rate": 0.03, "crop_scale": 1.0,
          "resize_to": 448},
-        "B/16 on ImageNet at 384 pixels: 85.49%",
+        "google-research/vision_transformer, vit_jax/configs/augreg.py",
+        "the momentum in bfloat16",
+    ),
+    "augreg-finetune-imagenet": Recipe(
+        "The fine-tuning of AugReg's published checkpoints on ImageNet-1k (steps_20k-lr_0.03-res_384): 20,000 steps. "
+        "L/16 was best with --learning_rate 0.01.",
+        {**PAPER_FINETUNING, "steps": 20_000, "learning_rate": 0.03, "crop_scale": 1.0, "resize_to": 448},
+        "google-research/vision_transformer, README.md and vit_jax/configs/augreg.py",
+        "the momentum in bfloat16",
+        "pre-trained on ImageNet-21k: B/16 85.49%, S/16 83.73%",
     ),
     "augreg-none": _augreg(0, 0, 0.0),
     "augreg-light1": _augreg(2, 0, 0.0),
@@ -114,34 +203,216 @@ RECIPES: dict[str, Recipe] = {
     "simplevit": Recipe(
         "SimpleViT's training on ImageNet-1k (Beyer et al. 2022), for 90 epochs; for a model with sin-cos positions "
         "and mean pooling.",
-        {"from_scratch": True, "optimizer": "adamw", "momentum": 0.9, "learning_rate": 1e-3, "weight_decay": 1e-4,
-         "batch_size": 1024, "epochs": 90, "schedule": "cosine", "warmup_steps": 10_000, "max_grad_norm": 1.0,
-         "label_smoothing": 0.0, "image_size": [224], "crop_scale": 0.05, "horizontal_flip": 0.5,
-         "augmentation": "randaugment", "magnitude_scale": "big_vision", "augmentation_layers": 2, "magnitude": 10,
-         "mixup": 0.2},
+        {**BIG_VISION, "batch_size": 1024, "epochs": 90, **_big_vision_randaugment(2, 10), "mixup": 0.2},
+        "google-research/big_vision, big_vision/configs/vit_s16_i1k.py",
+        BIG_VISION_MISSING,
         "S/16: 76.5% in 90 epochs, 78.5% in 150, 80.0% in 300",
     ),
-    "mae-finetune": Recipe(
-        "Fine-tuning of a base model with masked pre-training, like MAE (He et al. 2022, Table 9): "
-        "AdamW with layer-wise decay, RandAugment, mixup, CutMix. The values are those of their command "
-        "for the base model.",
-        {"optimizer": "adamw", "momentum": 0.9, "learning_rate": 2e-3, "weight_decay": 0.05, "layer_decay": 0.65,
-         "batch_size": 1024, "epochs": 100, "schedule": "cosine", "warmup_fraction": 0.05, "max_grad_norm": 0.0,
-         "label_smoothing": 0.1, "image_size": [224], "crop_scale": 0.08, "horizontal_flip": 0.5,
-         "augmentation": "randaugment", "magnitude_scale": "timm_increasing", "augmentation_layers": 2, "magnitude": 9,
-         "magnitude_std": 0.5, "mixup": 0.8, "cutmix": 1.0, "random_erasing": 0.25, "random_erasing_mode": "pixel",
-         "drop_path_rate": 0.1},
-        "B/16 on ImageNet-1k: 83.57%, mean of four runs (their repository)",
+}  # fmt: skip
+
+
+# DeiT (Touvron et al. 2021) and DeiT-III (Touvron et al. 2022)
+
+
+DEIT = {
+    "optimizer": "adamw", "betas": [0.9, 0.999], "epsilon": 1e-8, "schedule": "cosine", "max_grad_norm": 0.0,
+    "label_smoothing": 0.1, "test_crop": 0.875, "repeated_augmentation": 3, "drop_path_rate": 0.1, **TORCH_CROP,
+    **TIMM_RANDAUGMENT, **TIMM_ERASING, **MIXING,
+}  # fmt: skip
+DEIT_MISSING = f"the warm-up from 1e-6 and the schedule in whole epochs; {TIMM_PREPROCESSING}"
+# apex' FusedLAMB clips gradients at 1 by itself.
+LAMB = {"optimizer": "timm:lamb", "betas": [0.9, 0.999], "epsilon": 1e-8, "max_grad_norm": 1.0}
+DEIT3 = {
+    "schedule": "cosine", "min_learning_rate": 1e-5, "batch_size": 2048, "test_crop": 1.0, "horizontal_flip": 0.5,
+    "cutmix": 1.0,
+}  # fmt: skip
+DEIT3_SOURCE = "facebookresearch/deit, README_revenge.md, main.py, engine.py and augment.py"
+
+
+def _deit3(size: str, pixels: int, learning_rate: float, drop_path_rate: float, target: str) -> Recipe:
+    return Recipe(
+        f"DeiT-III's training of a {size} model from scratch on ImageNet-1k, for 800 epochs at {pixels} pixels: LAMB "
+        "(from timm), binary cross-entropy, 3-Augment, three copies of an image."
+        + ("" if pixels == 224 else f" deit3-finetune-{size}-224 follows it."),
+        {"from_scratch": True, **DEIT3, **LAMB, "learning_rate": learning_rate, "weight_decay": 0.05, "epochs": 800,
+         "warmup_fraction": 5 / 800, "loss": "bce", "bce_target_threshold": 0.0, "label_smoothing": 0.0,
+         "image_size": [pixels], "crop_scale": 0.08, "augmentation": "threeaugment", "repeated_augmentation": 3,
+         "mixup": 0.8, "drop_path_rate": drop_path_rate},
+        DEIT3_SOURCE,
+        f"LayerScale, which the model's config has; {DEIT_MISSING}",
+        target,
+    )  # fmt: skip
+
+
+def _deit3_finetuning(size: str, pixels: int, drop_path_rate: float, target: str) -> Recipe:
+    return Recipe(
+        f"DeiT-III's fine-tuning of a {size} model at {pixels} pixels, after deit3-{size}.",
+        {**DEIT3, "batch_size": 512, "optimizer": "adamw", "betas": [0.9, 0.999], "epsilon": 1e-8,
+         "max_grad_norm": 0.0, "learning_rate": 1e-5, "weight_decay": 0.1, "epochs": 20, "warmup_fraction": 0.25,
+         "label_smoothing": 0.1, "image_size": [pixels], "crop_scale": 0.08, **TIMM_RANDAUGMENT, "mixup": 0.8,
+         "drop_path_rate": drop_path_rate},
+        DEIT3_SOURCE,
+        DEIT_MISSING,
+        target,
+    )  # fmt: skip
+
+
+def _deit3_imagenet21k(
+    size: str, pixels: int, epochs: int, drop_path_rates: tuple[float, float], target: str
+) -> dict[str, Recipe]:
+    """Return DeiT-III's pre-training on ImageNet-21k, and its fine-tuning on ImageNet-1k."""
+    shared = {**DEIT3, **LAMB, "weight_decay": 0.02, "label_smoothing": 0.1, "crop_padding": 4,
+              "augmentation": "threeaugment", "mixup": 0.0}  # fmt: skip
+    name = f"deit3-{size}-imagenet21k"
+    return {
+        name: Recipe(
+            f"DeiT-III's pre-training of a {size} model on ImageNet-21k, for {epochs} epochs at {pixels} pixels. "
+            f"{name}-finetune follows it.",
+            {"from_scratch": True, **shared, "learning_rate": 1e-3, "epochs": epochs, "warmup_fraction": 5 / epochs,
+             "image_size": [pixels], "drop_path_rate": drop_path_rates[0]},
+            DEIT3_SOURCE,
+            f"LayerScale, which the model's config has; {DEIT_MISSING}",
+        ),
+        f"{name}-finetune": Recipe(
+            f"DeiT-III's fine-tuning of a {size} model on ImageNet-1k, after {name}.",
+            {**shared, "learning_rate": 3e-4, "epochs": 50, "warmup_fraction": 0.1, "image_size": [224],
+             "drop_path_rate": drop_path_rates[1]},
+            DEIT3_SOURCE,
+            DEIT_MISSING,
+            target,
+        ),
+    }  # fmt: skip
+
+
+DEITS = {
+    "deit": Recipe(
+        "DeiT's training from scratch on ImageNet-1k, for 300 epochs, of tiny, small and base models.",
+        {"from_scratch": True, **DEIT, "learning_rate": 5e-4, "base_batch_size": 512, "min_learning_rate": 1e-5,
+         "weight_decay": 0.05, "batch_size": 1024, "epochs": 300, "warmup_fraction": 5 / 300, "image_size": [224]},
+        "facebookresearch/deit, README_deit.md and the defaults of main.py",
+        f"the distillation token; {DEIT_MISSING}",
+        "Ti/16 72.2%, S/16 79.9%, B/16 81.8%",
     ),
-    "deit3-pretrain": Recipe(
-        "DeiT-III's training from scratch on ImageNet-1k (Touvron et al. 2022, Table 1): LAMB (from timm), binary "
-        "cross-entropy, 3-Augment, three copies of an image (their training on ImageNet-21k and their fine-tuning "
-        "repeat none). Not included: the stochastic depth, which depends on the model size (--drop_path_rate).",
-        {"from_scratch": True, "optimizer": "timm:lamb", "learning_rate": 3e-3, "weight_decay": 0.02,
-         "batch_size": 2048, "epochs": 400, "schedule": "cosine", "warmup_fraction": 0.0125, "max_grad_norm": 1.0,
-         "loss": "bce", "label_smoothing": 0.0, "image_size": [224], "crop_scale": 0.08, "horizontal_flip": 0.5,
-         "augmentation": "threeaugment", "repeated_augmentation": 3, "mixup": 0.8, "cutmix": 1.0},
+    "deit-384": Recipe(
+        "DeiT's fine-tuning at 384 pixels, for 30 epochs.",
+        {**DEIT, "learning_rate": 5e-6, "base_batch_size": 512, "min_learning_rate": 5e-6, "weight_decay": 1e-8,
+         "batch_size": 512, "epochs": 30, "warmup_fraction": 5 / 30, "image_size": [384]},
+        "facebookresearch/deit, README_deit.md and the defaults of main.py",
+        f"the distillation token; {DEIT_MISSING}",
+        "B/16 82.9%",
     ),
+    "deit3-small": _deit3("small", 224, 4e-3, 0.05, "S/16 81.4%"),
+    "deit3-base": _deit3("base", 192, 3e-3, 0.2, ""),
+    "deit3-large": _deit3("large", 192, 3e-3, 0.45, ""),
+    "deit3-huge": _deit3("huge", 160, 3e-3, 0.6, ""),
+    "deit3-finetune-base-224": _deit3_finetuning("base", 224, 0.2, "B/16 83.8%"),
+    "deit3-finetune-large-224": _deit3_finetuning("large", 224, 0.45, "L/16 84.9%"),
+    "deit3-finetune-huge-224": _deit3_finetuning("huge", 224, 0.55, "H/14 85.2%"),
+    "deit3-finetune-small-384": _deit3_finetuning("small", 384, 0.0, "S/16 83.4%"),
+    **_deit3_imagenet21k("small", 224, 240, (0.05, 0.05), "S/16 83.1%"),
+    **_deit3_imagenet21k("base", 224, 240, (0.1, 0.15), "B/16 85.7%"),
+    **_deit3_imagenet21k("large", 224, 240, (0.3, 0.4), "L/16 87.0%"),
+    **_deit3_imagenet21k("huge", 128, 90, (0.5, 0.45), "H/14 87.2%"),
+}  # fmt: skip
+
+
+# MAE (He et al. 2022) and BEiT (Bao et al. 2022)
+
+
+MASKED_FINETUNING = {
+    "optimizer": "adamw", "betas": [0.9, 0.999], "epsilon": 1e-8, "schedule": "cosine", "min_learning_rate": 1e-6,
+    "max_grad_norm": 0.0, "label_smoothing": 0.1, "image_size": [224], "test_crop": 0.875, **TORCH_CROP,
+    **TIMM_RANDAUGMENT, **TIMM_ERASING,
+}  # fmt: skip
+
+
+def _mae(size: str, rate: float, layer_decay: float, epochs: int, drop_path_rate: float, target: str) -> Recipe:
+    return Recipe(
+        f"MAE's fine-tuning of a {size} model with masked pre-training and mean pooling on ImageNet-1k.",
+        {**MASKED_FINETUNING, "learning_rate": rate, "base_batch_size": 256, "weight_decay": 0.05,
+         "layer_decay": layer_decay, "batch_size": 1024, "epochs": epochs, "warmup_fraction": 5 / epochs, **MIXING,
+         "drop_path_rate": drop_path_rate},
+        "facebookresearch/mae, FINETUNE.md and the defaults of main_finetune.py",
+        f"the head drawn with a deviation of 2e-5 instead of 0; {TIMM_PREPROCESSING}",
+        target,
+    )  # fmt: skip
+
+
+def _beit(size: str, description: str, target: str = "", **options: Any) -> Recipe:
+    return Recipe(
+        f"BEiT's fine-tuning of a {size} model on ImageNet-1k, {description}.",
+        {**MASKED_FINETUNING, **options},
+        "microsoft/unilm, beit/get_started_for_image_classification.md and the defaults of run_class_finetuning.py",
+        "relative position biases and LayerScale, which are the model's; the warm-up from 1e-6; the head drawn with a "
+        f"small deviation instead of 0; DeepSpeed; {TIMM_PREPROCESSING}",
+        target,
+    )
+
+
+MASKED = {
+    "mae-finetune": _mae("base", 5e-4, 0.65, 100, 0.1, "B/16 83.57%, mean of four runs"),
+    "mae-finetune-large": _mae("large", 1e-3, 0.75, 50, 0.2, "L/16 85.87%, mean of four runs"),
+    "mae-finetune-huge": _mae("huge", 1e-3, 0.75, 50, 0.3, "H/14 86.93%"),
+    "mae-linear-probe": Recipe(
+        "MAE's linear probe on ImageNet-1k: LARS on standardised features. They train large and huge models for 50 "
+        "epochs.",
+        {"mode": "linear", "optimizer": "lars", "learning_rates": [0.1], "epochs": 90.0, "warmup_epochs": 10.0,
+         "probe_batch_size": 16384, "weight_decay": 0.0},
+        "facebookresearch/mae, FINETUNE.md and the defaults of main_linprobe.py",
+        "random crops and flips: the features of each image are computed once; running statistics of the batch norm",
+        "B/16 67.8%, L/16 76.0%, H/14 77.2%",
+        "linear_probe.py",
+    ),
+    "beit-finetune-base": _beit(
+        "base", "after self-supervised pre-training only", learning_rate=4e-3, weight_decay=0.05, layer_decay=0.65,
+        batch_size=1024, epochs=100, warmup_fraction=0.2, drop_path_rate=0.1, **MIXING,
+    ),
+    "beit-finetune-large": _beit(
+        "large", "after self-supervised pre-training only", learning_rate=1e-3, weight_decay=0.05, layer_decay=0.75,
+        batch_size=1024, epochs=50, warmup_fraction=0.1, drop_path_rate=0.2, **MIXING,
+    ),
+    "beit-finetune-base-imagenet22k": _beit(
+        "base", "after intermediate fine-tuning on ImageNet-22k", learning_rate=2e-5, weight_decay=1e-8,
+        layer_decay=0.85, batch_size=512, epochs=30, warmup_fraction=5 / 30, drop_path_rate=0.1, mixup=0.0, cutmix=0.0,
+    ),
+    "beit-finetune-large-imagenet22k": _beit(
+        "large", "after intermediate fine-tuning on ImageNet-22k", "L/16 87.40%", learning_rate=2e-5,
+        weight_decay=1e-8, layer_decay=0.9, batch_size=512, epochs=30, warmup_fraction=5 / 30, drop_path_rate=0.4,
+        mixup=0.0, cutmix=0.0,
+    ),
+}  # fmt: skip
+
+
+# torchvision
+
+
+def _torchvision(model: str, augmentation: Mapping[str, Any], target: str) -> Recipe:
+    return Recipe(
+        f"torchvision's training of {model} from scratch on ImageNet-1k, for 300 epochs.",
+        {"from_scratch": True, "optimizer": "adamw", "betas": [0.9, 0.999], "epsilon": 1e-8, "learning_rate": 3e-3,
+         "weight_decay": 0.3, "batch_size": 4096, "epochs": 300, "schedule": "cosine", "warmup_fraction": 0.1,
+         "max_grad_norm": 1.0, "label_smoothing": 0.11, "image_size": [224], "test_crop": 0.875, **TORCH_CROP,
+         **augmentation, "mixup": 0.2, "cutmix": 1.0, "repeated_augmentation": 3, "ema_decay": 0.99973},
+        "pytorch/vision, references/classification/README.md and the defaults of train.py",
+        "weight decay of biases, norms, tokens and positions; the average is updated in each step with the 32nd root "
+        "of the decay that it has every 32 steps; the warm-up from 3.3% and the schedule in whole epochs; ImageNet's "
+        "mean and deviation",
+        target,
+    )  # fmt: skip
+
+
+TORCHVISION = {
+    "torchvision-vit-b16": _torchvision(
+        "vit_b_16",
+        {"augmentation": "randaugment", "magnitude_scale": "torchvision", "augmentation_layers": 2, "magnitude": 9,
+         "magnitude_std": 0.0},
+        "B/16 81.07%",
+    ),
+    "torchvision-vit-b32": _torchvision("vit_b_32", {"augmentation": "autoaugment"}, "B/32 75.91%"),
+}  # fmt: skip
+
+
+OTHERS = {
     "linear-probe": Recipe(
         "Only a new head is trained, on a frozen backbone. examples/linear_probe.py does the same with features "
         "computed once, for many learning rates at once.",
@@ -157,9 +428,12 @@ RECIPES: dict[str, Recipe] = {
         "The paper's few-shot evaluation (section 4.1): ridge regression in closed form from frozen features to -1 and "
         "1, on 1, 5, 10 and 25 images per class, each three times.",
         {"mode": "few_shot", "shots": [1, 5, 10, 25], "seeds": [0, 1, 2], "l2": 1024.0},
+        "Dosovitskiy et al. 2021, section 4.1; google-research/big_vision, big_vision/evaluators/fewshot_lsr.py",
         script="linear_probe.py",
     ),
 }  # fmt: skip
+
+RECIPES: dict[str, Recipe] = {**PAPER, **AUGREG, **DEITS, **MASKED, **TORCHVISION, **OTHERS}
 
 
 def recipe_options(name: str, known: Collection[str]) -> dict[str, Any]:
@@ -183,7 +457,7 @@ def recipe_options(name: str, known: Collection[str]) -> dict[str, Any]:
 
 
 def describe_recipes() -> str:
-    """Return descriptions, published results and options of all recipes."""
+    """Return descriptions, published results, sources and options of all recipes."""
     paragraphs = []
     for name, recipe in RECIPES.items():
         words = [
@@ -193,6 +467,8 @@ def describe_recipes() -> str:
         lines = [
             f"examples/{recipe.script}. {recipe.description}",
             *([f"Published: {recipe.target}."] if recipe.target else []),
+            *([f"Source: {recipe.source}."] if recipe.source else []),
+            *([f"Not included: {recipe.missing}."] if recipe.missing else []),
             " ".join(words),
         ]
         wrapped = [

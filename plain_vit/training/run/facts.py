@@ -9,11 +9,10 @@ from ...extras import needs
 from ...model_card import ModelFacts
 from ..arguments import AugmentationOptions, ClassifierOptions, OptimizationOptions, keywords
 from ..data import ImageClassificationData
-from ..data.augmentation import input_size
 from ..learner import Learner
 from ..loop import Loop, Schedule
 from ..metrics import Evaluation
-from ..optimization import learning_rate_factor
+from ..optimization import scheduled_rate
 from ..tasks.classification import Classification
 from .dry_run import describe_needs, measure_needs
 from .mistakes import top_accuracy
@@ -42,7 +41,8 @@ def run_facts(
         "classes": len(data.label_names),
         "steps": f"{schedule.total_steps:,} of {options.batch_size} images, {schedule.epochs:.1f} epochs",
         "optimizer": f"{options.optimizer}, weight decay {options.weight_decay}",
-        "learning rate": f"{options.learning_rate}, {options.schedule} after {schedule.warmup_steps} warm-up steps",
+        "learning rate": f"{options.peak_learning_rate:g}, {options.schedule} after {schedule.warmup_steps} warm-up "
+        "steps" + (f", down to {options.min_learning_rate:g}" if options.min_learning_rate else ""),
         "seed": options.seed,
     }
 
@@ -84,18 +84,25 @@ def describe_plan(
     schedule: Schedule,
     learner: Learner,
     task: Classification,
+    image_size: tuple[int, int],
 ) -> dict[str, Facts]:
-    """Return tables of the plan and its requirements, by title. This changes the weights."""
+    """Return tables of the plan and its requirements, by title. This changes the weights.
+
+    Args:
+        options: options of the run.
+        data: the dataset.
+        schedule: the steps.
+        learner: the model with its optimizer.
+        task: the task.
+        image_size: (height, width) of training images, in pixels.
+    """
     accelerator, total = learner.accelerator, schedule.total_steps
     processes, accumulation = accelerator.num_processes, options.gradient_accumulation_steps
     micro_batch = options.batch_size // (processes * accumulation)
     marks = {f"{share:.0%}": min(int(share * total), total - 1) for share in (0, 0.25, 0.5, 0.75, 1)}
     warmup = schedule.warmup_steps
-    factors = {
-        mark: learning_rate_factor(step, total=total, warmup=warmup, schedule=options.schedule)
-        for mark, step in marks.items()
-    }
-    rates = ", ".join(f"{mark} {factor * options.learning_rate:.2e}" for mark, factor in factors.items())
+    factors = {mark: scheduled_rate(options, step, total=total, warmup=warmup) for mark, step in marks.items()}
+    rates = ", ".join(f"{mark} {factor * options.peak_learning_rate:.2e}" for mark, factor in factors.items())
     splits = data.splits
     facts = {
         **run_facts(options, data, schedule, learner.model, task.kind),
@@ -108,7 +115,7 @@ def describe_plan(
         "checkpoints": f"{len(schedule.checkpoint_steps)}" if options.checkpoints_kept else "none",
     }
     sharded = options.shard or accelerator.distributed_type == DistributedType.FSDP
-    shape = (3, *input_size(task.image_processor))
+    shape = (3, *image_size)
     averaged = learner.average is not None
     tables = describe_needs(
         measure_needs(learner.model, learner.optimizer, accelerator, shape, averaged=averaged),

@@ -73,6 +73,7 @@ class Classification(Task[Evaluation]):
             kind=options.loss,
             label_smoothing=options.label_smoothing,
             class_weights=self.class_weights,
+            target_threshold=options.bce_target_threshold,
         )
         if self.teacher is not None:
             distilled = distillation_loss(
