@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from .configuration_plain_vit import PlainViTConfig
 from .layers_plain_vit import NORMS, FreshWeights, cast_once, first_tokens, norm_or_identity
-from .positions_plain_vit import Rotation
+from .positions_plain_vit import Rotation, relative_position_bias
 
 # Kernels
 
@@ -66,6 +66,7 @@ def fast_attention_forward(
 DEFAULT_ATTENTION, FAST_ATTENTION = "sdpa", "plain_vit_fast"
 AttentionInterface.register("plain_vit", SDPA)
 AttentionInterface.register(FAST_ATTENTION, fast_attention_forward)
+WITHOUT_BIAS = ("flash", "flex", "paged")  # in the names of kernels whose mask cannot be a sum for each pair of tokens
 
 
 # Norms of query and key
@@ -114,9 +115,17 @@ class Attention(nn.Module):
         self.k_norm = QK_NORMS[config.qk_norm](config, width)
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output_attentions: bool, **kwargs: Any
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output_attentions: bool,
+        bias: torch.Tensor | None = None,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute attention with the config's implementation, or the eager one if the weights are requested.
+
+        A bias on the scores has the shape (heads, L, L); of the first tokens, only their rows are used.
 
         In evaluation torch's fused kernel is bit-equal to most sources. Training does not need that and uses the
         fastest kernel, unless someone replaced transformers' own "sdpa". The kernels do not accept an empty batch.
@@ -126,16 +135,24 @@ class Attention(nn.Module):
         if self.training and kernel is SDPA:
             kernel = fast_attention_forward
         dropout = self.attention_dropout if self.training else 0.0
-        return kernel(self, query, key, value, None, scaling=self.scaling, dropout=dropout, **kwargs)
+        if bias is not None:
+            if any(kind in implementation for kind in WITHOUT_BIAS):
+                raise ValueError(
+                    f"attention {implementation!r} cannot add a relative position bias to its scores: call "
+                    'set_attn_implementation("sdpa")'
+                )
+            bias = bias[:, : query.shape[2]].to(query.dtype)[None]
+        return kernel(self, query, key, value, bias, scaling=self.scaling, dropout=dropout, **kwargs)
 
 
 class PlainViTAttention(Attention):
-    """Multi-head self-attention; queries and keys may be rotated by their positions."""
+    """Multi-head self-attention; positions may rotate queries and keys, and add a bias to the scores."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         heads, head_dim = config.attention_shape
         super().__init__(config, head_dim)
         self.head_dim = head_dim
+        self.relative_position_bias = relative_position_bias(config, shared=False)
         self.norm = norm_or_identity(config, config.attention_inner_norm, heads * head_dim)
         self.o_proj = output_projection(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -143,6 +160,8 @@ class PlainViTAttention(Attention):
     def forward(
         self,
         hidden_states: torch.Tensor,
+        position_bias: torch.Tensor | None = None,
+        grid_size: tuple[int, int] = (0, 0),
         rotation: Rotation | None = None,
         num_output_tokens: int | None = None,
         output_attentions: bool = False,
@@ -155,7 +174,9 @@ class PlainViTAttention(Attention):
         value = self.v_proj(hidden_states).unflatten(-1, heads).transpose(1, 2)
         if rotation is not None:
             query, key = rotation.rotate(query), rotation.rotate(key)
-        attended, weights = self.attend(query, key, value, output_attentions, **kwargs)
+        if self.relative_position_bias is not None:
+            position_bias = self.relative_position_bias(grid_size)
+        attended, weights = self.attend(query, key, value, output_attentions, position_bias, **kwargs)
         attended = self.o_proj(self.norm(attended.flatten(2)))
         return self.dropout(attended), weights
 
@@ -180,6 +201,8 @@ class PlainViTDifferentialAttention(Attention):
     def forward(
         self,
         hidden_states: torch.Tensor,
+        position_bias: None = None,
+        grid_size: tuple[int, int] = (0, 0),
         rotation: None = None,
         num_output_tokens: int | None = None,
         output_attentions: bool = False,

@@ -59,6 +59,7 @@ PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label
 MOST_LAYERS, MOST_PIXELS = 1000, 2**28
 LARGEST = {
     **dict.fromkeys(("hidden_size", "head_dim", "intermediate_size", "representation_size", "num_channels"), 2**20),
+    "relative_position_mlp_size": 2**20,
     **dict.fromkeys(("num_attention_heads", "num_register_tokens"), 2**16),
     **dict.fromkeys(("num_hidden_layers", "num_branches"), MOST_LAYERS),
     "num_labels": 500_000,
@@ -203,6 +204,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         rotary_shift: Random shift of the coordinates in training, at most this far in each direction.
         rotary_jitter: Random factor on each coordinate in training, at most this.
         rotary_rescale: Random factor on both coordinates in training, at most this. All three are drawn once per batch.
+        relative_position_bias: "none", "table" (a learned bias on the scores of each head for each distance: BEiT) or
+            "mlp" (computed from the distances by a small network).
+        relative_position_shared: Use one such bias in all blocks, instead of one for each.
+        relative_position_mlp_size: Width of that network.
+        relative_position_resampling: How the table is resampled to another grid: "bilinear" (transformers) or
+            "geometric" (finer for short distances: BEiT's code, and timm's).
         block_type: "sequential" (pre-norm), "post_norm" (the norm ends each residual branch), "parallel" (attention and
             MLP in parallel after one norm: ViT-22B) or "branches" (several attentions, then several MLPs, summed).
         num_branches: Number of attentions and of MLPs in a block of type "branches".
@@ -305,6 +312,10 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     rotary_shift: float | int | None = None
     rotary_jitter: float | int | None = None
     rotary_rescale: float | int | None = None
+    relative_position_bias: Literal["none", "table", "mlp"] = "none"
+    relative_position_shared: bool = False
+    relative_position_mlp_size: int = 128
+    relative_position_resampling: Literal["bilinear", "geometric"] = "bilinear"
 
     block_type: Literal["sequential", "post_norm", "parallel", "branches"] = "sequential"
     num_branches: int = 1
@@ -481,7 +492,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
                     f"{name} is {levels}: expected one number, or one for each of the {self.num_channels} channels"
                 )
         heads, head_dim = self.attention_shape
-        rotary = self.rotary_embedding_type != "none"
+        rotary, relative = self.rotary_embedding_type != "none", self.relative_position_bias != "none"
         for impossible, remedy in (
             (self.pooling in ("cls", "cls_mean") and not self.use_class_token,
              f'pooling "{self.pooling}" reads the class token: set use_class_token=True, or another pooling'),
@@ -524,6 +535,15 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              "parallel blocks have no norms inside attention or MLP in any source"),
             (self.attention_type == "differential" and head_dim % 2 != 0,
              f"differential attention halves each head: head_dim must be even, not {head_dim}"),
+            (relative and self.attention_type == "differential",
+             "differential attention is not combined with a relative position bias by any source"),
+            (relative and self.register_tokens_last,
+             "register_tokens_last is not combined with a relative position bias by any source"),
+            (self.relative_position_bias == "table" and self.num_prefix_tokens > 1,
+             "a table of relative positions has rows for a class token only: set num_register_tokens=0 and "
+             "use_distillation_token=False"),
+            (relative and bool(self.patch_dropout_prob),
+             "patch dropout is not combined with a relative position bias by any source: set patch_dropout_prob=0"),
             (rotary and self.attention_type == "differential",
              "differential attention is not combined with a rotation by any source"),
             (rotary and self.register_tokens_last,
@@ -637,7 +657,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         mlp = "layers.*.mlp_branches.*.mlp" if branches else "layers.*.mlp"
         plan: dict[str, str] = {}
         spanned = self.attention_inner_norm or self.qk_norm == "rms_per_head" or self.attention_type == "differential"
-        spanned = spanned or self.rotary_embedding_type == "mixed"
+        spanned = spanned or self.rotary_embedding_type == "mixed" or self.relative_position_bias != "none"
         if self.attention_output_projection and not spanned:
             plan |= {f"{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
             plan |= {f"{attention}.o_proj": "rowwise"}

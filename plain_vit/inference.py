@@ -160,11 +160,14 @@ class JoinedAttention(PlainViTAttention):
             bias = torch.cat([zeros if projection.bias is None else projection.bias.data for projection in projections])
             self.qkv_proj.bias = nn.Parameter(bias, requires_grad=False)
         self.q_norm, self.k_norm, self.norm = attention.q_norm, attention.k_norm, attention.norm
+        self.relative_position_bias = attention.relative_position_bias
         self.o_proj = attention.o_proj
 
     def forward(
         self,
         hidden_states: torch.Tensor,
+        position_bias: torch.Tensor | None = None,
+        grid_size: tuple[int, int] = (0, 0),
         rotation: Rotation | None = None,
         num_output_tokens: int | None = None,
         output_attentions: bool = False,
@@ -175,7 +178,9 @@ class JoinedAttention(PlainViTAttention):
         key = self.k_norm(key).transpose(1, 2)
         if rotation is not None:
             query, key = rotation.rotate(query), rotation.rotate(key)
-        attended, weights = self.attend(query, key, value.transpose(1, 2), output_attentions, **kwargs)
+        if self.relative_position_bias is not None:
+            position_bias = self.relative_position_bias(grid_size)
+        attended, weights = self.attend(query, key, value.transpose(1, 2), output_attentions, position_bias, **kwargs)
         return self.o_proj(self.norm(attended.flatten(2))), weights
 
 

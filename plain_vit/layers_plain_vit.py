@@ -252,8 +252,10 @@ class PostNormLayer(GradientCheckpointingLayer):
         self.layernorm_after = norm_or_identity(config, True)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        attended, _ = self.attention(hidden_states, **kwargs)
+    def forward(
+        self, hidden_states: torch.Tensor, position_bias: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        attended, _ = self.attention(hidden_states, position_bias=position_bias, **kwargs)
         hidden_states = first_tokens(hidden_states, attended.shape[1]) + self.drop_path(self.layernorm_before(attended))
         return hidden_states + self.drop_path(self.layernorm_after(self.mlp(hidden_states)))
 
@@ -269,9 +271,11 @@ class ParallelLayer(GradientCheckpointingLayer):
         self.layer_scale1 = layer_scale_or_identity(config)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, position_bias: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
         normed = self.layernorm_before(hidden_states)
-        attended, _ = self.attention(normed, **kwargs)
+        attended, _ = self.attention(normed, position_bias=position_bias, **kwargs)
         transformed = self.mlp(first_tokens(normed, attended.shape[1]))
         hidden_states = first_tokens(hidden_states, attended.shape[1])
         return hidden_states + self.drop_path(self.layer_scale1(attended + transformed))
@@ -287,8 +291,11 @@ class AttentionBranch(nn.Module):
         self.layer_scale = layer_scale_or_identity(config)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return self.drop_path(self.layer_scale(self.attention(self.layernorm(hidden_states), **kwargs)[0]))
+    def forward(
+        self, hidden_states: torch.Tensor, position_bias: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        attended, _ = self.attention(self.layernorm(hidden_states), position_bias=position_bias, **kwargs)
+        return self.drop_path(self.layer_scale(attended))
 
 
 class MLPBranch(nn.Module):
@@ -314,8 +321,10 @@ class BranchesLayer(GradientCheckpointingLayer):
         self.attention_branches = nn.ModuleList([AttentionBranch(config, layer_idx, attention) for _ in branches])
         self.mlp_branches = nn.ModuleList([MLPBranch(config, layer_idx, mlp) for _ in branches])
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        branches = [branch(hidden_states, **kwargs) for branch in self.attention_branches]
+    def forward(
+        self, hidden_states: torch.Tensor, position_bias: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        branches = [branch(hidden_states, position_bias, **kwargs) for branch in self.attention_branches]
         hidden_states = first_tokens(hidden_states, branches[0].shape[1]) + torch.stack(branches).sum(dim=0)
         return hidden_states + torch.stack([branch(hidden_states) for branch in self.mlp_branches]).sum(dim=0)
 

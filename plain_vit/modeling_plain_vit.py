@@ -49,7 +49,12 @@ from .layers_plain_vit import (
     layer_scale_or_identity,
     norm_or_identity,
 )
-from .positions_plain_vit import ROTARY_EMBEDDINGS, SinCos2DPositionEmbedding, resample_positions
+from .positions_plain_vit import (
+    ROTARY_EMBEDDINGS,
+    SinCos2DPositionEmbedding,
+    relative_position_bias,
+    resample_positions,
+)
 
 # Embeddings: z0 = [class; x1 E; ...; xN E] + positions (equation 1)
 
@@ -222,8 +227,11 @@ class PlainViTLayer(GradientCheckpointingLayer):
         self.layer_scale2 = layer_scale_or_identity(config)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        attended, _ = self.attention(self.layernorm_before(hidden_states), **kwargs)
+    def forward(
+        self, hidden_states: torch.Tensor, position_bias: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        normed = self.layernorm_before(hidden_states)
+        attended, _ = self.attention(normed, position_bias=position_bias, **kwargs)
         hidden_states = first_tokens(hidden_states, attended.shape[1]) + self.drop_path(self.layer_scale1(attended))
         transformed = self.mlp(self.layernorm_after(hidden_states))
         return hidden_states + self.drop_path(self.layer_scale2(transformed))
@@ -363,6 +371,7 @@ class PlainViTModel(PlainViTPreTrainedModel):
         self.embeddings = PlainViTEmbeddings(config)
         self.patch_dropout = PatchDropout(config)
         self.rotary_embedding = ROTARY_EMBEDDINGS[config.rotary_embedding_type](config)
+        self.relative_position_bias = relative_position_bias(config, shared=True)
         self.layers = nn.ModuleList([build_layer(config, i) for i in range(config.num_hidden_layers)])
         self.layernorm = norm_or_identity(config, config.final_norm in ("before_pooling", "both"))
         if add_pooling_layer:
@@ -404,11 +413,13 @@ class PlainViTModel(PlainViTPreTrainedModel):
         kept = self.patch_dropout(hidden_states)
         if kept is not None:
             hidden_states = hidden_states.take_along_dim(kept.unsqueeze(-1), dim=1)
-        rotations = self.rotary_embedding(self.grid_size(*pixel_values.shape[-2:]), pixel_values, kept)
+        kwargs["grid_size"] = grid_size = self.grid_size(*pixel_values.shape[-2:])
+        rotations = self.rotary_embedding(grid_size, pixel_values, kept)
+        bias = None if self.relative_position_bias is None else self.relative_position_bias(grid_size)
         last = len(self.layers) - 1
         for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
             read = num_output_tokens if index == last else None
-            hidden_states = layer(hidden_states, rotation=rotation, num_output_tokens=read, **kwargs)
+            hidden_states = layer(hidden_states, bias, rotation=rotation, num_output_tokens=read, **kwargs)
         hidden_states = self.layernorm(hidden_states)
         pooled = None
         if self.add_pooling_layer:
@@ -564,6 +575,7 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
         super().__init__(config)
         self.embeddings = PlainViTEmbeddings(config)
         self.rotary_embedding = ROTARY_EMBEDDINGS[config.rotary_embedding_type](config)
+        self.relative_position_bias = relative_position_bias(config, shared=True)
         self.layers = nn.ModuleList([build_layer(config, i) for i in range(config.num_hidden_layers)])
         normed = config.apply_layernorm and config.final_norm in ("before_pooling", "both")
         self.layernorm = norm_or_identity(config, normed)
@@ -593,9 +605,11 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         pixel_values = as_weights(pixel_values, self)
         stages = [self.embeddings(pixel_values)]
-        rotations = self.rotary_embedding(self.grid_size(*pixel_values.shape[-2:]), pixel_values, None)
+        kwargs["grid_size"] = grid_size = self.grid_size(*pixel_values.shape[-2:])
+        rotations = self.rotary_embedding(grid_size, pixel_values, None)
+        bias = None if self.relative_position_bias is None else self.relative_position_bias(grid_size)
         for layer, rotation in zip(self.layers, rotations, strict=True):
-            stages.append(layer(stages[-1], rotation=rotation, **kwargs))
+            stages.append(layer(stages[-1], bias, rotation=rotation, **kwargs))
         features = [self.layernorm(stages[index]) for index in self.out_indices]
         if self.config.reshape_hidden_states:
             features = [self.tokens_to_map(tokens, *pixel_values.shape[-2:]) for tokens in features]

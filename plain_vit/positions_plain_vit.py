@@ -1,4 +1,4 @@
-"""Positions: sines and cosines added to the tokens, resampling of learned tables, and rotation of queries and keys.
+"""Positions: added to the tokens (computed, or resampled), as rotations of queries and keys, as biases on the scores.
 
 Shapes: `B` batch, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head width.
 """
@@ -301,3 +301,125 @@ ROTARY_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "axial": AxialRotaryEmbedding,
     "mixed": MixedRotaryEmbedding,
 }
+
+
+# Added to the attention scores: each maps a patch grid (down, across) to the bias of all pairs of tokens, (heads, L, L)
+
+
+def relative_index(grid_size: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """Return which of the (2 h - 1) (2 w - 1) distances, in raster order, is that of each pair of patches: (N, N)."""
+    h, w = grid_size
+    rows, columns = torch.meshgrid(torch.arange(h, device=device), torch.arange(w, device=device), indexing="ij")
+    rows, columns = rows.flatten(), columns.flatten()
+    down, across = rows[:, None] - rows + h - 1, columns[:, None] - columns + w - 1
+    return down * (2 * w - 1) + across
+
+
+class TableRelativePositionBias(nn.Module):
+    """A learned bias for each head and distance (Liu et al. 2021; Bao et al. 2022).
+
+    With a class token, three more rows follow those of the distances: from it to a patch, from a patch to it, from it
+    to itself.
+    """
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.num_prefix_tokens = config.num_prefix_tokens
+        self.grid_size = config.grid_size
+        self.resampling = config.relative_position_resampling
+        h, w = self.grid_size
+        rows = (2 * h - 1) * (2 * w - 1) + 3 * self.num_prefix_tokens
+        self.table = nn.Parameter(torch.zeros(rows, config.num_attention_heads))
+
+    def forward(self, grid_size: tuple[int, int]) -> torch.Tensor:
+        h, w = grid_size
+        distances = (2 * h - 1) * (2 * w - 1)
+        index = relative_index(grid_size, self.table.device)
+        if self.num_prefix_tokens:
+            index = F.pad(index, (0, 0, 1, 0), value=distances)
+            index = F.pad(index, (1, 0, 0, 0), value=distances + 1)
+            index[0, 0] = distances + 2
+        return self.resampled(grid_size)[index].permute(2, 0, 1)
+
+    def resampled(self, grid_size: tuple[int, int]) -> torch.Tensor:
+        """Return the table for another grid."""
+        if not torch.compiler.is_exporting() and grid_size == self.grid_size:
+            return self.table
+        (old_h, old_w), (h, w) = ((2 * h - 1, 2 * w - 1) for h, w in (self.grid_size, grid_size))
+        distances, others = self.table[: old_h * old_w], self.table[old_h * old_w :]
+        image = distances.view(old_h, old_w, -1).float()
+        if self.resampling == "bilinear":
+            distances = resample_positions(image.flatten(0, 1), (old_h, old_w), (h, w), "bilinear")
+        else:
+            rows, columns = geometric_matrix(old_h, h), geometric_matrix(old_w, w)
+            distances = torch.einsum("yh,xw,hwd->yxd", rows.to(image), columns.to(image), image).flatten(0, 1)
+        return torch.cat((distances.to(self.table.dtype), others))
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Start without any bias."""
+        init.zeros_(self.table)
+
+
+def geometric_matrix(old: int, new: int) -> torch.Tensor:
+    """Return the (new, old) matrix that resamples the distances along one axis as BEiT's code does.
+
+    The old distances are placed further and further apart, in a geometric progression that reaches the largest new
+    one, so that short distances keep their biases; the new ones are interpolated linearly between them.
+    """
+
+    def reach(ratio: float) -> float:
+        return (1.0 - ratio ** (old // 2)) / (1.0 - ratio)
+
+    least, most = 1.01, 1.5
+    while most - least > 1e-6:
+        ratio = (least + most) / 2
+        least, most = (least, ratio) if reach(ratio) > new // 2 else (ratio, most)
+    steps = [ratio**power for power in range(old // 2)]
+    places = torch.tensor([0.0, *steps], dtype=torch.float64).cumsum(0)
+    places = torch.cat((-places.flip(0), places[1:])).float()
+    wanted = torch.arange(-(new // 2), new // 2 + 1).float()
+    after = torch.bucketize(wanted, places).clamp(1, old - 1) if old > 1 else torch.zeros(new, dtype=torch.long)
+    matrix = torch.zeros(new, old)
+    if old == 1:
+        return matrix + 1
+    before = after - 1
+    share = ((wanted - places[before]) / (places[after] - places[before])).clamp(0, 1)
+    matrix[torch.arange(new), before] = 1 - share
+    matrix[torch.arange(new), after] = share
+    return matrix
+
+
+class MLPRelativePositionBias(nn.Module):
+    """Bias that a small network computes from the logarithms of the distances (Liu et al. 2022, as timm computes it).
+
+    Tokens before the patches have none.
+    """
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.num_prefix_tokens = config.num_prefix_tokens
+        self.fc1 = nn.Linear(2, config.relative_position_mlp_size)
+        self.dropout = nn.Dropout(0.125)
+        self.fc2 = nn.Linear(config.relative_position_mlp_size, config.num_attention_heads)
+
+    def forward(self, grid_size: tuple[int, int]) -> torch.Tensor:
+        device, dtype = self.fc1.weight.device, self.fc1.weight.dtype
+        axes = [torch.arange(1 - count, count, device=device).float() for count in grid_size]
+        distances = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
+        distances = (distances.sign() * torch.log(1.0 + distances.abs())).to(dtype)
+        table = self.fc2(self.dropout(F.relu(self.fc1(distances)))).flatten(0, 1)
+        bias = table[relative_index(grid_size, device)].permute(2, 0, 1)
+        return F.pad(bias, (self.num_prefix_tokens, 0, self.num_prefix_tokens, 0))
+
+
+RELATIVE_POSITION_BIASES: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
+    "none": lambda config: None,
+    "table": TableRelativePositionBias,
+    "mlp": MLPRelativePositionBias,
+}
+
+
+def relative_position_bias(config: PlainViTConfig, shared: bool) -> nn.Module | None:
+    """Return the bias that all blocks share, or that each has for itself; None if the config has none of this kind."""
+    kind = config.relative_position_bias if shared == config.relative_position_shared else "none"
+    return RELATIVE_POSITION_BIASES[kind](config)

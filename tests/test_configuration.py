@@ -22,7 +22,7 @@ from plain_vit.configuration_plain_vit import AUTO_MAP, PRESETS
 from plain_vit.heads_plain_vit import PATCH_PREDICTORS, POOLERS
 from plain_vit.layers_plain_vit import INITIALIZATIONS, NORMS, STEM_STYLES
 from plain_vit.modeling_plain_vit import LAYERS, MLPS, PATCH_EMBEDDINGS, POSITION_EMBEDDINGS
-from plain_vit.positions_plain_vit import ROTARY_EMBEDDINGS
+from plain_vit.positions_plain_vit import RELATIVE_POSITION_BIASES, ROTARY_EMBEDDINGS
 from tests.test_writing import in_a_process, kilobytes
 from tests.tiny import VARIATIONS, pixels, tiny_config
 
@@ -196,6 +196,7 @@ def test_every_choice_has_its_implementation_and_every_implementation_its_choice
     tables: dict[str, dict[Any, Any]] = {
         "patch_projection": PATCH_EMBEDDINGS, "stem_style": STEM_STYLES,
         "position_embedding_type": POSITION_EMBEDDINGS, "rotary_embedding_type": ROTARY_EMBEDDINGS,
+        "relative_position_bias": RELATIVE_POSITION_BIASES,
         "block_type": LAYERS,
         "norm_type": NORMS, "attention_type": ATTENTIONS, "qk_norm": QK_NORMS, "mlp_type": MLPS, "pooling": POOLERS,
         "initialization": INITIALIZATIONS, "reconstruction_target": PATCH_PREDICTORS,
@@ -203,7 +204,10 @@ def test_every_choice_has_its_implementation_and_every_implementation_its_choice
     assert {field: set(table) for field, table in tables.items()} == {field: CHOICES[field] for field in tables}
     # Those that are no classes: strings that one function reads, and a place that the model reads.
     alternatives = {f"rotary_{name}" for name in ("coordinates", "axes", "pairs", "frequencies", "dtype")}
-    assert CHOICES.keys() - tables.keys() == {"position_resampling", "final_norm"} | alternatives
+    assert (
+        CHOICES.keys() - tables.keys()
+        == {"position_resampling", "relative_position_resampling", "final_norm"} | alternatives
+    )
 
 
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
@@ -312,7 +316,8 @@ def test_the_tensor_parallel_plan_names_layers_that_exist_and_whose_parts_fit(na
             assert path in modules, path
         assert style in ("colwise", "rowwise", "replicated_with_grad_allreduce")
     split = {pattern.rpartition(".")[2] for pattern in config.base_model_tp_plan}
-    whole = ("inner_norms", "rms_per_head", "no_projection", "differential", "rotary_mixed")
+    relative = [name for name in VARIATIONS if name.startswith("relative")]
+    whole = ("inner_norms", "rms_per_head", "no_projection", "differential", "rotary_mixed", *relative)
     assert ("o_proj" in split) == (name not in whole)
     assert ("fc2" in split) == (name not in ("inner_norms", "swiglu_packed"))
 

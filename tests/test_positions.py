@@ -1,12 +1,19 @@
-"""Rotation of queries and keys by position: what it computes, and which tokens it reaches."""
+"""Rotations of queries and keys, and biases on the scores: what they compute, and which tokens they reach."""
 
 import math
 
 import pytest
 import torch
+from timm.layers import resize_rel_pos_bias_table
 
 from plain_vit import PlainViTConfig, PlainViTModel
-from plain_vit.positions_plain_vit import ROTARY_EMBEDDINGS, AxialRotaryEmbedding, MixedRotaryEmbedding, Rotation
+from plain_vit.positions_plain_vit import (
+    RELATIVE_POSITION_BIASES,
+    ROTARY_EMBEDDINGS,
+    AxialRotaryEmbedding,
+    MixedRotaryEmbedding,
+    Rotation,
+)
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
@@ -179,3 +186,102 @@ def test_only_the_dtype_of_the_weights_rounds_cosines() -> None:
 def test_rotations_without_a_meaning_are_refused(fields: dict, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         tiny_config(**fields)
+
+
+# Relative positions
+
+TABLES = ["relative_table", "relative_shared"]
+RELATIVE = [name for name in VARIATIONS if name.startswith("relative")]
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_a_bias_belongs_to_a_distance_and_a_head(name: str) -> None:
+    config = tiny_config(**VARIATIONS[name])
+    bias = randomize_(RELATIVE_POSITION_BIASES[config.relative_position_bias](config)).eval()((3, 4)).detach()
+    prefix = config.num_prefix_tokens
+    assert bias.shape == (5, prefix + 12, prefix + 12)
+    found: dict[tuple[int, int], torch.Tensor] = {}
+    for query in range(12):
+        for key in range(12):
+            distance = query // 4 - key // 4, query % 4 - key % 4
+            score = bias[:, prefix + query, prefix + key]
+            assert torch.equal(found.setdefault(distance, score), score)
+    assert len(torch.unique(torch.stack(list(found.values())), dim=0)) == 5 * 7  # every distance its own
+
+
+def test_the_class_token_has_three_biases_of_its_own() -> None:
+    config = tiny_config(**VARIATIONS["relative_table"])
+    module = randomize_(RELATIVE_POSITION_BIASES["table"](config))
+    bias = module((3, 4)).detach()
+    to_patches, from_patches, itself = module.table.detach()[-3:]
+    assert torch.equal(bias[:, 0, 1:], to_patches[:, None].expand(5, 12))
+    assert torch.equal(bias[:, 1:, 0], from_patches[:, None].expand(5, 12))
+    assert torch.equal(bias[:, 0, 0], itself)
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_attention_adds_the_bias_to_its_scores(name: str) -> None:
+    """The weights are those of the scores without a bias, times its exponential, normalised again."""
+    config = tiny_config(**VARIATIONS[name], num_hidden_layers=1)
+    model = randomize_(PlainViTModel(config)).eval()
+    module = model.relative_position_bias or model.layers[0].attention.relative_position_bias
+    weights = model(pixels(), output_attentions=True).attentions[0].detach()
+    bias = module((3, 4)).detach()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+    plain = model(pixels(), output_attentions=True).attentions[0].detach()
+    expected = plain * bias.exp()
+    assert difference(weights, expected / expected.sum(-1, keepdim=True)) < 1e-5
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_blocks_share_a_bias_or_have_their_own(name: str) -> None:
+    model = PlainViTModel(tiny_config(**VARIATIONS[name]))
+    paths = {path.partition("relative_position_bias")[0] for path in model.state_dict() if "relative" in path}
+    own = {f"layers.{index}.attention." for index in range(3)}
+    assert paths == ({""} if "shared" in name else own)
+
+
+@pytest.mark.parametrize("resampling", ["bilinear", "geometric"])
+@pytest.mark.parametrize("grid", [(5, 6), (2, 3), (3, 9), (1, 4)])
+def test_tables_of_other_grids_keep_the_distances_of_the_class_token(resampling: str, grid: tuple[int, int]) -> None:
+    config = tiny_config(**VARIATIONS["relative_table"], relative_position_resampling=resampling)
+    module = randomize_(RELATIVE_POSITION_BIASES["table"](config))
+    bias = module(grid).detach()
+    assert bias.shape == (5, 1 + grid[0] * grid[1], 1 + grid[0] * grid[1])
+    assert torch.equal(bias[:, 0, 0], module.table.detach()[-1])
+    patches = module.table.detach()[:-3]
+    assert bias[:, 1:, 1:].amax() <= patches.amax() + 1e-6
+    assert bias[:, 1:, 1:].amin() >= patches.amin() - 1e-6
+
+
+def test_geometric_resampling_is_timms() -> None:
+    config = tiny_config(**VARIATIONS["relative_table"], relative_position_resampling="geometric")
+    module = randomize_(RELATIVE_POSITION_BIASES["table"](config))
+    for h, w in ((5, 6), (7, 12), (2, 3), (3, 9)):
+        shape = (2 * h - 1) * (2 * w - 1) + 3, 5
+        expected = resize_rel_pos_bias_table(module.table.detach(), (h, w), shape, (3, 4))
+        assert difference(module.resampled((h, w)).detach(), expected) < 1e-5
+
+
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "flex_attention"])
+def test_kernels_that_cannot_add_a_bias_are_refused(implementation: str) -> None:
+    model = PlainViTModel(tiny_config(**VARIATIONS["relative_table"]))
+    model.config._attn_implementation = implementation
+    with pytest.raises(ValueError, match="cannot add a relative position bias"):
+        model(pixels())
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"attention_type": "differential"}, "differential"),
+        ({"num_register_tokens": 2}, "rows for a class token only"),
+        ({"patch_dropout_prob": 0.2}, "patch_dropout_prob=0"),
+        ({"num_register_tokens": 2, "register_tokens_last": True}, "register_tokens_last"),
+    ],
+)
+def test_biases_without_a_meaning_are_refused(fields: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        tiny_config(relative_position_bias="table", **fields)

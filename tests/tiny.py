@@ -43,6 +43,17 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         "position_embedding_type": "none",
     },
     "rotary_mixed": {"rotary_embedding_type": "mixed", "rotary_theta": 10.0, "rotary_dtype": "weights"},
+    "relative_table": {"relative_position_bias": "table", "position_embedding_type": "none"},
+    "relative_shared": {
+        "relative_position_bias": "table", "relative_position_shared": True, "use_class_token": False,
+        "pooling": "mean", "relative_position_resampling": "geometric",
+    },
+    "relative_mlp": {
+        "relative_position_bias": "mlp", "relative_position_mlp_size": 30, "num_register_tokens": 2, "pooling": "mean",
+    },
+    "relative_mlp_shared": {
+        "relative_position_bias": "mlp", "relative_position_mlp_size": 30, "relative_position_shared": True,
+    },
     "post_norm": {"block_type": "post_norm"},
     "parallel": {"block_type": "parallel", "qk_norm": "norm", "layer_scale_init_value": 0.3},
     "branches": {"block_type": "branches", "num_branches": 2, "layer_scale_init_value": 0.3},

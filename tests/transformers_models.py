@@ -26,7 +26,7 @@ TOLERANCE = 1e-5
 def _of(name: str, config: str, **settings: Any) -> Callable[[], Any]:
     """Return the maker of a class with a flat configuration."""
     options = {key: settings.pop(key) for key in ("add_pooling_layer", "use_mask_token") if key in settings}
-    if config == "Dinov2Config":  # there it is a setting
+    if config in ("Dinov2Config", "BeitConfig"):  # there it is a setting
         settings |= {key: options.pop(key) for key in ("use_mask_token",) if key in options}
     return lambda: getattr(transformers, name)(getattr(transformers, config)(**settings), **options)
 
@@ -53,6 +53,7 @@ def _queried(name: str, config: str) -> Callable[[], Any]:
 
 
 LABELS = {"num_labels": 7}
+BEIT = {"layer_scale_init_value": 0.3, "layer_norm_eps": 1e-6, "drop_path_rate": 0.0}
 CASES: dict[str, Callable[[], Any]] = {
     "ViTModel": _of("ViTModel", "ViTConfig", **OBLONG, pooler_output_size=30, pooler_act="silu"),
     "ViTModel without a pooler": _of("ViTModel", "ViTConfig", **OBLONG, add_pooling_layer=False),
@@ -92,6 +93,31 @@ CASES: dict[str, Callable[[], Any]] = {
         num_register_tokens=3, use_swiglu_ffn=True,
     ),
     "Dinov2WithRegistersBackbone": _of("Dinov2WithRegistersBackbone", "Dinov2WithRegistersConfig", **RATIO),
+    "BeitModel": _of("BeitModel", "BeitConfig", **SQUARE, **BEIT, use_relative_position_bias=True),
+    "BeitModel, a shared bias beside positions, without a pooler": _of(
+        "BeitModel", "BeitConfig", **SQUARE, **BEIT, use_shared_relative_position_bias=True, use_mask_token=True,
+        use_absolute_position_embeddings=True, add_pooling_layer=False,
+    ),
+    "BeitModel of the class token, no positions": _of(
+        "BeitModel", "BeitConfig", **SQUARE, layer_scale_init_value=0.0, use_mean_pooling=False
+    ),
+    "BeitForImageClassification": _of(
+        "BeitForImageClassification", "BeitConfig", **SQUARE, **BEIT, **LABELS, use_relative_position_bias=True
+    ),
+    "BeitBackbone": _of(
+        "BeitBackbone", "BeitConfig", **SQUARE, **BEIT, use_relative_position_bias=True, out_indices=[1, 3]
+    ),
+    "BeitForMaskedImageModeling": _of(
+        "BeitForMaskedImageModeling", "BeitConfig", **SQUARE, **BEIT, use_shared_relative_position_bias=True,
+        use_mask_token=True, vocab_size=19,
+    ),
+    "Data2VecVisionModel": _of(
+        "Data2VecVisionModel", "Data2VecVisionConfig", **SQUARE, **BEIT, use_shared_relative_position_bias=True
+    ),
+    "Data2VecVisionForImageClassification": _of(
+        "Data2VecVisionForImageClassification", "Data2VecVisionConfig", **SQUARE, **BEIT, **LABELS,
+        use_relative_position_bias=True,
+    ),
     "DINOv3ViTModel": _of(
         "DINOv3ViTModel", "DINOv3ViTConfig", **OBLONG, num_register_tokens=2, layerscale_value=0.3, rope_theta=50.0
     ),
@@ -164,18 +190,20 @@ REPRESENTATIVES = [
     "ViTModel", "ViTForImageClassification, wide heads, no qkv bias", "ViTForMaskedImageModeling",
     "DeiTForImageClassificationWithTeacher", "ViTMSNForImageClassification", "ViTMAEForPreTraining",
     "IJepaForImageClassification", "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification",
-    "DINOv3ViTModel", "CLIPModel", "OwlViTVisionModel", "GitVisionModel", "BlipForConditionalGeneration",
-    "Blip2VisionModel without qkv biases", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
-    "Aimv2VisionModel",
+    "BeitForImageClassification", "Data2VecVisionForImageClassification", "DINOv3ViTModel", "CLIPModel",
+    "OwlViTVisionModel", "GitVisionModel", "BlipForConditionalGeneration", "Blip2VisionModel without qkv biases",
+    "SiglipVisionModel, partial patches", "SiglipForImageClassification", "Aimv2VisionModel",
 ]  # fmt: skip
 
 # What differs in the order of operations, and by how much it may: the rest is 0.0.
 REORDERED = {
     "Siglip": "the pooling head is torch's MultiheadAttention there, which scales the query before the product",
+    "Data2Vec": "the scores are divided by the root of the width there, and multiplied by its inverse here",
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
 # The classes that hold more than what opens: where the rest of it is.
 ENCODERS = {
+    "BeitBackbone": "beit", "BeitForMaskedImageModeling": "beit",
     "ViTMAEForPreTraining": "vit", "CLIPSegForImageSegmentation": "clip.vision_model",
     "OwlViTForObjectDetection": "owlvit.vision_model", "Owlv2ForObjectDetection": "owlv2.vision_model",
     "GitModel": "image_encoder", "GitForCausalLM": "git.image_encoder",

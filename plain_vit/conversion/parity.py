@@ -160,8 +160,9 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
     modules = dict(model.named_modules())
     probes, prefix = find_probes(model)
 
-    def keep(stage: str, value: torch.Tensor) -> None:
-        stages[stage] = value.detach().clone()
+    def keep(stage: str, value: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+        tokens = value[0] if isinstance(value, tuple) else value  # attentions or a grid may follow
+        stages[stage] = tokens.detach().clone()
 
     def before(module: nn.Module, stage: str) -> None:
         hooks.append(

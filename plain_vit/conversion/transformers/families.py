@@ -164,6 +164,26 @@ DINOV3_ROWS = [
     Row("model.layer.{}.layer_scale2.lambda1", f"{LAYER}.layer_scale2.weight"),
     Row("norm", "vit.layernorm"),
 ]
+BIAS_TABLE = "attention.relative_position_bias.table"
+BEIT_ROWS = [
+    *(row for row in VIT_ROWS if row not in NORMS),
+    Row("layers.{}.lambda_1", f"{LAYER}.layer_scale1.weight"),
+    Row("layers.{}.lambda_2", f"{LAYER}.layer_scale2.weight"),
+    Row("layers.{}.relative_position_bias.relative_position_bias_table", f"{LAYER}.{BIAS_TABLE}"),
+    Row("shared_position_bias.relative_position_bias_table", "vit.relative_position_bias.table"),
+    Row("layernorm", "vit.layernorm"),
+    Row("pooler.layernorm", "vit.pooled_layernorm"),
+]
+BEIT_ON_DISK = [
+    *VIT_ON_DISK,
+    Row("encoder.layer.{}.lambda_1", f"{LAYER}.layer_scale1.weight"),
+    Row("encoder.layer.{}.lambda_2", f"{LAYER}.layer_scale2.weight"),
+    Row(
+        "encoder.layer.{}.attention.attention.relative_position_bias.relative_position_bias_table",
+        f"{LAYER}.{BIAS_TABLE}",
+    ),
+    Row("encoder.relative_position_bias.relative_position_bias_table", "vit.relative_position_bias.table"),
+]
 TOWER_BLOCK = [
     *_patch_rows("embeddings.patch_embedding"),
     Row("embeddings.position_embedding.weight", TABLE, POSITION_TABLE),
@@ -279,6 +299,11 @@ DINOV3_SETTINGS = {
     "rotary_rescale": "pos_embed_rescale",
     "apply_layernorm": "apply_layernorm",
     "reshape_hidden_states": "reshape_hidden_states",
+}
+BEIT_SETTINGS = {
+    **{ours: theirs for ours, theirs in VIT_SETTINGS.items() if ours != "qkv_bias"},
+    "use_mask_token": "use_mask_token",
+    "drop_path_rate": "drop_path_rate",
 }
 TOWER_SETTINGS = {**SIZES, "layer_norm_eps": "layer_norm_eps", "attention_probs_dropout_prob": "attention_dropout"}
 AIMV2_SETTINGS = {
@@ -433,6 +458,33 @@ def _write_dinov3(config: PlainViTConfig) -> dict[str, Any]:
     }
 
 
+def _read_beit(settings: Mapping[str, Any]) -> dict[str, Any]:
+    own, shared = settings["use_relative_position_bias"], settings["use_shared_relative_position_bias"]
+    mean, gain = settings["use_mean_pooling"], settings["layer_scale_init_value"]
+    return {
+        **_read_head_dim(settings),
+        "layer_scale_init_value": gain if gain > 0 else None,
+        "position_embedding_type": "learned" if settings["use_absolute_position_embeddings"] else "none",
+        "relative_position_bias": "table" if own or shared else "none",
+        "relative_position_shared": bool(shared),
+        "pooling": "mean" if mean else "cls",
+        "final_norm": "after_pooling" if mean else "before_pooling",
+        **{f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")},
+    }
+
+
+def _write_beit(config: PlainViTConfig) -> dict[str, Any]:
+    table, gain = config.relative_position_bias == "table", config.layer_scale_init_value
+    return {
+        **_write_head_dim(config),
+        "layer_scale_init_value": 0.0 if gain is None else float(gain),
+        "use_absolute_position_embeddings": config.position_embedding_type == "learned",
+        "use_relative_position_bias": table and not config.relative_position_shared,
+        "use_shared_relative_position_bias": table and config.relative_position_shared,
+        "use_mean_pooling": config.pooling == "mean",
+    }
+
+
 VIT_READ: dict[str, Any] = {"read": _read_head_dim, "write": _write_head_dim}
 POOLER_SETTINGS = {"pooler_output_size": POOLER, "pooler_act": POOLER}
 STAGES = {"stage_names": BACKBONE, "out_features": "read", "out_indices": "read", "mlp_ratio": "read",
@@ -472,6 +524,32 @@ DINOV2_WITH_REGISTERS = Family(
     ],
     DINOV2_ON_DISK, DINOV2_SETTINGS, {"position_resampling": "bicubic_antialias"}, STAGES,
     _read_registers, _write_registers, square=True,
+)  # fmt: skip
+BEIT = Family(
+    "beit", BEIT_ROWS, BEIT_ON_DISK, BEIT_SETTINGS,
+    {"position_resampling": "bicubic", "key_bias": False, "apply_layernorm": False},
+    {
+        **dict.fromkeys(
+            ("vocab_size", "pool_scales", "use_auxiliary_head", "auxiliary_loss_weight", "auxiliary_channels",
+             "auxiliary_num_convs", "auxiliary_concat_input", "semantic_loss_ignore_index", "add_fpn"),
+            "of heads that do not open",
+        ),
+        **dict.fromkeys(
+            ("use_absolute_position_embeddings", "use_relative_position_bias", "use_shared_relative_position_bias",
+             "layer_scale_init_value", "use_mean_pooling"), "read",
+        ),
+        "stage_names": BACKBONE, "out_features": "read", "out_indices": "read", "reshape_hidden_states": BACKBONE,
+    },
+    _read_beit, _write_beit, square=True,
+)  # fmt: skip
+DATA2VEC_VISION = replace(
+    BEIT, model_type="data2vec-vision", on_disk=(),
+    rows=[
+        *(row for row in BEIT_ROWS if row.ours not in {row.ours for row in BEIT_ON_DISK}),
+        *BEIT_ON_DISK,
+    ],
+    unread={**BEIT.unread, "out_indices": BEIT.unread["vocab_size"]},
+    read=lambda settings: _read_beit({name: value for name, value in settings.items() if name != "out_indices"}),
 )  # fmt: skip
 DINOV3 = Family(
     "dinov3_vit", DINOV3_ROWS,
@@ -585,6 +663,10 @@ ARCHITECTURES = {
     "Dinov2WithRegistersForImageClassification": Architecture(
         DINOV2_WITH_REGISTERS, "dinov2_with_registers.", CLASSIFIER, {"pooling": "cls_mean"}
     ),
+    "BeitModel": Architecture(BEIT),
+    "BeitForImageClassification": Architecture(BEIT, "beit.", CLASSIFIER),
+    "Data2VecVisionModel": Architecture(DATA2VEC_VISION),
+    "Data2VecVisionForImageClassification": Architecture(DATA2VEC_VISION, "data2vec_vision.", CLASSIFIER),
     "DINOv3ViTModel": Architecture(
         DINOV3, ignored=(("embeddings.register_tokens", "empty where there are no registers"),)
     ),
@@ -619,11 +701,12 @@ CANDIDATES = {
     "classifier": [
         "ViTForImageClassification", "DeiTForImageClassificationWithTeacher", "DeiTForImageClassification",
         "IJepaForImageClassification", "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification",
+        "BeitForImageClassification",
     ],
     "encoder": [
         "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel",
         "CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel", "Aimv2VisionModel", "GitVisionModel",
-        "BlipVisionModel", "Blip2VisionModel",
+        "BlipVisionModel", "Blip2VisionModel", "BeitModel",
     ],
 }  # fmt: skip
 
@@ -677,6 +760,10 @@ CONTAINERS = {
     "ViTMAEForPreTraining": Container("ViTMAEModel", (("decoder.*", "the decoder of the pre-training"),)),
     "Dinov2Backbone": Container("Dinov2Model", whole=True),
     "Dinov2WithRegistersBackbone": Container("Dinov2WithRegistersModel", whole=True),
+    "BeitBackbone": Container("BeitModel"),
+    "BeitForMaskedImageModeling": Container(
+        "BeitModel", tuple((f"{name}.*", "predicts visual words") for name in ("layernorm", "lm_head"))
+    ),
     "DINOv3ViTBackbone": Container("DINOv3ViTModel", whole=True),
     "CLIPModel": Container("CLIPVisionModelWithProjection", TEXT, whole=True),
     "MetaClip2Model": Container("MetaClip2VisionModelWithProjection", TEXT, whole=True),

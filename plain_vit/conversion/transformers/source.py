@@ -1,8 +1,9 @@
 """transformers' own Vision Transformers: live modules, files with current and 4.x names, and export.
 
-Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, DINOv3, the vision towers of CLIP and its
-kin, of BLIP and BLIP-2, SigLIP and AIMv2) is a table of tensors and a table of settings in `families.py`, read in both
-directions. What a class cannot represent is found by reading back the settings that it would be given.
+Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, DINOv3, BEiT, Data2Vec, the vision towers
+of CLIP and its kin, of BLIP and BLIP-2, SigLIP and AIMv2) is a table of tensors and a table of settings in
+`families.py`, read in both directions. What a class cannot represent is found by reading back the settings that it
+would be given.
 """
 
 import copy
@@ -28,11 +29,13 @@ from .families import (
     AIMV2,
     ALTCLIP,
     ARCHITECTURES,
+    BEIT,
     BOOKKEEPING,
     CANDIDATES,
     CLASSIFIER,
     COMPOSITES,
     CONTAINERS,
+    DATA2VEC_VISION,
     DINOV2,
     DINOV2_WITH_REGISTERS,
     DINOV3,
@@ -61,6 +64,11 @@ SILENT_ATTRIBUTES = {
 }  # fmt: skip
 # Ways to attend that give the same numbers in another order of operations.
 ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
+# Classes that a setting selects and that differ in the kernel alone.
+KERNELS = {
+    f"transformers.models.data2vec.modeling_data2vec_vision.Data2VecVision{kind}SelfAttention": "Data2VecVision's"
+    for kind in ("", "Sdpa")
+}
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
 # Hints that a config.json does not determine.
 HINTS = {"layout", "key", "image_mean", "image_std"}
@@ -89,6 +97,8 @@ class TransformersFormat(Format):
             "position_embedding.weight",
             "embeddings.rms_norm.weight",
             "embeddings.patch_embeddings.weight",  # DINOv3, without a table of positions
+            "relative_position_bias_table",
+            ".lambda_1",  # BEiT, which may have no position at all
         )
         return _prefix(names) is not None and any(name.endswith(theirs) for name in names)
 
@@ -239,11 +249,11 @@ class TransformersFormat(Format):
 def _changed_parts(module: nn.Module, rebuilt: nn.Module) -> list[str]:
     """Return what sets a model apart from a fresh one; of a class that holds more than that one, its encoder alone."""
     if type(module) is type(rebuilt):
-        return differences(module, rebuilt, {}, SILENT_ATTRIBUTES)
+        return differences(module, rebuilt, KERNELS, SILENT_ATTRIBUTES)
     return [
         f"{path}.{fault}"
         for path, part in rebuilt.named_children()
-        for fault in differences(module.get_submodule(path), part, {}, SILENT_ATTRIBUTES)
+        for fault in differences(module.get_submodule(path), part, KERNELS, SILENT_ATTRIBUTES)
     ]
 
 
@@ -389,6 +399,11 @@ def _read_head(
         fields["pooling"] = "query"
     if architecture.masked and settings["encoder_stride"] != settings["patch_size"]:
         faults = [f"encoder_stride={settings['encoder_stride']} beside patch_size={settings['patch_size']}"]
+    if architecture.family in (BEIT, DATA2VEC_VISION):
+        if settings["use_mean_pooling"] and "pooler.layernorm.weight" not in tensors:
+            fields["final_norm"] = "none"
+        if settings["use_relative_position_bias"] and settings["use_shared_relative_position_bias"]:
+            faults.append("use_shared_relative_position_bias=True beside use_relative_position_bias=True")
     if architecture.family is DINOV3 and settings["value_bias"] != settings["query_bias"]:
         faults.append(f"value_bias={settings['value_bias']} beside query_bias={settings['query_bias']}")
     if architecture.family.square and not (isinstance(settings["image_size"], int)):
@@ -422,7 +437,7 @@ def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mappi
         remarks.append(Inference("pooling", config.pooling, "what is usual for the family: this model pools nothing"))
     if architecture.fields.get("num_register_tokens"):
         remarks.append(Inference("num_register_tokens", 1, "the distillation token, which no head of this class reads"))
-    if config.drop_path_rate:
+    if config.drop_path_rate and architecture.family not in (BEIT, DATA2VEC_VISION):
         rate = "drop_path_rate, which there is that of every block, and here that of the last"
         remarks.append(Inference("drop_path_rate", config.drop_path_rate, rate))
     if config.hidden_dropout_prob:
@@ -499,6 +514,8 @@ def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[s
 
 def _options(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
     """Return the arguments of the constructor of a class other than its configuration."""
+    if architecture.family in (BEIT, DATA2VEC_VISION) and not architecture.head:
+        return {"add_pooling_layer": config.final_norm != "none"}
     if architecture.head is not POOLER_ROWS:
         return {}
     return {"add_pooling_layer": config.representation_size is not None, "use_mask_token": config.use_mask_token}
@@ -528,6 +545,8 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
         equal["use_mask_token"] = True
     elif architecture.head is POOLER_ROWS or family in (DINOV2, DINOV2_WITH_REGISTERS, DINOV3):
         equal["use_mask_token"] = config.use_mask_token
+    if family in (BEIT, DATA2VEC_VISION) and not architecture.head and config.pooling == "mean":
+        equal["final_norm"] = config.final_norm if config.final_norm == "none" else "after_pooling"
     if not architecture.head and (family, config.pooling) in ((SIGLIP, "map"), (AIMV2, "query")):
         equal["pooling"] = config.pooling
     return equal
