@@ -10,7 +10,8 @@ arguments, `log.jsonl` with every value that was logged, `results.json`, and the
 on, to the same numbers as if the run had never stopped.
 
 The result does not depend on how many processes share the work: `--batch_size` counts the images of one optimizer step
-over all processes, and everything random is a function of the seed, the epoch, the image and its copy.
+over all processes, and everything random is a function of the seed and of the place of an image in the step or in the
+epoch. Only dropout, batch normalisation and streams do depend on it.
 """
 
 import math
@@ -305,7 +306,7 @@ def training_batches(
         batch_size=arguments.batch_size,
     )
     images = AugmentedImages(data.train, transform, arguments.seed)
-    return accelerator.prepare(DataLoader(images, batch_size=loop.micro_batch, sampler=order, **loading))
+    return loop.batches(images, order, followed=arguments.mixup > 0 or arguments.cutmix > 0, **loading)
 
 
 def evaluation_batches(

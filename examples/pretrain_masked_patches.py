@@ -105,11 +105,10 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
         length=schedule.total_steps * arguments.batch_size,
         seed=arguments.seed,
         start=loop.step * arguments.batch_size,
+        batch_size=arguments.batch_size,
     )
-    loading["batch_size"] = loop.micro_batch
-    batches, watched_loader = accelerator.prepare(
-        DataLoader(train_images, sampler=order, **loading), DataLoader(watched_images, **loading)
-    )
+    batches = loop.batches(train_images, order, **loading)
+    watched_loader = accelerator.prepare(DataLoader(watched_images, batch_size=loop.micro_batch, **loading))
     accelerator.print(f"{len(train)} images, {predicted.sum()} of {predicted.numel()} patches of each predicted")
     loop.train(batches, watched_loader)
 

@@ -166,12 +166,13 @@ class StochasticDepth(nn.Module):
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         super().__init__()
         self.rate = config.drop_path_rate * layer_idx / max(1, config.num_hidden_layers - 1)
+        self.uniform = torch.rand  # a training loop may replace it by numbers for each sample
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if not self.training or self.rate == 0:
             return hidden_states
-        keep = hidden_states.new_empty(hidden_states.shape[0], 1, 1).bernoulli_(1 - self.rate)
-        return hidden_states * keep / (1 - self.rate)
+        keep = self.uniform(hidden_states.shape[0], 1, 1, device=hidden_states.device) >= self.rate
+        return hidden_states * keep.to(hidden_states.dtype) / (1 - self.rate)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:g}"
@@ -450,6 +451,7 @@ class PatchDropout(nn.Module):
         self.rate = config.patch_dropout_prob
         self.before = config.num_prefix_tokens
         self.after = config.num_register_tokens if config.register_tokens_last else 0
+        self.uniform = torch.rand  # as in `StochasticDepth`
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Draw the numbers of the kept tokens, of shape (B, L); None keeps all."""
@@ -457,6 +459,7 @@ class PatchDropout(nn.Module):
             return None
         batch, length, device = *hidden_states.shape[:2], hidden_states.device
         count = length - self.before - self.after
-        chosen = torch.rand(batch, count, device=device).argsort(dim=-1)[:, : max(1, int(count * (1 - self.rate)))]
+        kept = max(1, int(count * (1 - self.rate)))
+        chosen = self.uniform(batch, count, device=device).argsort(dim=-1)[:, :kept]
         numbers = torch.arange(length, device=device).expand(batch, -1)
         return torch.cat((numbers[:, : self.before], chosen + self.before, numbers[:, length - self.after :]), dim=1)

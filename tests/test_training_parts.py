@@ -35,7 +35,6 @@ from plain_vit.errors import TrainingError
 from plain_vit.training.data.augmentation import (
     AugmentedImages,
     TrainingTransform,
-    batch_mixing,
     input_size,
     training_transform,
 )
@@ -251,19 +250,6 @@ def test_augmented_pixels_keep_size_and_range(augmentation, images):
     seen = [transform(images[0]["image"]) for _ in range(10)]
     assert all(pixels.shape == (3, 24, 16) and pixels.min() >= -1 and pixels.max() <= 1 for pixels in seen)
     assert len({pixels.numpy().tobytes() for pixels in seen}) == 10
-
-
-def test_mixing_blends_labels_as_it_blends_images():
-    pixels = torch.eye(6)[:, None, :, None].expand(6, 3, 6, 4).clone()
-    labels = torch.arange(6)
-    same, numbers = batch_mixing(mixup=0, cutmix=0, num_classes=6)(pixels, labels)
-    assert torch.equal(same, pixels)
-    assert torch.equal(numbers, labels)
-    mixed, soft = batch_mixing(mixup=1.0, cutmix=0, num_classes=6)(pixels, labels)
-    assert torch.allclose(mixed[:, 0, :, 0], soft)
-    _, soft = batch_mixing(mixup=0, cutmix=1.0, num_classes=6)(pixels, labels)
-    assert torch.allclose(soft.sum(dim=1), torch.ones(6))
-    assert soft.max(dim=1).values.min() < 1
 
 
 # Optimisation

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from ..extras import needs
-from .arguments import StepOptions
-from .hardware.sharding import ShardedState, blocks_to_shard, held_here, shard
+from .arguments import LoopOptions
+from .hardware.sharding import ShardedState, blocks_to_shard, held_here, local_parameters, shard
 from .models import as_saved
 from .optimization import average_of, make_optimizer
+from .placed_randomness import Places, draw_by_place
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
@@ -21,7 +22,7 @@ class Learner:
 
     Args:
         model: the model with its initial weights.
-        options: optimizer and learning rate.
+        options: optimizer, learning rate and seed.
         accelerator: accelerator of the run.
         layer_decay: see `make_optimizer`.
         ema_decay: evaluate and save a moving average of the weights with this decay.
@@ -35,7 +36,7 @@ class Learner:
     def __init__(
         self,
         model: nn.Module,
-        options: StepOptions,
+        options: LoopOptions,
         accelerator: Accelerator,
         *,
         layer_decay: float = 1.0,
@@ -45,6 +46,8 @@ class Learner:
     ) -> None:
         self.model, self.options, self.accelerator, self.layer_decay = model, options, accelerator, layer_decay
         self.shard, self.compile = shard, compile
+        self.places = Places(options.seed)
+        draw_by_place(model, self.places)
         self.optimizer: Any = self._make_optimizer()  # replaced by Accelerate's wrapper
         self.average = None if ema_decay is None else average_of(model, ema_decay, accelerator)
         self.blocks = blocks_to_shard(model, accelerator) if shard else []
@@ -100,6 +103,11 @@ class Learner:
             self.accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def is_finite(self) -> bool:
+        """Return whether all weights are finite, in all processes."""
+        finite = torch.stack([weight.isfinite().all() for weight in local_parameters(self.model)])
+        return not self.accelerator.reduce((~finite).sum().float()) > 0
 
     def update_average(self) -> None:
         """Update the moving average."""

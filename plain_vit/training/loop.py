@@ -1,38 +1,37 @@
 """Training loop for any task: steps, evaluations, the log, checkpoints, resuming, and stopping on request."""
 
 import dataclasses
-import json
 import math
-import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from ..errors import TrainingError
 from ..extras import needs
 from .arguments import LoopOptions, as_yaml, check_options
 from .data.decoding import UnreadableImages
-from .data.sampling import randomness
+from .data.mixing import collate_followed
+from .data.sampling import MicroBatches, ShuffledStream, randomness
 from .hardware.memory import explain_out_of_memory
-from .hardware.processes import StopRequest, loading_options, start_accelerator
+from .hardware.processes import StepExchange, StopRequest, generator_states, loading_options, start_accelerator
 from .learner import Learner
 from .optimization import scheduled_rate, train_mode
-from .run.folder import RunFolder, checkpoint_bytes, move_into, shared_staging, write_file
+from .run.folder import RunFolder, as_json, checkpoint_bytes, move_into, shared_staging, write_file
 from .run.progress import Progress
 from .run.trackers import start_trackers, tracker_names
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
-    from accelerate.utils import set_seed
+    from accelerate.utils import send_to_device, set_seed
 
 Batch = dict[str, Any]
 
@@ -70,6 +69,9 @@ class Task(ABC, Generic[Result]):
 
     def prepare(self, accelerator: Accelerator) -> None:
         """Move the task's own tensors to the device; called once, after the model was moved there."""
+
+    def begin_step(self, step: int) -> None:
+        """Draw what all micro-batches of a step have in common; the same in all processes."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
@@ -205,6 +207,8 @@ class Loop(Generic[Result]):
         self.best_score: float | None = None
         self.result: Result | None = None  # on the watched split, of the weights after step `result_step`
         self.result_step = -1
+        self.exchange = StepExchange(self.accelerator)
+        self.draws: bool | None = None  # random numbers of each process, such as dropout; unknown before the first step
 
     # Start, or resume from the newest checkpoint.
 
@@ -244,6 +248,29 @@ class Loop(Generic[Result]):
         parts = self.accelerator.num_processes * self.accelerator.gradient_accumulation_steps
         return self.options.batch_size // parts
 
+    def batches(
+        self, images: Dataset[Any], order: ShuffledStream, *, followed: bool = False, **loading: Any
+    ) -> Iterator[Batch]:
+        """Return the micro-batches of this process, on its device.
+
+        Args:
+            images: the training images, indexed by the keys of the order.
+            order: the images of all processes, from the current step on, in batches of an optimizer step.
+            followed: add the image after the last one of each micro-batch, see `collate_followed`.
+            **loading: `num_workers` and other options of the loader.
+        """
+        accelerator = self.accelerator
+        own = MicroBatches(
+            order,
+            self.micro_batch,
+            process=accelerator.process_index,
+            processes=accelerator.num_processes,
+            followed=followed,
+        )
+        collate = collate_followed if followed else None
+        loader: DataLoader[Any] = DataLoader(images, batch_sampler=own, collate_fn=collate, **loading)
+        return (send_to_device(batch, accelerator.device) for batch in loader)
+
     # The run.
 
     def train(
@@ -268,31 +295,41 @@ class Loop(Generic[Result]):
                 self.look(0, self.learner.model)
             train_mode(self.learner.model)
             for micro_step, batch in enumerate(self.bar.batches(self.unreadable.watch(batches))):
-                if micro_step % self.accelerator.gradient_accumulation_steps == 0:
+                part = micro_step % self.accelerator.gradient_accumulation_steps
+                if part == 0:
                     if self.stale == self.early_stopping:
                         why = f"{self.stale} evaluations without a better accuracy"
                         self.bar.say(f"Stopped early after step {self.step}: {why}.")
                         break
                     self._begin_step()
-                self._learn(batch)
+                self._learn(batch, part)
                 if self.accelerator.sync_gradients:
                     self._end_step()
 
     def _begin_step(self) -> None:
-        # Dropout and batch blending depend only on the step, so that a resumed run repeats them.
+        # Dropout depends only on the step and the process, so that a resumed run repeats it.
         torch.manual_seed(randomness(self.options.seed, self.step, self.accelerator.process_index))
+        self.task.begin_step(self.step)
         schedule = self.schedule
         factor = scheduled_rate(self.options, self.step, total=schedule.total_steps, warmup=schedule.warmup_steps)
         self.learner.set_learning_rate(factor)
         self.learning_rate = factor * self.options.peak_learning_rate
 
-    def _learn(self, batch: Batch) -> None:
+    def _learn(self, batch: Batch, part: int) -> None:
         """Accumulate the gradients of one micro-batch; the last one of a step updates the weights."""
         images = len(next(iter(batch.values())))
-        with self.accelerator.accumulate(self.learner.model):
+        accelerator = self.accelerator
+        first = (part * accelerator.num_processes + accelerator.process_index) * self.micro_batch
+        self.learner.places.set(self.step, first, images, accelerator.device)
+        states = generator_states(accelerator.device) if self.draws is None else []
+        with accelerator.accumulate(self.learner.model):
             loss, sums = self.task.loss(self.learner.model, batch)
             self.learner.learn(loss, self.options.max_grad_norm)
+        if self.draws is None:
+            now = generator_states(accelerator.device)
+            self.draws = not all(map(torch.equal, states, now))
         loss = loss.detach().float()
+        self.exchange.watch(loss, self.step + 1)
         measured = [sums[name].detach() for name in self.task.measures]
         seen = torch.stack([loss * images, *measured, torch.full_like(loss, images)])
         self.window += seen
@@ -303,20 +340,36 @@ class Loop(Generic[Result]):
         self.bar.update(self.options.batch_size)
         self.learner.update_average()
         last = self.step == self.schedule.total_steps
-        if self.step % self.options.log_every == 0 or last:
+        logs = self.step % self.options.log_every == 0 or last
+        evaluates = self.step in self.schedule.evaluation_steps
+        saves = bool(self.options.checkpoints_kept) and self.step in self.schedule.checkpoint_steps
+        stop, bad_step = self.exchange.after(self.step, self.stop.signal, due=logs or evaluates or saves)
+        if bad_step is not None:
+            raise TrainingError(f"The loss of step {bad_step} is not finite: {self._what_is_left()}")
+        if logs:
             self._log()
-        if self.step in self.schedule.evaluation_steps:
+        if evaluates:
             self._evaluate()
         with self.bar.pause():
             self.look(self.step, self.learner.evaluated)
-        if self.stop.requested_anywhere(self.accelerator):
+        if stop:
             self._save_checkpoint()
             self.accelerator.end_training()
             self.bar.say(f"Stopped after step {self.step} of {self.schedule.total_steps}: continue with --resume.")
-            sys.exit(128 + signal.SIGTERM)
-        if self.options.checkpoints_kept and self.step in self.schedule.checkpoint_steps:
+            sys.exit(128 + stop)
+        if saves:
             with self.bar.pause():
                 self._save_checkpoint()
+
+    def _what_is_left(self) -> str:
+        checkpoint = self.run.newest_checkpoint()
+        left = (
+            "there is no checkpoint" if checkpoint is None else f"the newest checkpoint, {checkpoint}, is from before"
+        )
+        return (
+            f"{left}. Train with a lower --learning_rate, a longer warm-up, a lower --max_grad_norm, or without "
+            "--mixed_precision."
+        )
 
     def _log(self) -> None:
         values = self._means(self.window)
@@ -337,6 +390,10 @@ class Loop(Generic[Result]):
         learnt, name = self._means(self.since_evaluation), self.watched_name
         with self.bar.pause():
             result = self._judge(self.learner.evaluated, self.watched)
+        if not all(map(math.isfinite, result.values.values())):
+            raise TrainingError(
+                f"The {name} results after step {self.step} are not finite ({result.values}): {self._what_is_left()}"
+            )
         self.result, self.result_step = result, self.step
         train_mode(self.learner.model)
         epoch = self.step / self.schedule.total_steps * self.schedule.epochs
@@ -366,9 +423,13 @@ class Loop(Generic[Result]):
             self.task.save(folder, self.learner.evaluated, self.accelerator)
 
     def _save_checkpoint(self) -> None:
+        if not self.learner.is_finite():
+            raise TrainingError(f"The weights after step {self.step} are not finite: {self._what_is_left()}")
         self.run.require_space(self.checkpoint_size, "the next checkpoint")
         progress = {
             "step": self.step,
+            "processes": self.accelerator.num_processes,
+            "tied_to_processes": self._tied_to_processes(),
             "best_score": self.best_score,
             "stale": self.stale,
             # Per process: with their total, a resumed run would sum in another order.
@@ -378,6 +439,13 @@ class Loop(Generic[Result]):
         }
         keep, learner = self.options.checkpoints_kept, self.learner
         self.run.save(progress, keep=keep, average=learner.average, sharded=learner.sharded)
+
+    def _tied_to_processes(self) -> str | None:
+        """Return what makes the result depend on the number of processes, or None."""
+        if self.draws:
+            return "dropout"
+        norms = [layer for layer in self.learner.model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        return "batch normalization" if any(layer.training for layer in norms) else None
 
     # The end of the run.
 
@@ -404,7 +472,7 @@ class Loop(Generic[Result]):
     def finish(self, model: nn.Module, results: Mapping[str, Any]) -> None:
         """Write the results, and replace the model in the folder."""
         if self.accelerator.is_main_process:
-            write_file(self.run.path / "results.json", json.dumps(results, indent=2) + "\n")
+            write_file(self.run.path / "results.json", as_json(results, indent=2) + "\n")
         with shared_staging(self.run.path / "model", self.accelerator) as folder:
             self.task.save(folder, model, self.accelerator)
         if self.accelerator.is_main_process:

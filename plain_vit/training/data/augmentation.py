@@ -1,4 +1,4 @@
-"""Training images from file to pixels: crop, augmentation, normalisation, mixup and CutMix.
+"""Training images from file to pixels: crop, augmentation, normalisation.
 
 Legend: `B` batch, `C` channels, `H W` pixels.
 """
@@ -45,8 +45,10 @@ class AugmentedImages(torch.utils.data.Dataset):
         return self.__getitems__([place])[0]
 
     def __getitems__(self, places: Sequence[tuple[int, ...]]) -> list[dict[str, Any]]:
-        examples = stored_rows(self.files, [row for _, row, *_ in places])
-        return [self._augmented(example, place) for example, place in zip(examples, places, strict=True)]
+        needed = list(dict.fromkeys(places))  # the first image of a batch may come again, as the partner of its last
+        examples = stored_rows(self.files, [row for _, row, *_ in needed])
+        augmented = {place: self._augmented(example, place) for place, example in zip(needed, examples, strict=True)}
+        return [augmented[place] for place in places]
 
     def _augmented(self, example: dict[str, Any], place: tuple[int, ...]) -> dict[str, Any]:
         key, row = (self.seed, *place), place[1]
@@ -352,24 +354,3 @@ def _stretches(image_processor: Any) -> bool:
     has_both_sides = bool(size.get("height") and size.get("width"))
     does_others = any(getattr(image_processor, name, None) for name in others)
     return bool(image_processor.do_resize) and has_both_sides and not does_others
-
-
-def batch_mixing(
-    *, mixup: float, cutmix: float, num_classes: int
-) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """Build a function that applies mixup or CutMix to a batch, chosen at random.
-
-    Args:
-        mixup: alpha of mixup (Zhang et al. 2018); 0 disables it.
-        cutmix: alpha of CutMix (Yun et al. 2019); 0 disables it.
-        num_classes: width of the blended labels.
-
-    Returns:
-        A function from pixels [B, C, H, W] and labels [B] to pixels and labels, [B, num_classes] if blended.
-    """
-    kinds: list[v2.Transform] = []
-    if mixup:
-        kinds.append(v2.MixUp(alpha=mixup, num_classes=num_classes))
-    if cutmix:
-        kinds.append(v2.CutMix(alpha=cutmix, num_classes=num_classes))
-    return v2.RandomChoice(kinds) if kinds else lambda pixels, labels: (pixels, labels)

@@ -1,7 +1,9 @@
 """Processes of a run: training processes, data loader workers, and stopping on request."""
 
+import math
 import os
 import signal
+import time
 from types import FrameType
 from typing import Any, Self
 
@@ -49,7 +51,7 @@ def start_accelerator(
     return accelerator
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # Modules that data loader workers and their script import: preloaded once in the fork server.
 PREPARED_MODULES = ["plain_vit.training.metrics", "plain_vit.training.models", "plain_vit.training.run.report"]
 
@@ -77,10 +79,13 @@ def _leave_group(worker: int) -> None:
 
 
 class StopRequest:
-    """Inside this context, SIGTERM and SIGINT ask for a stop at the next step instead of ending the process."""
+    """Inside this context, signals ask for a stop at the end of a step instead of ending the process.
+
+    SIGUSR1 is what SLURM sends before the time of a job ends, if asked to (`--signal=USR1@120`).
+    """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.signal = 0  # the number of the last one
         self.handling = handled_signals(dict.fromkeys(STOP_SIGNALS, self._request))
 
     def __enter__(self) -> Self:
@@ -91,10 +96,61 @@ class StopRequest:
         self.handling.__exit__(*error)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        self.signal = number
 
-    def requested_anywhere(self, accelerator: Accelerator) -> bool:
-        """Return whether any process was asked to stop; all processes get the same answer."""
-        if accelerator.num_processes == 1:
-            return self.requested
-        return bool(accelerator.reduce(torch.tensor(float(self.requested), device=accelerator.device)) > 0)
+
+EXCHANGE_EVERY = 2.0  # seconds of training, so that a stop takes less than 5 seconds, or one step
+
+
+class StepExchange:
+    """What all processes have to agree on after a step: whether to stop, and which loss was not finite first.
+
+    To exchange it, every process waits for all others and for its device. This happens only at steps that all of them
+    know in advance: the next one follows from the slowest step of all processes. One process on a CPU waits for
+    nothing, so it looks after each step.
+
+    Args:
+        accelerator: accelerator of the run.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.waits = accelerator.num_processes > 1 or accelerator.device.type != "cpu"
+        self.first_bad = torch.tensor(math.inf, device=accelerator.device)
+        self.next_step, self.last_step, self.since = 0, 0, time.perf_counter()
+
+    def watch(self, loss: torch.Tensor, step: int) -> None:
+        """Remember the number of a step whose loss is not finite, without waiting for the device."""
+        self.first_bad = torch.where(loss.isfinite(), self.first_bad, self.first_bad.clamp(max=step))
+
+    def after(self, step: int, signal: int, *, due: bool) -> tuple[int, int | None]:
+        """Return the signal to stop for, or 0, and the first step whose loss was not finite, or None.
+
+        Args:
+            step: number of steps taken; the same in all processes, like `due`.
+            signal: the signal that this process got, or 0.
+            due: exchange in any case.
+        """
+        if not self.waits:
+            return signal, self._step_of(float(self.first_bad))
+        if step < self.next_step and not due:
+            return 0, None
+        seconds = (time.perf_counter() - self.since) / max(1, step - self.last_step)
+        own = torch.tensor([[float(signal), seconds, 0.0]], device=self.accelerator.device)
+        own[0, 2] = self.first_bad
+        signals, durations, first_bad = self.accelerator.gather(own).unbind(dim=1)
+        self.next_step = step + max(1, int(EXCHANGE_EVERY / max(float(durations.max()), 1e-4)))
+        self.last_step, self.since = step, time.perf_counter()
+        return int(signals.max()), self._step_of(float(first_bad.min()))
+
+    @staticmethod
+    def _step_of(first_bad: float) -> int | None:
+        return None if first_bad == math.inf else int(first_bad)
+
+
+def generator_states(device: torch.device) -> list[torch.Tensor]:
+    """Return the states of the random generators of the CPU and of a device."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return states

@@ -75,9 +75,12 @@ def blocks_to_shard(model: nn.Module, accelerator: Accelerator) -> list[nn.Modul
 
 def held_here(model: nn.Module) -> tuple[int, int]:
     """Return the number of parameters in this process, and in total."""
-    parameters = list(model.parameters())
-    own = sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in parameters)
-    return own, sum(each.numel() for each in parameters)
+    return sum(each.numel() for each in local_parameters(model)), sum(each.numel() for each in model.parameters())
+
+
+def local_parameters(model: nn.Module) -> list[torch.Tensor]:
+    """Return the parameters in this process, or its parts of them."""
+    return [each.to_local() if isinstance(each, DTensor) else each for each in model.parameters()]
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """Run folder: options, log, and checkpoints that are either complete or absent."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ with needs("plain-vit[train]"):
 
 OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
 PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, in addition to Accelerate's files
+MANIFEST = "manifest.json"  # sizes and hashes of the files of a folder
 
 
 # Options that may change when a run is resumed, because they do not affect the result.
@@ -71,7 +73,7 @@ class RunFolder:
             return
         if not (self.path / OPTIONS).exists():
             raise TrainingError(f"{self.path} contains no run to resume: omit --resume.")
-        before = json.loads((self.path / OPTIONS).read_text(encoding="utf-8"))
+        before = read_json(self.path / OPTIONS)
         changed = [
             f"{name} (was {before.get(name)!r}, is {self.options.get(name)!r})"
             for name in sorted({*before, *self.options})
@@ -97,23 +99,84 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             write_file(self.path / OPTIONS, json.dumps(self.options, indent=2) + "\n")
         progress = None
-        checkpoint = max(self.checkpoints.glob("step_*"), default=None)
+        checkpoint = self._undamaged_checkpoint()
         if checkpoint is not None:
+            progress = read_json(checkpoint / PROGRESS)
+            self._check_processes(progress)
             self.accelerator.load_state(str(checkpoint))
             if sharded is not None:
                 sharded.load(checkpoint)
             elif average is not None:
                 load_model(average, checkpoint / AVERAGE)
-            progress = json.loads((checkpoint / PROGRESS).read_text(encoding="utf-8"))
         if self.accelerator.is_main_process and (self.path / LOG).exists():
-            step = progress["step"] if progress else 0
-            lines = (self.path / LOG).read_text(encoding="utf-8").splitlines(keepends=True)
-            write_file(
-                self.path / LOG,
-                "".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step),
-            )
+            self._cut_log(progress["step"] if progress else 0)
         self.accelerator.wait_for_everyone()
         return progress
+
+    def newest_checkpoint(self) -> Path | None:
+        """Return the checkpoint of the latest step."""
+        return max(self.checkpoints.glob("step_*"), default=None)
+
+    def _undamaged_checkpoint(self) -> Path | None:
+        """Return the newest checkpoint whose files are as they were written, the same in all processes.
+
+        A damaged one is renamed if there is an older one, so that it no longer counts among those kept.
+
+        Raises:
+            TrainingError: All of them are damaged.
+        """
+        found: list[Any] = [None, []]
+        if self.accelerator.is_main_process:
+            found = self._find_undamaged()
+        broadcast_object_list(found)
+        checkpoint, damage = found
+        if checkpoint is None and damage:
+            raise TrainingError(
+                f"{' '.join(damage)} No other checkpoint is left: start the run anew in another folder."
+            )
+        return None if checkpoint is None else Path(checkpoint)
+
+    def _find_undamaged(self) -> list[Any]:
+        """Return the newest undamaged checkpoint, or None, and what is wrong with those after it."""
+        damaged: dict[Path, str] = {}
+        for checkpoint in sorted(self.checkpoints.glob("step_*"), reverse=True):
+            problem = manifest_problem(checkpoint)
+            if not problem:
+                for each, reason in damaged.items():
+                    aside = each.with_name(f"damaged_{each.name}")
+                    shutil.rmtree(aside, ignore_errors=True)
+                    each.rename(aside)
+                    self.accelerator.print(
+                        f"The checkpoint {each} is damaged: {reason}. It is now called {aside.name}. Resuming from "
+                        f"{checkpoint.name}."
+                    )
+                return [str(checkpoint), []]
+            damaged[checkpoint] = problem
+        return [None, [f"The checkpoint {each} is damaged: {reason}." for each, reason in damaged.items()]]
+
+    def _check_processes(self, progress: dict[str, Any]) -> None:
+        before, now, tied = progress.get("processes"), self.accelerator.num_processes, progress.get("tied_to_processes")
+        if tied and before != now:
+            raise TrainingError(
+                f"The run in {self.path} was trained by {before} processes, now there are {now}: its result depends on "
+                f"their number because of {tied}. Resume it with {before} processes."
+            )
+
+    def _cut_log(self, step: int) -> None:
+        """Drop the entries of the log after a step, and an unfinished last line."""
+        kept = []
+        for number, line in enumerate((self.path / LOG).read_text(encoding="utf-8").splitlines(keepends=True), 1):
+            if not line.endswith("\n"):
+                continue
+            try:
+                is_kept = json.loads(line)["step"] <= step
+            except (ValueError, KeyError, TypeError) as error:
+                raise TrainingError(
+                    f"Line {number} of {self.path / LOG} is damaged: remove it, then resume. ({error})"
+                ) from error
+            if is_kept:
+                kept.append(line)
+        write_file(self.path / LOG, "".join(kept))
 
     def save(
         self,
@@ -139,7 +202,10 @@ class RunFolder:
             if self.accelerator.is_main_process:
                 if average is not None and sharded is None:
                     save_model(average, str(folder / AVERAGE))
-                (folder / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
+                (folder / PROGRESS).write_text(as_json(progress), encoding="utf-8")
+            self.accelerator.wait_for_everyone()  # all have written
+            if self.accelerator.is_main_process:
+                write_manifest(folder)
         if self.accelerator.is_main_process:
             for old in sorted(self.checkpoints.glob("step_*"))[:-keep]:
                 shutil.rmtree(old)
@@ -165,8 +231,67 @@ class RunFolder:
     def log(self, **values: Any) -> None:
         """Log values, including `step`, to the log and the trackers, from the main process."""
         if self.accelerator.is_main_process:
-            append_line(self.path / LOG, json.dumps(values))
+            append_line(self.path / LOG, as_json(values))
         self.accelerator.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
+
+
+def as_json(values: Any, indent: int | None = None) -> str:
+    """Return values as JSON, which knows no NaN and no infinity.
+
+    Raises:
+        ValueError: A value is not finite.
+    """
+    return json.dumps(values, indent=indent, allow_nan=False)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a run.
+
+    Raises:
+        TrainingError: It is damaged, or cannot be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path} cannot be read: {error}. Start the run anew in another folder.") from error
+
+
+def _hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _manifest_text(files: dict[str, list[Any]]) -> str:
+    """Return the text of a manifest, which contains the hash of its own entries."""
+    listed = json.dumps(files, sort_keys=True)
+    return json.dumps({"files": files, "sha256": hashlib.sha256(listed.encode()).hexdigest()}, sort_keys=True)
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the size and the SHA-256 of every file of a folder into a manifest in it."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): [path.stat().st_size, _hash_of(path)] for path in paths}
+    (folder / MANIFEST).write_text(_manifest_text(files), encoding="utf-8")
+
+
+def manifest_problem(folder: Path) -> str:
+    """Return how the files of a folder differ from its manifest, or "" if they do not."""
+    try:
+        text = (folder / MANIFEST).read_bytes().decode("utf-8")
+        files = json.loads(text)["files"]
+        if text != _manifest_text(files):
+            return f"{MANIFEST} has changed"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__})"
+    for name, (size, digest) in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+        if _hash_of(path) != digest:
+            return f"the content of {name} has changed"
+    return ""
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ...extras import needs
 from ..arguments import ClassifierOptions
 from ..data import ImageClassificationData
-from ..data.augmentation import batch_mixing
+from ..data.mixing import FOLLOWING, Blend, Mixing
 from ..hardware.sharding import is_sharded, whole_state
 from ..loop import Batch, Task
 from ..losses import balancing_weights, classification_loss, distillation_loss
@@ -50,7 +50,9 @@ class Classification(Task[Evaluation]):
         self.kind: type[PreTrainedModel] = type(as_saved(model))
         self.teacher = teacher
         classes = len(data.label_names)
-        self.mix = batch_mixing(mixup=options.mixup, cutmix=options.cutmix, num_classes=classes)
+        self.num_classes = classes
+        self.mixing = Mixing(options.mixup, options.cutmix, options.seed)
+        self.blend: Blend | None = None  # of the current step
         self.class_weights = None
         if options.class_balance == "loss":
             self.class_weights = balancing_weights(data.train["label"], classes)
@@ -62,10 +64,24 @@ class Classification(Task[Evaluation]):
         if self.teacher is not None:
             self.teacher = accelerator.prepare_model(self.teacher, evaluation_mode=True)
 
+    def begin_step(self, step: int) -> None:
+        """Draw the blend of the step."""
+        self.blend = self.mixing.blend(step)
+
+    def _inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return pixels and targets, blended if the step has a blend."""
+        pixels, labels = self.normalize(batch["pixel_values"]), batch["labels"]
+        if self.blend is None:
+            return pixels, labels
+        # Processes do not share the images of a stream: there the first image of a micro-batch follows the last one.
+        following = batch.get(FOLLOWING) or {"pixel_values": batch["pixel_values"][:1], "labels": labels[:1]}
+        following = {**following, "pixel_values": self.normalize(following["pixel_values"])}
+        return self.blend(pixels, labels, following, self.num_classes)
+
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the mean loss of a batch, and the number of correct predictions."""
         options = self.options
-        pixels, targets = self.mix(self.normalize(batch["pixel_values"]), batch["labels"])
+        pixels, targets = self._inputs(batch)
         logits = model(pixel_values=pixels).logits.float()
         loss = classification_loss(
             logits,

@@ -1,0 +1,98 @@
+"""Mixup and CutMix over all images of an optimizer step, however many processes and micro-batches share it.
+
+Legend: `B` images of a micro-batch, `C` channels, `H W` pixels, `K` classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils.data import default_collate
+
+from .sampling import randomness
+
+FOLLOWING = "following"  # the entry of a batch with the image after its last one
+
+
+def collate_followed(examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Collate images of which the last one is only the partner of the one before; see `MicroBatches`."""
+    batch, following = default_collate(list(examples[:-1])), default_collate(list(examples[-1:]))
+    following.pop("broken", None)  # counted where the image is trained on
+    return {**batch, FOLLOWING: following}
+
+
+@dataclass(frozen=True)
+class Blend:
+    """The blend of one optimizer step: each image with the one after it.
+
+    Args:
+        share: share of the image itself, 0 to 1.
+        center: of the box of CutMix that the partner fills, as fractions of height and width; None for mixup.
+    """
+
+    share: float
+    center: tuple[float, float] | None = None
+
+    def __call__(
+        self, pixels: torch.Tensor, labels: torch.Tensor, following: Mapping[str, torch.Tensor], num_classes: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return blended pixels [B, C, H, W], which may share memory with the given ones, and labels [B, K].
+
+        Args:
+            pixels: of the images, [B, C, H, W].
+            labels: of the images, [B].
+            following: `pixel_values` [1, C, H, W] and `labels` [1] of the image after the last one.
+            num_classes: K.
+        """
+        share = self.share
+        if self.center is None:
+            partners = torch.cat([pixels[1:], following["pixel_values"]])
+            pixels = partners.lerp_(pixels, share)
+        else:
+            (top, bottom), (left, right) = (
+                _span(middle, length, share) for middle, length in zip(self.center, pixels.shape[-2:], strict=True)
+            )
+            box = (..., slice(top, bottom), slice(left, right))
+            pixels[box] = torch.cat([pixels[1:][box], following["pixel_values"][box]])
+            share = 1 - (bottom - top) * (right - left) / pixels[0, 0].numel()
+        shown = F.one_hot(torch.cat([labels, following["labels"]]), num_classes).to(pixels.dtype)
+        return pixels, torch.lerp(shown[1:], shown[:-1], share)
+
+
+def _span(center: float, length: int, share: float) -> tuple[int, int]:
+    """Return start and end of the box along one side, cut off at the edges of the image."""
+    middle, half = int(center * length), int(0.5 * length * (1 - share) ** 0.5)
+    return max(0, middle - half), min(length, middle + half)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019), one of them at random in each step.
+
+    Args:
+        mixup: alpha of mixup; 0 disables it.
+        cutmix: alpha of CutMix; 0 disables it.
+        seed: seed of the run.
+    """
+
+    mixup: float
+    cutmix: float
+    seed: int
+
+    @property
+    def enabled(self) -> bool:
+        """Return whether anything is blended."""
+        return bool(self.mixup or self.cutmix)
+
+    def blend(self, step: int) -> Blend | None:
+        """Return the blend of a step, or None if its images are not blended."""
+        if not self.enabled:
+            return None
+        rng = np.random.default_rng(randomness(self.seed, step, 1))
+        cuts = bool(self.cutmix) and (not self.mixup or rng.random() < 0.5)
+        alpha = self.cutmix if cuts else self.mixup
+        share = float(rng.beta(alpha, alpha))
+        return Blend(share, (float(rng.random()), float(rng.random())) if cuts else None)

@@ -1,0 +1,88 @@
+"""One process and two give the same weights, whatever is random in training."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plain_vit.training.run.folder import read_log
+from tests.run_cases import run_case
+from tests.training_runs import LIMIT, TORCHRUN, save_plain_vit, weights_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+FINETUNE, PRETRAIN = "finetune_image_classification", "pretrain_masked_patches"
+# 70 images in batches of 12: epochs end within batches. 360 evaluated images are not a multiple of 26. SGD, because
+# Adam makes steps of the same size of gradients that differ only by rounding.
+COMMON = {"dataset": "digits", "steps": 16, "batch_size": 12, "evaluations": 2, "log_every": 3, "optimizer": "sgd",
+          "learning_rate": 0.1}  # fmt: skip
+TUNED = {**COMMON, "shots_per_class": 7, "eval_batch_size": 26, "report": False}
+MIXED = {**TUNED, "mixup": 0.8, "cutmix": 1.0}
+RANDOM = {"drop_path_rate": 0.4, "patch_dropout_prob": 0.4}  # of the model
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "nothing random": (FINETUNE, TUNED, {}),
+    "mixup": (FINETUNE, {**TUNED, "mixup": 0.8}, {}),
+    "cutmix": (FINETUNE, {**TUNED, "cutmix": 1.0}, {}),
+    "both with binary losses": (FINETUNE, {**MIXED, "loss": "bce"}, {}),
+    "drop path": (FINETUNE, TUNED, {"drop_path_rate": 0.4}),
+    "patch dropout": (FINETUNE, TUNED, {"patch_dropout_prob": 0.4}),
+    "everything": (FINETUNE, {**MIXED, "augmentation": "affine", "repeated_augmentation": 3, "ema_decay": 0.9,
+                              "class_balance": "sampler", "gradient_checkpointing": True}, RANDOM),
+    "accumulated": (FINETUNE, {**MIXED, "gradient_accumulation_steps": 3}, RANDOM),
+    "masked patches": (PRETRAIN, {**COMMON, "from_scratch": True, "batch_size": 10, "validation_fraction": 0.013}, {}),
+}  # fmt: skip
+SLOW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "workers": (FINETUNE, {**MIXED, "num_workers": 2}, RANDOM),
+    "masked patches in workers": (PRETRAIN, {**CASES["masked patches"][1], "num_workers": 2}, {}),
+    "compiled": (FINETUNE, {**MIXED, "compile": True}, RANDOM),
+    "compiled and accumulated": (FINETUNE, {**MIXED, "compile": True, "gradient_accumulation_steps": 2}, RANDOM),
+    "bfloat16": (FINETUNE, {**MIXED, "mixed_precision": "bf16"}, RANDOM),
+}
+
+
+def compare(cases: dict[str, tuple[str, dict[str, Any], dict[str, Any]]], folder: Path) -> None:
+    """Run the cases in one process and in two, and compare logs and weights."""
+    of_two = []
+    for name, (script, options, fields) in cases.items():
+        model = str(save_plain_vit(folder / name / "model", **fields))
+        options = {**options, "model": model}
+        run_case(script, {**options, "output_dir": str(folder / name / "one")})
+        of_two.append((script, {**options, "output_dir": str(folder / name / "two")}))
+    file = folder / "cases.json"
+    file.write_text(json.dumps(of_two))
+    launched = subprocess.run(
+        [*TORCHRUN, "-m", "tests.run_cases", str(file)], cwd=Path(__file__).parents[1], text=True, timeout=LIMIT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert launched.returncode == 0, launched.stdout
+    differences = {name: difference(folder / name / "one", folder / name / "two") for name in cases}
+    limits = {name: 1e-2 if options.get("mixed_precision") else 1e-6 for name, (_, options, _) in cases.items()}
+    assert not {name: value for name, value in differences.items() if value > limits[name]}
+
+
+def difference(one: Path, other: Path) -> float:
+    """Return the largest difference of the weights of two runs, which are of the order of 1."""
+    logs = [read_log(folder) for folder in (one, other)]
+    assert [line.keys() for line in logs[0]] == [line.keys() for line in logs[1]]
+    weights, others = weights_of(one), weights_of(other)
+    assert weights.keys() == others.keys()
+    return max(float((tensor - others[name]).abs().max()) for name, tensor in weights.items())
+
+
+def test_two_processes_give_the_weights_of_one(tmp_path):
+    compare({"everything": CASES["everything"]}, tmp_path)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_weights_of_one_whatever_is_random(tmp_path):
+    compare({name: case for name, case in CASES.items() if name != "everything"}, tmp_path)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_weights_of_one_with_workers_and_compiled(tmp_path):
+    torch.compiler.reset()
+    compare(SLOW, tmp_path)
