@@ -168,6 +168,7 @@ def open_data(arguments: FinetuneArguments) -> ImageClassificationData:
         **keywords(arguments, LabelOptions, SplitOptions),
         validation_fraction=arguments.validation_fraction,
         shots_per_class=arguments.shots_per_class,
+        max_images=arguments.max_images,
         skip_unreadable=arguments.corrupted == "skip",
         streaming=arguments.streaming,
         stream_images=arguments.stream_images,

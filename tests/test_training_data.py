@@ -185,6 +185,24 @@ def test_shots_are_as_many_of_each_class_and_seeded():
     assert len(first.test) == 360
 
 
+def test_a_trial_takes_some_images_of_each_split_by_its_seed():
+    whole = load_classification_data("digits", validation_fraction=0.1)
+    some = load_classification_data("digits", validation_fraction=0.1, max_images=150)
+    assert {role: len(split) for role, split in some.splits.items()} == {"train": 150, "validation": 144, "test": 150}
+    assert some.train_images == 150
+    assert some.label_names == whole.label_names
+    for role in ("train", "test"):
+        images = [image.tobytes() for image in some.splits[role]["image"]]
+        everything = [image.tobytes() for image in whole.splits[role]["image"]]
+        assert set(images) <= set(everything)
+        assert len(set(some.splits[role]["label"][:])) == 10
+    again, other = (load_classification_data("digits", max_images=150, seed=seed) for seed in (0, 1))
+    assert again.train["label"][:] != other.train["label"][:]
+    assert again.train["label"][:] == load_classification_data("digits", max_images=150).train["label"][:]
+    with pytest.raises(DataError, match="max_images is 0: expected at least 1"):
+        load_classification_data("digits", max_images=0)
+
+
 def test_validation_split_of_the_set_is_found_by_its_name(tmp_path):
     source = save_set(tmp_path, [0, 1, 0], ["a", "b"], valid=[1], test=[0, 1])
     found = load_classification_data(source)

@@ -189,6 +189,9 @@ class DataOptions(SplitOptions, LabelOptions, ImageOptions):
 
     validation_fraction: float = option(0.0, help="fraction of the training split to use for validation")
     shots_per_class: int | None = option(None, help="number of training images per class (default: all)")
+    max_images: int | None = option(
+        None, help="images of each split, drawn at random, for a quick trial (default: all)"
+    )
     corrupted: Literal["stop", "skip"] = option(
         "stop", help="on a corrupted image: stop the run, or skip, report and count it"
     )

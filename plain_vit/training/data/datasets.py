@@ -236,6 +236,7 @@ def load_classification_data(
     test_split: str | None = None,
     validation_fraction: float = 0.0,
     shots_per_class: int | None = None,
+    max_images: int | None = None,
     label_names: str | None = None,
     skip_unreadable: bool = False,
     streaming: bool = False,
@@ -256,6 +257,7 @@ def load_classification_data(
         test_split: the held-out split (default: `test`, if there is one).
         validation_fraction: fraction of the training split to split off for validation, stratified; in [0, 1).
         shots_per_class: number of training images per class; None keeps all.
+        max_images: largest number of images of each split, drawn at random; None keeps all.
         label_names: a text file with one class per line, for labels that are plain numbers.
         skip_unreadable: omit unreadable images from the evaluated splits.
         streaming: stream the training images; the others are stored.
@@ -270,8 +272,8 @@ def load_classification_data(
     """
     if not 0 <= validation_fraction < 1:
         raise DataError(f"validation_fraction is {validation_fraction}: expected at least 0 and less than 1.")
-    if streaming and (validation_fraction or shots_per_class is not None):
-        raise DataError("A stream cannot be split: omit --validation_fraction and --shots_per_class.")
+    if streaming and (validation_fraction or shots_per_class is not None or max_images is not None):
+        raise DataError("A stream cannot be split: omit --validation_fraction, --shots_per_class and --max_images.")
     if name in BENCHMARKS and not Path(name).is_dir():
         known = BENCHMARKS[name]
         image_column, label_column = image_column or known.image, label_column or known.label
@@ -290,6 +292,8 @@ def load_classification_data(
         chosen["train"], chosen["validation"] = _carve(chosen["train"], validation_fraction, seed)
     if shots_per_class is not None:
         chosen["train"] = _few_shots(chosen["train"], shots_per_class, names, seed)
+    if max_images is not None:
+        chosen = {role: _some(split, max_images, seed) for role, split in chosen.items()}
     unreadable: list[str] = []
     for role in ("validation", "test"):
         if skip_unreadable and role in chosen:
@@ -542,6 +546,13 @@ def _few_shots(train: Dataset, shots: int, names: Sequence[str], seed: int) -> D
             raise DataError(f"The class {name!r} has {len(rows)} training images, fewer than the {shots} requested.")
         kept.append(rows[:shots])
     return train.select(np.sort(np.concatenate(kept)))
+
+
+def _some(split: Dataset, count: int, seed: int) -> Dataset:
+    """Return this many random rows, in their order, or all of a smaller split."""
+    if count < 1:
+        raise DataError(f"max_images is {count}: expected at least 1.")
+    return split.select(np.sort(np.random.default_rng(seed).permutation(len(split))[:count]))
 
 
 def labels_hash(split: Any) -> str:
