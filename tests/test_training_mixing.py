@@ -4,15 +4,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm.data
 import torch
 from transformers import BeitConfig, BeitForImageClassification, SwinConfig, SwinForImageClassification
 
 from plain_vit import PlainViTForImageClassification
+from plain_vit.training.arguments import parse_arguments
+from plain_vit.training.data import load_classification_data
 from plain_vit.training.data.mixing import Mixing, collate_followed
 from plain_vit.training.data.sampling import MicroBatches, ShuffledStream
 from plain_vit.training.placed_randomness import PlacedUniform, Places, draw_by_place
+from plain_vit.training.tasks.classification import Classification
 from tests.conftest import randomize_
 from tests.tiny import tiny_config
+from tests.training_runs import open_script, small_vit
 
 CPU = torch.device("cpu")
 IMAGES = 12
@@ -204,3 +209,38 @@ def test_drop_path_of_other_libraries_draws_by_place_too():
         plain = type(model)(model.config)
         plain.load_state_dict(model.state_dict())
         assert torch.equal(model.eval()(pixels).logits, plain.eval()(pixels).logits)
+
+
+@pytest.mark.parametrize(
+    "probability, switch", [(1.0, 0.5), (0.3, 0.5), (0.7, 0.1), (1.0, 0.0), (1.0, 1.0), (0.0, 0.5)]
+)
+def test_steps_are_blended_and_cut_as_often_as_by_timm(probability, switch):
+    options = {"probability": probability, "switch_probability": switch}
+    blends = [Mixing(0.8, 1.0, seed=2, **options).blend(step) for step in range(3000)]
+    theirs = timm.data.Mixup(0.8, 1.0, prob=probability, switch_prob=switch)
+    np.random.seed(0)
+    drawn = [theirs._params_per_batch() for _ in range(3000)]
+    for ours, others in (
+        ([blend is not None for blend in blends], [share != 1 for share, _ in drawn]),
+        ([blend is not None and blend.center is not None for blend in blends], [cuts for _, cuts in drawn]),
+    ):
+        assert np.mean(ours) == pytest.approx(np.mean(others), abs=0.05)
+    assert (np.mean([blend is None for blend in blends]) == 0) == (probability == 1)
+
+
+def test_steps_after_the_last_epoch_of_mixing_are_not_blended():
+    mixing = Mixing(0.8, 1.0, seed=2, off_step=7)
+    assert [mixing.blend(step) is not None for step in range(10)] == [True] * 7 + [False] * 3
+    assert [mixing.blend(step) for step in range(7)] == [Mixing(0.8, 1.0, seed=2).blend(step) for step in range(7)]
+    assert Mixing(0.8, 1.0, seed=2, off_step=0).blend(0) is None
+
+
+def test_options_of_mixing_reach_the_task():
+    words = ["--model", "m", "--dataset", "digits", "--output_dir", "o", "--batch_size", "64", "--mixup", "0.2"]
+    words += ["--cutmix", "1", "--mixup_probability", "0.7", "--switch_probability", "0.1", "--mixup_off_epoch", "2"]
+    kind = open_script("finetune_image_classification").FinetuneArguments
+    options = parse_arguments(kind, words, description=None)
+    data = load_classification_data("digits")
+    task = Classification(small_vit(), None, data, options, torch.nn.Identity())
+    expected = Mixing(0.2, 1.0, 0, probability=0.7, switch_probability=0.1, off_step=45)  # 2 x 1,437 images / 64
+    assert task.mixing == expected

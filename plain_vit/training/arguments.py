@@ -274,6 +274,11 @@ class AugmentationOptions(TransformOptions):
     )
     mixup: float = option(0.0, help="alpha of mixup; 0: off")
     cutmix: float = option(0.0, help="alpha of CutMix; 0: off")
+    mixup_probability: float = option(1.0, help="probability that the images of a step are blended")
+    switch_probability: float = option(0.5, help="probability of CutMix instead of mixup, where both are on")
+    mixup_off_epoch: float | None = option(
+        None, help="epochs after which images are no longer blended (default: never)"
+    )
 
 
 @dataclass(kw_only=True)
@@ -402,16 +407,20 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         ("epochs", "learning_rate", "weight_decay", "layer_decay", "warmup_steps", "max_grad_norm", "checkpoints_kept",
          "num_workers", "mixup", "cutmix", "augmentation_layers", "magnitude_std", "crop_padding",
-         "distillation_temperature", "min_learning_rate", "epsilon"),
+         "distillation_temperature", "min_learning_rate", "epsilon",
+         "mixup_off_epoch"),
         (0, math.inf),
     ),
     **dict.fromkeys(
         ("warmup_fraction", "label_smoothing", "crop_scale", "horizontal_flip", "random_erasing",
-         "distillation_weight", "momentum", "test_crop", "bce_target_threshold"),
+         "distillation_weight", "momentum", "test_crop", "bce_target_threshold",
+         "mixup_probability", "switch_probability"),
         (0, 1),
     ),
     "magnitude": (0, 30),
 }  # fmt: skip
+# Options that have an effect only with mixup or CutMix.
+MIXING = ("mixup_probability", "switch_probability", "mixup_off_epoch")
 # Options that have an effect only together with another one.
 COMPANIONS = {
     "teacher": ("distillation", "distillation_weight", "distillation_temperature"),
@@ -444,6 +453,12 @@ def check_options(arguments: Any) -> None:
             "With the loss cross_entropy, bce_target_threshold has no effect: omit it, or set --loss bce."
         )
     defaults = {each.name: each.default for each in dataclasses.fields(arguments)}
+    if "mixup" in defaults:
+        changed = [name for name in MIXING if getattr(arguments, name) != defaults[name]]
+        if changed and not (arguments.mixup or arguments.cutmix):
+            raise TrainingError(f"Without mixup or cutmix, {', '.join(changed)} has no effect: omit it.")
+        if "switch_probability" in changed and not (arguments.mixup and arguments.cutmix):
+            raise TrainingError("Without both mixup and cutmix, switch_probability has no effect: omit it.")
     for name, companions in ((name, each) for name, each in COMPANIONS.items() if name in defaults):
         useless = [each for each in companions if getattr(arguments, each) not in (defaults[each], [])]
         if not getattr(arguments, name) and useless:

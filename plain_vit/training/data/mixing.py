@@ -76,11 +76,17 @@ class Mixing:
         mixup: alpha of mixup; 0 disables it.
         cutmix: alpha of CutMix; 0 disables it.
         seed: seed of the run.
+        probability: probability that the images of a step are blended.
+        switch_probability: probability of CutMix in a blended step, if both are enabled.
+        off_step: first step whose images, and those of all later steps, are not blended; None blends to the end.
     """
 
     mixup: float
     cutmix: float
     seed: int
+    probability: float = 1.0
+    switch_probability: float = 0.5
+    off_step: int | None = None
 
     @property
     def enabled(self) -> bool:
@@ -89,10 +95,12 @@ class Mixing:
 
     def blend(self, step: int) -> Blend | None:
         """Return the blend of a step, or None if its images are not blended."""
-        if not self.enabled:
+        if not self.enabled or (self.off_step is not None and step >= self.off_step):
             return None
         rng = np.random.default_rng(randomness(self.seed, step, 1))
-        cuts = bool(self.cutmix) and (not self.mixup or rng.random() < 0.5)
+        if self.probability < 1 and rng.random() >= self.probability:
+            return None
+        cuts = bool(self.cutmix) and (not self.mixup or rng.random() < self.switch_probability)
         alpha = self.cutmix if cuts else self.mixup
         share = float(rng.beta(alpha, alpha))
         return Blend(share, (float(rng.random()), float(rng.random())) if cuts else None)

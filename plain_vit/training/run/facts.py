@@ -7,7 +7,7 @@ from torch import nn
 
 from ...extras import needs
 from ...model_card import ModelFacts
-from ..arguments import AugmentationOptions, ClassifierOptions, OptimizationOptions, keywords
+from ..arguments import MIXING, AugmentationOptions, ClassifierOptions, OptimizationOptions, keywords
 from ..data import ImageClassificationData
 from ..learner import Learner
 from ..loop import Loop, Schedule
@@ -142,6 +142,7 @@ def model_facts(
         recipe = {name: value for name, value in recipe.items() if not name.startswith("distillation")}
     without_effect = set() if options.augmentation == "randaugment" else RANDAUGMENT_OPTIONS
     without_effect |= set() if options.random_erasing else {"random_erasing_mode"}
+    without_effect |= set() if options.mixup or options.cutmix else set(MIXING)
     recipe = {name: value for name, value in recipe.items() if name not in without_effect}
     top5 = {"top5_accuracy": top_accuracy(result, 5)} if len(data.label_names) > 5 else {}
     steps = {"steps": schedule.total_steps, "warmup_steps": schedule.warmup_steps}

@@ -1,5 +1,6 @@
 """Image classification as a task of the training loop, with labels and optional distillation."""
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,15 @@ class Classification(Task[Evaluation]):
         self.teacher = teacher
         classes = len(data.label_names)
         self.num_classes = classes
-        self.mixing = Mixing(options.mixup, options.cutmix, options.seed)
+        off_epoch = options.mixup_off_epoch
+        self.mixing = Mixing(
+            options.mixup,
+            options.cutmix,
+            options.seed,
+            probability=options.mixup_probability,
+            switch_probability=options.switch_probability,
+            off_step=None if off_epoch is None else math.ceil(off_epoch * data.train_images / options.batch_size),
+        )
         self.blend: Blend | None = None  # of the current step
         self.class_weights = None
         if options.class_balance == "loss":
