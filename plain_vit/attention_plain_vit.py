@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from .configuration_plain_vit import PlainViTConfig
 from .layers_plain_vit import NORMS, FreshWeights, cast_once, first_tokens, norm_or_identity
-from .positions_plain_vit import Rotation, relative_position_bias
+from .positions_plain_vit import Distances, Rotation, relative_position_bias
 
 # Kernels
 
@@ -161,7 +161,7 @@ class PlainViTAttention(Attention):
         self,
         hidden_states: torch.Tensor,
         position_bias: torch.Tensor | None = None,
-        grid_size: tuple[int, int] = (0, 0),
+        distances: Distances | None = None,
         rotation: Rotation | None = None,
         num_output_tokens: int | None = None,
         output_attentions: bool = False,
@@ -175,7 +175,7 @@ class PlainViTAttention(Attention):
         if rotation is not None:
             query, key = rotation.rotate(query), rotation.rotate(key)
         if self.relative_position_bias is not None:
-            position_bias = self.relative_position_bias(grid_size)
+            position_bias = self.relative_position_bias(distances)
         attended, weights = self.attend(query, key, value, output_attentions, position_bias, **kwargs)
         attended = self.o_proj(self.norm(attended.flatten(2)))
         return self.dropout(attended), weights
@@ -202,7 +202,7 @@ class PlainViTDifferentialAttention(Attention):
         self,
         hidden_states: torch.Tensor,
         position_bias: None = None,
-        grid_size: tuple[int, int] = (0, 0),
+        distances: Distances | None = None,
         rotation: None = None,
         num_output_tokens: int | None = None,
         output_attentions: bool = False,

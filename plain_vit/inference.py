@@ -15,7 +15,7 @@ from .configuration_plain_vit import PlainViTConfig
 from .errors import PreparedModelError
 from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer
 from .modeling_plain_vit import PlainViTLayer, PlainViTMLP, PlainViTPreTrainedModel
-from .positions_plain_vit import Rotation
+from .positions_plain_vit import Distances, Rotation
 
 Model = TypeVar("Model", bound=PlainViTPreTrainedModel)
 
@@ -167,7 +167,7 @@ class JoinedAttention(PlainViTAttention):
         self,
         hidden_states: torch.Tensor,
         position_bias: torch.Tensor | None = None,
-        grid_size: tuple[int, int] = (0, 0),
+        distances: Distances | None = None,
         rotation: Rotation | None = None,
         num_output_tokens: int | None = None,
         output_attentions: bool = False,
@@ -179,7 +179,7 @@ class JoinedAttention(PlainViTAttention):
         if rotation is not None:
             query, key = rotation.rotate(query), rotation.rotate(key)
         if self.relative_position_bias is not None:
-            position_bias = self.relative_position_bias(grid_size)
+            position_bias = self.relative_position_bias(distances)
         attended, weights = self.attend(query, key, value.transpose(1, 2), output_attentions, position_bias, **kwargs)
         return self.o_proj(self.norm(attended.flatten(2))), weights
 

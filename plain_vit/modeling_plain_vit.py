@@ -52,6 +52,7 @@ from .layers_plain_vit import (
 from .positions_plain_vit import (
     ROTARY_EMBEDDINGS,
     SinCos2DPositionEmbedding,
+    distances_of,
     relative_position_bias,
     resample_positions,
 )
@@ -413,9 +414,10 @@ class PlainViTModel(PlainViTPreTrainedModel):
         kept = self.patch_dropout(hidden_states)
         if kept is not None:
             hidden_states = hidden_states.take_along_dim(kept.unsqueeze(-1), dim=1)
-        kwargs["grid_size"] = grid_size = self.grid_size(*pixel_values.shape[-2:])
+        grid_size = self.grid_size(*pixel_values.shape[-2:])
         rotations = self.rotary_embedding(grid_size, pixel_values, kept)
-        bias = None if self.relative_position_bias is None else self.relative_position_bias(grid_size)
+        kwargs["distances"] = distances = distances_of(self.config, grid_size, pixel_values.device)
+        bias = None if self.relative_position_bias is None else self.relative_position_bias(distances)
         last = len(self.layers) - 1
         for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
             read = num_output_tokens if index == last else None
@@ -605,9 +607,10 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         pixel_values = as_weights(pixel_values, self)
         stages = [self.embeddings(pixel_values)]
-        kwargs["grid_size"] = grid_size = self.grid_size(*pixel_values.shape[-2:])
+        grid_size = self.grid_size(*pixel_values.shape[-2:])
         rotations = self.rotary_embedding(grid_size, pixel_values, None)
-        bias = None if self.relative_position_bias is None else self.relative_position_bias(grid_size)
+        kwargs["distances"] = distances = distances_of(self.config, grid_size, pixel_values.device)
+        bias = None if self.relative_position_bias is None else self.relative_position_bias(distances)
         for layer, rotation in zip(self.layers, rotations, strict=True):
             stages.append(layer(stages[-1], bias, rotation=rotation, **kwargs))
         features = [self.layernorm(stages[index]) for index in self.out_indices]

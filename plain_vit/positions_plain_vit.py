@@ -303,16 +303,36 @@ ROTARY_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
 }
 
 
-# Added to the attention scores: each maps a patch grid (down, across) to the bias of all pairs of tokens, (heads, L, L)
+# Added to the attention scores: each maps the distances of all pairs of tokens to a bias of shape (heads, L, L)
 
 
-def relative_index(grid_size: tuple[int, int], device: torch.device) -> torch.Tensor:
-    """Return which of the (2 h - 1) (2 w - 1) distances, in raster order, is that of each pair of patches: (N, N)."""
+class Distances(NamedTuple):
+    """Distances of all pairs of tokens.
+
+    Args:
+        grid_size: Patches (down, across).
+        index: Which distance each pair has, of shape (L, L): for two patches one of the (2 h - 1) (2 w - 1) in raster
+            order; then, for tokens before the patches, from one to a patch, from a patch to one, between two.
+    """
+
+    grid_size: tuple[int, int]
+    index: torch.Tensor
+
+
+def distances_of(config: PlainViTConfig, grid_size: tuple[int, int], device: torch.device) -> Distances | None:
+    """Return the distances on a patch grid; None if no bias depends on them."""
+    if config.relative_position_bias == "none":
+        return None
     h, w = grid_size
     rows, columns = torch.meshgrid(torch.arange(h, device=device), torch.arange(w, device=device), indexing="ij")
     rows, columns = rows.flatten(), columns.flatten()
     down, across = rows[:, None] - rows + h - 1, columns[:, None] - columns + w - 1
-    return down * (2 * w - 1) + across
+    index, count, prefix = down * (2 * w - 1) + across, (2 * h - 1) * (2 * w - 1), config.num_prefix_tokens
+    if prefix:
+        index = F.pad(index, (0, 0, prefix, 0), value=count)
+        index = F.pad(index, (prefix, 0, 0, 0), value=count + 1)
+        index[:prefix, :prefix] = count + 2
+    return Distances(grid_size, index)
 
 
 class TableRelativePositionBias(nn.Module):
@@ -324,22 +344,14 @@ class TableRelativePositionBias(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        self.num_prefix_tokens = config.num_prefix_tokens
         self.grid_size = config.grid_size
         self.resampling = config.relative_position_resampling
         h, w = self.grid_size
-        rows = (2 * h - 1) * (2 * w - 1) + 3 * self.num_prefix_tokens
+        rows = (2 * h - 1) * (2 * w - 1) + 3 * config.num_prefix_tokens
         self.table = nn.Parameter(torch.zeros(rows, config.num_attention_heads))
 
-    def forward(self, grid_size: tuple[int, int]) -> torch.Tensor:
-        h, w = grid_size
-        distances = (2 * h - 1) * (2 * w - 1)
-        index = relative_index(grid_size, self.table.device)
-        if self.num_prefix_tokens:
-            index = F.pad(index, (0, 0, 1, 0), value=distances)
-            index = F.pad(index, (1, 0, 0, 0), value=distances + 1)
-            index[0, 0] = distances + 2
-        return self.resampled(grid_size)[index].permute(2, 0, 1)
+    def forward(self, distances: Distances) -> torch.Tensor:
+        return self.resampled(distances.grid_size)[distances.index].permute(2, 0, 1)
 
     def resampled(self, grid_size: tuple[int, int]) -> torch.Tensor:
         """Return the table for another grid."""
@@ -397,19 +409,17 @@ class MLPRelativePositionBias(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        self.num_prefix_tokens = config.num_prefix_tokens
         self.fc1 = nn.Linear(2, config.relative_position_mlp_size)
         self.dropout = nn.Dropout(0.125)
         self.fc2 = nn.Linear(config.relative_position_mlp_size, config.num_attention_heads)
 
-    def forward(self, grid_size: tuple[int, int]) -> torch.Tensor:
+    def forward(self, distances: Distances) -> torch.Tensor:
         device, dtype = self.fc1.weight.device, self.fc1.weight.dtype
-        axes = [torch.arange(1 - count, count, device=device).float() for count in grid_size]
-        distances = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
-        distances = (distances.sign() * torch.log(1.0 + distances.abs())).to(dtype)
-        table = self.fc2(self.dropout(F.relu(self.fc1(distances)))).flatten(0, 1)
-        bias = table[relative_index(grid_size, device)].permute(2, 0, 1)
-        return F.pad(bias, (self.num_prefix_tokens, 0, self.num_prefix_tokens, 0))
+        axes = [torch.arange(1 - count, count, device=device).float() for count in distances.grid_size]
+        steps = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
+        steps = (steps.sign() * torch.log(1.0 + steps.abs())).to(dtype)
+        table = F.pad(self.fc2(self.dropout(F.relu(self.fc1(steps)))), (0, 0, 0, 3))  # for tokens before the patches
+        return table[distances.index].permute(2, 0, 1)
 
 
 RELATIVE_POSITION_BIASES: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {

@@ -11,8 +11,10 @@ from plain_vit.positions_plain_vit import (
     RELATIVE_POSITION_BIASES,
     ROTARY_EMBEDDINGS,
     AxialRotaryEmbedding,
+    Distances,
     MixedRotaryEmbedding,
     Rotation,
+    distances_of,
 )
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
@@ -194,10 +196,17 @@ TABLES = ["relative_table", "relative_shared"]
 RELATIVE = [name for name in VARIATIONS if name.startswith("relative")]
 
 
+def on(config: PlainViTConfig, grid_size: tuple[int, int] = (3, 4)) -> Distances:
+    """Return the distances of the tokens of a config on a grid."""
+    found = distances_of(config, grid_size, torch.device("cpu"))
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("name", RELATIVE)
 def test_a_bias_belongs_to_a_distance_and_a_head(name: str) -> None:
     config = tiny_config(**VARIATIONS[name])
-    bias = randomize_(RELATIVE_POSITION_BIASES[config.relative_position_bias](config)).eval()((3, 4)).detach()
+    bias = randomize_(RELATIVE_POSITION_BIASES[config.relative_position_bias](config)).eval()(on(config)).detach()
     prefix = config.num_prefix_tokens
     assert bias.shape == (5, prefix + 12, prefix + 12)
     found: dict[tuple[int, int], torch.Tensor] = {}
@@ -212,7 +221,7 @@ def test_a_bias_belongs_to_a_distance_and_a_head(name: str) -> None:
 def test_the_class_token_has_three_biases_of_its_own() -> None:
     config = tiny_config(**VARIATIONS["relative_table"])
     module = randomize_(RELATIVE_POSITION_BIASES["table"](config))
-    bias = module((3, 4)).detach()
+    bias = module(on(config)).detach()
     to_patches, from_patches, itself = module.table.detach()[-3:]
     assert torch.equal(bias[:, 0, 1:], to_patches[:, None].expand(5, 12))
     assert torch.equal(bias[:, 1:, 0], from_patches[:, None].expand(5, 12))
@@ -226,7 +235,7 @@ def test_attention_adds_the_bias_to_its_scores(name: str) -> None:
     model = randomize_(PlainViTModel(config)).eval()
     module = model.relative_position_bias or model.layers[0].attention.relative_position_bias
     weights = model(pixels(), output_attentions=True).attentions[0].detach()
-    bias = module((3, 4)).detach()
+    bias = module(on(config)).detach()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.zero_()
@@ -248,7 +257,7 @@ def test_blocks_share_a_bias_or_have_their_own(name: str) -> None:
 def test_tables_of_other_grids_keep_the_distances_of_the_class_token(resampling: str, grid: tuple[int, int]) -> None:
     config = tiny_config(**VARIATIONS["relative_table"], relative_position_resampling=resampling)
     module = randomize_(RELATIVE_POSITION_BIASES["table"](config))
-    bias = module(grid).detach()
+    bias = module(on(config, grid)).detach()
     assert bias.shape == (5, 1 + grid[0] * grid[1], 1 + grid[0] * grid[1])
     assert torch.equal(bias[:, 0, 0], module.table.detach()[-1])
     patches = module.table.detach()[:-3]
