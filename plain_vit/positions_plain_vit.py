@@ -311,12 +311,12 @@ class Distances(NamedTuple):
 
     Args:
         grid_size: Patches (down, across).
-        index: Which distance each pair has, of shape (L, L): for two patches one of the (2 h - 1) (2 w - 1) in raster
-            order; then, for tokens before the patches, from one to a patch, from a patch to one, between two.
+        of_pairs: Number of the distance of each pair, of shape (L, L): for two patches one of the (2 h - 1) (2 w - 1)
+            in raster order; then, for tokens before the patches, from one to a patch, from a patch to one, between two.
     """
 
     grid_size: tuple[int, int]
-    index: torch.Tensor
+    of_pairs: torch.Tensor
 
 
 def distances_of(config: PlainViTConfig, grid_size: tuple[int, int], device: torch.device) -> Distances | None:
@@ -351,7 +351,7 @@ class TableRelativePositionBias(nn.Module):
         self.table = nn.Parameter(torch.zeros(rows, config.num_attention_heads))
 
     def forward(self, distances: Distances) -> torch.Tensor:
-        return self.resampled(distances.grid_size)[distances.index].permute(2, 0, 1)
+        return self.resampled(distances.grid_size)[distances.of_pairs].permute(2, 0, 1)
 
     def resampled(self, grid_size: tuple[int, int]) -> torch.Tensor:
         """Return the table for another grid."""
@@ -419,7 +419,7 @@ class MLPRelativePositionBias(nn.Module):
         steps = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
         steps = (steps.sign() * torch.log(1.0 + steps.abs())).to(dtype)
         table = F.pad(self.fc2(self.dropout(F.relu(self.fc1(steps)))), (0, 0, 0, 3))  # for tokens before the patches
-        return table[distances.index].permute(2, 0, 1)
+        return table[distances.of_pairs].permute(2, 0, 1)
 
 
 RELATIVE_POSITION_BIASES: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
