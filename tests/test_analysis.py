@@ -65,6 +65,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "post norm": {"block_type": "post_norm"},
     "sin-cos, dense patches": {"position_embedding_type": "sincos_2d", "position_embedding_on_prefix": False,
                                "patch_projection": "linear", "patch_pre_norm": True},
+    "rotary": {"rotary_embedding_type": "axial", "num_register_tokens": 1, "key_bias": False},
+    "relative": {"relative_position_bias": "table", "pooling": "mean", "final_norm": "after_pooling"},
     "one channel, norms, gains": {"num_channels": 1, "qk_norm": "norm", "layer_scale_init_value": 0.5},
 }  # fmt: skip
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -98,7 +100,7 @@ def attention_by_hand(model: Any, pixels: torch.Tensor) -> list[np.ndarray]:
 def uniform(model: Any) -> Any:
     """Make every token attend to all tokens alike."""
     for name, parameter in model.named_parameters():
-        if "k_proj" in name:
+        if "k_proj" in name or "relative_position_bias" in name:
             nn.init.zeros_(parameter)
     return model
 

@@ -365,7 +365,7 @@ def test_two_models_are_side_by_side_and_missing_figures_are_explained(tmp_path:
     assert not (tmp_path / "sheet" / "grad-cam-compared.png").exists()
     assert text.count('class="row pair"') == text.count("<h2 ") > 5
     assert text.count("returns no class scores for an image") == 4
-    assert text.count("the model has no position embeddings") == 2
+    assert text.count("the model adds no position embeddings") == 2
     assert "grad_cam" not in np.load(tmp_path / "sheet" / "arrays-compared.npz")
     assert np.load(tmp_path / "sheet" / "arrays-compared.npz")["rollout"].shape == (1, 4, 5)
 

@@ -133,7 +133,14 @@ def _positions(model: nn.Module, grid_size: tuple[int, int]) -> tuple[torch.Tens
     """Return the positions of the tokens before the patches, (P, D), and of the patches, (N, D), in float32."""
     positions = encoder(model).embeddings.position_embeddings
     if positions is None:
-        raise AnalysisError('the model has no position embeddings (position_embedding_type="none")')
+        config = encoder(model).config
+        where = {
+            "position_embedding_type": config.position_embedding_type,
+            "rotary_embedding_type": config.rotary_embedding_type,
+            "relative_position_bias": config.relative_position_bias,
+        }
+        said = ", ".join(f'{field}="{value}"' for field, value in where.items())
+        raise AnalysisError(f"the model adds no position embeddings to its tokens ({said})")
     like = torch.empty(0, device=plain(model).device)
     try:
         table = positions(grid_size, like).detach().float().cpu()
