@@ -184,7 +184,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         patch_pre_norm: Normalise the raw pixels of each patch before the projection (linear only).
         patch_post_norm: Normalise each patch after the projection.
         embedding_norm: Normalise all tokens after the positions were added, before the blocks (CLIP).
-        position_embedding_type: "learned" (a table), "sincos_2d" (Beyer et al. 2022, computed) or "none".
+        position_embedding_type: "learned" (a table), "learned_2d" (a table of rows and one of columns, half of the
+            channels each: appendix D.4), "sincos_2d" (Beyer et al. 2022, computed) or "none".
         position_embedding_on_prefix: Also add position embeddings to the tokens before the patches.
         position_resampling: How the table is resampled to another grid. "truncate" uses the first rows in raster order.
         rotary_embedding_type: "none", "axial" (queries and keys are rotated by the row and the column of their patch,
@@ -293,7 +294,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     patch_pre_norm: bool = False
     patch_post_norm: bool = False
     embedding_norm: bool = False
-    position_embedding_type: Literal["learned", "sincos_2d", "none"] = "learned"
+    position_embedding_type: Literal["learned", "learned_2d", "sincos_2d", "none"] = "learned"
     position_embedding_on_prefix: bool = True
     position_resampling: Literal[
         "bicubic", "bicubic_antialias", "bicubic_align_corners",
@@ -524,6 +525,10 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             (self.position_embedding_type == "sincos_2d" and self.position_embedding_on_prefix
              and self.num_prefix_tokens > 0,
              "sincos_2d has no positions for the tokens before the patches: set position_embedding_on_prefix=False"),
+            (self.position_embedding_type == "learned_2d" and self.hidden_size % 2 != 0,
+             f"learned_2d positions halve the channels: hidden_size must be even, not {self.hidden_size}"),
+            (self.position_embedding_type == "learned_2d" and self.position_resampling == "truncate",
+             "learned_2d has a table for each axis, whose first rows are no grid: set another position_resampling"),
             (self.position_embedding_type == "sincos_2d" and self.position_resampling == "truncate",
              "sincos_2d is computed for every grid and has no table to truncate: set another position_resampling"),
             (not self.attention_output_projection and heads * head_dim != self.hidden_size,

@@ -51,6 +51,7 @@ from .layers_plain_vit import (
 )
 from .positions_plain_vit import (
     ROTARY_EMBEDDINGS,
+    Learned2DPositionEmbedding,
     SinCos2DPositionEmbedding,
     distances_of,
     relative_position_bias,
@@ -104,6 +105,7 @@ PATCH_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
 }
 POSITION_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
     "learned": PlainViTPositionEmbedding,
+    "learned_2d": Learned2DPositionEmbedding,
     "sincos_2d": SinCos2DPositionEmbedding,
     "none": lambda config: None,
 }

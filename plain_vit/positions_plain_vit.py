@@ -38,6 +38,36 @@ class SinCos2DPositionEmbedding(nn.Module):
         return table.to(like.dtype)
 
 
+class Learned2DPositionEmbedding(nn.Module):
+    """Learned embeddings of the row and of the column, half of the channels each (the paper's appendix D.4).
+
+    Tokens before the patches have rows of their own, with all channels.
+    """
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.grid_size = config.grid_size
+        self.resampling = config.position_resampling
+        half = config.hidden_size // 2
+        self.rows = nn.Parameter(torch.zeros(self.grid_size[0], half))
+        self.columns = nn.Parameter(torch.zeros(self.grid_size[1], half))
+        prefix = config.num_prefix_tokens if config.position_embedding_on_prefix else 0
+        self.prefix = nn.Parameter(torch.zeros(prefix, config.hidden_size)) if prefix else None
+
+    def forward(self, grid_size: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+        (h, w), rows, columns = grid_size, self.rows, self.columns
+        if torch.compiler.is_exporting() or grid_size != self.grid_size:
+            rows = resample_positions(rows, (self.grid_size[0], 1), (h, 1), self.resampling)
+            columns = resample_positions(columns, (1, self.grid_size[1]), (1, w), self.resampling)
+        patches = torch.cat((rows[:, None].expand(-1, w, -1), columns.expand(h, -1, -1)), dim=-1).flatten(0, 1)  # N D
+        return patches if self.prefix is None else torch.cat((self.prefix, patches))
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Initialise the tables."""
+        for table in (self.rows, self.columns, self.prefix):
+            fresh.draw("positions", table)
+
+
 def resample_positions(
     table: torch.Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int], mode: str
 ) -> torch.Tensor:

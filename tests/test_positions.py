@@ -1,6 +1,7 @@
 """Rotations of queries and keys, and biases on the scores: what they compute, and which tokens they reach."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from plain_vit.positions_plain_vit import (
     MixedRotaryEmbedding,
     Rotation,
     distances_of,
+    resample_positions,
 )
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
@@ -294,3 +296,36 @@ def test_kernels_that_cannot_add_a_bias_are_refused(implementation: str) -> None
 def test_biases_without_a_meaning_are_refused(fields: dict, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         tiny_config(relative_position_bias="table", **fields)
+
+
+# Added to the tokens
+
+
+def test_rows_and_columns_have_half_of_the_channels_each() -> None:
+    model: Any = randomize_(PlainViTModel(tiny_config(position_embedding_type="learned_2d")))
+    module = model.embeddings.position_embeddings
+    table = module((3, 4), torch.zeros(1)).detach()
+    assert table.shape == (1 + 12, 40)
+    assert torch.equal(table[:1], module.prefix)
+    for patch in range(12):
+        expected = torch.cat((module.rows[patch // 4], module.columns[patch % 4]))
+        assert torch.equal(table[1 + patch], expected)
+
+
+@pytest.mark.parametrize("mode", ["bicubic", "bicubic_antialias", "bilinear", "bilinear_align_corners"])
+def test_tables_of_rows_and_columns_are_resampled_like_the_whole_table(mode: Any) -> None:
+    fields = {"position_embedding_type": "learned_2d", "use_class_token": False, "pooling": "mean"}
+    config = tiny_config(**fields, position_resampling=mode)
+    model: Any = randomize_(PlainViTModel(config))
+    module = model.embeddings.position_embeddings
+    whole = module((3, 4), torch.zeros(1))
+    for grid in ((5, 6), (2, 3), (3, 9)):
+        assert difference(module(grid, torch.zeros(1)), resample_positions(whole, (3, 4), grid, mode)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"), [({"hidden_size": 45}, "must be even"), ({"position_resampling": "truncate"}, "no grid")]
+)
+def test_tables_of_rows_and_columns_without_a_meaning_are_refused(fields: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        tiny_config(position_embedding_type="learned_2d", **fields)

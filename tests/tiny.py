@@ -31,6 +31,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         "position_embedding_type": "sincos_2d", "position_embedding_on_prefix": False, "use_class_token": False,
         "pooling": "mean",
     },
+    "learned_2d": {"position_embedding_type": "learned_2d"},
     "no_positions": {"position_embedding_type": "none"},
     "truncate": {"position_resampling": "truncate"},
     "rotary": {
