@@ -55,7 +55,9 @@ class Learned2DPositionEmbedding(nn.Module):
         self.prefix = nn.Parameter(torch.zeros(prefix, config.hidden_size)) if prefix else None
 
     def forward(self, grid_size: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
-        (h, w), rows, columns = grid_size, self.rows, self.columns
+        h, w = grid_size
+        rows: torch.Tensor = self.rows
+        columns: torch.Tensor = self.columns
         if torch.compiler.is_exporting() or grid_size != self.grid_size:
             rows = resample_positions(rows, (self.grid_size[0], 1), (h, 1), self.resampling)
             columns = resample_positions(columns, (1, self.grid_size[1]), (1, w), self.resampling)
