@@ -19,7 +19,15 @@ from plain_vit.conversion.transformers.families import CONTAINERS
 from plain_vit.conversion.transformers.source import TRANSFORMERS
 from tests.conftest import randomize_
 from tests.sweep import record
-from tests.transformers_models import CASES, opens_as, pixels_for, stage_differences, tiny_transformers, tolerance
+from tests.transformers_models import (
+    CASES,
+    opens_as,
+    pixels_for,
+    size_of,
+    stage_differences,
+    tiny_transformers,
+    tolerance,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +39,9 @@ BFLOAT16_REORDERED = 4e-2
 # models and AIMv2 their own grid).
 RESIZED: dict[str, dict[str, Any] | None] = {
     "Dinov2": {},
+    "InternVL": {},
+    "DepthAnything": {},
+    "PromptDepthAnything": {},
     "ViTMAE": None,
     "Aimv2": None,
     "CLIPModel": None,
@@ -89,7 +100,7 @@ def resized_difference(case: str) -> float | None:
     module = tiny_transformers(case)
     if options is None or "Masked" in case or "partial" in case:
         return None
-    if not isinstance(getattr(module.config, "vision_config", module.config).image_size, int):
+    if len(set(size_of(module))) > 1:
         # Of its own size, patches and image may be oblong; interpolating takes squares.
         module.config.image_size, module.config.patch_size = 56, 14
         module = randomize_(type(module)(module.config)).eval()

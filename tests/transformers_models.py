@@ -26,7 +26,7 @@ TOLERANCE = 1e-5
 def _of(name: str, config: str, **settings: Any) -> Callable[[], Any]:
     """Return the maker of a class with a flat configuration."""
     options = {key: settings.pop(key) for key in ("add_pooling_layer", "use_mask_token") if key in settings}
-    if config in ("Dinov2Config", "BeitConfig"):  # there it is a setting
+    if config in ("Dinov2Config", "BeitConfig", "InternVLVisionConfig"):  # there it is a setting
         settings |= {key: options.pop(key) for key in ("use_mask_token",) if key in options}
     return lambda: getattr(transformers, name)(getattr(transformers, config)(**settings), **options)
 
@@ -49,6 +49,28 @@ def _queried(name: str, config: str) -> Callable[[], Any]:
     """Return the maker of a class that has a model between the images and the language model."""
     return lambda: getattr(transformers, name)(
         getattr(transformers, config)(vision_config=SQUARE, qformer_config=QFORMER, text_config=OPT, num_query_tokens=3)
+    )
+
+
+def _internvl(name: str) -> Callable[[], Any]:
+    """Return the maker of a class that reads the tokens with a language model."""
+    text = {"model_type": "qwen2", **LANGUAGE, "num_key_value_heads": 2}
+    return lambda: getattr(transformers, name)(
+        transformers.InternVLConfig(vision_config={**SQUARE, "attention_bias": True}, text_config=text)
+    )
+
+
+def _depth(name: str) -> Callable[[], Any]:
+    """Return the maker of a class that estimates depth from the tokens of a DINOv2."""
+    backbone = {"model_type": "dinov2", **RATIO, "out_indices": [0, 1, 2, 3], "reshape_hidden_states": False}
+    sizes = {
+        "reassemble_hidden_size": 40,
+        "neck_hidden_sizes": [6, 8, 10, 12],
+        "fusion_hidden_size": 4,
+        "patch_size": 14,
+    }
+    return lambda: getattr(transformers, f"{name}ForDepthEstimation")(
+        getattr(transformers, f"{name}Config")(backbone_config=backbone, head_hidden_size=4, **sizes)
     )
 
 
@@ -171,6 +193,18 @@ CASES: dict[str, Callable[[], Any]] = {
     "Blip2VisionModelWithProjection": _queried("Blip2VisionModelWithProjection", "Blip2Config"),
     "InstructBlipVisionModel": _of("InstructBlipVisionModel", "InstructBlipVisionConfig", **SQUARE),
     "InstructBlipForConditionalGeneration": _queried("InstructBlipForConditionalGeneration", "InstructBlipConfig"),
+    "InternVLVisionModel": _of("InternVLVisionModel", "InternVLVisionConfig", **SQUARE, attention_bias=True),
+    "InternVLVisionModel, class token, mask token": _of(
+        "InternVLVisionModel", "InternVLVisionConfig", **SQUARE, use_mean_pooling=False, use_mask_token=True,
+    ),
+    "InternVLVisionModel, root mean squares, no positions": _of(
+        "InternVLVisionModel", "InternVLVisionConfig", **SQUARE, norm_type="rms_norm",
+        use_absolute_position_embeddings=False,
+    ),
+    "InternVLModel": _internvl("InternVLModel"),
+    "InternVLForConditionalGeneration": _internvl("InternVLForConditionalGeneration"),
+    "DepthAnythingForDepthEstimation": _depth("DepthAnything"),
+    "PromptDepthAnythingForDepthEstimation": _depth("PromptDepthAnything"),
     "SiglipVisionModel": _of("SiglipVisionModel", "SiglipVisionConfig", **SQUARE),
     "SiglipVisionModel, partial patches": _of(
         "SiglipVisionModel", "SiglipVisionConfig", **{**SQUARE, "image_size": 59}
@@ -192,13 +226,16 @@ REPRESENTATIVES = [
     "IJepaForImageClassification", "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification",
     "BeitForImageClassification", "Data2VecVisionForImageClassification", "DINOv3ViTModel", "CLIPModel",
     "OwlViTVisionModel", "GitVisionModel", "BlipForConditionalGeneration", "Blip2VisionModel without qkv biases",
-    "SiglipVisionModel, partial patches", "SiglipForImageClassification", "Aimv2VisionModel",
+    "InternVLForConditionalGeneration", "InternVLVisionModel, class token, mask token",
+    "DepthAnythingForDepthEstimation", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
+    "Aimv2VisionModel",
 ]  # fmt: skip
 
 # What differs in the order of operations, and by how much it may: the rest is 0.0.
 REORDERED = {
     "Siglip": "the pooling head is torch's MultiheadAttention there, which scales the query before the product",
     "Data2Vec": "the scores are divided by the root of the width there, and multiplied by its inverse here",
+    "InternVLVisionModel, root": "as for Aimv2, which shows in bfloat16",
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
 # The classes that hold more than what opens: where the rest of it is.
@@ -206,7 +243,9 @@ ENCODERS = {
     "BeitBackbone": "beit", "BeitForMaskedImageModeling": "beit",
     "ViTMAEForPreTraining": "vit", "CLIPSegForImageSegmentation": "clip.vision_model",
     "OwlViTForObjectDetection": "owlvit.vision_model", "Owlv2ForObjectDetection": "owlv2.vision_model",
-    "GitModel": "image_encoder", "GitForCausalLM": "git.image_encoder",
+    "GitModel": "image_encoder", "GitForCausalLM": "git.image_encoder", "InternVLModel": "vision_tower",
+    "InternVLForConditionalGeneration": "model.vision_tower", "DepthAnythingForDepthEstimation": "backbone",
+    "PromptDepthAnythingForDepthEstimation": "backbone",
     **dict.fromkeys(
         ("SiglipModel", "Aimv2Model", "AltCLIPModel", "ChineseCLIPModel", "CLIPSegModel", "OwlViTModel", "Owlv2Model",
          "BlipModel", "BlipForConditionalGeneration", "BlipForQuestionAnswering", "BlipForImageTextRetrieval",
@@ -239,10 +278,16 @@ def in_bfloat16(module: Any) -> Any:
     return module
 
 
+def size_of(module: Any) -> tuple[int, int]:
+    """Return the height and width of the images that a module was made for, in pixels."""
+    towers = [getattr(module.config, name, None) for name in ("vision_config", "backbone_config")]
+    own = next(filter(None, towers), module.config).image_size
+    return (own, own) if isinstance(own, int) else tuple(own)
+
+
 def pixels_for(module: Any, size: tuple[int, int] | None = None, seed: int = 1) -> torch.Tensor:
     """Return normalised pixels of the module's own size, or of another."""
-    own = getattr(module.config, "vision_config", module.config).image_size
-    height, width = size or ((own, own) if isinstance(own, int) else own)
+    height, width = size or size_of(module)
     return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(seed))
 
 

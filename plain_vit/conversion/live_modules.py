@@ -50,7 +50,8 @@ OPENS = {
     "timm.models": "VisionTransformer and VisionTransformerDistilled (vit_*, deit_*, flexivit_*, ...)",
     "vit_pytorch": "ViT, SimpleViT and their plain variants (docs/vit_pytorch.md lists them)",
     "transformers.models": "ViT, DeiT, ViTMSN, ViTMAE, IJepa, Dinov2 with and without registers, and the vision towers "
-    "of CLIP, MetaClip2, AltCLIP, ChineseCLIP, CLIPSeg, OwlViT, Owlv2, Git, Blip, Blip2, InstructBlip, Siglip, Aimv2",
+    "of CLIP, MetaClip2, AltCLIP, ChineseCLIP, CLIPSeg, OwlViT, Owlv2, Git, Blip, Blip2, InstructBlip, InternVL, "
+    "Siglip, Aimv2",
     "torchvision.models": "VisionTransformer (vit_b_16, ...)",
     "open_clip": "the image towers VisionTransformer, and TimmModel with a VisionTransformer of timm",
     "clip.model": "VisionTransformer, the image tower of the ViT models",

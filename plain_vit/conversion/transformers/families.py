@@ -220,6 +220,22 @@ BLIP_ROWS = [
     *(Row(f"post_layernorm.{name}", (f"vit.layernorm.{name}", f"vit.pooled_layernorm.{name}"), SHARED)
       for name in ("weight", "bias")),
 ]  # fmt: skip
+INTERNVL_ROWS = [
+    *PATCHES_AND_TOKENS,
+    Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token"),
+    Row("embeddings.position_embeddings", TABLE, POSITIONS),
+    Row("encoder.layer.{}.layernorm_before", f"{LAYER}.layernorm_before"),
+    Row("encoder.layer.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
+    Row("encoder.layer.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
+    Row("encoder.layer.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layer.{}.attention.projection_layer", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layer.{}.lambda_1", f"{LAYER}.layer_scale1.weight"),
+    Row("encoder.layer.{}.layernorm_after", f"{LAYER}.layernorm_after"),
+    Row("encoder.layer.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layer.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    Row("encoder.layer.{}.lambda_2", f"{LAYER}.layer_scale2.weight"),
+    *NORMS,
+]
 QKV = tuple(f"vit.pooler.{name}_proj" for name in "qkv")
 SIGLIP_ROWS = [
     *TOWER_BLOCK,
@@ -314,6 +330,16 @@ AIMV2_SETTINGS = {
     "qkv_bias": "qkv_bias",
     "mlp_bias": "mlp_bias",
     "initializer_range": "initializer_range",
+}
+INTERNVL_SETTINGS = {
+    **SIZES,
+    "layer_norm_eps": "layer_norm_eps",
+    "qkv_bias": "attention_bias",
+    "norm_type": "norm_type",
+    "hidden_dropout_prob": "hidden_dropout_prob",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "initializer_range",
+    "layer_scale_init_value": "layer_scale_init_value",
 }
 POOLER = "read where the tensors of a pooler are there"
 MASKED = "read by the decoder of the masked-image model alone"
@@ -485,6 +511,23 @@ def _write_beit(config: PlainViTConfig) -> dict[str, Any]:
     }
 
 
+def _read_internvl(settings: Mapping[str, Any]) -> dict[str, Any]:
+    positions = "learned" if settings["use_absolute_position_embeddings"] else "none"
+    pooled = {"pooling": "mean", "final_norm": "none"} if settings["use_mean_pooling"] else {}
+    return {"position_embedding_type": positions, **pooled}
+
+
+def _write_internvl(config: PlainViTConfig) -> dict[str, Any]:
+    gain = config.layer_scale_init_value
+    return {
+        "layer_scale_init_value": 1.0 if gain is None else gain,
+        "projection_dropout": config.hidden_dropout_prob,
+        "use_absolute_position_embeddings": config.position_embedding_type != "none",
+        "use_mean_pooling": config.pooling == "mean",
+        "use_mask_token": config.use_mask_token,
+    }
+
+
 VIT_READ: dict[str, Any] = {"read": _read_head_dim, "write": _write_head_dim}
 POOLER_SETTINGS = {"pooler_output_size": POOLER, "pooler_act": POOLER}
 STAGES = {"stage_names": BACKBONE, "out_features": "read", "out_indices": "read", "mlp_ratio": "read",
@@ -591,6 +634,11 @@ BLIP = Family(
 )  # fmt: skip
 BLIP_2 = replace(BLIP, model_type="blip_2_vision_model", settings={**BLIP.settings, "qkv_bias": "qkv_bias"})
 INSTRUCTBLIP = replace(BLIP_2, model_type="instructblip_vision_model")
+INTERNVL = Family(
+    "internvl_vision", INTERNVL_ROWS, (), INTERNVL_SETTINGS, VIT.fixed,
+    {**dict.fromkeys(("projection_dropout", "use_absolute_position_embeddings", "use_mean_pooling"), "read"),
+     "use_mask_token": "read off the tensor"}, _read_internvl, _write_internvl, square=True,
+)  # fmt: skip
 SIGLIP = Family(
     "siglip_vision_model", SIGLIP_ROWS, (), TOWER_SETTINGS,
     {"position_resampling": "bicubic", "use_class_token": False, "pooling": "mean"},
@@ -683,6 +731,7 @@ ARCHITECTURES = {
     "BlipVisionModel": Architecture(BLIP),
     "Blip2VisionModel": Architecture(BLIP_2),
     "InstructBlipVisionModel": Architecture(INSTRUCTBLIP),
+    "InternVLVisionModel": Architecture(INTERNVL),
     "SiglipVisionModel": Architecture(SIGLIP),
     "SiglipForImageClassification": Architecture(
         SIGLIP,
@@ -706,7 +755,7 @@ CANDIDATES = {
     "encoder": [
         "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel",
         "CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel", "Aimv2VisionModel", "GitVisionModel",
-        "BlipVisionModel", "Blip2VisionModel", "BeitModel",
+        "BlipVisionModel", "Blip2VisionModel", "BeitModel", "InternVLVisionModel",
     ],
 }  # fmt: skip
 
@@ -745,6 +794,16 @@ DETECTION = tuple(
     (f"{name}.*", "of the detector") for name in ("box_head", "class_head", "objectness_head", "layer_norm")
 )
 MATCHING = tuple((f"{name}.*", "compares images with texts") for name in ("itm_head", "vision_proj*"))
+CAUSAL = tuple(  # with the prefix of today's classes, or without, as in files
+    (f"{prefix}{name}.*", reason)
+    for prefix in ("", "model.")
+    for name, reason in (
+        ("language_model", "the language model"),
+        ("multi_modal_projector", "the projection to the language model"),
+        ("lm_head", "of the language model"),
+    )
+)
+DEPTH = (("neck.*", "of the estimation of depth"), ("head.*", "of the estimation of depth"))
 QFORMER = (
     ("qformer.*", "the model that queries the tokens"),
     ("query_tokens", "of the model that queries the tokens"),
@@ -788,14 +847,20 @@ CONTAINERS = {
     "Blip2ForImageTextRetrieval": Container("Blip2VisionModel", (*QFORMER, *TEXT, *MATCHING, *LANGUAGE[:3])),
     "Blip2VisionModelWithProjection": Container("Blip2VisionModel", (*QFORMER, *MATCHING)),
     "InstructBlipForConditionalGeneration": Container("InstructBlipVisionModel", QFORMER),
+    "InternVLModel": Container("InternVLVisionModel", CAUSAL),
+    "InternVLForConditionalGeneration": Container("InternVLVisionModel", CAUSAL),
+    "DepthAnythingForDepthEstimation": Container("Dinov2Model", DEPTH),
+    "PromptDepthAnythingForDepthEstimation": Container("Dinov2Model", DEPTH),
     "SiglipModel": Container("SiglipVisionModel", TEXT),
     "Aimv2Model": Container("Aimv2VisionModel", BESIDE),
 }
-# The models whose configuration holds that of a vision tower, as `vision_config`.
+# The models whose configuration contains that of a vision tower, as `vision_config` or as named below.
 COMPOSITES = {
     "clip": "clip_vision_model", "metaclip_2": "metaclip_2_vision_model", "altclip": "altclip_vision_model",
     "chinese_clip": "chinese_clip_vision_model", "clipseg": "clipseg_vision_model", "owlvit": "owlvit_vision_model",
     "owlv2": "owlv2_vision_model", "git": "git_vision_model", "blip": "blip_vision_model",
     "blip-2": "blip_2_vision_model", "instructblip": "instructblip_vision_model", "siglip": "siglip_vision_model",
-    "aimv2": "aimv2_vision_model",
+    "aimv2": "aimv2_vision_model", "internvl": "internvl_vision", "depth_anything": "dinov2",
+    "prompt_depth_anything": "dinov2",
 }  # fmt: skip
+TOWER_CONFIGS = {"depth_anything": "backbone_config", "prompt_depth_anything": "backbone_config"}

@@ -1,7 +1,7 @@
 """transformers' own Vision Transformers: live modules, files with current and 4.x names, and export.
 
 Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, DINOv3, BEiT, Data2Vec, the vision towers
-of CLIP and its kin, of BLIP and BLIP-2, SigLIP and AIMv2) is a table of tensors and a table of settings in
+of CLIP and its kin, of BLIP and BLIP-2, InternVL, SigLIP and AIMv2) is a table of tensors and a table of settings in
 `families.py`, read in both directions. What a class cannot represent is found by reading back the settings that it
 would be given.
 """
@@ -25,6 +25,7 @@ from ...image_processing_plain_vit import SourcePreprocessing
 from ..compare_modules import MASKED, class_path, differences, lost_fields
 from ..engine import Row, ignored_names, revert
 from ..format import UNSEEN, Description, Format, Hints, Inference, StateDict
+from ..infer import pair
 from .families import (
     AIMV2,
     ALTCLIP,
@@ -40,10 +41,12 @@ from .families import (
     DINOV2_WITH_REGISTERS,
     DINOV3,
     GIT,
+    INTERNVL,
     PATCHES,
     POOLER_ROWS,
     PROJECTION,
     SIGLIP,
+    TOWER_CONFIGS,
     VIT_MAE,
     VIT_MSN,
     Architecture,
@@ -98,7 +101,7 @@ class TransformersFormat(Format):
             "embeddings.rms_norm.weight",
             "embeddings.patch_embeddings.weight",  # DINOv3, without a table of positions
             "relative_position_bias_table",
-            ".lambda_1",  # BEiT, which may have no position at all
+            ".lambda_1",  # BEiT and InternVL, which may have no position at all
         )
         return _prefix(names) is not None and any(name.endswith(theirs) for name in names)
 
@@ -182,7 +185,7 @@ class TransformersFormat(Format):
         config, name = description.config, (description.layout or "").split()[0]
         kind, architecture = getattr(transformers, name), _architecture(name)
         whole: PreTrainedConfig = type(AutoConfig.for_model(settings["model_type"])).from_dict(dict(settings))
-        tower = whole.vision_config if settings["model_type"] in COMPOSITES else whole
+        tower = _tower_config(whole)
         # Parts that the tensors show to be there or not: a tower of two may be saved without its own.
         for setting in SHOWN_BY_TENSORS & _settings_for(config, architecture).keys():
             setattr(tower, setting, _settings_for(config, architecture)[setting])
@@ -261,7 +264,7 @@ def _changed_values(module: PreTrainedModel) -> list[str]:
     """Return what parts read in a forward pass that neither tensors nor the model's own configuration say."""
     faults = []
     config = module.config
-    said = [one.to_dict() for one in (config, getattr(config, "vision_config", config))]
+    said = [one.to_dict() for one in (config, _tower_config(config))]
     for path, part in module.named_modules():
         own = getattr(part, "config", None)
         if isinstance(own, PreTrainedConfig) and own is not config and own.to_dict() not in said:
@@ -291,6 +294,11 @@ def _prefix(names: Collection[str]) -> str | None:
     """Return the prefix of the encoder; None if there is no encoder."""
     found = {name.removesuffix(end) for name in names for end in PATCHES if name.endswith(end)}
     return found.pop() if len(found) == 1 else None
+
+
+def _tower_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the configuration of the vision tower in that of a model, or the configuration itself."""
+    return getattr(config, TOWER_CONFIGS.get(config.model_type, "vision_config"), config)
 
 
 def _prefixed(source: str | tuple[str, ...], prefix: str) -> str | tuple[str, ...]:
@@ -354,7 +362,13 @@ def _describe(
     family, said = architecture.family, whole.to_dict()
     outer = {}
     if settings["model_type"] in COMPOSITES:
-        outer, said = said, whole.vision_config.to_dict()
+        tower = _tower_config(whole)
+        outer, said = said, tower.to_dict()
+        if tower.model_type != family.model_type:
+            raise ExportError(
+                f"plain-vit does not know this tower of a {name}:",
+                [f"model_type={tower.model_type!r}: expected {family.model_type!r}"],
+            )
     known = {*family.settings.values(), *family.unread, "head_dim", *BOOKKEEPING}
     unknown = {key: value for key, value in said.items() if key not in known}
     declared = {one.name for one in dataclasses.fields(whole)}  # no setting around a tower acts in it
@@ -406,7 +420,12 @@ def _read_head(
             faults.append("use_shared_relative_position_bias=True beside use_relative_position_bias=True")
     if architecture.family is DINOV3 and settings["value_bias"] != settings["query_bias"]:
         faults.append(f"value_bias={settings['value_bias']} beside query_bias={settings['query_bias']}")
-    if architecture.family.square and not (isinstance(settings["image_size"], int)):
+    if architecture.family is INTERNVL and settings["projection_dropout"] != settings["hidden_dropout_prob"]:
+        values = [settings[key] for key in ("projection_dropout", "hidden_dropout_prob")]
+        faults.append("projection_dropout={} beside hidden_dropout_prob={}".format(*values))
+    if architecture.family is INTERNVL and not settings["use_mean_pooling"] and settings["norm_type"] != "layer_norm":
+        faults.append(f"norm_type={settings['norm_type']!r}, but for the last norm, a LayerNorm")
+    if architecture.family.square and len(set(pair(settings["image_size"]))) > 1:
         faults.append(f"image_size={settings['image_size']}: the class itself takes the grid for a square")
     return fields, faults
 
@@ -450,7 +469,7 @@ def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mappi
 
 # Models that a class can represent
 
-UNPOOLED = (VIT_MSN, VIT_MAE, GIT)
+UNPOOLED = (VIT_MSN, VIT_MAE, GIT, INTERNVL)
 REMEDY = " (settings that only affect training, such as drop_path_rate, can be set to 0 in the model's config first)"
 
 
@@ -543,7 +562,7 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
         equal |= {"representation_bias": False}
     if architecture.masked:
         equal["use_mask_token"] = True
-    elif architecture.head is POOLER_ROWS or family in (DINOV2, DINOV2_WITH_REGISTERS, DINOV3):
+    elif architecture.head is POOLER_ROWS or family in (DINOV2, DINOV2_WITH_REGISTERS, DINOV3, INTERNVL):
         equal["use_mask_token"] = config.use_mask_token
     if family in (BEIT, DATA2VEC_VISION) and not architecture.head and config.pooling == "mean":
         equal["final_norm"] = config.final_norm if config.final_norm == "none" else "after_pooling"
