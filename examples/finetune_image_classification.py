@@ -14,12 +14,15 @@ over all processes, and everything random is a function of the seed and of the p
 epoch. Only dropout, batch normalisation and streams do depend on it.
 """
 
+import dataclasses
 import math
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.utils.data import DataLoader
@@ -38,6 +41,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         LearnerOptions,
         SplitOptions,
         TransformOptions,
+        check_options,
         keywords,
         run_script,
     )
@@ -68,6 +72,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.run.folder import RunFolder, deciding_options
     from plain_vit.training.run.publishing import publish
     from plain_vit.training.run.report import write_report
+    from plain_vit.training.run.show_batch import check_picture, show_batch
     from plain_vit.training.run.snapshots import Snapshots
     from plain_vit.training.tasks.classification import Classification
 
@@ -80,23 +85,28 @@ class FinetuneArguments(ClassifierOptions):
     """
 
 
-def finetune(arguments: FinetuneArguments) -> Evaluation:
+def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None = None) -> Evaluation:
     """Run the fine-tuning.
 
     Args:
         arguments: as on the command line.
+        data: the dataset (default: the one that the arguments name).
 
     Returns:
         How the saved model does on the held-out split: `test`, or the validation split where there is no other.
     """
     start = time.perf_counter()
+    if arguments.overfit_batch is not None:
+        return overfit(arguments)
+    if arguments.show_batch is not None:
+        check_picture(arguments.show_batch)
     if arguments.push_to_hub is not None:
         check_repository(arguments.push_to_hub)
     accelerator, loading = start_run(arguments)
     processes = accelerator.num_processes
 
     # Data, model and schedule. Errors in them are found before anything is written.
-    data = open_data(arguments)
+    data = data or open_data(arguments)
     schedule = make_plan(arguments, data, processes)
     model, image_processor, teacher = make_models(arguments, data)
     transform = training_transform(image_processor, **keywords(arguments, TransformOptions))
@@ -106,13 +116,6 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
     task = Classification(model, evaluated_processor, data, arguments, transform.normalize, teacher)
     learner = Learner(model, arguments, accelerator, **keywords(arguments, LearnerOptions))
     run = RunFolder(arguments.output_dir, accelerator, deciding(arguments, data, processes), resume=arguments.resume)
-    if arguments.dry_run:
-        accelerator.print(
-            text_tables(describe_plan(arguments, data, schedule, learner, task, input_size(image_processor)))
-        )
-        sys.exit()
-
-    # Start the run, or resume it from its newest checkpoint.
     loop = Loop(
         task,
         learner,
@@ -123,6 +126,14 @@ def finetune(arguments: FinetuneArguments) -> Evaluation:
         early_stopping=arguments.early_stopping,
         skip_unreadable=arguments.corrupted == "skip",
     )
+    if arguments.dry_run:
+        if arguments.show_batch is not None:
+            draw_first_batch(arguments, data, transform, loop, image_processor)
+        plan = describe_plan(arguments, data, schedule, learner, task, input_size(image_processor))
+        accelerator.print(text_tables(plan))
+        sys.exit()
+
+    # Start the run, or resume it from its newest checkpoint.
     loop.begin()
     every = arguments.picture_every if arguments.report else 0
     snapshots = Snapshots(loop, data.splits[data.watched], data.label_names, evaluated_processor, every=every)
@@ -308,6 +319,48 @@ def training_batches(
     )
     images = AugmentedImages(data.train, transform, arguments.seed)
     return loop.batches(images, order, followed=arguments.mixup > 0 or arguments.cutmix > 0, **loading)
+
+
+def draw_first_batch(
+    arguments: FinetuneArguments,
+    data: ImageClassificationData,
+    transform: TrainingTransform,
+    loop: Loop[Evaluation],
+    image_processor: Any,
+) -> None:
+    """Draw the first batch that the first process would train on."""
+    loop.task.begin_step(0)
+    batch = next(iter(training_batches(arguments, data, transform, loop, {})))
+    if broken := [name for name in batch["broken"] if name]:
+        loop.accelerator.print(f"replaced, because it cannot be read: {', '.join(broken)}")
+    if loop.accelerator.is_main_process:
+        pixels, targets = cast(Classification, loop.task).inputs(batch)
+        show_batch(arguments.show_batch or "", pixels, targets, image_processor, data.label_names)
+        loop.accelerator.print(f"the first batch is drawn in {arguments.show_batch}")
+
+
+def overfit(arguments: FinetuneArguments) -> Evaluation:
+    """Train on the images of one batch alone, in a temporary folder, and evaluate on the same images."""
+    check_options(arguments)
+    if arguments.streaming or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise TrainingError(
+            "--overfit_batch is for stored images and one process: omit --streaming, start with python."
+        )
+    data, steps = open_data(arguments), arguments.overfit_batch
+    drawn = ShuffledStream(len(data.train), length=min(len(data.train), arguments.batch_size), seed=arguments.seed)
+    images = data.train.select(sorted(row for _, row, *_ in drawn))
+    data = dataclasses.replace(data, train=images, validation=None, test=images, train_images=len(images))
+    with tempfile.TemporaryDirectory() as folder:
+        alone = dataclasses.replace(
+            arguments, output_dir=f"{folder}/run", overfit_batch=None, steps=steps, epochs=None, evaluations=1,
+            early_stopping=None, checkpoints_kept=0, report=False, report_to="none", push_to_hub=None, resume=False,
+        )  # fmt: skip
+        result = finetune(alone, data)
+    print(
+        f"After {steps} steps on the same {result.count} images, their accuracy is {result.accuracy:.2%} and their "
+        f"loss {result.loss:.4f}. A model that can learn comes near 100%. Nothing was kept."
+    )
+    return result
 
 
 def evaluation_batches(

@@ -57,6 +57,7 @@ DRAWN: dict[str, Callable[[list[str]], Figure]] = {
     ),
     "top classes": lambda names: plots.plot_top_classes(IMAGES, PROBABILITIES, names, titles=names),
     "predictions": lambda names: plots.plot_predictions(IMAGES, PROBABILITIES, names, [0, 2, 1]),
+    "training batch": lambda names: plots.plot_training_batch(IMAGES, np.eye(ROWS) * 0.5 + 1 / 6, names),
     "confusion": lambda names: plots.plot_confusion_matrix(np.eye(ROWS, dtype=int), names),
     "pairs": lambda names: plots.plot_confused_pairs([2, 1], [0.5, 0.1], [(names[0], names[1]), (names[1], names[2])]),
     "lens": lambda names: plots.plot_logit_lens(IMAGES, np.stack([PROBABILITIES] * 2, axis=1), names, titles=names),

@@ -2,9 +2,12 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import PIL.Image
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -12,11 +15,13 @@ from datasets import Dataset, Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from plain_vit import PlainViTForImageClassification
+from plain_vit.analysis import displayable
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data import load_splits
 from plain_vit.training.metrics import evaluate_classifier
 from plain_vit.training.models import load_classifier
+from plain_vit.training.run import show_batch as show_batch_module
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.tasks import classification
 from tests.training_runs import assert_same_bits, open_script, save_stock_vit, weights_of
@@ -147,6 +152,58 @@ def test_run_with_the_options_of_recipes_resumes_to_the_same_bits(run, monkeypat
     assert max(rates) == pytest.approx(2e-3)
     with pytest.raises(TrainingError, match="magnitude_std"):
         run("half", resume=True, **{**options, "magnitude_std": 0.0})
+
+
+def test_first_batch_is_drawn_as_the_model_gets_it(run, tmp_path, monkeypatch, capsys):
+    seen: dict[str, Any] = {}
+    drawn = show_batch_module.plot_training_batch
+
+    def record(images: np.ndarray, shares: np.ndarray, names: list[str]) -> Any:
+        seen.update(images=images, shares=shares, names=names)
+        return drawn(images, shares, names)
+
+    monkeypatch.setattr(show_batch_module, "plot_training_batch", record)
+    options = {"mixup": 0.8, "crop_scale": 0.5, "augmentation": "randaugment", "random_erasing": 0.5}
+    picture = tmp_path / "batch.png"
+    with pytest.raises(SystemExit) as left:
+        run("dry", dry_run=True, show_batch=str(picture), **options)
+    assert not left.value.code
+    assert not (tmp_path / "dry").exists()
+    assert f"the first batch is drawn in {picture}" in capsys.readouterr().out
+    with PIL.Image.open(picture) as image:
+        assert image.size[0] > 800
+    given: list[torch.Tensor] = []
+    learnt = classification.Classification.loss
+
+    def watch(task: Any, model: Any, batch: Any) -> Any:
+        given.extend(task.inputs({**batch, "pixel_values": batch["pixel_values"].clone()}))
+        return learnt(task, model, batch)
+
+    monkeypatch.setattr(classification.Classification, "loss", watch)
+    trained = run("trained", **options)
+    pixels = displayable(given[0], AutoImageProcessor.from_pretrained(trained))
+    assert np.array_equal(seen["images"], pixels)
+    assert np.array_equal(seen["shares"], given[1].numpy())
+    assert ((seen["shares"] > 0).sum(axis=1) == 2).any()
+    for path in ("batch.jpg", "nowhere/batch.png"):
+        with pytest.raises(TrainingError, match=r"expected a .png file in an existing folder"):
+            run("refused", dry_run=True, show_batch=str(tmp_path / path))
+    with pytest.raises(TrainingError, match="Without dry_run, show_batch has no effect"):
+        run("refused", show_batch=str(picture))
+
+
+def test_one_batch_is_learnt_and_nothing_is_written(run, tmp_path, capsys):
+    run("overfit", overfit_batch=60, learning_rate=0.003, label_smoothing=0.0, batch_size=10)
+    found = re.search(
+        r"After 60 steps on the same 10 images, their accuracy is (.*)% and their loss (.*)\. A",
+        capsys.readouterr().out,
+    )
+    assert found
+    assert float(found[1]) == 100
+    assert float(found[2]) < 0.5  # log(10) at the start
+    assert not (tmp_path / "overfit").exists()
+    with pytest.raises(TrainingError, match="Both overfit_batch and dry_run are given"):
+        script.finetune(script.FinetuneArguments(**SHORT, model="m", output_dir="o", overfit_batch=3, dry_run=True))
 
 
 def test_checkpointed_run_gives_the_losses_of_a_plain_one(run):

@@ -189,6 +189,31 @@ def plot_predictions(
     return figure
 
 
+def plot_training_batch(images: np.ndarray, shares: np.ndarray, class_names: Sequence[str]) -> Figure:
+    """Draw training images with their labels; a blended image has the share of each of its classes.
+
+    Args:
+        images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
+        shares: Share of each class of shape (B, classes); one class of an image that is not blended has 1.
+        class_names: Names in the order of the classes.
+    """
+    names = class_labels(class_names)
+    columns = min(8, len(images))
+    rows = math.ceil(len(images) / columns)
+    figure = plain_figure(1.5 * columns, 1.75 * rows + 0.3)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for axis, image, of_image in zip(axes.flat, images, shares, strict=False):
+        _show_image(axis, image)
+        likeliest = np.argsort(-of_image, kind="stable")
+        shown = [number for number in likeliest[:2] if of_image[number] > 0]
+        blended = of_image[likeliest[0]] < 1
+        text = [f"{names[number]}: {percent(of_image[number])}" if blended else names[number] for number in shown]
+        axis.set_title("\n".join(text), fontsize=8)
+    return figure
+
+
 def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Figure:
     """Draw a confusion matrix; the colour is the fraction of the true class.
 

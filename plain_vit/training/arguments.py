@@ -296,6 +296,12 @@ class RunOptions(FolderOptions):
         5.0, help="epochs between snapshots of attention and positions for the report; 0: none"
     )
     dry_run: bool = option(False, help="print the plan and its requirements, and write nothing")
+    show_batch: str | None = option(
+        None, help="PNG file: with --dry_run, draw the first training batch as the model gets it, with its labels"
+    )
+    overfit_batch: int | None = option(
+        None, help="train this many steps on the images of one batch, say how well they are learnt, and write nothing"
+    )
     license: str | None = option(
         None, help="licence of the weights, for the model card (default: as in the card of the source)"
     )
@@ -401,7 +407,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         ("steps", "batch_size", "gradient_accumulation_steps", "evaluations", "eval_batch_size", "log_every",
          "checkpoint_every", "early_stopping", "lora_rank", "lora_alpha", "stream_images", "stream_buffer",
-         "resize_to", "repeated_augmentation", "base_batch_size"),
+         "resize_to", "repeated_augmentation", "base_batch_size", "overfit_batch"),
         (1, math.inf),
     ),
     **dict.fromkeys(
@@ -427,6 +433,7 @@ COMPANIONS = {
     "lora_rank": ("lora_alpha", "lora_targets"),
     "streaming": ("stream_images", "stream_buffer"),
     "report": ("picture_every",),
+    "dry_run": ("show_batch",),
     "push_to_hub": ("hub_private",),
 }
 
@@ -447,6 +454,8 @@ def check_options(arguments: Any) -> None:
             raise TrainingError(f"{name} is 0: expected a positive number.")
     if arguments.steps is not None and arguments.epochs is not None:
         raise TrainingError(f"Both steps ({arguments.steps}) and epochs ({arguments.epochs:g}) are given: give one.")
+    if getattr(arguments, "overfit_batch", None) is not None and arguments.dry_run:
+        raise TrainingError("Both overfit_batch and dry_run are given: give one.")
     _check_rates(arguments)
     if getattr(arguments, "bce_target_threshold", None) is not None and arguments.loss == "cross_entropy":
         raise TrainingError(

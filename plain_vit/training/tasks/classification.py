@@ -77,7 +77,7 @@ class Classification(Task[Evaluation]):
         """Draw the blend of the step."""
         self.blend = self.mixing.blend(step)
 
-    def _inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return pixels and targets, blended if the step has a blend."""
         pixels, labels = self.normalize(batch["pixel_values"]), batch["labels"]
         if self.blend is None:
@@ -90,7 +90,7 @@ class Classification(Task[Evaluation]):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the mean loss of a batch, and the number of correct predictions."""
         options = self.options
-        pixels, targets = self._inputs(batch)
+        pixels, targets = self.inputs(batch)
         logits = model(pixel_values=pixels).logits.float()
         loss = classification_loss(
             logits,

@@ -1,0 +1,48 @@
+"""Picture of the first training batch, exactly as the model gets it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ...analysis import displayable
+from ...errors import TrainingError
+from ...extras import needs
+from ...files.staging import staged_file
+
+with needs("plain-vit[train]"):
+    from ...analysis.plots import plot_training_batch
+
+IMAGES = 32  # at most
+
+
+def check_picture(path: str) -> None:
+    """Refuse a path to which no picture can be written.
+
+    Raises:
+        TrainingError: It is not a PNG file in an existing folder.
+    """
+    if Path(path).suffix.lower() != ".png" or not Path(path).absolute().parent.is_dir():
+        raise TrainingError(f"show_batch is {path}: expected a .png file in an existing folder.")
+
+
+def show_batch(
+    path: str, pixels: torch.Tensor, targets: torch.Tensor, image_processor: Any, class_names: list[str]
+) -> None:
+    """Draw the images of a batch with their labels.
+
+    Args:
+        path: PNG file, replaced if it exists.
+        pixels: normalised pixels (B, C, H, W), as the model gets them; only their values beyond black and white are
+            cut off.
+        targets: labels (B), or shares of the classes (B, classes).
+        image_processor: image processor whose normalisation is undone.
+        class_names: the classes, in the order of their numbers.
+    """
+    count = len(class_names)
+    shares = F.one_hot(targets, count) if targets.ndim == 1 else targets
+    images = displayable(pixels[:IMAGES], image_processor)
+    figure = plot_training_batch(images, shares[:IMAGES].float().cpu().numpy(), class_names)
+    with staged_file(Path(path), force=True) as new:
+        figure.savefig(new, format="png", dpi=110)
