@@ -46,7 +46,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         head_layer,
         train_probes,
     )
-    from plain_vit.training.run.folder import move_into, write_file
+    from plain_vit.training.run.folder import as_json, move_into, read_json, write_file
 
 FEATURES, SOURCE = "features.safetensors", "features.json"
 
@@ -122,6 +122,7 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         if accelerator.is_main_process:
             store_features(folder, source, features)
     results: dict[str, Any] = {
+        **earlier_results(folder),
         "model": arguments.model,
         "dataset": arguments.dataset,
         "images": {split: len(of.labels) for split, of in features.items()},
@@ -135,9 +136,15 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         tqdm.write(f"the model is in {folder}")
         save_model(model, image_processor, folder)
     if arguments.mode in ("few_shot", "both"):
-        results["few_shot"] = probe_few_shots(arguments, features, data)
-    write_file(folder / "results.json", json.dumps(results, indent=2) + "\n")
+        results["few_shot"] = {**results.get("few_shot", {}), **probe_few_shots(arguments, features, data)}
+    write_file(folder / "results.json", as_json(results, indent=2) + "\n")
     return results
+
+
+def earlier_results(folder: Path) -> dict[str, Any]:
+    """Return the results of earlier probes of the same features; those of another mode, or of other shots, stay."""
+    file = folder / "results.json"
+    return read_json(file) if file.is_file() else {}
 
 
 def compute_features(
@@ -149,7 +156,7 @@ def compute_features(
     for split, rows in data.splits.items():
         loader = accelerator.prepare(DataLoader(ReadableImages(rows), **loading))
         bar = tqdm(loader, desc=f"features of {split}", disable=not accelerator.is_main_process)
-        batches = UnreadableImages(stop=True, say=tqdm.write).watch(bar)
+        batches = UnreadableImages(stop=True, say=tqdm.write, advice="Repair it, or remove it.").watch(bar)
         features[split] = extract_features(prepared, batches, accelerator, size=len(rows))
     return features
 

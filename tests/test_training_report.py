@@ -3,6 +3,7 @@
 import base64
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from io import BytesIO
@@ -119,7 +120,8 @@ def test_share_of_waiting_counts_the_wait_for_batches_and_leaves_pauses_out(cloc
         assert bar.rates() == {"images_per_second": 80 / 32, "waiting_for_data": 12 / 32}
 
 
-def test_bar_and_table_show_what_was_measured(clock, capsys):
+def test_bar_and_table_show_what_was_measured(clock, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with Progress(total=100, done=40, shown=True) as bar:
         clock.now += 2
         bar.update(30)
@@ -138,6 +140,32 @@ def test_bar_and_table_show_what_was_measured(clock, capsys):
     assert len(head) == len(first) == len(second)  # columns are aligned
     assert "loss 1.250, accuracy 50.0%, waiting for data 0%" in printed.err
     assert "img/s" in printed.err
+
+
+def test_file_gets_one_line_for_each_log_entry_instead_of_a_bar(clock, capsys):
+    with Progress(total=200, done=40, shown=True) as bar:
+        for _ in range(3):
+            clock.now += 2
+            bar.update(30)
+            bar.show(loss="1.250")
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.splitlines() == [
+        " 35%, 70 of 200 images, 15 images/s, 00:08 left, loss 1.250, waiting for data 0%",
+        " 50%, 100 of 200 images, 15 images/s, 00:06 left, loss 1.250, waiting for data 0%",
+        " 65%, 130 of 200 images, 15 images/s, 00:04 left, loss 1.250, waiting for data 0%",
+    ]
+    with Progress(total=200, done=0, shown=False) as bar:
+        bar.update(30)
+        bar.show(loss="1.250")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_cells_that_are_too_long_stay_apart(clock, capsys):
+    with Progress(total=100_000_000, done=0, shown=True) as bar:
+        bar.row({"epoch": "1.0", "evaluated": "50000 of 50000", "test loss": "12345678901.2345", "lr": "3.00e-04"})
+    cells = capsys.readouterr().out.splitlines()[1]
+    assert "50000 of 50000  12345678901.2345  3.00e-04" in cells
 
 
 # Trackers

@@ -204,20 +204,19 @@ def test_run_ends_at_the_first_unreadable_image_and_names_its_file(damaged, work
     data = load_classification_data(str(damaged))
     collate = ProcessedImages(PlainViTImageProcessor(size={"height": 24, "width": 24}))
     loader = DataLoader(ReadableImages(data.test), batch_size=2, collate_fn=collate, **loading_options(workers))
-    with pytest.raises(DataError, match=r"cannot be read: .*test/b/3\.png \(.*--corrupted skip"):
-        list(UnreadableImages(stop=True, say=print).watch(loader))
+    with pytest.raises(DataError, match=r"cannot be read: .*test/b/3\.png \(.*Repair it\."):
+        list(UnreadableImages(stop=True, say=print, advice="Repair it.").watch(loader))
     train = AugmentedImages(data.train, AS_THEY_ARE, seed=1)
     sampler = ShuffledStream(10, length=10, seed=0)
+    rows = DataLoader(train, sampler=sampler, **loading_options(workers))
     with pytest.raises(DataError, match=r"train/./[45]\.png"):
-        list(
-            UnreadableImages(stop=True, say=print).watch(DataLoader(train, sampler=sampler, **loading_options(workers)))
-        )
+        list(UnreadableImages(stop=True, say=print, advice="Repair it.").watch(rows))
 
 
 def test_skipped_images_are_counted_and_each_is_named_once(damaged):
     said: list[str] = []
     train = AugmentedImages(load_classification_data(str(damaged)).train, AS_THEY_ARE, seed=1)
-    watched = UnreadableImages(stop=False, say=said.append, count=7)
+    watched = UnreadableImages(stop=False, say=said.append, advice="", count=7)
     batches = list(watched.watch(DataLoader(train, batch_size=5, sampler=ShuffledStream(10, length=30, seed=0))))
     assert len(batches) == 6
     assert "broken" not in batches[0]

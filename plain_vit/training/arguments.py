@@ -1,18 +1,23 @@
 """Options of the training scripts: in groups, from the command line, from a file and from recipes."""
 
 import dataclasses
+import errno
+import json
 import math
+import os
 import sys
+import time
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 import yaml
 from transformers import HfArgumentParser
 
-from ..errors import PlainViTError, TrainingError
+from ..errors import OutputError, PlainViTError, TrainingError
 from .recipes import describe_recipes, recipe_options
 
 Options = TypeVar("Options")
@@ -327,13 +332,36 @@ class Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
     """Help formatter that shows defaults and keeps the description's line breaks."""
 
 
+# What a full, read-only or foreign disk says.
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
 def run_script(run: Callable[[Options], object], kind: type[Options], *, description: str | None) -> None:
     """Run a script with its command line; a PlainViTError becomes one line and an exit code."""
     try:
         run(parse_arguments(kind, sys.argv[1:], description=description))
     except PlainViTError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _end_with(error)
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        _end_with(OutputError(f"{error.filename or 'A file'} cannot be read or written: {error.strerror}."))
+
+
+def _end_with(error: PlainViTError) -> NoReturn:
+    """End with an error in one line.
+
+    The summary of torchrun shows what a process wrote into its error file; then only the first process prints the line.
+    """
+    line = f"{type(error).__name__}: {error}"
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file:
+        content = {"message": line, "extraInfo": {"py_callstack": line, "timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": content}), encoding="utf-8")
+    if not file or os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr, flush=True)
+    sys.exit(error.exit_code)
 
 
 def parse_arguments(kind: type[Options], command_line: Sequence[str], *, description: str | None) -> Options:

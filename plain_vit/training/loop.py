@@ -202,7 +202,9 @@ class Loop(Generic[Result]):
         self.accelerator = run.accelerator
         self.trackers = tracker_names(options.report_to)
         self.checkpoint_size = checkpoint_bytes(learner.model, learner.average)
-        self.unreadable = UnreadableImages(stop=not skip_unreadable, say=tqdm.write)
+        self.unreadable = UnreadableImages(
+            stop=not skip_unreadable, say=tqdm.write, advice="Repair it, or train with --corrupted skip."
+        )
         self.step, self.stale = 0, 0
         self.best_score: float | None = None
         self.result: Result | None = None  # on the watched split, of the weights after step `result_step`

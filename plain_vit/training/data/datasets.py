@@ -1,7 +1,7 @@
 """Image classification datasets: opening, columns, validation and splits."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from ...errors import DataError
+from ...errors import DataError, listed
 from ...extras import needs
 from ..glyphs import CHARACTERS, render_glyphs
 from .benchmarks import BENCHMARKS
@@ -25,12 +25,17 @@ with needs("plain-vit[train]"):
         Image,
         IterableDataset,
         IterableDatasetDict,
+        NamedSplit,
+        SplitDict,
+        SplitInfo,
         Value,
         concatenate_datasets,
         load_dataset,
+        load_dataset_builder,
         load_from_disk,
     )
     from datasets.exceptions import DatasetNotFoundError
+    from pyarrow import parquet  # type: ignore[import-untyped]
     from sklearn.datasets import load_digits as load_scikit_learn_digits
     from sklearn.model_selection import train_test_split
 
@@ -104,7 +109,8 @@ def load_splits(name: str, *, subset: str | None = None, streaming: bool = False
         return _load_folder(path, streaming)
     if path.is_file():
         if path.suffix == ".parquet":
-            return load_dataset("parquet", data_files={"train": name}, streaming=streaming)
+            splits = load_dataset("parquet", data_files={"train": name}, streaming=streaming)
+            return _with_sizes(splits, {"train": _parquet_rows(name)}) if streaming else splits
         raise DataError(f"The file {name} is not a dataset: expected a .parquet file or a folder.")
     if path.is_absolute() or name.startswith(".") or path.suffix or name.count("/") > 1:
         raise DataError(f"There is no file or folder {name}.")
@@ -131,10 +137,14 @@ def _load_folder(path: Path, streaming: bool) -> DatasetDict | IterableDatasetDi
         return _streamed(saved) if streaming else saved
     files = [file for file in path.rglob("*") if file.is_file()]
     if any(file.suffix == ".parquet" for file in files):
+        if streaming:
+            return _streamed_files("parquet", path, _parquet_rows)
         return load_dataset("parquet", data_dir=str(path), streaming=streaming)
     if any(file.suffix == ".tar" for file in files):
         return load_dataset("webdataset", data_dir=str(path), streaming=streaming)
     if any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
+        if streaming:
+            return _streamed_files("imagefolder", path, _is_image)
         return load_dataset("imagefolder", data_dir=str(path), streaming=streaming)
     raise DataError(
         f"The folder {path} holds no dataset: expected one sub-folder of images per class, parquet files, webdataset "
@@ -143,9 +153,31 @@ def _load_folder(path: Path, streaming: bool) -> DatasetDict | IterableDatasetDi
 
 
 def _streamed(splits: DatasetDict) -> IterableDatasetDict:
-    return IterableDatasetDict(
-        {name: split.to_iterable_dataset(num_shards=min(len(split), SHARDS)) for name, split in splits.items()}
-    )
+    streams = {name: split.to_iterable_dataset(num_shards=min(len(split), SHARDS)) for name, split in splits.items()}
+    return _with_sizes(IterableDatasetDict(streams), {name: len(split) for name, split in splits.items()})
+
+
+def _with_sizes(streams: IterableDatasetDict, sizes: Mapping[str, int]) -> IterableDatasetDict:
+    """Note the numbers of rows of streams, where `_stream_size` finds them."""
+    for name, stream in streams.items():
+        stream.info.splits = SplitDict({name: SplitInfo(name, num_examples=sizes[name])})
+        stream._split = NamedSplit(name)
+    return streams
+
+
+def _streamed_files(kind: str, path: Path, count: Callable[[str], int]) -> IterableDatasetDict:
+    """Stream files, with the sizes of the splits as the sum over their files."""
+    files = load_dataset_builder(kind, data_dir=str(path)).config.data_files
+    sizes = {str(split): sum(map(count, names)) for split, names in files.items()}
+    return _with_sizes(load_dataset(kind, data_dir=str(path), streaming=True), sizes)
+
+
+def _parquet_rows(file: str) -> int:
+    return int(parquet.read_metadata(file).num_rows)
+
+
+def _is_image(file: str) -> int:
+    return Path(file).suffix.lower() in IMAGE_SUFFIXES
 
 
 def find_columns(features: Features, *, image: str | None = None, label: str | None = None) -> tuple[str, str]:
@@ -174,6 +206,11 @@ def _find_column(features: Features, role: str, asked: str | None, wanted: type)
     if asked is None:
         if len(fitting) == 1:
             return fitting[0]
+        if role == "label" and set(features) == {"image"}:
+            raise DataError(
+                "The images have no labels: an image folder has the images of each class in a folder of their own, as "
+                "train/CLASS/image.jpg, and no others beside them."
+            )
         found = "no column" if not fitting else f"{len(fitting)} columns, {' and '.join(fitting)},"
         raise DataError(f"There is {found} of type {wanted.__name__} among {columns}: give one with {option}.")
     if asked not in features:
@@ -429,7 +466,9 @@ def _stream_size(stream: IterableDataset, given: int | None) -> int:
         return given
     said = (stream.info.splits or {}).get(str(stream.split))
     if said is None or not said.num_examples:
-        raise DataError("The stream does not say how many training images it has: set --stream_images.")
+        raise DataError(
+            "The stream does not say how many training images it has, as .tar shards never do: set --stream_images."
+        )
     return int(said.num_examples)
 
 
@@ -485,6 +524,7 @@ def _with_class_labels(splits: dict[str, Any], given: list[str] | None = None) -
                 raise DataError(f"The classes of the {role} split differ from those of the training split.")
         return splits, list(feature.names)
     values = {role: split["label"][:] for role, split in splits.items()}
+    _refuse_missing_labels(values)
     kinds = {type(value) for column in values.values() for value in column}
     if kinds not in ({int}, {str}):
         raise DataError(f"The label column holds {feature}: expected classes, integers or strings, one per image.")
@@ -503,7 +543,9 @@ def _with_class_labels(splits: dict[str, Any], given: list[str] | None = None) -
 
 def _checked(splits: dict[str, Any], names: list[str], *, test_is_named: bool) -> dict[str, Any]:
     """Return stored splits in RGB after validating labels; a test split with secret labels is omitted."""
-    labels = {role: np.asarray(split["label"]) for role, split in splits.items() if isinstance(split, Dataset)}
+    values = {role: split["label"][:] for role, split in splits.items() if isinstance(split, Dataset)}
+    _refuse_missing_labels(values)
+    labels = {role: np.asarray(numbers) for role, numbers in values.items()}
     if not test_is_named and "test" in splits and (labels["test"] == -1).all():
         del splits["test"], labels["test"]  # how the Hub publishes secret labels
     if len(names) < 2 or ("train" in labels and len(np.unique(labels["train"])) < 2):
@@ -511,7 +553,24 @@ def _checked(splits: dict[str, Any], names: list[str], *, test_is_named: bool) -
         raise DataError(f"All training images are {only!r}: expected at least two classes.")
     for role, numbers in labels.items():
         _check_labels(role, numbers, names)
+    if "train" in labels:
+        images = np.bincount(labels["train"], minlength=len(names))
+        if lacking := [names[number] for number in np.flatnonzero(images == 0)]:
+            raise DataError(
+                f"{len(lacking)} of the {len(names)} classes have no training images: {listed(lacking)}. Add images, "
+                "or remove the classes."
+            )
     return {**splits, **{role: splits[role].cast_column("image", Image(mode="RGB")) for role in labels}}
+
+
+def _refuse_missing_labels(labels: Mapping[str, Sequence[Any]]) -> None:
+    for role, values in labels.items():
+        if None in values:
+            raise DataError(
+                f"{values.count(None)} of the {len(values)} images of the {role} split have no label, the first one is "
+                f"at row {values.index(None)}. In an image folder the images of each class are in a folder of their "
+                f"own, as {role}/CLASS/image.jpg; elsewhere, remove the rows."
+            )
 
 
 def _check_labels(role: str, labels: np.ndarray, names: Sequence[str]) -> None:

@@ -152,11 +152,12 @@ class UnreadableImages:
     Args:
         stop: stop at the first one; otherwise they are counted, and each is reported once.
         say: prints a line.
+        advice: what to do about an image at which it stops.
         count: the count so far, in a resumed run.
     """
 
-    def __init__(self, *, stop: bool, say: Callable[[str], object], count: int = 0) -> None:
-        self.stop, self.say, self.count = stop, say, count
+    def __init__(self, *, stop: bool, say: Callable[[str], object], advice: str, count: int = 0) -> None:
+        self.stop, self.say, self.advice, self.count = stop, say, advice, count
         self.named: set[str] = set()
 
     def watch(self, batches: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -168,7 +169,7 @@ class UnreadableImages:
         for batch in batches:
             for broken in filter(None, batch.pop("broken", ())):
                 if self.stop:
-                    raise DataError(f"An image cannot be read: {broken}. Repair it, or train with --corrupted skip.")
+                    raise DataError(f"An image cannot be read: {broken}. {self.advice}")
                 self.count += 1
                 if broken not in self.named:
                     self.named.add(broken)

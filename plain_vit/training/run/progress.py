@@ -1,5 +1,6 @@
-"""Progress of a run: a bar, and a table with one row per evaluation."""
+"""Progress of a run: a bar in a terminal or lines in a file, and a table with one row per evaluation."""
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,11 +9,13 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-COLUMN = 10  # minimum width in characters
+COLUMN = 8  # minimum width in characters, without the space between columns
 
 
 class Progress:
-    """Progress bar over all training images, training clock, and table.
+    """Progress over all training images, training clock, and table.
+
+    A terminal shows a bar; elsewhere, as in the log file of a job, each `show` prints a line.
 
     The clock stops while the run does something other than training. Time spent waiting for data is the time the loop
     needs to get its next batch, even if an accelerator is still busy with the previous one.
@@ -27,9 +30,11 @@ class Progress:
         self.images, self.waited, self.paused = 0, 0.0, 0.0
         self.begun = time.perf_counter()
         self.last_row = (0, 0.0)  # images and seconds at the last row of the table
+        self.total, self.done = total, done
+        self.in_terminal = sys.stderr.isatty()
         self.bar = tqdm(
             total=total, initial=done, unit="img", unit_scale=True, dynamic_ncols=True, mininterval=0.2,
-            disable=not shown,
+            disable=not (shown and self.in_terminal),
         )  # fmt: skip
         self.say = tqdm.write if shown else lambda line: None
 
@@ -76,9 +81,18 @@ class Progress:
         self.bar.update(images)
 
     def show(self, **values: str) -> None:
-        """Show values next to the bar, which shows images per second and the time left."""
-        values["waiting for data"] = f"{self.rates()['waiting_for_data']:.0%}"
-        self.bar.set_postfix_str(", ".join(f"{name} {value}" for name, value in values.items()), refresh=False)
+        """Show values, with images per second and the time left."""
+        rates = self.rates()
+        values["waiting for data"] = f"{rates['waiting_for_data']:.0%}"
+        text = ", ".join(f"{name} {value}" for name, value in values.items())
+        self.bar.set_postfix_str(text, refresh=False)
+        if not self.in_terminal:
+            seen = self.done + self.images
+            left = tqdm.format_interval((self.total - seen) / max(rates["images_per_second"], 1e-9))
+            self.say(
+                f"{seen / self.total:4.0%}, {seen} of {self.total} images, {rates['images_per_second']:.0f} images/s, "
+                f"{left} left, {text}"
+            )
 
     def row(self, cells: Mapping[str, str]) -> None:
         """Print one row of the table, with images per second since the last one, and the time; the header comes first.
@@ -93,10 +107,10 @@ class Progress:
             "time": tqdm.format_interval(time.perf_counter() - self.begun),
         }
         if self.last_row == (0, 0.0):
-            self.say("".join(name.rjust(_width(name)) for name in cells))
-        self.say("".join(cell.rjust(_width(name)) for name, cell in cells.items()))
+            self.say("".join(f"  {name:>{_width(name)}}" for name in cells))
+        self.say("".join(f"  {cell:>{_width(name)}}" for name, cell in cells.items()))
         self.last_row = (self.images, self.seconds)
 
 
 def _width(name: str) -> int:
-    return max(COLUMN, len(name) + 2)
+    return max(COLUMN, len(name))

@@ -16,6 +16,7 @@ from ...analysis import confusion_matrix, displayable
 from ...analysis.page import framed, html_page, html_table, inline_picture, plain_text
 from ...extras import needs
 from ...files.staging import staged_file
+from ..data.decoding import as_files
 from ..metrics import Evaluation
 from .folder import read_log, write_file
 from .mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
@@ -96,6 +97,7 @@ def write_report(
         "class. Wrong labels show up here too.",
         {"mistakes": ("", _mistakes(evaluation, split, class_names, image_processor))},
     )
+    parts.append(_mistake_table(evaluation, split, class_names))
     parts.append(_class_table(evaluation, class_names, split_name))
     parts += section(
         "Attention during training",
@@ -172,6 +174,25 @@ def _mistakes(evaluation: Evaluation, split: Dataset, class_names: list[str], im
     probabilities, labels = evaluation.probabilities[rows], evaluation.labels[rows]
     figure = plot_predictions(pictures, probabilities, class_names, labels)
     return OptionalFigure(figure, seen=descriptions.of_mistakes(probabilities, labels, class_labels(class_names)))
+
+
+def _mistake_table(evaluation: Evaluation, split: Dataset, class_names: list[str]) -> str:
+    """Return the same mistakes as a table that names their files."""
+    files = as_files(split)
+    rows = []
+    for row in map(int, confident_mistakes(evaluation)):
+        probabilities = evaluation.probabilities[row]
+        predicted = int(probabilities.argmax())
+        names = (class_names[predicted], f"{probabilities[predicted]:.1%}", class_names[int(evaluation.labels[row])])
+        rows.append((image_name(files[row]["image"], row), *names))
+    head = ("image", "predicted", "probability", "true")
+    return html_table(head, rows, "mistakes") if rows else ""
+
+
+def image_name(stored: Mapping[str, Any], row: int) -> str:
+    """Return the name of an image: its folder and file if it is a file, without the private path, and its row."""
+    path = stored.get("path")
+    return f"row {row}" if not path else f"{'/'.join(Path(path).parts[-2:])} (row {row})"
 
 
 def _class_table(evaluation: Evaluation, class_names: list[str], split_name: str) -> str:

@@ -1,0 +1,231 @@
+"""What users get wrong, or their disks: one line that says what to do, and nothing lost."""
+
+import io
+import json
+import resource
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
+
+from plain_vit.errors import DataError, OutputError
+from plain_vit.training.data import load_classification_data
+from tests.test_writing import in_a_process
+from tests.training_runs import PYTHON, TORCHRUN, finish, launch, open_script, save_plain_vit, start
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SCRIPT = "finetune_image_classification"
+script = open_script(SCRIPT)
+probe = open_script("linear_probe")
+
+
+def write_image(path: Path, number: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PIL.Image.new("RGB", (9, 7), (number % 255, 3, 200)).save(path)
+
+
+def image_folder(folder: Path, **classes: int) -> Path:
+    """Write images: a number of them for each class of both splits."""
+    for split in ("train", "test"):
+        for name, count in classes.items():
+            for number in range(count):
+                write_image(folder / split / name / f"{name}_{number}.png", number)
+    return folder
+
+
+def save_rows(folder: Path, labels: list[Any], kind: Any) -> str:
+    features = Features({"image": Image(), "label": kind})
+    images = [PIL.Image.new("RGB", (9, 7), (number, 3, 200)) for number in range(len(labels))]
+    rows = Dataset.from_dict({"image": images, "label": labels}, features=features)
+    DatasetDict(train=rows, test=rows).save_to_disk(str(folder))
+    return str(folder)
+
+
+# Labels
+
+
+def test_images_beside_their_classes_are_refused_with_the_layout_that_is_expected(tmp_path):
+    for number in range(4):
+        write_image(tmp_path / "flat" / "train" / f"{number}.png")
+    both = image_folder(tmp_path / "both", cat=3, dog=3)
+    write_image(both / "train" / "stray.png")
+    for folder in (tmp_path / "flat", both):
+        for streaming in (False, True):
+            with pytest.raises(DataError, match=r"train/CLASS/image\.jpg"):
+                load_classification_data(str(folder), streaming=streaming, stream_images=4 if streaming else None)
+
+
+@pytest.mark.parametrize("labels, kind", [
+    ([0, 1, None, 1], ClassLabel(names=["a", "b"])),
+    ([0, 1, None, 1], Value("int64")),
+    (["a", "b", None, "b"], Value("string")),
+])  # fmt: skip
+def test_missing_label_is_named_by_its_row(labels, kind, tmp_path):
+    name = save_rows(tmp_path / "rows", labels, kind)
+    with pytest.raises(DataError, match="1 of the 4 images of the train split have no label, the first .* row 2"):
+        load_classification_data(name, label_column="label")
+
+
+def test_class_without_training_images_is_refused(tmp_path):
+    name = save_rows(tmp_path / "rows", [0, 1, 1, 0], ClassLabel(names=["ant", "bee", "cat"]))
+    with pytest.raises(DataError, match="1 of the 3 classes have no training images: 'cat'"):
+        load_classification_data(name)
+    folder = image_folder(tmp_path / "folder", cat=3, dog=3)
+    write_image(folder / "test" / "emu" / "1.png")
+    with pytest.raises(DataError, match="1 of the 3 classes have no training images: 'emu'"):
+        load_classification_data(str(folder))
+
+
+# Streams
+
+
+def test_sizes_that_are_known_are_not_asked_for(tmp_path):
+    folder = image_folder(tmp_path / "folder", cat=3, dog=4)
+    saved = save_rows(tmp_path / "saved", [0, 1, 1, 0, 1], ClassLabel(names=["a", "b"]))
+    rows = DatasetDict.load_from_disk(saved)
+    files = tmp_path / "files"
+    files.mkdir()
+    for number in range(3):
+        rows["train"].to_parquet(str(files / f"train-{number}.parquet"))
+    rows["test"].to_parquet(str(files / "test-0.parquet"))
+    for name, size in (("digits", 1437), (str(folder), 7), (saved, 5), (str(files), 15)):
+        assert load_classification_data(name, streaming=True).train_images == size
+        assert load_classification_data(name, streaming=True, stream_images=3).train_images == 3
+
+
+@pytest.mark.slow
+def test_documented_command_for_imagenet_21k_runs_on_tar_shards(tmp_path):
+    text = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    [command] = [line for line in text.splitlines() if "imagenet21k" in line and "gpus.yaml" in line]
+    words = command[command.index("--recipe") :].split()
+    folder = tmp_path / "imagenet21k"
+    folder.mkdir()
+    for split in ("train", "validation"):
+        for shard in range(8):
+            with tarfile.open(folder / f"{split}-{shard:06d}.tar", "w") as tar:
+                for number in range(3):
+                    content = io.BytesIO()
+                    PIL.Image.new("RGB", (40, 30), (number, shard, 3)).save(content, "jpeg")
+                    for suffix, data in (("jpg", content.getvalue()), ("cls", str(number % 2).encode())):
+                        entry = tarfile.TarInfo(f"{shard}_{number}.{suffix}")
+                        entry.size = len(data)
+                        tar.addfile(entry, io.BytesIO(data))
+    (tmp_path / "classes.txt").write_text("ant\nbee\n")
+    changed = {
+        "--model": "vit-tiny-patch16-224", "--dataset": str(folder), "--num_processes": "1", "--mixed_precision": "no",
+        "--output_dir": str(tmp_path / "run"), "--label_names": str(tmp_path / "classes.txt"),
+    }  # fmt: skip
+    assert changed.keys() <= set(words)
+    words = [changed.get(words[number - 1], word) for number, word in enumerate(words)]
+    words.remove("--auto_micro_batch")
+    launch(SCRIPT, PYTHON, **_options(words), from_scratch=True, dry_run=True, batch_size=8)
+
+
+def _options(words: list[str]) -> dict[str, Any]:
+    names = [number for number, word in enumerate(words) if word.startswith("--")]
+    return {
+        words[number][2:]: " ".join(words[number + 1 : after]) or True
+        for number, after in zip(names, [*names[1:], len(words)], strict=True)
+    }
+
+
+# Probes and reports
+
+
+def test_second_probe_keeps_the_results_of_the_first(tmp_path):
+    model = save_plain_vit(tmp_path / "model")
+    common = {"model": str(model), "dataset": "digits", "output_dir": str(tmp_path / "out"), "epochs": 1.0}
+    first = probe.probe(probe.ProbeArguments(**common, mode="few_shot", shots=[1, 2], seeds=[0]))
+    second = probe.probe(probe.ProbeArguments(**common, mode="linear", learning_rates=[0.1]))
+    third = probe.probe(probe.ProbeArguments(**common, mode="few_shot", shots=[3], seeds=[0]))
+    stored = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert stored == third
+    assert stored["linear"] == second["linear"]
+    assert stored["few_shot"].keys() == {"1", "2", "3"}
+    assert stored["few_shot"]["1"] == first["few_shot"]["1"]
+
+
+def test_probe_recommends_no_option_that_it_lacks(tmp_path):
+    folder = image_folder(tmp_path / "folder", cat=12, dog=12)
+    (folder / "train" / "cat" / "cat_3.png").write_bytes(b"nothing")
+    model = save_plain_vit(tmp_path / "model")
+    arguments = probe.ProbeArguments(model=str(model), dataset=str(folder), output_dir=str(tmp_path / "out"))
+    with pytest.raises(DataError, match=r"cat_3\.png .*Repair it, or remove it\.") as failure:
+        probe.probe(arguments)
+    assert "--corrupted" not in str(failure.value)
+
+
+def run_arguments(model: Path, dataset: str, folder: Path) -> Any:
+    return script.FinetuneArguments(
+        model=str(model), dataset=dataset, output_dir=str(folder), steps=2, batch_size=4, shots_per_class=2,
+        log_every=1,
+    )  # fmt: skip
+
+
+def test_report_names_the_files_of_mistakes_and_no_private_path(tmp_path):
+    folder = image_folder(tmp_path / "private" / "folder", cat=4, dog=4)
+    model = save_plain_vit(tmp_path / "model")
+    script.finetune(run_arguments(model, str(folder), tmp_path / "run"))
+    page = (tmp_path / "run" / "report" / "index.html").read_text(encoding="utf-8")
+    assert sum(f"{name}/{name}_{number}.png (row" in page for name in ("cat", "dog") for number in range(4)) > 0
+    assert f"{folder}/test" not in page
+
+
+# Disks
+
+
+def finetune_with_small_files(words: list[str], limit: int) -> tuple[Any, str]:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    sys.argv, sys.stderr = ["finetune", *words], io.StringIO()
+    try:
+        script.main()
+    except SystemExit as stopped:
+        return stopped.code, sys.stderr.getvalue()
+    return 0, sys.stderr.getvalue()
+
+
+@pytest.mark.parametrize("limit", [300, 5_000, 40_000, 100_000])
+def test_disk_that_fills_is_one_line(limit, tmp_path):
+    model = save_plain_vit(tmp_path / "model")
+    words = ["--model", model, "--dataset", image_folder(tmp_path / "folder", cat=4, dog=4), "--output_dir",
+             tmp_path / "run", "--steps", "2", "--batch_size", "4", "--no_report"]  # fmt: skip
+    load_classification_data(str(tmp_path / "folder"))  # its cache is written before
+    code, said = in_a_process(finetune_with_small_files, list(map(str, words)), limit)
+    assert code == OutputError.exit_code, said
+    [line] = [line for line in said.splitlines() if "Error" in line]
+    assert "File too large" in line
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_disk_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
+    model = save_plain_vit(tmp_path / "model")
+
+    def refuse(path: Path, *args: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    words = ["--model", str(model), "--dataset", "digits", "--output_dir", str(tmp_path / "run"), "--steps", "1"]
+    monkeypatch.setattr(sys, "argv", ["finetune", *words])
+    with pytest.raises(SystemExit) as stopped:
+        script.main()
+    assert stopped.value.code == OutputError.exit_code
+    assert [line for line in capsys.readouterr().err.splitlines() if "Error" in line] == [
+        f"OutputError: {tmp_path / 'run'} cannot be read or written: Read-only file system."
+    ]
+
+
+# Several processes
+
+
+@pytest.mark.slow
+def test_one_line_stays_visible_under_torchrun(tmp_path):
+    process = start(SCRIPT, TORCHRUN, model=tmp_path, dataset="./nowhere", output_dir=tmp_path / "run")
+    output = finish(process)
+    assert process.returncode != 0
+    line = "DataError: There is no file or folder ./nowhere."
+    assert line in output.splitlines(), "once by itself"
+    assert line in output[output.index("Root Cause") :], "and in the summary at the end"
