@@ -233,6 +233,7 @@ class AxialRotaryEmbedding(nn.Module):
         self.as_weights = config.rotary_dtype == "weights"
         self.halves = config.rotary_pairs == "halves"
         self.shift, self.jitter, self.rescale = config.rotary_shift, config.rotary_jitter, config.rotary_rescale
+        self.uniform_of_step: Callable[..., torch.Tensor] | None = None  # a training loop may set numbers for each step
 
     def forward(
         self, grid_size: tuple[int, int], like: torch.Tensor, kept: torch.Tensor | None
@@ -269,15 +270,19 @@ class AxialRotaryEmbedding(nn.Module):
     def augmented(self, coordinates: torch.Tensor) -> torch.Tensor:
         """Shift, stretch and scale all coordinates at random (Simeoni et al. 2025, section 3.2)."""
 
-        def draw(count: int, limit: float) -> torch.Tensor:
-            return coordinates.new_empty(count).uniform_(-limit, limit)
+        given = None if self.uniform_of_step is None else self.uniform_of_step(5, device=coordinates.device)
+
+        def draw(places: slice, limit: float) -> torch.Tensor:
+            if given is None:
+                return coordinates.new_empty(places.stop - places.start).uniform_(-limit, limit)
+            return (2 * given[places] - 1) * limit
 
         if self.shift is not None:
-            coordinates = coordinates + draw(2, self.shift)
+            coordinates = coordinates + draw(slice(0, 2), self.shift)
         if self.jitter is not None:
-            coordinates = coordinates * draw(2, math.log(self.jitter)).exp()
+            coordinates = coordinates * draw(slice(2, 4), math.log(self.jitter)).exp()
         if self.rescale is not None:
-            coordinates = coordinates * draw(1, math.log(self.rescale)).exp()
+            coordinates = coordinates * draw(slice(4, 5), math.log(self.rescale)).exp()
         return coordinates
 
     def angles(self, coordinates: torch.Tensor) -> list[torch.Tensor]:

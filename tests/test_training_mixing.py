@@ -13,7 +13,7 @@ from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data import load_classification_data
 from plain_vit.training.data.mixing import Mixing, collate_followed
 from plain_vit.training.data.sampling import MicroBatches, ShuffledStream
-from plain_vit.training.placed_randomness import PlacedUniform, Places, draw_by_place
+from plain_vit.training.placed_randomness import PlacedUniform, Places, StepUniform, draw_by_place
 from plain_vit.training.tasks.classification import Classification
 from tests.conftest import randomize_
 from tests.tiny import tiny_config
@@ -186,6 +186,23 @@ def test_model_drops_the_same_branches_and_patches_however_the_batch_is_divided(
     assert torch.equal(torch.get_rng_state(), state), "nothing else is random"
     places.set(4, 0, 6, CPU)
     assert not torch.allclose(model(pixels).logits, expected, atol=1e-3)
+
+
+def test_coordinates_of_rotary_positions_move_with_the_step_alone():
+    limits = {"rotary_shift": 0.5, "rotary_jitter": 1.5, "rotary_rescale": 2.0}
+    model = PlainViTForImageClassification(tiny_config(rotary_embedding_type="axial", **limits)).train()
+    places = Places(seed=5)
+    assert draw_by_place(model, places) >= 1
+    seen: list[torch.Tensor] = []
+    for step, first, count in ((0, 0, 4), (0, 2, 2), (1, 0, 4)):
+        places.set(step, first, count, CPU)
+        torch.manual_seed(len(seen))
+        seen.append(model.vit.rotary_embedding.coordinates((3, 4), CPU))
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.allclose(seen[0], seen[2])
+    numbers = torch.stack([StepUniform(places, layer)(5, CPU) for layer in range(400)])
+    assert abs(numbers.mean().item() - 0.5) < 0.03
+    assert torch.corrcoef(numbers.T).fill_diagonal_(0).abs().max() < 0.2
 
 
 def test_drop_path_of_other_libraries_draws_by_place_too():

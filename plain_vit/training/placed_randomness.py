@@ -1,5 +1,7 @@
 """Random numbers of layers that drop whole branches or patches, by the place of each image in the batch of a step.
 
+Those that move the coordinates of rotary positions depend on the step alone.
+
 A number is a hash of the seed, the step, the place of the image among all images of the step, the layer, and its index.
 It does not depend on the number of processes and micro-batches that share the step, nor on the device.
 
@@ -35,10 +37,11 @@ class Places:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.keys: torch.Tensor | None = None
+        self.of_step: int | None = None
 
     def set(self, step: int, first: int, count: int, device: torch.device) -> None:
         """Set the step, and the places `first` to `first + count - 1` of the images of the next forward pass."""
-        drawn = randomness(self.seed, step, 2) & MASK
+        self.of_step = drawn = randomness(self.seed, step, 2) & MASK
         self.keys = scramble(scramble(torch.arange(first, first + count, device=device) + GAP) ^ drawn)
 
 
@@ -62,6 +65,28 @@ class PlacedUniform:
         index = torch.arange(math.prod(shape), device=device)
         numbers = scramble(scramble(keys ^ self.salt)[:, None] ^ scramble(index + GAP))
         return ((numbers >> 8) * 2.0**-24).view(images, *shape)
+
+
+class StepUniform:
+    """Uniform numbers in [0, 1) for one layer that are the same for all images of a step; called like `torch.rand`.
+
+    Args:
+        places: places of the images.
+        layer: number of the layer among those that draw.
+    """
+
+    def __init__(self, places: Places, layer: int) -> None:
+        self.places = places
+        self.salt = int(scramble(torch.tensor(layer + GAP)))
+
+    def __call__(self, count: int, device: torch.device) -> torch.Tensor:
+        """Return the numbers of the step, of shape (count,)."""
+        step = self.places.of_step
+        if step is None:
+            return torch.rand(count, device=device)
+        index = torch.arange(count, device=device)
+        numbers = scramble(scramble(index + GAP) ^ step ^ self.salt)
+        return (numbers >> 8) * 2.0**-24
 
 
 class DropPath(nn.Module):
@@ -89,8 +114,9 @@ class DropPath(nn.Module):
 def draw_by_place(model: nn.Module, places: Places) -> int:
     """Let the layers of a model that drop branches or patches draw by place, in training.
 
-    These are plain-vit's, which draw with their attribute `uniform`, and the `DropPath` layers of transformers and
-    timm, which are replaced by an equivalent one. Dropout of single elements is not changed.
+    These are plain-vit's, which draw with their attribute `uniform` (or `uniform_of_step`, for all images alike), and
+    the `DropPath` layers of transformers and timm, which are replaced by an equivalent one. Dropout of single elements
+    is not changed.
 
     Args:
         model: any model, changed in place; parameters and their names stay the same.
@@ -104,6 +130,8 @@ def draw_by_place(model: nn.Module, places: Places) -> int:
         for name, layer in list(parent.named_children()):
             if getattr(layer, "uniform", None) is not None:
                 layer.uniform = PlacedUniform(places, count)  # type: ignore[assignment]
+            elif hasattr(layer, "uniform_of_step"):
+                layer.uniform_of_step = StepUniform(places, count)  # type: ignore[assignment]
             elif type(layer).__name__.endswith("DropPath") and hasattr(layer, "drop_prob"):
                 replacement: Any = DropPath(float(layer.drop_prob or 0.0), PlacedUniform(places, count))  # type: ignore[arg-type]
                 setattr(parent, name, replacement.train(layer.training))
