@@ -150,6 +150,26 @@ def test_halves_are_the_sources_too(case: str) -> None:
     assert max(found.values()) == 0.0, found
 
 
+@pytest.mark.parametrize("case", ["ViTForImageClassification", "DINOv3ViTModel", "BeitForImageClassification"])
+def test_gradients_are_the_sources(case: str) -> None:
+    module = tiny_transformers(case, attention="sdpa")
+    model: Any = from_module(module)
+    gradients = []
+    for one in (module, model):
+        images = pixels_for(module).requires_grad_()
+        outputs = one(images)
+        (outputs.logits if hasattr(outputs, "logits") else outputs.last_hidden_state).square().sum().backward()
+        gradients.append(images.grad)
+    assert torch.equal(gradients[0], gradients[1])
+    with torch.no_grad():  # so that the way back names our gradients as theirs
+        for parameter in model.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    ours = to_module(model, "transformers", layout=case).state_dict()
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            assert torch.equal(ours[name], parameter.grad), name
+
+
 @pytest.mark.parametrize(
     ("case", "options"),
     [
