@@ -30,7 +30,7 @@ LAYERS: list[Callable[[], nn.Module]] = [
     nn.Sequential,
 ]  # fmt: skip
 FUNCTIONS = [torch.relu, torch.tanh, nn.functional.gelu, functools.partial(nn.functional.gelu, approximate="tanh")]
-# What every module has, and whether transformers' hooks that record states are there: installed twice, they record twice.
+# What every module has, and whether the hooks that record states are there: installed twice, they record twice.
 INHERITED = {*vars(nn.Module()), "_output_capturing_hooks_installed"}
 
 
