@@ -14,11 +14,8 @@ over all processes, and everything random is a function of the seed and of the p
 epoch. Only dropout, batch normalisation and streams do depend on it.
 """
 
-import dataclasses
 import math
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,7 +38,6 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         LearnerOptions,
         SplitOptions,
         TransformOptions,
-        check_options,
         keywords,
         run_script,
     )
@@ -74,6 +70,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.run.report import write_report
     from plain_vit.training.run.show_batch import check_picture, show_batch
     from plain_vit.training.run.snapshots import Snapshots
+    from plain_vit.training.run.trials import check_trial, find_learning_rate, overfit
     from plain_vit.training.tasks.classification import Classification
 
 
@@ -96,10 +93,8 @@ def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None 
         How the saved model does on the held-out split: `test`, or the validation split where there is no other.
     """
     start = time.perf_counter()
-    if arguments.overfit_batch is not None:
-        return overfit(arguments)
     if arguments.show_batch is not None:
-        check_picture(arguments.show_batch)
+        check_picture(arguments.show_batch, "show_batch")
     if arguments.push_to_hub is not None:
         check_repository(arguments.push_to_hub)
     accelerator, loading = start_run(arguments)
@@ -339,30 +334,6 @@ def draw_first_batch(
         loop.accelerator.print(f"the first batch is drawn in {arguments.show_batch}")
 
 
-def overfit(arguments: FinetuneArguments) -> Evaluation:
-    """Train on the images of one batch alone, in a temporary folder, and evaluate on the same images."""
-    check_options(arguments)
-    if arguments.streaming or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise TrainingError(
-            "--overfit_batch is for stored images and one process: omit --streaming, start with python."
-        )
-    data, steps = open_data(arguments), arguments.overfit_batch
-    drawn = ShuffledStream(len(data.train), length=min(len(data.train), arguments.batch_size), seed=arguments.seed)
-    images = data.train.select(sorted(row for _, row, *_ in drawn))
-    data = dataclasses.replace(data, train=images, validation=None, test=images, train_images=len(images))
-    with tempfile.TemporaryDirectory() as folder:
-        alone = dataclasses.replace(
-            arguments, output_dir=f"{folder}/run", overfit_batch=None, steps=steps, epochs=None, evaluations=1,
-            early_stopping=None, checkpoints_kept=0, report=False, report_to="none", push_to_hub=None, resume=False,
-        )  # fmt: skip
-        result = finetune(alone, data)
-    print(
-        f"After {steps} steps on the same {result.count} images, their accuracy is {result.accuracy:.2%} and their "
-        f"loss {result.loss:.4f}. A model that can learn comes near 100%. Nothing was kept."
-    )
-    return result
-
-
 def evaluation_batches(
     arguments: FinetuneArguments,
     data: ImageClassificationData,
@@ -394,8 +365,19 @@ def publish_run(arguments: FinetuneArguments, run: RunFolder, facts: ModelFacts)
         run.accelerator.print(str(pushed))
 
 
+def start(arguments: FinetuneArguments) -> None:
+    """Run the fine-tuning, or a trial of it."""
+    trials = {"overfit_batch": overfit, "lr_find": find_learning_rate}
+    for name, trial in trials.items():
+        if getattr(arguments, name) is not None:
+            check_trial(arguments, name)
+            trial(arguments, open_data(arguments), finetune)
+            return
+    finetune(arguments)
+
+
 def main() -> None:
-    run_script(finetune, FinetuneArguments, description=__doc__)
+    run_script(start, FinetuneArguments, description=__doc__)
 
 
 if __name__ == "__main__":

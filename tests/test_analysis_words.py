@@ -110,7 +110,7 @@ def test_every_picture_draws_two_thousand_names_as_they_are(case: str, names: li
 
 def test_every_function_that_takes_names_is_among_those_tried() -> None:
     source = Path(plots.__file__).read_text(encoding="utf-8")
-    assert source.count("\ndef plot_") == len(DRAWN) + 6  # six draw no names
+    assert source.count("\ndef plot_") == len(DRAWN) + 7  # seven draw no names
     assert "Figure(" not in source  # but `plain_figure`
 
 

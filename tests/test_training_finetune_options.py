@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from plain_vit import PlainViTForImageClassification
 from plain_vit.analysis import displayable
+from plain_vit.analysis.plots import plot_learning_rates
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data import load_splits
@@ -23,6 +25,7 @@ from plain_vit.training.metrics import evaluate_classifier
 from plain_vit.training.models import load_classifier
 from plain_vit.training.run import show_batch as show_batch_module
 from plain_vit.training.run.folder import read_log
+from plain_vit.training.run.trials import read_rates
 from plain_vit.training.tasks import classification
 from tests.training_runs import assert_same_bits, open_script, save_stock_vit, weights_of
 
@@ -192,8 +195,20 @@ def test_first_batch_is_drawn_as_the_model_gets_it(run, tmp_path, monkeypatch, c
         run("refused", show_batch=str(picture))
 
 
-def test_one_batch_is_learnt_and_nothing_is_written(run, tmp_path, capsys):
-    run("overfit", overfit_batch=60, learning_rate=0.003, label_smoothing=0.0, batch_size=10)
+@pytest.fixture
+def trial(model_folder: Path, tmp_path: Path) -> Any:
+    """Return what starts the script as its command line does."""
+
+    def start(**options: Any) -> None:
+        values = {"model": str(model_folder), **SHORT, "output_dir": str(tmp_path / "kept"), **options}
+        script.start(script.FinetuneArguments(**values))
+        assert not (tmp_path / "kept").exists()
+
+    return start
+
+
+def test_one_batch_is_learnt_and_nothing_is_written(trial, capsys):
+    trial(overfit_batch=60, learning_rate=0.003, label_smoothing=0.0, batch_size=10)
     found = re.search(
         r"After 60 steps on the same 10 images, their accuracy is (.*)% and their loss (.*)\. A",
         capsys.readouterr().out,
@@ -201,9 +216,39 @@ def test_one_batch_is_learnt_and_nothing_is_written(run, tmp_path, capsys):
     assert found
     assert float(found[1]) == 100
     assert float(found[2]) < 0.5  # log(10) at the start
-    assert not (tmp_path / "overfit").exists()
-    with pytest.raises(TrainingError, match="Both overfit_batch and dry_run are given"):
-        script.finetune(script.FinetuneArguments(**SHORT, model="m", output_dir="o", overfit_batch=3, dry_run=True))
+    with pytest.raises(TrainingError, match="Both dry_run and overfit_batch are given"):
+        trial(overfit_batch=3, dry_run=True)
+    with pytest.raises(TrainingError, match="--overfit_batch is for stored images and one process"):
+        trial(overfit_batch=3, streaming=True, shots_per_class=None)
+
+
+def test_losses_at_rising_learning_rates_are_drawn_and_nothing_else_is_written(trial, tmp_path, capsys):
+    trial(lr_find=str(tmp_path / "rates.png"), label_smoothing=0.0)
+    found = re.search(
+        r"falls fastest at a learning rate of (\S+) and is lowest at (\S+); a tenth", capsys.readouterr().out
+    )
+    assert found
+    assert 1e-6 < float(found[1]) <= float(found[2]) <= 1
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["rates.png"]
+    with pytest.raises(TrainingError, match="lr_find is rates.jpg: expected a .png file"):
+        trial(lr_find="rates.jpg")
+
+
+def test_a_curve_of_losses_says_where_it_falls_and_where_it_is_lowest():
+    rates = np.logspace(-7, 0, 200)
+    place = np.log10(rates)
+    losses = 2.3 - 1.5 / (1 + np.exp(-6 * (place + 4))) + np.exp(8 * (place + 1.5))  # falls at 1e-4, rises near 0.03
+    found = read_rates(rates.tolist(), losses.tolist())
+    assert 5e-5 < found.steepest < 5e-4  # the average lags behind
+    assert 1e-3 < found.lowest < 3e-2
+    cut = read_rates(rates.tolist(), [*losses[:150].tolist(), math.nan, *losses[151:].tolist()])
+    assert len(cut.rates) == 150
+    figure = plot_learning_rates(found.rates, found.losses, found.smooth)
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert "1e-04" in labels
+    with pytest.raises(TrainingError, match="Only 3 losses are finite"):
+        read_rates(rates.tolist(), [*losses[:3].tolist(), math.inf])
 
 
 def test_checkpointed_run_gives_the_losses_of_a_plain_one(run):

@@ -306,6 +306,28 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
     return figure
 
 
+def plot_learning_rates(rates: np.ndarray, losses: np.ndarray, smooth: np.ndarray) -> Figure:
+    """Draw the losses of a trial with rising learning rates.
+
+    Args:
+        rates: Learning rates of shape (steps,), positive.
+        losses: Losses in nats of shape (steps,).
+        smooth: Moving averages of the losses.
+    """
+    figure = plain_figure(4.8, 3.4)
+    axis = figure.subplots()
+    axis.plot(rates, losses, color=LINES[0], linewidth=0.8, alpha=0.5)
+    axis.plot(rates, smooth, color=LINES[1], linewidth=1.8)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda rate, place: f"{rate:.0e}")  # matplotlib's own needs mathematics
+    axis.xaxis.set_minor_formatter(lambda rate, place: "")
+    axis.set_ylim(min(losses.min(), smooth.min()) - 0.05, 2 * smooth[0] - smooth.min())
+    axis.set(xlabel="learning rate", ylabel="loss (nats)")
+    _tidy(axis)
+    _legend(axis, ["of a step", "moving average"])
+    return figure
+
+
 def plot_patch_filters(filters: PatchFilters) -> Figure:
     """Draw principal components of the patch-embedding filters as tiles, with their explained variance.
 

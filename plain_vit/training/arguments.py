@@ -307,6 +307,10 @@ class RunOptions(FolderOptions):
     overfit_batch: int | None = option(
         None, help="train this many steps on the images of one batch, say how well they are learnt, and write nothing"
     )
+    lr_find: str | None = option(
+        None,
+        help="PNG file: draw the losses of 100 steps with rising learning rates, suggest one, and write nothing else",
+    )
     license: str | None = option(
         None, help="licence of the weights, for the model card (default: as in the card of the source)"
     )
@@ -482,8 +486,9 @@ def check_options(arguments: Any) -> None:
             raise TrainingError(f"{name} is 0: expected a positive number.")
     if arguments.steps is not None and arguments.epochs is not None:
         raise TrainingError(f"Both steps ({arguments.steps}) and epochs ({arguments.epochs:g}) are given: give one.")
-    if getattr(arguments, "overfit_batch", None) is not None and arguments.dry_run:
-        raise TrainingError("Both overfit_batch and dry_run are given: give one.")
+    trials = [name for name in ("dry_run", "overfit_batch", "lr_find") if getattr(arguments, name, None)]
+    if len(trials) > 1:
+        raise TrainingError(f"Both {trials[0]} and {trials[1]} are given: give one.")
     _check_rates(arguments)
     if getattr(arguments, "bce_target_threshold", None) is not None and arguments.loss == "cross_entropy":
         raise TrainingError(

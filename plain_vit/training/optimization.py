@@ -211,8 +211,8 @@ def learning_rate_factor(step: int, *, total: int, warmup: int, schedule: str, m
         total: optimizer steps of the run.
         warmup: steps of the linear rise; the first step of all is taken at 1 / `warmup`.
         schedule: `cosine` or `linear`, both down to `minimum`; `inverse_sqrt`, which falls as the root of the step and
-            by half until step 4 * `warmup` (Zhai et al. 2022), with 10,000 for the warm-up where there is none; or
-            `constant`.
+            by half until step 4 * `warmup` (Zhai et al. 2022), with 10,000 for the warm-up where there is none;
+            `constant`; or `rising`, exponentially from a ten-millionth, for trials.
         minimum: the last learning rate as a fraction of the peak.
     """
     if step < warmup:
@@ -220,6 +220,8 @@ def learning_rate_factor(step: int, *, total: int, warmup: int, schedule: str, m
     if schedule == "inverse_sqrt":
         scale = warmup or 10_000
         return math.sqrt(scale / (step + scale - warmup))
+    if schedule == "rising":
+        return 1e-7 ** (1 - step / max(1, total - 1))
     done = (step - warmup) / max(1, total - warmup)
     if schedule == "cosine":
         return minimum + (1 - minimum) * 0.5 * (1 + math.cos(math.pi * done))

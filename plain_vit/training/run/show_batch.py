@@ -17,14 +17,14 @@ with needs("plain-vit[train]"):
 IMAGES = 32  # at most
 
 
-def check_picture(path: str) -> None:
+def check_picture(path: str, option: str) -> None:
     """Refuse a path to which no picture can be written.
 
     Raises:
         TrainingError: It is not a PNG file in an existing folder.
     """
     if Path(path).suffix.lower() != ".png" or not Path(path).absolute().parent.is_dir():
-        raise TrainingError(f"show_batch is {path}: expected a .png file in an existing folder.")
+        raise TrainingError(f"{option} is {path}: expected a .png file in an existing folder.")
 
 
 def show_batch(

@@ -1,0 +1,144 @@
+"""Trials that keep nothing: training on the images of one batch, and the loss at rising learning rates."""
+
+import dataclasses
+import math
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import TrainingError
+from ...extras import needs
+from ...files.staging import staged_file
+from ..arguments import ClassifierOptions, check_options
+from ..data import ImageClassificationData
+from ..data.sampling import ShuffledStream
+from ..metrics import Evaluation
+from .folder import read_log
+from .show_batch import check_picture
+
+with needs("plain-vit[train]"):
+    from ...analysis.plots import plot_learning_rates
+
+RATE_STEPS = 100
+HIGHEST_RATE = 1.0
+SMOOTHING = 0.9  # of losses, per step
+
+Train = Callable[[Any, ImageClassificationData], Evaluation]
+
+
+def check_trial(options: ClassifierOptions, name: str) -> None:
+    """Refuse a trial of a stream or in several processes.
+
+    Raises:
+        TrainingError: It is one, or an option is wrong.
+    """
+    check_options(options)
+    if options.streaming or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise TrainingError(f"--{name} is for stored images and one process: omit --streaming, start with python.")
+
+
+def _in(folder: str, options: ClassifierOptions, steps: int, **changes: Any) -> Any:
+    """Return the options of a trial in a temporary folder."""
+    return dataclasses.replace(
+        options, output_dir=f"{folder}/run", overfit_batch=None, lr_find=None, steps=steps, epochs=None, evaluations=1,
+        early_stopping=None, checkpoints_kept=0, report=False, report_to="none", push_to_hub=None, resume=False,
+        **changes,
+    )  # fmt: skip
+
+
+def _evaluated_on(data: ImageClassificationData, train: Any, test: Any) -> ImageClassificationData:
+    return dataclasses.replace(data, train=train, validation=None, test=test, train_images=len(train))
+
+
+def overfit(options: ClassifierOptions, data: ImageClassificationData, train: Train) -> Evaluation:
+    """Train on the images of one batch alone, and evaluate on the same images.
+
+    Args:
+        options: options of the run, with `overfit_batch`.
+        data: the dataset.
+        train: trains with options and data.
+    """
+    steps = options.overfit_batch or 0
+    drawn = ShuffledStream(len(data.train), length=min(len(data.train), options.batch_size), seed=options.seed)
+    images = data.train.select(sorted(row for _, row, *_ in drawn))
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(_in(folder, options, steps), _evaluated_on(data, images, images))
+    print(
+        f"After {steps} steps on the same {result.count} images, their accuracy is {result.accuracy:.2%} and their "
+        f"loss {result.loss:.4f}. A model that can learn comes near 100%. Nothing was kept."
+    )
+    return result
+
+
+@dataclass(frozen=True)
+class RateTrial:
+    """Losses of a trial with rising learning rates.
+
+    Args:
+        rates: learning rates of the steps, rising.
+        losses: training losses of the steps.
+        smooth: the same, as moving averages.
+        lowest: learning rate at which the average is lowest.
+        steepest: learning rate below it at which the average falls fastest, by the logarithm of the rate.
+    """
+
+    rates: np.ndarray
+    losses: np.ndarray
+    smooth: np.ndarray
+    lowest: float
+    steepest: float
+
+
+def read_rates(rates: Sequence[float], losses: Sequence[float]) -> RateTrial:
+    """Return what the losses say; those after the first one that is not finite are ignored.
+
+    Raises:
+        TrainingError: There are fewer than 10 finite losses.
+    """
+    count = next((place for place, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
+    if count < 10:
+        raise TrainingError(f"Only {count} losses are finite, at learning rates from {rates[0]:g}: check the data.")
+    raised, given = np.asarray(rates[:count]), np.asarray(losses[:count])
+    smooth, average = np.empty(count), 0.0
+    for step, loss in enumerate(given):
+        average = SMOOTHING * average + (1 - SMOOTHING) * loss
+        smooth[step] = average / (1 - SMOOTHING ** (step + 1))
+    lowest = max(1, int(smooth.argmin()))
+    slopes = np.diff(smooth[: lowest + 1]) / np.diff(np.log(raised[: lowest + 1]))
+    return RateTrial(raised, given, smooth, float(raised[lowest]), float(raised[int(slopes.argmin())]))
+
+
+def find_learning_rate(options: ClassifierOptions, data: ImageClassificationData, train: Train) -> RateTrial:
+    """Train with learning rates that rise exponentially, and draw the losses (Smith 2017).
+
+    Args:
+        options: options of the run, with `lr_find`.
+        data: the dataset.
+        train: trains with options and data.
+    """
+    path = options.lr_find or ""
+    check_picture(path, "lr_find")
+    few = data.train.select(range(min(len(data.train), options.batch_size)))
+    with tempfile.TemporaryDirectory() as folder:
+        changes = {"schedule": "rising", "learning_rate": HIGHEST_RATE, "base_batch_size": None, "log_every": 1}
+        changes |= {"min_learning_rate": 0.0, "warmup_steps": 0}
+        try:
+            train(_in(folder, options, RATE_STEPS, **changes), _evaluated_on(data, data.train, few))
+        except TrainingError:
+            if not Path(folder, "run").is_dir():  # it did not begin
+                raise
+        rows = [row for row in read_log(f"{folder}/run") if "train_loss" in row]
+    trial = read_rates([row["learning_rate"] for row in rows], [row["train_loss"] for row in rows])
+    with staged_file(Path(path), force=True) as new:
+        plot_learning_rates(trial.rates, trial.losses, trial.smooth).savefig(new, format="png", dpi=110)
+    print(
+        f"The loss falls fastest at a learning rate of {trial.steepest:.1e} and is lowest at {trial.lowest:.1e}; a "
+        f"tenth of that, {trial.lowest / 10:.1e}, is a usual choice of --learning_rate for batches of "
+        f"{options.batch_size}. The losses are drawn in {path}. Nothing else was kept."
+    )
+    return trial
