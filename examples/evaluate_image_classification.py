@@ -9,7 +9,7 @@ Prints top-1 and top-5 accuracy, every class, the classes that are confused most
 counts once, however many processes share the work.
 """
 
-import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from plain_vit.errors import DataError, OutputExistsError
+from plain_vit.errors import DataError, OutputExistsError, TrainingError
 from plain_vit.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
@@ -29,7 +29,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
     from plain_vit.training.metrics import Evaluation, evaluate_classifier
     from plain_vit.training.models import checkpoint_hints, open_classifier
-    from plain_vit.training.run.folder import write_file
+    from plain_vit.training.run.folder import as_json, write_file
     from plain_vit.training.run.mistakes import confused_pairs, results_by_class, top_accuracy
     from plain_vit.training.run.progress import Progress
     from plain_vit.training.run.report import environment
@@ -99,6 +99,8 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
                 bar.update(min(len(batch["labels"]) * accelerator.num_processes, len(split) - bar.images))
 
         result = evaluate_classifier(prepared, counted(), accelerator, size=len(split))
+        if not math.isfinite(result.loss):
+            raise TrainingError(f"The loss of {arguments.model} is not finite: {result.loss}.")
         rates = bar.rates()
     results = {
         "model": arguments.model,
@@ -112,7 +114,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     if accelerator.is_main_process:
         tqdm.write(as_text(results))
         if arguments.output is not None:
-            write_file(Path(arguments.output), json.dumps(results, indent=2) + "\n")
+            write_file(Path(arguments.output), as_json(results, indent=2) + "\n")
     accelerator.free_memory()
     return results
 

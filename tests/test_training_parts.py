@@ -41,7 +41,7 @@ from plain_vit.training.data.augmentation import (
 from plain_vit.training.data.decoding import ProcessedImages, decode_image
 from plain_vit.training.data.sampling import ShuffledStream, randomness
 from plain_vit.training.hardware.processes import loading_options
-from plain_vit.training.metrics import Accuracy, evaluate_classifier
+from plain_vit.training.metrics import Accuracy, evaluate_classifier, judge_logits
 from plain_vit.training.models import checkpoint_hints, head_of, load_classifier, with_new_head
 from plain_vit.training.optimization import (
     average_of,
@@ -455,12 +455,38 @@ def test_evaluation_equals_one_batch_of_everything():
     loader = accelerator.prepare(DataLoader(rows, batch_size=3))
     result = evaluate_classifier(Constant(), loader, accelerator, size=11)
     assert result.accuracy == (logits.argmax(1) == labels).double().mean().item()
-    assert result.loss == nn.functional.cross_entropy(logits, labels).item()
+    assert result.loss == pytest.approx(nn.functional.cross_entropy(logits.double(), labels).item(), rel=1e-6)
     assert result.count == 11
     assert np.array_equal(result.labels, labels.numpy())
-    assert np.array_equal(result.probabilities, logits.softmax(1).numpy())
+    assert np.array_equal(result.predictions, logits.argmax(1).numpy())
+    assert np.array_equal(result.confidences, logits.softmax(1).max(1).values.numpy())
+    order = np.argsort(-logits.numpy(), axis=1, kind="stable")
+    assert np.array_equal(result.ranks, (order == labels.numpy()[:, None]).argmax(axis=1))
     with pytest.raises(TrainingError, match="11 images were evaluated, but the set has 12"):
         evaluate_classifier(Constant(), loader, accelerator, size=12)
+
+
+def test_evaluation_gathers_a_few_numbers_of_each_image_however_many_classes_there_are(monkeypatch):
+    rows = [{"pixel_values": torch.randn(500), "labels": torch.tensor(number)} for number in range(20)]
+    accelerator = Accelerator(cpu=True)
+    gathered: list[torch.Tensor] = []
+    gather = accelerator.gather_for_metrics
+
+    def recorded(tensors):
+        gathered.extend(tensors)
+        return gather(tensors)
+
+    monkeypatch.setattr(accelerator, "gather_for_metrics", recorded)
+    result = evaluate_classifier(Constant(), accelerator.prepare(DataLoader(rows, batch_size=6)), accelerator, size=20)
+    assert sum(tensor.numel() for tensor in gathered) == 5 * 20
+    assert sum(array.size for array in (result.labels, result.predictions, result.confidences, result.ranks)) == 4 * 20
+
+
+def test_rank_of_equal_and_of_missing_logits():
+    logits = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [0.0, 2.0, 1.0], [math.nan, 1.0, 2.0]])
+    classes, values = judge_logits(logits, torch.tensor([0, 2, 2, 0]))
+    assert classes[:, 2].tolist() == [0, 2, 1, 3]
+    assert values[3].isnan().all()
 
 
 def test_evaluation_pixels_are_the_image_processors(images):

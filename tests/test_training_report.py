@@ -29,7 +29,7 @@ from plain_vit.analysis import attention_maps, position_similarity
 from plain_vit.analysis.page import html_page
 from plain_vit.errors import HubError, TrainingError
 from plain_vit.training.data import load_splits
-from plain_vit.training.metrics import Evaluation
+from plain_vit.training.metrics import Evaluation, judge_logits
 from plain_vit.training.run import progress as progress_module
 from plain_vit.training.run.dry_run import Needs, describe_needs, measure_needs, size
 from plain_vit.training.run.folder import read_log
@@ -200,7 +200,9 @@ def test_tensorboard_has_every_logged_value(finished):
 
 
 def evaluation_of(labels: list[int], probabilities: list[list[float]]) -> Evaluation:
-    return Evaluation(0.0, 0.0, np.array(probabilities, dtype=np.float32), np.array(labels))
+    """Return the evaluation of a model with these probabilities."""
+    classes, values = judge_logits(torch.tensor(probabilities, dtype=torch.float32).log(), torch.tensor(labels))
+    return Evaluation(0.0, *classes.T[:2].numpy(), values[:, 0].numpy(), classes[:, 2].numpy())
 
 
 def test_mistakes_are_counted_by_class_pair_and_image():

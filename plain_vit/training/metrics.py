@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -34,24 +35,33 @@ class Accuracy(evaluate.Metric):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of an evaluation, the same in every process.
+    """Result of an evaluation, the same in every process: a few numbers for each image, in the order of the split.
 
     Args:
-        accuracy: fraction of correct predictions, 0 to 1.
         loss: mean cross-entropy, in nats.
-        probabilities: [images, classes], in the order of the split.
         labels: [images].
+        predictions: likeliest class, [images].
+        confidences: its probability, [images].
+        ranks: number of classes that are likelier than the true one, [images]; of equally likely ones those with lower
+            numbers count as likelier.
     """
 
-    accuracy: float
     loss: float
-    probabilities: np.ndarray
     labels: np.ndarray
+    predictions: np.ndarray
+    confidences: np.ndarray
+    ranks: np.ndarray
 
     @property
     def count(self) -> int:
         """Return the number of evaluated images."""
         return len(self.labels)
+
+    @cached_property
+    def accuracy(self) -> float:
+        """Return the fraction of correct predictions, 0 to 1."""
+        metric = Accuracy(keep_in_memory=True)
+        return metric.compute(predictions=self.predictions, references=self.labels)["accuracy"]
 
     @property
     def values(self) -> dict[str, float]:
@@ -59,11 +69,33 @@ class Evaluation:
         return {"loss": self.loss, "accuracy": self.accuracy}
 
 
+def judge_logits(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what an evaluation keeps of each image.
+
+    Args:
+        logits: [B, K], in float32.
+        labels: [B].
+
+    Returns:
+        Label, prediction and rank of the label [B, 3]; confidence and loss [B, 2].
+    """
+    own = logits.gather(1, labels[:, None])
+    numbers = torch.arange(logits.shape[1], device=logits.device)
+    likelier = (logits > own) | ((logits == own) & (numbers < labels[:, None]))
+    ranks = torch.where(own[:, 0].isnan(), logits.shape[1], likelier.sum(dim=1))
+    predictions = logits.argmax(dim=-1)
+    confidences = logits.softmax(dim=-1).gather(1, predictions[:, None])[:, 0]
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return torch.stack([labels, predictions, ranks], dim=1), torch.stack([confidences, losses], dim=1)
+
+
 @torch.no_grad()
 def evaluate_classifier(
     model: nn.Module, loader: Iterable[Mapping[str, torch.Tensor]], accelerator: Accelerator, *, size: int
 ) -> Evaluation:
     """Evaluate a classifier on a whole split, each image once.
+
+    Logits are not kept: memory does not grow with the number of classes times images.
 
     Args:
         model: maps `pixel_values` to an output with `logits`; left in evaluation mode.
@@ -76,20 +108,13 @@ def evaluate_classifier(
         TrainingError: The processes returned another number of images.
     """
     model.eval()
-    metric = Accuracy(keep_in_memory=True)
-    gathered_logits, gathered_labels = [], []
+    parts = []
     for batch in loader:
         output = model(pixel_values=batch["pixel_values"])
-        logits, labels = accelerator.gather_for_metrics((output.logits.float(), batch["labels"]))
-        metric.add_batch(predictions=logits.argmax(dim=-1), references=labels)
-        gathered_logits.append(logits.cpu())
-        gathered_labels.append(labels.cpu())
-    logits, labels = torch.cat(gathered_logits), torch.cat(gathered_labels)
-    if len(labels) != size:
-        raise TrainingError(f"{len(labels)} images were evaluated, but the set has {size}.")
-    return Evaluation(
-        accuracy=metric.compute()["accuracy"],
-        loss=F.cross_entropy(logits, labels).item(),
-        probabilities=logits.softmax(dim=-1).numpy(),
-        labels=labels.numpy(),
-    )
+        parts.append(accelerator.gather_for_metrics(judge_logits(output.logits.float(), batch["labels"])))
+    classes, values = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
+    if len(classes) != size:
+        raise TrainingError(f"{len(classes)} images were evaluated, but the set has {size}.")
+    labels, predictions, ranks = classes.T.numpy()
+    confidences, losses = values.T
+    return Evaluation(float(losses.double().mean()), labels, predictions, confidences.numpy(), ranks)

@@ -51,7 +51,7 @@ class ConfusedPair:
 
 def results_by_class(evaluation: Evaluation, class_names: list[str]) -> list[ClassResult]:
     """Return the results for each class, in order."""
-    predictions = evaluation.probabilities.argmax(axis=1)
+    predictions = evaluation.predictions
     classes = len(class_names)
     precision, recall, f1, _ = precision_recall_fscore_support(
         evaluation.labels, predictions, labels=range(classes), zero_division=np.nan
@@ -68,10 +68,10 @@ def confused_pairs(evaluation: Evaluation, count: int = 12) -> list[ConfusedPair
     """Return the most frequently confused pairs of classes, the worst first.
 
     Args:
-        evaluation: Probabilities and labels of the split.
+        evaluation: Evaluation of the split.
         count: Maximum number of pairs.
     """
-    predictions = evaluation.probabilities.argmax(axis=1)
+    predictions = evaluation.predictions
     wrong = predictions != evaluation.labels
     pairs, counts = np.unique(np.stack([evaluation.labels, predictions])[:, wrong], axis=1, return_counts=True)
     images = np.bincount(evaluation.labels)
@@ -86,14 +86,13 @@ def confident_mistakes(evaluation: Evaluation, count: int = 16) -> np.ndarray:
     """Return the rows with the most confident wrong predictions, the most confident first.
 
     Args:
-        evaluation: Probabilities and labels of the split.
+        evaluation: Evaluation of the split.
         count: Maximum number of rows.
     """
-    wrong = np.flatnonzero(evaluation.probabilities.argmax(axis=1) != evaluation.labels)
-    return wrong[np.argsort(-evaluation.probabilities[wrong].max(axis=1), kind="stable")][:count]
+    wrong = np.flatnonzero(evaluation.predictions != evaluation.labels)
+    return wrong[np.argsort(-evaluation.confidences[wrong], kind="stable")][:count]
 
 
 def top_accuracy(evaluation: Evaluation, k: int) -> float:
     """Return the top-k accuracy; ties are resolved in favour of lower class numbers."""
-    likeliest = np.argsort(-evaluation.probabilities, axis=1, kind="stable")[:, :k]
-    return float((likeliest == evaluation.labels[:, None]).any(axis=1).mean())
+    return float((evaluation.ranks < k).mean())

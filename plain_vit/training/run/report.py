@@ -145,7 +145,7 @@ def _confusion(evaluation: Evaluation, class_names: list[str]) -> OptionalFigure
     classes = len(class_names)
     if classes > MATRIX_CLASSES:
         return OptionalFigure(None, f"A matrix of {classes} classes does not fit a screen: see the pairs below.")
-    matrix = confusion_matrix(evaluation.labels, evaluation.probabilities.argmax(axis=1), classes)
+    matrix = confusion_matrix(evaluation.labels, evaluation.predictions, classes)
     seen = descriptions.of_a_confusion_matrix(matrix, class_labels(class_names, 16))
     return OptionalFigure(plot_confusion_matrix(matrix, class_names), seen=seen)
 
@@ -171,7 +171,9 @@ def _mistakes(evaluation: Evaluation, split: Dataset, class_names: list[str], im
         return OptionalFigure(None, "There are no mistakes.")
     pixels = image_processor([split[int(row)]["image"] for row in rows], return_tensors="pt")["pixel_values"]
     pictures = displayable(pixels, image_processor)
-    probabilities, labels = evaluation.probabilities[rows], evaluation.labels[rows]
+    labels = evaluation.labels[rows]
+    probabilities = np.zeros((len(rows), len(class_names)), dtype=np.float32)  # of the predictions alone
+    probabilities[np.arange(len(rows)), evaluation.predictions[rows]] = evaluation.confidences[rows]
     figure = plot_predictions(pictures, probabilities, class_names, labels)
     return OptionalFigure(figure, seen=descriptions.of_mistakes(probabilities, labels, class_labels(class_names)))
 
@@ -181,9 +183,8 @@ def _mistake_table(evaluation: Evaluation, split: Dataset, class_names: list[str
     files = as_files(split)
     rows = []
     for row in map(int, confident_mistakes(evaluation)):
-        probabilities = evaluation.probabilities[row]
-        predicted = int(probabilities.argmax())
-        names = (class_names[predicted], f"{probabilities[predicted]:.1%}", class_names[int(evaluation.labels[row])])
+        predicted, true = class_names[int(evaluation.predictions[row])], class_names[int(evaluation.labels[row])]
+        names = (predicted, f"{evaluation.confidences[row]:.1%}", true)
         rows.append((image_name(files[row]["image"], row), *names))
     head = ("image", "predicted", "probability", "true")
     return html_table(head, rows, "mistakes") if rows else ""
