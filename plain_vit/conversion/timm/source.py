@@ -20,6 +20,7 @@ from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError, Un
 from ...files.safetensors import save_state_dict
 from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_KV, SPLIT_QKV, Row, Transform, revert
 from ..format import Description, Format, Hints, Inference, StateDict, label_fields
+from . import dinov2
 from .architectures import PUBLISHED_FILES
 from .arguments import (
     ACTIVATIONS,
@@ -463,6 +464,8 @@ class TimmFormat(Format):
             UnknownFormatError: The tensors are of a model of timm's that plain-vit does not open.
             MappingError: They do not match the named architecture.
         """
+        layout, names = dinov2.layout_of(tensors), list(tensors)
+        tensors = tensors if layout is None else dinov2.as_timm(tensors)
         _refuse_other_families(tensors)
         known = observed(tensors)
         rows = tensors["pos_embed"].shape[1] if known["pos_embed"] == "learn" else None
@@ -481,8 +484,10 @@ class TimmFormat(Format):
             raise CheckpointError(
                 f"config.json has {cfg['num_classes']} classes, the head {arguments['num_classes']}: correct the former"
             )
-        layout = "gamma_1" if "blocks.0.gamma_1" in tensors else None
+        layout = "gamma_1" if "blocks.0.gamma_1" in tensors else layout
         config = config_of(arguments, **settled.fields, **_labels(cfg, arguments["num_classes"]))
+        if dinov2.is_own(layout):
+            config, inferences = dinov2.adapted(config, names, inferences)
         if "pre_logits.fc.weight" in tensors:
             config.representation_size = tensors["pre_logits.fc.weight"].shape[0]
             inferences.append(Inference("representation_size", config.representation_size, "pre_logits.fc"))
@@ -511,10 +516,16 @@ class TimmFormat(Format):
         return processor_from_timm(cfg, num_channels=config.num_channels, image_size=config.image_size), assumed
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
-        """Return the table of tensors; layout "gamma_1" is DeiT III's own name of the LayerScale gains."""
+        """Return the table of tensors.
+
+        Layout "gamma_1" is DeiT III's own name of the LayerScale gains, "dinov2" DINOv2's own names, followed by the
+        number of blocks in a chunk if its training split them.
+        """
         rows = rows_of(config)
         if layout == "gamma_1":
             rows = [row for row in rows if row.ours not in {old.ours for old in GAMMA_ROWS}] + GAMMA_ROWS
+        if dinov2.is_own(layout):
+            rows = dinov2.rows(rows, config, str(layout))
         return rows
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
@@ -541,11 +552,17 @@ class TimmFormat(Format):
         Raises:
             ExportError: names every part that timm cannot represent.
         """
+        if dinov2.is_own(layout):
+            return build(dinov2.without_mask_token(config))
         if layout is not None:
             raise ExportError(
                 f"timm builds no model with the names of layout {layout!r}: omit it for the current names"
             )
         return build(config)
+
+    def for_module(self, tensors: StateDict, config: PlainViTConfig, layout: str | None) -> StateDict:
+        """Return a checkpoint's tensors under timm's names."""
+        return dinov2.for_module(tensors, config) if dinov2.is_own(layout) else tensors
 
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
@@ -557,6 +574,8 @@ class TimmFormat(Format):
         Raises:
             ExportError: names every part of the model or of the image processor that timm cannot represent.
         """
+        if dinov2.is_own(layout):
+            raise ExportError("a folder of timm has timm's own names: omit the layout", [f"layout={layout!r}"])
         architecture, model_args = architecture_for(config)
         input_size = (config.num_channels, *config.image_shape)
         preprocessing = {} if image_processor is None else processor_to_timm(image_processor)
