@@ -128,7 +128,7 @@ def test_registers_are_resampled_as_in_timm_and_others_as_in_transformers(tmp_pa
 @pytest.mark.parametrize("name", ["vit_small_patch14_dinov2", "vit_base_patch14_reg4_dinov2"])
 def test_timms_name_of_a_published_model_settles_everything(name: str, tmp_path: Path) -> None:
     with torch.device("meta"):
-        module = timm.create_model(name)
+        module: Any = timm.create_model(name)
     state = {key: torch.zeros(tensor.shape) for key, tensor in module.state_dict().items()}
     if "reg_token" in state:
         state["register_tokens"] = state.pop("reg_token")
