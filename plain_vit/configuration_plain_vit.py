@@ -60,7 +60,8 @@ MOST_LAYERS, MOST_PIXELS = 1000, 2**28
 LARGEST = {
     **dict.fromkeys(("hidden_size", "head_dim", "intermediate_size", "representation_size", "num_channels"), 2**20),
     "relative_position_mlp_size": 2**20,
-    **dict.fromkeys(("num_attention_heads", "num_register_tokens"), 2**16),
+    "pooling_intermediate_size": 2**20,
+    **dict.fromkeys(("num_attention_heads", "num_register_tokens", "pooling_num_attention_heads"), 2**16),
     **dict.fromkeys(("num_hidden_layers", "num_branches"), MOST_LAYERS),
     "num_labels": 500_000,
 }
@@ -234,6 +235,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             as wide: DINOv2's head), "map" (attention pooling), "query" (attention pooling without an MLP: AIMv2's),
             "prr" (the class token, or the average, after attention between all tokens without parameters) or "none"
             (every token).
+        pooling_num_attention_heads: Heads of the pooling, for "map", "query" and "prr" (default: those of the blocks).
+        pooling_intermediate_size: Width inside the MLP of pooling "map" (default: that of the first layer of the
+            blocks' MLP).
         pool_prefix_tokens: Include class, distillation and register tokens in the pooling, not only the patches.
         representation_size: Width of a dense layer between pooling and classifier (the paper's pre-training head).
         representation_act: Activation of that layer.
@@ -338,6 +342,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
     final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
     pooling: Literal["cls", "mean", "max", "mean_max", "cls_mean", "map", "query", "prr", "none"] = "cls"
+    pooling_num_attention_heads: int | None = None
+    pooling_intermediate_size: int | None = None
     pool_prefix_tokens: bool = False
     representation_size: int | None = None
     representation_act: str = "tanh"
@@ -519,9 +525,14 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              f"sincos_2d positions need a hidden_size that is a multiple of 4, not {self.hidden_size}"),
             (self.position_embedding_type == "sincos_2d" and self.hidden_size < 8,
              f"sincos_2d positions need two frequencies: hidden_size must be 8 or more, not {self.hidden_size}"),
-            (self.pooling in ("map", "query", "prr") and self.hidden_size % self.num_attention_heads != 0,
-             f"pooling \"{self.pooling}\" divides hidden_size {self.hidden_size} among num_attention_heads "
-             f"{self.num_attention_heads}: choose a head count that divides it, or another pooling"),
+            (self.pooling in ("map", "query", "prr") and self.hidden_size % self.pooling_heads != 0,
+             f"pooling \"{self.pooling}\" divides hidden_size {self.hidden_size} among {self.pooling_heads} "
+             "heads: choose a head count that divides it (pooling_num_attention_heads, by default "
+             "num_attention_heads), or another pooling"),
+            (self.pooling_num_attention_heads is not None and self.pooling not in ("map", "query", "prr"),
+             f"pooling \"{self.pooling}\" has no heads: set pooling_num_attention_heads=None"),
+            (self.pooling_intermediate_size is not None and self.pooling != "map",
+             f"pooling \"{self.pooling}\" has no MLP: set pooling_intermediate_size=None"),
             (self.position_embedding_type == "sincos_2d" and self.position_embedding_on_prefix
              and self.num_prefix_tokens > 0,
              "sincos_2d has no positions for the tokens before the patches: set position_embedding_on_prefix=False"),
@@ -717,6 +728,17 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     def pooled_size(self) -> int:
         """Width of the pooled features."""
         return self.hidden_size * (2 if self.pooling == "cls_mean" else 1)
+
+    @property
+    def pooling_heads(self) -> int:
+        """Heads of a pooling by attention."""
+        return self.pooling_num_attention_heads or self.num_attention_heads
+
+    @property
+    def pooling_width(self) -> int:
+        """Width inside the MLP of pooling "map"; by default that of the first layer of the blocks' MLP, as in timm."""
+        packed = self.mlp_type == "swiglu_packed"
+        return self.pooling_intermediate_size or self.intermediate_size * (2 if packed else 1)
 
     @property
     def stem_stride(self) -> int:

@@ -108,17 +108,16 @@ class MapPooler(PatchPooler):
     def __init__(self, config: PlainViTConfig):
         super().__init__(config)
         width = config.hidden_size
-        self.num_heads = config.num_attention_heads
+        self.num_heads = config.pooling_heads
         self.probe = nn.Parameter(torch.zeros(1, 1, width))
         self.q_proj = nn.Linear(width, width)
         self.k_proj = nn.Linear(width, width)
         self.v_proj = nn.Linear(width, width)
         self.o_proj = nn.Linear(width, width)
         self.layernorm = norm_or_identity(config, True)
-        inner = config.intermediate_size * (2 if config.mlp_type == "swiglu_packed" else 1)  # as timm counts them
-        self.fc1 = init_as("mlp", nn.Linear(width, inner))
+        self.fc1 = init_as("mlp", nn.Linear(width, config.pooling_width))
         self.activation = ACT2FN[config.hidden_act]
-        self.fc2 = init_as("mlp", nn.Linear(inner, width))
+        self.fc2 = init_as("mlp", nn.Linear(config.pooling_width, width))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         hidden_states = self.select(hidden_states)
@@ -145,7 +144,7 @@ class QueryPooler(PatchPooler):
     def __init__(self, config: PlainViTConfig):
         super().__init__(config)
         width = config.hidden_size
-        self.num_heads = config.num_attention_heads
+        self.num_heads = config.pooling_heads
         self.query = nn.Parameter(torch.zeros(1, 1, width))
         self.k_proj = nn.Linear(width, width, bias=config.qkv_bias)
         self.v_proj = nn.Linear(width, width, bias=config.qkv_bias)
@@ -177,7 +176,7 @@ class RefinementPooler(Pooler):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__(config)
-        self.num_heads = config.num_attention_heads
+        self.num_heads = config.pooling_heads
         self.use_class_token = config.use_class_token
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -230,7 +230,7 @@ class Derived(vision_transformer.VisionTransformer):
     ("module", "named"),
     [
         (Derived(img_size=32, embed_dim=56, num_heads=7, depth=1), "Derived"),
-        (timm.create_model("eva02_tiny_patch14_224", embed_dim=64, num_heads=2, depth=1), "timm.models.eva.Eva"),
+        (timm.create_model("naflexvit_base_patch16_gap", embed_dim=64, num_heads=2, depth=1), "NaFlexVit"),
         (timm.create_model("vit_base_mci_224", depth=1), "patch_embed"),
     ],
     ids=["derived", "another model", "hybrid"],
@@ -259,7 +259,7 @@ def test_other_models_of_timm_are_refused_by_name(module: nn.Module, named: str)
         {"block_type": "parallel", "hidden_dropout_prob": 0.1},
         {"block_type": "post_norm", "layer_scale_init_value": 0.1},
         {"hidden_act": "mish"},
-        {"final_norm": "both"},
+        {"final_norm": "both", "block_type": "branches"},
         {"representation_size": 30},
         {"use_distillation_token": True, "num_register_tokens": 2},
     ],

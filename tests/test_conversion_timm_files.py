@@ -242,8 +242,8 @@ def test_another_architecture_than_config_json_says_is_refused(tmp_path: Path) -
     save_folder(tiny_timm("vit_tiny_patch16_224"), tmp_path)
     with pytest.raises(CheckpointError, match="config.json says 'vit_tiny_patch16_224'"):
         from_checkpoint(tmp_path, architecture="vit_small_patch16_224")
-    edit_config(tmp_path, architecture="vit_small_patch16_dinov3")
-    with pytest.raises(UnknownFormatError, match=r"vit_small_patch16_dinov3.*eva\.py"):
+    edit_config(tmp_path, architecture="beit_base_patch16_224")
+    with pytest.raises(UnknownFormatError, match=r"beit_base_patch16_224.*beit\.py"):
         from_checkpoint(tmp_path)
 
 
@@ -356,8 +356,8 @@ def test_a_named_architecture_is_compared_with_all_that_the_tensors_show() -> No
         TIMM.describe_checkpoint(state, {}, Hints(architecture="deit3_small_patch16_224"))
     named = {fault.split(" is ")[0] for fault in caught.value.faults}
     assert named == {"embed_dim", "width", "layer_scale", "pre_norm"}
-    with pytest.raises(UnknownFormatError, match=r"vit_small_patch16_dinov3.*eva.py"):
-        TIMM.describe_checkpoint(state, {}, Hints(architecture="vit_small_patch16_dinov3.lvd1689m"))
+    with pytest.raises(UnknownFormatError, match=r"beit_base_patch16_224.*beit.py"):
+        TIMM.describe_checkpoint(state, {}, Hints(architecture="beit_base_patch16_224.in22k_ft_in22k"))
 
 
 @pytest.mark.parametrize(
@@ -421,26 +421,6 @@ def test_logits_of_a_reference_determine_missing_settings(tmp_path: Path) -> Non
     )
     config = converted.model.config
     assert (config.num_attention_heads, config.hidden_act, config.image_size) == (7, "quick_gelu", (96, 160))
-
-
-ROTARY = ["vit_small_patch16_dinov3", "vit_pe_spatial_tiny_patch16_512", "vit_pe_core_base_patch16_224"]
-
-
-@pytest.mark.parametrize("name", ROTARY)
-def test_a_rotary_model_never_opens_as_one_without_rotation(name: str) -> None:
-    state = meta_state(name)
-    with pytest.raises(UnknownFormatError, match=f"{name}.*eva.py.*position_embedding_type="):
-        TIMM.describe_checkpoint(state, {}, Hints())
-    # With a depth that no entrypoint has, the position embeddings are asked for.
-    shallow = {key: tensor for key, tensor in state.items() if not key.startswith("blocks.11.")}
-    kind = "learned" if "pos_embed" in state else "none"
-    assert asked_of(shallow).candidates["position_embedding_type"] == (kind,)
-
-
-def test_what_a_rotary_model_shares_with_one_that_opens_is_said() -> None:
-    asked = asked_of(meta_state("vit_base_patch16_rope_ape_224"))
-    assert asked.candidates["architecture"] == ("deit3_base_patch16_224", "deit3_base_patch16_384")
-    assert "vit_base_patch16_rope_ape_224 of timm's eva.py, which plain-vit does not open" in str(asked)
 
 
 def test_deit3s_own_names_of_layer_scale_are_read(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""All 179 plain entrypoints of timm and its ResNet-V2 hybrids: small with random parameters, and at their own size.
+"""All 179 plain entrypoints of timm, its ResNet-V2 hybrids and its Eva: small with random parameters, and at their
+own size.
 
 What is measured is recorded for the table in the docs (tests/sweep.py).
 """
@@ -12,6 +13,7 @@ from plain_vit.conversion import from_module, to_module
 from plain_vit.conversion.engine import revert
 from plain_vit.conversion.format import Hints
 from plain_vit.conversion.timm.architectures import ARCHITECTURES
+from plain_vit.conversion.timm.eva.architectures import ARCHITECTURES as EVA
 from plain_vit.conversion.timm.source import TIMM
 from tests.conftest import randomize_
 from tests.sweep import record
@@ -72,6 +74,42 @@ def test_an_entrypoint_opens_with_equal_numbers_and_exports_back(name: str) -> N
     )
 
 
+@pytest.mark.parametrize("name", EVA)
+def test_an_entrypoint_of_eva_opens_with_equal_numbers_and_exports_back(name: str) -> None:
+    module, halves = tiny_timm(name), tiny_timm(name).to(torch.bfloat16)
+    model = from_module(module)
+    found = stage_differences(module, model, pixels_for(module))
+    assert max(found.values()) == 0.0, found
+    way_back = same_tensors(module, to_module(model, "timm"))
+    assert way_back
+    headless = module_without_head(name)
+    features = stage_differences(headless, from_module(headless), pixels_for(headless))
+    rounded = stage_differences(halves, from_module(halves), pixels_for(halves).to(torch.bfloat16))
+    resized = resized_difference(name)
+    poolings = ["", "token", "avg", "max", "avgmax", *(["map"] if not EVA[name].get("swiglu_mlp") else [])]
+    pooled = {pooling: pooled_difference(name, pooling) for pooling in poolings}
+    # Without tokens before the patches, timm's tokens are transposed in memory: a mean sums in another order.
+    alone = model.config.num_prefix_tokens == 0
+    assert max(value for value in pooled.values() if value is not None) <= (TOLERANCE if alone else 0.0), pooled
+    assert max(max(features.values()), max(rounded.values()), resized or 0.0) == 0.0
+    record(
+        {
+            "source": f"timm {name}",
+            "opens": True,
+            "logits": found["logits"],
+            "blocks": max(value for stage, value in found.items() if stage != "logits"),
+            "features_without_classifier": features["logits"],
+            "bfloat16": max(rounded.values()),
+            "another_resolution": resized,
+            "poolings": pooled,
+            "way_back_bit_exact": way_back,
+            "parameters": parameters_at_full_size(name),
+            "timm": timm.__version__,
+            "torch": torch.__version__,
+        }
+    )
+
+
 def module_without_head(name: str) -> torch.nn.Module:
     """Return the entrypoint without a classifier."""
     return tiny_timm(name, num_classes=0)
@@ -79,7 +117,7 @@ def module_without_head(name: str) -> torch.nn.Module:
 
 def resized_difference(name: str) -> float | None:
     """Return the difference for images of another size; None for partial patches, which timm takes at one size only."""
-    patch = ARCHITECTURES[name]["patch_size"]
+    patch = (ARCHITECTURES | EVA)[name]["patch_size"]
     if image_size(name)[0] % patch:
         return None
     module = tiny_timm(name, dynamic_img_size=True)
@@ -106,7 +144,7 @@ def parameters_at_full_size(name: str) -> int:
     with torch.device("meta"):
         model = PlainViTForImageClassification(description.config)
     from_ours = model.state_dict()
-    rows = TIMM.rows(description.config, None)
+    rows = TIMM.rows(description.config, description.layout)
     back = revert(rows, from_ours, description.config)
     assert {key: tensor.shape for key, tensor in back.items()} == {
         key: tensor.shape for key, tensor in module.state_dict().items()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from plain_vit.conversion.timm.architectures import ARCHITECTURES
+from plain_vit.conversion.timm.eva.architectures import ARCHITECTURES as EVA
 from tests.conftest import randomize_
 from tests.tiny import difference
 
@@ -31,6 +32,24 @@ REPRESENTATIVES = [
     "vit_small_r26_s32_224",  # a ResNet of four stages
 ]
 
+# One line for each kind of rotation, block, norm, MLP, projection, head and position that the entrypoints of Eva have.
+EVA_REPRESENTATIVES = [
+    "vit_small_patch16_dinov3",  # DINOv3: centred coordinates, halves, registers, no bias
+    "vit_small_plus_patch16_dinov3_qkvb",  # the same with a gated MLP, and biases on queries and values
+    "vit_7b_patch16_dinov3",  # another alignment of its MLP
+    "eva_giant_patch14_224",  # no rotation, biases on queries and values
+    "eva02_tiny_patch14_336",  # EVA-02: another grid than that of the rotation, a packed MLP, one projection
+    "eva02_base_patch14_448",  # three projections, a norm inside the gated MLP
+    "eva02_large_patch14_clip_336",  # a norm inside the attention
+    "eva02_enormous_patch14_clip_224",  # norms at the end of the residual branches
+    "vit_pe_core_tiny_patch16_384",  # a norm before the blocks, a pooling with heads of its own
+    "vit_pe_core_gigantic_patch14_448",  # one with an MLP of its own
+    "vit_pe_lang_large_patch14_448",  # no final norm
+    "vit_base_patch16_rope_ape_224",  # positions added and rotated
+    "vit_base_patch16_rope_mixed_ape_224",  # learned frequencies
+    "vit_betwixt_patch16_rope_reg4_gap_256",  # registers without a class token
+]
+
 # What differs in the order of operations, and by how much it may: the rest is 0.0.
 REORDERED = {
     "ParallelScalingBlock": "timm multiplies by all first layers at once, and adds their bias afterwards",
@@ -42,12 +61,12 @@ TOLERANCE = 1e-5
 
 def tolerance(name: str) -> float:
     """Return the largest relative difference that an entrypoint may show in float32."""
-    return TOLERANCE if ARCHITECTURES[name].get("block_fn") in REORDERED else 0.0
+    return TOLERANCE if ARCHITECTURES.get(name, {}).get("block_fn") in REORDERED else 0.0
 
 
 def image_size(name: str) -> tuple[int, int]:
     """Return a small size, not square, of 3 x 5 patches of the entrypoint; where its own is none, partial patches."""
-    patch, side = ARCHITECTURES[name]["patch_size"], ARCHITECTURES[name]["img_size"]
+    patch, side = (ARCHITECTURES | EVA)[name]["patch_size"], (ARCHITECTURES | EVA)[name]["img_size"]
     rest = side % patch
     return 3 * patch + rest, 5 * patch + rest
 

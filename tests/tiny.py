@@ -72,6 +72,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "mean_max": {"pooling": "mean_max"},
     "cls_mean": {"pooling": "cls_mean", "num_register_tokens": 2},
     "map": {"pooling": "map", "use_class_token": False},
+    "map_sizes": {"pooling": "map", "pooling_num_attention_heads": 2, "pooling_intermediate_size": 44},
     "query": {"pooling": "query", "use_class_token": False, "qkv_bias": False},
     "prr": {"pooling": "prr"},
     "no_pooling": {"pooling": "none"},

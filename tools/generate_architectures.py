@@ -3,10 +3,10 @@
     python -m tools.generate_architectures          # make architectures
     python -m tools.generate_architectures --check  # writes nothing; the exit code is 1 where a table would change
 
-What they hold: timm's plain Vision Transformers as arguments of its constructor, the old names that it still maps,
-the published files whose names carry a hash; of its other models that are like them the names, the parts that theirs
-alone have, and what those show that have none; torchvision's builders and files; open_clip's configurations of image
-towers. Nothing is downloaded.
+What they hold: timm's plain Vision Transformers and those of its `eva.py` as arguments of their constructors, the old
+names that it still maps, the published files whose names carry a hash; of its other models that are like them the names
+and the parts that theirs alone have; torchvision's builders and files; open_clip's configurations of
+image towers. Nothing is downloaded.
 """
 
 import argparse
@@ -37,7 +37,6 @@ FAMILIES = (
 )
 
 CLASS_NAMES = {"LayerNorm": "layernorm", "RmsNorm": "rmsnorm", "SiLU": "silu", "GluMlp": "SwiGLUPacked"}
-SHOWN_COLUMNS = ("patch_size", "embed_dim", "depth", "width")
 COLUMNS = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")
 
 
@@ -80,6 +79,39 @@ def timm_architectures() -> dict[str, dict[str, Any]]:
     return {name: {column: DEFAULTS[column] for column in COLUMNS} | given for name, given in caught.items()}
 
 
+def eva_architectures() -> dict[str, dict[str, Any]]:
+    """Return the arguments that each entrypoint of timm's `eva.py` passes to its builder, if plain-vit opens it."""
+    import timm
+    from timm.models import eva
+
+    from plain_vit.conversion.timm.eva.arguments import DEFAULTS, SILENT_ARGUMENTS, config_of
+    from plain_vit.errors import ExportError
+
+    caught: dict[str, dict[str, Any]] = {}
+
+    def catch(kind: type, variant: str, pretrained: bool, **arguments: Any) -> None:
+        given = {name: _word(value) for name, value in arguments.items() if not name.startswith("pretrained")}
+        given = {name: value for name, value in given.items() if name not in {"feature_cfg", *SILENT_ARGUMENTS}}
+        if isinstance(arguments.get("norm_layer"), functools.partial):
+            given["norm_eps"] = arguments["norm_layer"].keywords["eps"]
+        height, width = timm.get_pretrained_cfg(variant).input_size[1:]
+        given.setdefault("img_size", height if height == width else (height, width))
+        kept = {name: value for name, value in given.items() if value != DEFAULTS.get(name, ...)}
+        caught[variant] = {column: DEFAULTS[column] for column in COLUMNS} | kept
+
+    with mock.patch.object(eva, "build_model_with_cfg", catch):  # to capture the caller's arguments
+        for name in timm.list_models(module="eva"):
+            timm.model_entrypoint(name)()
+    opened = {}
+    for name, arguments in caught.items():
+        try:
+            config_of(arguments)
+        except ExportError:
+            continue
+        opened[name] = arguments
+    return opened
+
+
 def _has_resnet_v2(name: str) -> bool:
     return "_r" in name and "resnet" not in name
 
@@ -118,8 +150,8 @@ def other_entrypoints(files: Sequence[str] = FAMILIES) -> dict[str, list[str]]:
     """Return the entrypoints of timm's other files with similar models."""
     import timm
 
-    plain = timm_architectures()
-    return {file: [name for name in timm.list_models(module=file) if name not in plain] for file in files}
+    opened = {*timm_architectures(), *eva_architectures()}
+    return {file: [name for name in timm.list_models(module=file) if name not in opened] for file in files}
 
 
 def shapes_of(name: str) -> dict[str, torch.Tensor]:
@@ -133,30 +165,30 @@ def shapes_of(name: str) -> dict[str, torch.Tensor]:
 
 def families(
     entrypoints: Mapping[str, Sequence[str]], tensors_of: Callable[[str], Mapping[str, torch.Tensor]] = shapes_of
-) -> tuple[dict[str, set[str]], dict[str, dict[str, Any]]]:
-    """Return the parts that each file's models alone have, and what the models show that have none.
+) -> dict[str, set[str]]:
+    """Return the parts that each file's models alone have.
 
     Args:
         entrypoints: By file.
         tensors_of: Returns the tensors of a model.
+
+    Raises:
+        ValueError: A model has none: the error for its tensors could not name it.
     """
-    from plain_vit.conversion.timm.shapes import observed, part_of
-    from plain_vit.conversion.timm.source import TIMM, own_parts
+    from plain_vit.conversion.timm.shapes import part_of
+    from plain_vit.conversion.timm.tables import own_parts
 
     own = own_parts()
     parts: dict[str, set[str]] = {}
-    alike = {}
     for file, names in entrypoints.items():
         parts[file] = set()
         for name in names:
             tensors = tensors_of(name)
             foreign = {part_of(tensor) for tensor in tensors if not tensor.endswith("num_batches_tracked")} - own
             parts[file] |= foreign
-            if not foreign and TIMM.matches_names(tensors):
-                alike[name] = {key: value for key, value in observed(tensors).items() if key != "in_chans"}
-            elif not foreign:
-                raise ValueError(f"{name} has no part of its own, and not the names of a Vision Transformer")
-    return parts, alike
+            if not foreign:
+                raise ValueError(f"{name} has no part of its own")
+    return parts
 
 
 def titles(files: Sequence[str]) -> dict[str, str]:
@@ -242,11 +274,8 @@ def _mapping(name: str, kind: str, entries: Mapping[str, Any]) -> str:
     return "\n".join([f"{name}: {kind} = {{", *lines, "}"])
 
 
-def architectures_module() -> str:
-    """Return the text of `timm/architectures.py`."""
-    import timm
-
-    known = timm_architectures()
+def _groups(known: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the groups of a table: what its entrypoints share, then a line for each of them."""
     groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for name, arguments in known.items():
         shared = {key: value for key, value in sorted(arguments.items()) if key not in COLUMNS}
@@ -265,6 +294,51 @@ def architectures_module() -> str:
             rows.append(f"        {name:42} {sizes['img_size']:4} {sizes['patch_size']:3} {sizes['embed_dim']:5} "
                         f"{sizes['depth']:3} {sizes['num_heads']:3}  {ratio}")  # fmt: skip
         written.append("\n".join([head, *rows, '    """),']))
+    return "\n".join(written)
+
+
+READING = """ARCHITECTURES: dict[str, dict[str, Any]] = {}
+for _shared, _rows in _GROUPS:
+    for _row in _rows.strip().splitlines():
+        _name, _img_size, _patch_size, _embed_dim, _depth, _num_heads, _mlp_ratio = _row.split()
+        ARCHITECTURES[_name] = {
+            "img_size": int(_img_size),
+            "patch_size": int(_patch_size),
+            "embed_dim": int(_embed_dim),
+            "depth": int(_depth),
+            "num_heads": int(_num_heads),
+            "mlp_ratio": float(_mlp_ratio),
+            **_shared,
+        }
+"""
+
+
+def eva_module() -> str:
+    """Return the text of `timm/eva/architectures.py`."""
+    import timm
+
+    return f'''"""What timm's names of `eva.py` mean, so that their files open without timm.
+
+Written by `make architectures` from timm {timm.__version__}: the entrypoints that plain-vit opens, as arguments of its
+`Eva`. `tests/test_conversion_timm_eva.py` compares the table with the installed timm.
+"""
+
+from typing import Any
+
+# What the entrypoints of a group share, then each one's name, image size and patch size (pixels), width, depth, heads
+# and width of the MLP over the width. Not timm's is `norm_eps`, the epsilon that it binds to `norm_layer`.
+_GROUPS: list[tuple[dict[str, Any], str]] = [
+{_groups(eva_architectures())}
+]  # fmt: skip
+
+{READING}'''
+
+
+def architectures_module() -> str:
+    """Return the text of `timm/architectures.py`."""
+    import timm
+
+    known = timm_architectures()
     return f'''"""What timm's names of plain Vision Transformers mean, so that their files open without timm.
 
 Written by `make architectures` from timm {timm.__version__}: all entrypoints of its `vision_transformer.py` and
@@ -280,23 +354,10 @@ TIMM_VERSION = "{timm.__version__}"
 # and width of the MLP over the width. Three arguments are not timm's: `distilled` names the class with a distillation
 # token, `norm_eps` the epsilon that timm binds to `norm_layer`, `stem_depths` the stages of a hybrid's ResNet.
 _GROUPS: list[tuple[dict[str, Any], str]] = [
-{chr(10).join(written)}
+{_groups(known)}
 ]  # fmt: skip
 
-ARCHITECTURES: dict[str, dict[str, Any]] = {{}}
-for _shared, _rows in _GROUPS:
-    for _row in _rows.strip().splitlines():
-        _name, _img_size, _patch_size, _embed_dim, _depth, _num_heads, _mlp_ratio = _row.split()
-        ARCHITECTURES[_name] = {{
-            "img_size": int(_img_size),
-            "patch_size": int(_patch_size),
-            "embed_dim": int(_embed_dim),
-            "depth": int(_depth),
-            "num_heads": int(_num_heads),
-            "mlp_ratio": float(_mlp_ratio),
-            **_shared,
-        }}
-
+{READING}
 # Names of earlier releases that today's timm still maps, and that older folders carry.
 {_mapping("OLD_NAMES", "dict[str, str]", old_names(known))}
 
@@ -310,34 +371,20 @@ def families_module() -> str:
     import timm
 
     entrypoints = other_entrypoints()
-    parts, alike = families(entrypoints)
+    parts = families(entrypoints)
     called = titles(FAMILIES)
     written = []
-    for file in FAMILIES:
+    for file in filter(entrypoints.get, FAMILIES):
         written.append("\n".join([
             f"    ({_literal(file)}, {_literal(called[file].replace(chr(34), chr(39)))}, \"\"\"",
             _filled(entrypoints[file], 8), '    """, """', _filled(sorted(parts[file]), 8), '    """),',
         ]))  # fmt: skip
-    common = {key: value for key, value in next(iter(alike.values())).items()
-              if all(one[key] == value for one in alike.values())}  # fmt: skip
-    groups: dict[str, list[str]] = {}
-    for name, shown in alike.items():
-        apart = {key: value for key, value in shown.items() if key not in (*common, *SHOWN_COLUMNS)}
-        patch_size, *sizes = (shown[column] for column in SHOWN_COLUMNS)
-        if len(set(patch_size)) > 1:
-            raise ValueError(f"{name} has patches of {patch_size}: the table has one column for both sides")
-        joined = _literal(apart).replace(": ", ":\0")  # no line ends between a name and its value
-        body = textwrap.fill(joined, WIDTH - 4, initial_indent=" " * 5, subsequent_indent=" " * 5,
-                             break_long_words=False, break_on_hyphens=False).replace("\0", " ")  # fmt: skip
-        row = " ".join(f"{size:5}" for size in (patch_size[0], *sizes))
-        groups.setdefault(f'    ({body.lstrip()}, """', []).append(f"        {name:42} {row}")
-    rows = ["\n".join([head, *names, '    """),']) for head, names in groups.items()]
     return f'''"""Models of timm that are like its plain ones and do not open, so that the error can name them.
 
 Written by `make architectures` from timm {timm.__version__}.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Family(NamedTuple):
@@ -362,29 +409,6 @@ _FAMILIES: list[tuple[str, str, str, str]] = [
 FAMILIES = {{
     file: Family(title, tuple(names.split()), frozenset(parts.split())) for file, title, names, parts in _FAMILIES
 }}
-
-# Models without a part of their own, and what their tensors show, as `timm.shapes.observed` has it: first what all
-# of them share, then what those of a group do, then each one's name, patch size (pixels), width, depth and width of
-# the MLP.
-_COMMON: dict[str, Any] = {{
-{chr(10).join(f"    {_literal(key)}: {_literal(value)}," for key, value in common.items())}
-}}
-_LOOKALIKES: list[tuple[dict[str, Any], str]] = [
-{chr(10).join(rows)}
-]  # fmt: skip
-
-LOOKALIKES: dict[str, dict[str, Any]] = {{}}
-for _shared, _rows in _LOOKALIKES:
-    for _row in _rows.strip().splitlines():
-        _name, _patch_size, _embed_dim, _depth, _width = _row.split()
-        LOOKALIKES[_name] = {{
-            "patch_size": (int(_patch_size), int(_patch_size)),
-            "embed_dim": int(_embed_dim),
-            "depth": int(_depth),
-            "width": int(_width),
-            **_COMMON,
-            **_shared,
-        }}
 '''
 
 
@@ -460,6 +484,7 @@ for _columns, _quick_gelu, _shared, _rows in _GROUPS:
 # Each table, and what writes it; the families are known by the parts that the first has.
 TABLES: dict[str, Callable[[], str]] = {
     "timm/architectures.py": architectures_module,
+    "timm/eva/architectures.py": eva_module,
     "timm/families.py": families_module,
     "torchvision/architectures.py": torchvision_module,
     "open_clip/architectures.py": open_clip_module,

@@ -284,7 +284,7 @@ def _readout(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states:
     if config.pooling in ("map", "query"):
         weights = _probe_weights(model, layout, hidden_states).mean(dim=1)
     elif config.pooling == "prr":
-        heads = hidden_states.float().unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2)  # B heads L d
+        heads = hidden_states.float().unflatten(-1, (config.pooling_heads, -1)).transpose(1, 2)  # B heads L d
         refinement = (heads @ heads.transpose(2, 3) * heads.shape[-1] ** -0.5).softmax(dim=-1).mean(dim=1)  # B L L
         weights = refinement[:, 0] if config.use_class_token else refinement.mean(dim=1)
     elif config.pooling == "cls":

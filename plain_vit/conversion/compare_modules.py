@@ -177,6 +177,10 @@ def _meaning(config: PlainViTConfig) -> dict[str, Any]:
         fields["patch_projection"] = fields["stem_style"] = None
     fields["representation_act"] = config.representation_act if config.representation_size else None
     fields["representation_bias"] = config.representation_bias if config.representation_size else None
+    attends = config.pooling in ("map", "query", "prr")
+    fields["pooling_num_attention_heads"] = config.pooling_heads if attends else None
+    fields["pooling_intermediate_size"] = config.pooling_width if config.pooling == "map" else None
+    fields["key_bias"] = config.qkv_bias and config.key_bias
     fields["register_tokens_last"] = config.register_tokens_last and config.num_register_tokens > 0
     if fields["attention_scale"] is None:
         fields["attention_scale"] = (head_dim // 2 if config.attention_type == "differential" else head_dim) ** -0.5

@@ -3,7 +3,7 @@
 Written by `make architectures` from timm 1.0.31.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Family(NamedTuple):
@@ -161,28 +161,10 @@ _FAMILIES: list[tuple[str, str, str, str]] = [
         stages.{}.downsample.res2.{}.m.pw2.conv
     """),
     ("eva", "EVA", """
-        eva02_base_patch14_224 eva02_base_patch14_448 eva02_base_patch16_clip_224 eva02_enormous_patch14_clip_224
-        eva02_large_patch14_224 eva02_large_patch14_448 eva02_large_patch14_clip_224 eva02_large_patch14_clip_336
-        eva02_small_patch14_224 eva02_small_patch14_336 eva02_tiny_patch14_224 eva02_tiny_patch14_336
-        eva_giant_patch14_224 eva_giant_patch14_336 eva_giant_patch14_560 eva_giant_patch14_clip_224
-        vit_5b_patch16_sapiens2 vit_7b_patch16_dinov3 vit_base_patch16_dinov3 vit_base_patch16_dinov3_qkvb
-        vit_base_patch16_lingbot vit_base_patch16_rope_224 vit_base_patch16_rope_ape_224 vit_base_patch16_rope_mixed_224
-        vit_base_patch16_rope_mixed_ape_224 vit_base_patch16_rope_reg1_gap_256 vit_base_patch16_sapiens2
-        vit_betwixt_patch16_rope_reg4_gap_256 vit_giant_patch16_lingbot vit_giant_patch16_sapiens2
-        vit_huge_patch16_sapiens2 vit_huge_plus_patch16_dinov3 vit_huge_plus_patch16_dinov3_qkvb
-        vit_large_patch16_dinov3 vit_large_patch16_dinov3_qkvb vit_large_patch16_lingbot vit_large_patch16_rope_224
-        vit_large_patch16_rope_ape_224 vit_large_patch16_rope_mixed_224 vit_large_patch16_rope_mixed_ape_224
-        vit_large_patch16_sapiens2 vit_medium_patch16_rope_reg1_gap_256 vit_mediumd_patch16_rope_reg1_gap_256
-        vit_pe_core_base_patch16_224 vit_pe_core_gigantic_patch14_448 vit_pe_core_large_patch14_336
-        vit_pe_core_small_patch16_384 vit_pe_core_tiny_patch16_384 vit_pe_lang_gigantic_patch14_448
-        vit_pe_lang_large_patch14_448 vit_pe_spatial_base_patch16_512 vit_pe_spatial_gigantic_patch14_448
-        vit_pe_spatial_large_patch14_448 vit_pe_spatial_small_patch16_512 vit_pe_spatial_tiny_patch16_512
-        vit_small_patch16_dinov3 vit_small_patch16_dinov3_qkvb vit_small_patch16_lingbot vit_small_patch16_rope_224
-        vit_small_patch16_rope_ape_224 vit_small_patch16_rope_mixed_224 vit_small_patch16_rope_mixed_ape_224
-        vit_small_plus_patch16_dinov3 vit_small_plus_patch16_dinov3_qkvb vit_tiny_patch16_dinov3_qkvb
+        vit_5b_patch16_sapiens2 vit_base_patch16_sapiens2 vit_giant_patch16_sapiens2 vit_huge_patch16_sapiens2
+        vit_large_patch16_sapiens2
     """, """
-        blocks.{}.attn.k_proj blocks.{}.attn.q_bias blocks.{}.attn.q_proj blocks.{}.attn.v_bias blocks.{}.attn.v_proj
-        rope.freqs
+        blocks.{}.attn.k_proj blocks.{}.attn.q_proj blocks.{}.attn.v_proj
     """),
     ("gcvit", "Global Context ViT", """
         gcvit_base gcvit_small gcvit_tiny gcvit_xtiny gcvit_xxtiny
@@ -563,93 +545,3 @@ _FAMILIES: list[tuple[str, str, str, str]] = [
 FAMILIES = {
     file: Family(title, tuple(names.split()), frozenset(parts.split())) for file, title, names, parts in _FAMILIES
 }
-
-# Models without a part of their own, and what their tensors show, as `timm.shapes.observed` has it: first what all
-# of them share, then what those of a group do, then each one's name, patch size (pixels), width, depth and width of
-# the MLP.
-_COMMON: dict[str, Any] = {
-    "distilled": False,
-    "stem_depths": None,
-    "num_heads": None,
-    "qk_norm": False,
-    "scale_attn_norm": False,
-    "scale_mlp_norm": False,
-    "proj_bias": True,
-    "norm_layer": "layernorm",
-    "block_fn": "Block",
-    "attn_layer": "attn",
-    "num_parallel": 2,
-    "fuse_out_proj": False,
-    "embed_norm": False,
-}
-_LOOKALIKES: list[tuple[dict[str, Any], str]] = [
-    ({"qkv_bias": False, "class_token": True, "pos_embed": "none", "reg_tokens": 4, "pre_norm": False,
-     "fc_norm": False, "mlp_layer": "SwiGLU", "layer_scale": True, "norm": True, "map": False}, """
-        vit_7b_patch16_dinov3                         16  4096    40  8192
-        vit_giant_patch16_lingbot                     16  1536    40  4096
-        vit_huge_plus_patch16_dinov3                  16  1280    32  5120
-        vit_small_plus_patch16_dinov3                 16   384    12  1536
-    """),
-    ({"qkv_bias": False, "class_token": True, "pos_embed": "none", "reg_tokens": 4, "pre_norm": False,
-     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": True, "norm": True, "map": False}, """
-        vit_base_patch16_dinov3                       16   768    12  3072
-        vit_large_patch16_dinov3                      16  1024    24  4096
-        vit_small_patch16_dinov3                      16   384    12  1536
-    """),
-    ({"qkv_bias": True, "class_token": True, "pos_embed": "none", "reg_tokens": 0, "pre_norm": False,
-     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": True, "norm": True, "map": False}, """
-        vit_base_patch16_rope_224                     16   768    12  3072
-        vit_large_patch16_rope_224                    16  1024    24  4096
-        vit_small_patch16_rope_224                    16   384    12  1536
-    """),
-    ({"qkv_bias": True, "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": False,
-     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": True, "norm": True, "map": False}, """
-        vit_base_patch16_rope_ape_224                 16   768    12  3072
-        vit_large_patch16_rope_ape_224                16  1024    24  4096
-        vit_small_patch16_rope_ape_224                16   384    12  1536
-    """),
-    ({"qkv_bias": False, "class_token": False, "pos_embed": "none", "reg_tokens": 1, "pre_norm": False,
-     "fc_norm": True, "mlp_layer": "Mlp", "layer_scale": True, "norm": False, "map": False}, """
-        vit_mediumd_patch16_rope_reg1_gap_256         16   512    20  2048
-    """),
-    ({"qkv_bias": True, "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True,
-     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": False, "norm": True, "map": True}, """
-        vit_pe_core_base_patch16_224                  16   768    12  3072
-        vit_pe_core_large_patch14_336                 14  1024    24  4096
-        vit_pe_core_small_patch16_384                 16   384    12  1536
-        vit_pe_core_tiny_patch16_384                  16   192    12   768
-    """),
-    ({"qkv_bias": True, "class_token": False, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True,
-     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": False, "norm": True, "map": True}, """
-        vit_pe_core_gigantic_patch14_448              14  1536    50  8960
-    """),
-    ({"qkv_bias": True, "class_token": False, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True,
-     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": True, "norm": False, "map": False}, """
-        vit_pe_lang_gigantic_patch14_448              14  1536    47  8960
-        vit_pe_spatial_gigantic_patch14_448           14  1536    50  8960
-    """),
-    ({"qkv_bias": True, "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True,
-     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": True, "norm": False, "map": False}, """
-        vit_pe_lang_large_patch14_448                 14  1024    23  4096
-    """),
-    ({"qkv_bias": True, "class_token": True, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": True,
-     "fc_norm": False, "mlp_layer": "Mlp", "layer_scale": False, "norm": False, "map": False}, """
-        vit_pe_spatial_base_patch16_512               16   768    12  3072
-        vit_pe_spatial_large_patch14_448              14  1024    24  4096
-        vit_pe_spatial_small_patch16_512              16   384    12  1536
-        vit_pe_spatial_tiny_patch16_512               16   192    12   768
-    """),
-]  # fmt: skip
-
-LOOKALIKES: dict[str, dict[str, Any]] = {}
-for _shared, _rows in _LOOKALIKES:
-    for _row in _rows.strip().splitlines():
-        _name, _patch_size, _embed_dim, _depth, _width = _row.split()
-        LOOKALIKES[_name] = {
-            "patch_size": (int(_patch_size), int(_patch_size)),
-            "embed_dim": int(_embed_dim),
-            "depth": int(_depth),
-            "width": int(_width),
-            **_COMMON,
-            **_shared,
-        }

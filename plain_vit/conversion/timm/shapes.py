@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...configuration_plain_vit import PlainViTConfig, stem_stride
-from ...errors import AmbiguousCheckpointError, CheckpointError, MappingError, UnknownFormatError
+from ...errors import AmbiguousCheckpointError, CheckpointError, MappingError
 from ..format import SCALES, Description, Hints, Inference, Size, unused_hints
 from ..infer import head_counts, image_sizes
 from .architectures import ARCHITECTURES
@@ -30,7 +30,7 @@ from .arguments import (
     ratio_of,
     timm_name_for,
 )
-from .families import FAMILIES, LOOKALIKES
+from .families import FAMILIES
 
 # Arguments set only in code, since no config.json can store a class, but shown by the tensors.
 CODE_ONLY = (
@@ -260,16 +260,6 @@ def _all_parts(found: Mapping[str, int], most: int) -> set[str]:
     return set().union(*(FAMILIES[file].parts for file, count in found.items() if count == most))
 
 
-def lookalikes(known: Mapping[str, Any]) -> list[str]:
-    """Return the models of other files of timm that have the names and shapes of this state dict."""
-    return [name for name, shown in LOOKALIKES.items() if shown == {key: known[key] for key in shown}]
-
-
-def _as_family(names: Sequence[str]) -> str:
-    files = dict.fromkeys(file for file, family in FAMILIES.items() if set(names) & set(family.entrypoints))
-    return f"{', '.join(names)} of timm's {', '.join(f'{file}.py' for file in files)}"
-
-
 # The grid
 
 
@@ -297,35 +287,44 @@ def _fits(size: Size | None, patches: int, known: Mapping[str, Any]) -> bool:
     return size is not None and patches_in(size, known) == patches
 
 
-def _image_size(
-    rows: int | None, no_embed_class: bool, known: Mapping[str, Any], hints: Hints, stated: Sequence[tuple[Any, str]]
+def image_size_of(
+    rows: int | None, prefix: int, patch_size: tuple[int, int], hints: Hints, stated: Sequence[tuple[Any, str]]
 ) -> tuple[Any, str] | list[tuple[int, int]]:
     """Return the image size of a named architecture and its origin, or the possible sizes.
 
     Args:
         rows: Rows of the position table; None without one.
-        no_embed_class: Whether the tokens before the patches have no rows.
-        known: The result of `observed`.
+        prefix: How many of them are of the tokens before the patches.
+        patch_size: In pixels, (height, width).
         hints: The caller's hints.
         stated: Candidate sizes with their origins; the first that fits is used.
 
     Raises:
         CheckpointError: The caller's size does not fit the rows.
     """
+    known = {"patch_size": patch_size}
     if hints.image_size is not None:
         stated = [(pair(hints.image_size), "the caller")]
     if rows is None:
         return next((pair(size), source) for size, source in stated if size is not None)
-    patches = rows - (0 if no_embed_class else prefix_of(known))
+    patches = rows - prefix
     for size, source in stated:
         if _fits(size, patches, known):
             return pair(size), f"{source}, and the {rows} rows of pos_embed"
     if hints.image_size is not None:
         raise CheckpointError(
             f"image_size={hints.image_size!r} is {patches_in(hints.image_size, known)} patches of "
-            f"{known['patch_size']}, and pos_embed has {rows} rows, {patches} of them for patches: correct image_size"
+            f"{patch_size}, and pos_embed has {rows} rows, {patches} of them for patches: correct image_size"
         )
-    return image_sizes(patches, known["patch_size"]) if patches > 0 else []
+    return image_sizes(patches, patch_size) if patches > 0 else []
+
+
+def _image_size(
+    rows: int | None, no_embed_class: bool, known: Mapping[str, Any], hints: Hints, stated: Sequence[tuple[Any, str]]
+) -> tuple[Any, str] | list[tuple[int, int]]:
+    """Return the image size for what a state dict shows, as from `image_size_of`."""
+    prefix = 0 if no_embed_class else prefix_of(known)
+    return image_size_of(rows, prefix, known["patch_size"], hints, stated)
 
 
 # A name
@@ -410,12 +409,17 @@ def _full_hints(config: PlainViTConfig, hints: Hints, known: Mapping[str, Any]) 
 # No name
 
 
-def settled_by_hints(known: Mapping[str, Any], rows: int | None, hints: Hints) -> Settled:
+def settled_by_hints(known: Mapping[str, Any], rows: int | None, hints: Hints, alike: Sequence[str]) -> Settled:
     """Return the settings of a state dict without an architecture name, from the caller's hints.
+
+    Args:
+        known: The result of `observed`.
+        rows: Rows of the position table.
+        hints: The caller's hints.
+        alike: Architectures of timm's other classes with these tensors.
 
     Raises:
         AmbiguousCheckpointError: lists all missing settings, with the architectures that fit.
-        UnknownFormatError: The tensors are those of models that plain-vit does not open.
         CheckpointError: for impossible hints.
     """
     detail = _Detail(known, rows, hints)
@@ -423,18 +427,15 @@ def settled_by_hints(known: Mapping[str, Any], rows: int | None, hints: Hints) -
     if not detail.open:
         return detail.settled
     names, sizes = fitting(known, rows, hints)
-    alike = lookalikes(known)
     asked = {name: detail.open[name] for name in ASKED if name in detail.open}
-    if alike and not names:
-        raise UnknownFormatError(
-            f"these tensors are those of {_as_family(alike)}, which plain-vit does not open: the rotation of their "
-            "queries and keys is in no tensor. For your own model with such tensors, with or without a position table "
-            f"but without rotation, give all of: {', '.join(f'{name}=' for name in asked)}"
+    message = "the tensors do not show everything that changes the logits; give"
+    if alike:
+        message = (
+            "the tensors do not show everything that changes the logits, such as a rotation of queries and keys; give "
+            "the architecture, or for a model without rotation the settings"
         )
-    warning = f" (they are also those of {_as_family(alike)}, which plain-vit does not open)" if alike else ""
-    message = f"the tensors{warning} do not show everything that changes the logits; give"
-    if names:
-        raise AmbiguousCheckpointError(message, {"architecture": names, **sizes}, asked)
+    if names or alike:
+        raise AmbiguousCheckpointError(message, {"architecture": [*names, *alike], **sizes}, asked)
     raise AmbiguousCheckpointError(message, asked)
 
 

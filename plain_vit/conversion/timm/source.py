@@ -1,24 +1,27 @@
-"""timm's VisionTransformer and VisionTransformerDistilled: live modules, files, and export.
+"""timm's Vision Transformers: live modules, files, and export.
 
+VisionTransformer and VisionTransformerDistilled are read here, its other classes as `constructors.py` lists them.
 Everything is based on the arguments of timm's own constructor (`arguments.py`): they are read from a live module
 (`modules.py`), stored as `architecture` and `model_args` in a checkpoint, and those inferred from a bare state dict are
 compared with all architectures of timm (`shapes.py`).
 """
 
 import fnmatch
+import functools
 import importlib.util
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ...configuration_plain_vit import PlainViTConfig, stem_stride
 from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError
 from ...files.safetensors import save_state_dict
-from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_KV, SPLIT_QKV, Row, Transform, revert
+from ..compare_modules import class_path
+from ..engine import Row, revert
 from ..format import Description, Format, Hints, Inference, StateDict, label_fields
 from . import dinov2
 from .architectures import PUBLISHED_FILES
@@ -29,10 +32,13 @@ from .arguments import (
     SILENT_ARGUMENTS,
     architecture_for,
     architecture_of,
+    arguments_for,
     config_of,
     pair,
     timm_name_for,
 )
+from .constructor import Constructor
+from .constructors import CONSTRUCTORS, constructor_named
 from .modules import CLASS_PATHS, arguments_of, build, unknown_parts
 from .pixels import processor_from_timm, processor_to_timm
 from .shapes import (
@@ -46,6 +52,7 @@ from .shapes import (
     settled_by_hints,
     settled_by_name,
 )
+from .tables import GAMMA_ROWS, own_parts, rows_of
 
 # Datasets that timm identifies by their number of classes.
 IMAGENETS = {
@@ -62,179 +69,6 @@ IGNORED = (
     ("decoder_*", "the decoder of the masked autoencoder"),
     ("mask_token", "replaces hidden patches in the decoder of the masked autoencoder"),
 )
-
-# Tensors
-
-# The parallel block computes the first layer of the MLP, query, key and value in one product, in this order.
-SPLIT_MLP_QKV = Transform(
-    "SPLIT_MLP_QKV",
-    lambda tensors, config: tensors[0].split((config.intermediate_size, *(config.hidden_size,) * 3), dim=0),
-    lambda tensors, config: [torch.cat(list(tensors), dim=0)],
-)
-
-# Where its two output projections are one, that one reads the joined heads, then the MLP.
-SPLIT_ATTENTION_MLP = Transform(
-    "SPLIT_ATTENTION_MLP",
-    lambda tensors, config: tensors[0].split((config.hidden_size, config.intermediate_size), dim=1),
-    lambda tensors, config: [torch.cat(list(tensors), dim=1)],
-)
-
-EMBEDDING_ROWS = [
-    Row("cls_token", "vit.embeddings.cls_token"),
-    Row("dist_token", "vit.embeddings.distillation_token"),
-    Row("reg_token", "vit.embeddings.register_tokens"),
-    Row("pos_embed", "vit.embeddings.position_embeddings.weight", DROP_FIRST_AXIS),
-    Row("patch_embed.proj.bias", "vit.embeddings.patch_embeddings.projection.bias"),
-    Row("patch_embed.norm", "vit.embeddings.patch_embeddings.post_norm"),
-    Row("norm_pre", "vit.embeddings.norm"),
-]
-# A hybrid's ResNet after its root.
-UNIT, OUR_UNIT = "patch_embed.backbone.stages.{}.blocks.{}", "vit.embeddings.patch_embeddings.stages.{}.{}"
-STEM_ROWS = [
-    *(Row(f"{UNIT}.{name}", f"{OUR_UNIT}.{name}") for name in ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3")),
-    Row(f"{UNIT}.downsample.conv", f"{OUR_UNIT}.shortcut.0"),
-    Row(f"{UNIT}.downsample.norm", f"{OUR_UNIT}.shortcut.1"),
-]
-HEAD_ROWS = [
-    Row("norm", "vit.layernorm"),
-    Row("attn_pool.latent", "vit.pooler.probe"),
-    Row("attn_pool.q", "vit.pooler.q_proj"),
-    Row("attn_pool.kv", ("vit.pooler.k_proj", "vit.pooler.v_proj"), SPLIT_KV),
-    Row("attn_pool.proj", "vit.pooler.o_proj"),
-    Row("attn_pool.norm", "vit.pooler.layernorm"),
-    Row("attn_pool.mlp.fc1", "vit.pooler.fc1"),
-    Row("attn_pool.mlp.fc2", "vit.pooler.fc2"),
-    Row("fc_norm", "vit.pooled_layernorm"),
-    Row("pre_logits.fc", "vit.representation.0"),  # timm before 0.8
-    Row("head", "classifier"),
-    Row("head_dist", "distillation_classifier"),
-]
-# DeiT III's own files, before timm renames them.
-GAMMA_ROWS = [
-    Row("blocks.{}.gamma_1", "vit.layers.{}.layer_scale1.weight"),
-    Row("blocks.{}.gamma_2", "vit.layers.{}.layer_scale2.weight"),
-]
-
-
-def attention_rows(source: str, ours: str) -> list[Row]:
-    """Return the rows of one attention."""
-    return [
-        Row(f"{source}.qkv", (f"{ours}.q_proj", f"{ours}.k_proj", f"{ours}.v_proj"), SPLIT_QKV),
-        Row(f"{source}.q_norm", f"{ours}.q_norm"),
-        Row(f"{source}.k_norm", f"{ours}.k_norm"),
-        *differential_rows(source, ours),
-        Row(f"{source}.norm", f"{ours}.norm"),
-        Row(f"{source}.proj", f"{ours}.o_proj"),
-    ]
-
-
-def differential_rows(source: str, ours: str) -> list[Row]:
-    """Return the rows of what only differential attention has."""
-    return [
-        *(Row(f"{source}.lambda_{end}", f"{ours}.lambda_{end}") for end in ("q1", "k1", "q2", "k2")),
-        Row(f"{source}.sub_norm", f"{ours}.head_norm"),
-    ]
-
-
-def mlp_rows(source: str, ours: str, config: PlainViTConfig) -> list[Row]:
-    """Return the rows of one MLP."""
-    gated = config.mlp_type == "swiglu"
-    return [
-        Row(f"{source}.fc1_g", f"{ours}.gate"),
-        Row(f"{source}.fc1_x" if gated else f"{source}.fc1", f"{ours}.fc1"),
-        Row(f"{source}.norm", f"{ours}.norm"),
-        Row(f"{source}.fc2", f"{ours}.fc2"),
-    ]
-
-
-def sequential_rows(config: PlainViTConfig) -> list[Row]:
-    """Return the rows of a block whose attention comes before its MLP."""
-    return [
-        Row("blocks.{}.norm1", "vit.layers.{}.layernorm_before"),
-        *attention_rows("blocks.{}.attn", "vit.layers.{}.attention"),
-        Row("blocks.{}.ls1.gamma", "vit.layers.{}.layer_scale1.weight"),
-        Row("blocks.{}.norm2", "vit.layers.{}.layernorm_after"),
-        *mlp_rows("blocks.{}.mlp", "vit.layers.{}.mlp", config),
-        Row("blocks.{}.ls2.gamma", "vit.layers.{}.layer_scale2.weight"),
-    ]
-
-
-def parallel_rows(config: PlainViTConfig) -> list[Row]:
-    """Return the rows of a block whose attention and MLP run side by side."""
-    block, layer = "blocks.{}", "vit.layers.{}"
-    first = tuple(f"{layer}.{name}" for name in ("mlp.fc1", "attention.q_proj", "attention.k_proj", "attention.v_proj"))
-    if config.qkv_bias:
-        inputs = [Row(f"{block}.in_proj", first, SPLIT_MLP_QKV)]
-    else:
-        inputs = [
-            Row(f"{block}.in_proj.weight", tuple(f"{name}.weight" for name in first), SPLIT_MLP_QKV),
-            Row(f"{block}.mlp_bias", f"{layer}.mlp.fc1.bias"),
-        ]
-    if config.attention_output_bias:
-        outputs = [
-            Row(f"{block}.attn_out_proj", f"{layer}.attention.o_proj"),
-            Row(f"{block}.mlp_out_proj", f"{layer}.mlp.fc2"),
-        ]
-    else:
-        joined = (f"{layer}.attention.o_proj.weight", f"{layer}.mlp.fc2.weight")
-        outputs = [
-            Row(f"{block}.out_proj.weight", joined, SPLIT_ATTENTION_MLP),
-            Row(f"{block}.out_proj.bias", f"{layer}.mlp.fc2.bias"),
-        ]
-    return [
-        Row(f"{block}.in_norm", f"{layer}.layernorm_before"),
-        *inputs,
-        Row(f"{block}.q_norm", f"{layer}.attention.q_norm"),
-        Row(f"{block}.k_norm", f"{layer}.attention.k_norm"),
-        *differential_rows(block, f"{layer}.attention"),
-        *outputs,
-        Row(f"{block}.ls.gamma", f"{layer}.layer_scale1.weight"),
-    ]
-
-
-def branches_rows(config: PlainViTConfig) -> list[Row]:
-    """Return the rows of a block of several attentions, then several MLPs."""
-    attns, ffns = "blocks.{}.attns.{}", "blocks.{}.ffns.{}"
-    attentions, mlps = "vit.layers.{}.attention_branches.{}", "vit.layers.{}.mlp_branches.{}"
-    return [
-        Row(f"{attns}.norm", f"{attentions}.layernorm"),
-        *attention_rows(f"{attns}.attn", f"{attentions}.attention"),
-        Row(f"{attns}.ls.gamma", f"{attentions}.layer_scale.weight"),
-        Row(f"{ffns}.norm", f"{mlps}.layernorm"),
-        *mlp_rows(f"{ffns}.mlp", f"{mlps}.mlp", config),
-        Row(f"{ffns}.ls.gamma", f"{mlps}.layer_scale.weight"),
-    ]
-
-
-BLOCK_ROWS = {
-    "sequential": sequential_rows,
-    "post_norm": sequential_rows,
-    "parallel": parallel_rows,
-    "branches": branches_rows,
-}
-
-
-def rows_of(config: PlainViTConfig) -> list[Row]:
-    """Return the table of tensors for this model."""
-    kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
-    projection = Row("patch_embed.proj.weight", "vit.embeddings.patch_embeddings.projection.weight", kernel)
-    root = "patch_embed.backbone.stem" if config.stem_depths else "patch_embed.backbone"
-    stem = [Row(f"{root}.{name}", f"vit.embeddings.patch_embeddings.{name}") for name in ("conv", "norm")]
-    return [projection, *stem, *STEM_ROWS, *EMBEDDING_ROWS, *BLOCK_ROWS[config.block_type](config), *HEAD_ROWS]
-
-
-def own_parts() -> set[str]:
-    """Return the parts that some VisionTransformer of timm has, as `part_of` names them."""
-    names = {row.source for row in [*EMBEDDING_ROWS, *STEM_ROWS, *HEAD_ROWS, *GAMMA_ROWS]}
-    names |= {"patch_embed.proj.weight", *(f"patch_embed.backbone.{name}" for name in ("conv", "norm"))}
-    names |= {f"patch_embed.backbone.stem.{name}" for name in ("conv", "norm")}
-    for block in BLOCK_ROWS:
-        for gated in ("mlp", "swiglu"):
-            for bias in (True, False):
-                config = PlainViTConfig(mlp_type=gated, qkv_bias=bias, attention_output_bias=bias)
-                names |= {row.source for row in BLOCK_ROWS[block](config)}
-    return {part_of(str(name).replace("{}", "0")) for name in names}
-
 
 # Checkpoints
 
@@ -357,15 +191,22 @@ def _pooling_of_two(arguments: Mapping[str, Any], other: str, known: Mapping[str
     Raises:
         AmbiguousCheckpointError: The caller gives neither.
     """
-    built = {**DEFAULTS, **arguments}["global_pool"]
+    said = _pooling_said({**DEFAULTS, **arguments}["global_pool"], other, hints)
+    return {**said, "fc_norm": known["fc_norm"]} if said else {}
+
+
+def _pooling_said(built: str, other: str, hints: Hints) -> dict[str, Any]:
+    """Return the argument that the caller chooses of two: that of the architecture and another.
+
+    Raises:
+        AmbiguousCheckpointError: The caller gives neither.
+    """
     if hints.pooling is None:
         names = [POOLINGS.get(word, word) for word in (other, built)]
         raise AmbiguousCheckpointError(
             f"config.json says global_pool {other!r}, and its architecture and model_args {built!r}", {"pooling": names}
         )
-    if hints.pooling == POOLINGS.get(other):
-        return {"global_pool": other, "fc_norm": known["fc_norm"]}
-    return {}
+    return {"global_pool": other} if hints.pooling == POOLINGS.get(other) else {}
 
 
 def _model_args(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -403,6 +244,63 @@ def _labels(cfg: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
     return label_fields(names)
 
 
+def _constructor_for(config: PlainViTConfig, layout: str | None) -> Constructor | None:
+    """Return the class that has a layout, or that alone represents a model; None for the VisionTransformer."""
+    if layout is not None:
+        return next((one for one in CONSTRUCTORS if layout in one.layouts), None)
+    try:
+        arguments_for(config)
+    except ExportError:
+        return next((one for one in CONSTRUCTORS if one.represents(config)), None)
+    return None
+
+
+def _check_represented(config: PlainViTConfig) -> None:
+    """Refuse a model that no class represents.
+
+    Raises:
+        ExportError: lists the parts of the model that the class nearest to it cannot represent.
+    """
+    if _constructor_for(config, None) is None:
+        claiming = next((one for one in CONSTRUCTORS if one.claims(config)), None)
+        if claiming is None:
+            arguments_for(config)
+        else:
+            claiming.arguments_for(config, None)
+
+
+def _described_by(
+    constructor: Constructor, tensors: StateDict, settings: Mapping[str, Any], hints: Hints
+) -> Description:
+    """Return the configuration of a checkpoint whose class the architecture names."""
+    cfg, named = _pretrained_cfg(settings), settings.get("architecture")
+    name = str(named or hints.architecture)
+    base = name.split(".")[0]
+    if named and hints.architecture and hints.architecture.split(".")[0] != base:
+        raise CheckpointError(f"architecture={hints.architecture!r}: config.json says {name!r}. Omit the hint")
+    changes = dict(settings.get("model_args") or {})
+    arguments = {**constructor.defaults, **constructor.architectures[base], **changes}
+    other = settings.get("global_pool")
+    if other not in (None, arguments["global_pool"]):
+        changes |= _pooling_said(arguments["global_pool"], other, hints)
+    size = changes.get("img_size") or (tuple(cfg["input_size"])[1:] if cfg.get("input_size") else None)
+    source = "config.json" if named else "the caller"
+    description = constructor.describe_checkpoint(
+        base, changes, [(size, "config.json")], tensors, hints, source, functools.partial(_labels, cfg)
+    )
+    config, inferences = description.config, list(description.inferences)
+    _check_classes(cfg, config.num_labels or 0)
+    if not cfg.get("label_names"):
+        inferences += _imagenet_labels(config)
+    return replace(description, inferences=inferences)
+
+
+def _check_classes(cfg: Mapping[str, Any], classes: int) -> None:
+    """Refuse a `config.json` with another number of classes than the head."""
+    if cfg.get("num_classes", classes) != classes:
+        raise CheckpointError(f"config.json has {cfg['num_classes']} classes, the head {classes}: correct the former")
+
+
 def _imagenet_labels(config: PlainViTConfig) -> list[Inference]:
     """Set the class names of an ImageNet, which timm identifies by their number, if timm is installed."""
     subset = IMAGENETS.get(config.num_labels or 0)
@@ -438,7 +336,8 @@ class TimmFormat(Format):
 
     def matches_module(self, module: nn.Module) -> bool:
         """Return whether a live module is one of timm's Vision Transformers, or derived from one."""
-        return any(f"{base.__module__}.{base.__qualname__}" in CLASS_PATHS for base in type(module).__mro__)
+        paths = {*CLASS_PATHS, *(one.class_path for one in CONSTRUCTORS)}
+        return any(f"{base.__module__}.{base.__qualname__}" in paths for base in type(module).__mro__)
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
         """Read the configuration of a live module, which determines everything: hints are not needed.
@@ -446,8 +345,11 @@ class TimmFormat(Format):
         Raises:
             ExportError: lists every part that plain-vit does not support.
         """
-        arguments = arguments_of(module)
         cfg = getattr(module, "pretrained_cfg", None) or {}
+        for constructor in CONSTRUCTORS:
+            if class_path(module) == constructor.class_path:
+                return constructor.describe_module(module, functools.partial(_labels, cfg))
+        arguments = arguments_of(module)
         config = config_of(arguments, **_labels(cfg, arguments["num_classes"]))
         faults = unknown_parts(module, config)
         if faults:
@@ -464,26 +366,30 @@ class TimmFormat(Format):
             UnknownFormatError: The tensors are of a model of timm's that plain-vit does not open.
             MappingError: They do not match the named architecture.
         """
+        cfg, name = _pretrained_cfg(settings), settings.get("architecture") or hints.architecture
+        if (constructor := constructor_named(name)) is not None:
+            return _described_by(constructor, tensors, settings, hints)
+        if name is None:
+            for constructor in CONSTRUCTORS:
+                if constructor.is_certain(tensors):
+                    raise constructor.ask(tensors, hints)
         layout, names = dinov2.layout_of(tensors), list(tensors)
         tensors = tensors if layout is None else dinov2.as_timm(tensors)
         _refuse_other_families(tensors)
         known = observed(tensors)
         rows = tensors["pos_embed"].shape[1] if known["pos_embed"] == "learn" else None
-        cfg = _pretrained_cfg(settings)
         if settings.get("architecture"):
             settled = _settled_by_folder(settings, known, rows, hints)
         elif hints.architecture:
             arguments = architecture_of(hints.architecture)
             settled = settled_by_name(hints.architecture, arguments, known, rows, hints, [], "the caller")
         else:
-            settled = settled_by_hints(known, rows, hints)
+            alike = [name for one in CONSTRUCTORS for name in one.fitting(tensors, hints)]
+            settled = settled_by_hints(known, rows, hints, alike)
         arguments, inferences = settled.arguments, settled.inferences
         head = tensors.get("head.weight")
         arguments |= {"num_classes": 0 if head is None else head.shape[0], "in_chans": known["in_chans"]}
-        if cfg.get("num_classes", arguments["num_classes"]) != arguments["num_classes"]:
-            raise CheckpointError(
-                f"config.json has {cfg['num_classes']} classes, the head {arguments['num_classes']}: correct the former"
-            )
+        _check_classes(cfg, arguments["num_classes"])
         layout = "gamma_1" if "blocks.0.gamma_1" in tensors else layout
         config = config_of(arguments, **settled.fields, **_labels(cfg, arguments["num_classes"]))
         if dinov2.is_own(layout):
@@ -513,7 +419,10 @@ class TimmFormat(Format):
             return super().image_processor(config, settings, preprocessor, hints)
         given = {"mean": hints.image_mean, "std": hints.image_std}
         cfg |= {name: value for name, value in given.items() if value is not None}
-        return processor_from_timm(cfg, num_channels=config.num_channels, image_size=config.image_size), assumed
+        # Of a model for any size, timm prepares the size in its configuration, not that of the model's own grid.
+        any_size = settings and cfg.get("fixed_input_size") is False and hints.image_size is None
+        size = None if any_size else config.image_size
+        return processor_from_timm(cfg, num_channels=config.num_channels, image_size=size), assumed
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors.
@@ -521,6 +430,8 @@ class TimmFormat(Format):
         Layout "gamma_1" is DeiT III's own name of the LayerScale gains, "dinov2" DINOv2's own names, followed by the
         number of blocks in a chunk if its training split them.
         """
+        if (constructor := _constructor_for(config, layout)) is not None:
+            return constructor.rows(config, layout)
         rows = rows_of(config)
         if layout == "gamma_1":
             rows = [row for row in rows if row.ours not in {old.ours for old in GAMMA_ROWS}] + GAMMA_ROWS
@@ -533,7 +444,8 @@ class TimmFormat(Format):
         named = next((one.value for one in description.inferences if one.field == "architecture"), None)
         config = description.config
         from_code = {one.field for one in description.inferences} & set(CODE_ONLY)
-        if named is None or description.layout is not None or config.representation_size or from_code:
+        is_todays = description.layout is None or constructor_named(str(named)) is not None
+        if named is None or not is_todays or config.representation_size or from_code:
             return None
         if settings.get("global_pool") not in (None, timm_name_for(POOLINGS, config.pooling)):
             return None  # the caller chose the other of two
@@ -554,6 +466,10 @@ class TimmFormat(Format):
         """
         if dinov2.is_own(layout):
             return build(dinov2.without_mask_token(config))
+        if layout is None:
+            _check_represented(config)
+        if (constructor := _constructor_for(config, layout)) is not None:
+            return constructor.build(config, layout)
         if layout is not None:
             raise ExportError(
                 f"timm builds no model with the names of layout {layout!r}: omit it for the current names"
@@ -576,10 +492,17 @@ class TimmFormat(Format):
         """
         if dinov2.is_own(layout):
             raise ExportError("a folder of timm has timm's own names: omit the layout", [f"layout={layout!r}"])
-        architecture, model_args = architecture_for(config)
+        if layout is None:
+            _check_represented(config)
+        constructor, any_size = _constructor_for(config, layout), False
+        if constructor is None:
+            architecture, model_args = architecture_for(config)
+        else:
+            architecture, model_args = constructor.architecture_for(config, layout)
+            any_size = (constructor.architectures[architecture] | model_args).get("dynamic_img_size", False)
         input_size = (config.num_channels, *config.image_shape)
         preprocessing = {} if image_processor is None else processor_to_timm(image_processor)
-        if preprocessing and tuple(preprocessing["input_size"]) != input_size:
+        if preprocessing and tuple(preprocessing["input_size"]) != input_size and not any_size:
             raise ExportError(
                 "timm keeps one input size for model and preprocessing: give another image processor, or none",
                 [f"the model takes {input_size} (C, H, W), the image processor makes {preprocessing['input_size']}"],
@@ -597,7 +520,7 @@ class TimmFormat(Format):
             "pretrained_cfg": {
                 "custom_load": False,
                 "input_size": input_size,
-                "fixed_input_size": True,
+                "fixed_input_size": not any_size,
                 "pool_size": None,
                 "first_conv": first_convolution(stem_depths),
                 "classifier": ["head", "head_dist"] if config.use_distillation_token else "head",

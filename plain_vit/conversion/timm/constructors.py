@@ -1,0 +1,12 @@
+"""Registry of timm's classes beside its VisionTransformer: an additional one is one package and one line here."""
+
+from .constructor import Constructor
+from .eva.source import EVA
+
+CONSTRUCTORS: tuple[Constructor, ...] = (EVA,)
+
+
+def constructor_named(architecture: str | None) -> Constructor | None:
+    """Return the class of an architecture, such as "vit_small_patch16_dinov3.lvd1689m", if it is one of these."""
+    base = (architecture or "").split(".")[0]
+    return next((one for one in CONSTRUCTORS if base in one.architectures), None)

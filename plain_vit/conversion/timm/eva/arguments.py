@@ -1,0 +1,264 @@
+"""timm's Eva as one table of arguments, for conversion to and from our config, modules and state dicts.
+
+Source: timm 1.0.31, `timm/models/eva.py`, `timm/layers/pos_embed_sincos.py`, `timm/layers/attention.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ....configuration_plain_vit import PlainViTConfig
+from ....errors import ExportError
+from ...compare_modules import epsilon_of, lost_fields
+from ...infer import pair
+from ..arguments import NEGATED, NORMS, QK_NORMS, Argument, ratio_of
+
+POOLINGS = {"avg": "mean", "token": "cls", "": "none", "max": "max", "avgmax": "mean_max", "map": "map"}
+ATTENTIONS = ("eva", "rope")
+ROTATIONS = {"cat": "axial", "dinov3": "axial", "mixed": "mixed"}
+AXES = {"ij": "yx", "xy": "xy"}
+PAIRS = {False: "adjacent", True: "halves"}
+TABLES = {True: "learned", False: "none"}
+
+
+def _has(part: str, name: str) -> Any:
+    """Return a function that checks that a part of a live model is not the identity."""
+    return lambda m: not isinstance(getattr(getattr(m, part), name), nn.Identity)
+
+
+# Values that depend on several arguments or fields are corrected in `_joint_fields` and `_joint_arguments`. Not timm's
+# own is `norm_eps`, which it binds to `norm_layer`.
+ARGUMENTS = (
+    Argument("img_size", 224, "image_size", module=lambda m: tuple(m.model.patch_embed.img_size)),
+    Argument("patch_size", 16, "patch_size", module=lambda m: tuple(m.model.patch_embed.patch_size)),
+    Argument("in_chans", 3, "num_channels", module=lambda m: m.model.in_chans),
+    Argument("num_classes", 1000, "num_labels", module=lambda m: m.model.num_classes),
+    Argument("global_pool", "avg", "pooling", POOLINGS, module=lambda m: m.model.global_pool),
+    Argument("embed_dim", 768, "hidden_size", module=lambda m: m.model.embed_dim),
+    Argument("depth", 12, "num_hidden_layers", module=lambda m: len(m.model.blocks)),
+    Argument("num_heads", 12, "num_attention_heads", module=lambda m: m.attention.num_heads),
+    Argument("num_kv_heads", None, module=lambda m: m.num_kv_heads),
+    Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.qkv_bias),
+    Argument("qkv_fused", True, module=lambda m: m.attention.qkv is not None),
+    Argument("qk_norm", False, "qk_norm", QK_NORMS, module=_has("attention", "q_norm")),
+    Argument("mlp_ratio", 4.0, module=lambda m: ratio_of(m.mlp.fc2.in_features, m.model.embed_dim)),
+    Argument("swiglu_mlp", False, module=lambda m: m.mlp_type != "Mlp"),
+    Argument("swiglu_align_to", 0,
+             module=lambda m: int(m.mlp_type == "SwiGLU" and isinstance(m.mlp.norm, nn.Identity))),
+    Argument("scale_mlp", False, "mlp_inner_norm", module=_has("mlp", "norm")),
+    Argument("scale_attn_inner", False, "attention_inner_norm", module=_has("attention", "norm")),
+    Argument("attn_type", "eva", module=lambda m: m.attn_type),
+    Argument("drop_rate", 0.0, "classifier_dropout_prob", module=lambda m: m.model.head_drop.p),
+    Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.model.pos_drop.p),
+    Argument("patch_drop_rate", 0.0, "patch_dropout_prob", module=lambda m: getattr(m.model.patch_drop, "prob", 0.0)),
+    Argument("proj_drop_rate", 0.0, "hidden_dropout_prob", module=lambda m: m.attention.proj_drop.p),
+    Argument("attn_drop_rate", 0.0, "attention_probs_dropout_prob", module=lambda m: m.attention.attn_drop.p),
+    Argument("drop_path_rate", 0.0, "drop_path_rate",
+             module=lambda m: getattr(m.model.blocks[-1].drop_path1, "drop_prob", 0.0)),
+    Argument("norm_layer", "layernorm", "norm_type", NORMS, module=lambda m: m.name_of(m.block.norm1)),
+    Argument("norm_eps", 1e-6, "layer_norm_eps", module=lambda m: epsilon_of(m.block.norm1)),
+    Argument("init_values", None, "layer_scale_init_value", module=lambda m: getattr(m.block, "init_values", None)),
+    Argument("attn_only_layer_scale", False, module=lambda m: m.attn_only_layer_scale),
+    Argument("class_token", True, "use_class_token", module=lambda m: m.model.cls_token is not None),
+    Argument("num_reg_tokens", 0, "num_register_tokens",
+             module=lambda m: 0 if m.model.reg_token is None else m.model.reg_token.shape[1]),
+    Argument("no_embed_class", False, "position_embedding_on_prefix", NEGATED,
+             module=lambda m: m.model.no_embed_class),
+    Argument("use_abs_pos_emb", True, "position_embedding_type", TABLES,
+             module=lambda m: m.model.pos_embed is not None),
+    Argument("use_rot_pos_emb", False, module=lambda m: m.model.rope is not None),
+    Argument("rope_type", "cat", module=lambda m: m.rope_type),
+    Argument("rope_grid_offset", 0.0, "rotary_offset", module=lambda m: getattr(m.model.rope, "grid_offset", 0.0)),
+    Argument("rope_grid_indexing", "ij", "rotary_axes", AXES,
+             module=lambda m: getattr(m.model.rope, "grid_indexing", "ij")),
+    Argument("rope_temperature", 10000.0, "rotary_theta",
+             module=lambda m: getattr(m.model.rope, "temperature", 10000.0)),
+    Argument("rope_rotate_half", False, "rotary_pairs", PAIRS,
+             module=lambda m: getattr(m.model.rope or m.attention, "rotate_half", False)),
+    Argument("rope_shift_coords", None, "rotary_shift", module=lambda m: getattr(m.model.rope, "shift_coords", None)),
+    Argument("rope_jitter_coords", None, "rotary_jitter",
+             module=lambda m: getattr(m.model.rope, "jitter_coords", None)),
+    Argument("rope_rescale_coords", None, "rotary_rescale",
+             module=lambda m: getattr(m.model.rope, "rescale_coords", None)),
+    Argument("rope_mrope_section", None),
+    Argument("ref_feat_shape", None, "rotary_reference_grid",
+             module=lambda m: getattr(m.model.rope, "ref_feat_shape", None)),
+    Argument("use_post_norm", False, module=lambda m: type(m.block).__name__ == "EvaBlockPostNorm"),
+    Argument("use_pre_transformer_norm", False, "embedding_norm", module=_has("model", "norm_pre")),
+    Argument("use_post_transformer_norm", None, module=_has("model", "norm")),
+    Argument("use_fc_norm", None, module=_has("model", "fc_norm")),
+    Argument("attn_pool_num_heads", None, module=lambda m: getattr(m.model.attn_pool, "num_heads", None)),
+    Argument("attn_pool_mlp_ratio", None,
+             module=lambda m: None if m.model.attn_pool is None else
+             ratio_of(m.model.attn_pool.mlp.fc1.out_features, m.model.embed_dim)),
+    Argument("dynamic_img_size", False, module=lambda m: m.model.dynamic_img_size),
+    Argument("dynamic_img_pad", False, module=lambda m: m.model.patch_embed.dynamic_img_pad),
+)  # fmt: skip
+DEFAULTS: dict[str, Any] = {argument.name: argument.default for argument in ARGUMENTS}
+
+# Arguments that do not affect a trained model.
+SILENT_ARGUMENTS = {"head_init_scale"}
+
+# Arguments without a counterpart in our model unless they have this value.
+CLOSED = {"rope_mrope_section": None, "dynamic_img_pad": False, "attn_only_layer_scale": False, "num_kv_heads": None}
+
+
+def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
+    """Return our config of a timm Eva.
+
+    Args:
+        arguments: Arguments of timm's Eva, as in `ARGUMENTS`; the others have timm's defaults.
+        **fields: Further fields of the config, such as `id2label`.
+
+    Raises:
+        ExportError: lists all arguments without a counterpart in our model.
+    """
+    given = {**DEFAULTS, **arguments}
+    if unknown := _without_counterpart(given):
+        raise ExportError("plain-vit has no counterpart of parts of this timm model:", unknown)
+    described = {one.field: one.ours(given[one.name]) for one in ARGUMENTS if one.field is not None}
+    return PlainViTConfig(**described | _joint_fields(given), **fields)
+
+
+def _without_counterpart(given: Mapping[str, Any]) -> list[str]:
+    """Return the arguments, and combinations of them, without a counterpart in our model."""
+    unknown = [name for name in given if name not in DEFAULTS]
+    unknown += [f"{name}={given[name]!r}" for name, only in CLOSED.items() if given[name] != only]
+    choices = {"global_pool": POOLINGS, "attn_type": ATTENTIONS, "norm_layer": NORMS, "rope_grid_indexing": AXES}
+    if given["use_rot_pos_emb"]:
+        choices["rope_type"] = ROTATIONS
+    for name, words in choices.items():
+        if given[name] not in words:
+            unknown.append(f"{name}={given[name]!r}: expected one of {', '.join(repr(word) for word in words)}")
+    if given["use_rot_pos_emb"] and given["rope_type"] == "mixed" and given["rope_rotate_half"]:
+        unknown.append("rope_rotate_half=True with rope_type='mixed', which timm refuses")
+    if given["swiglu_mlp"] and given["global_pool"] == "map":
+        unknown.append("global_pool='map' with swiglu_mlp=True, whose activations differ")
+    if given["use_post_norm"] and given["qk_norm"]:
+        unknown.append("qk_norm=True with use_post_norm=True, which timm refuses")
+    return unknown
+
+
+def _joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of our config that depend on several arguments, or on part of one."""
+    sides = zip(pair(given["img_size"]), pair(given["patch_size"]), strict=True)
+    after = given["global_pool"] == "avg" if given["use_fc_norm"] is None else given["use_fc_norm"]
+    before = not after if given["use_post_transformer_norm"] is None else given["use_post_transformer_norm"]
+    norms = {(True, True): "both", (True, False): "before_pooling", (False, True): "after_pooling"}
+    has_scale = given["init_values"] is not None and not given["use_post_norm"]
+    return {
+        **_mlp_fields(given),
+        **_pooling_fields(given),
+        **_rotary_fields(given),
+        "drop_partial_patches": any(pixels % patch for pixels, patch in sides),
+        "patch_bias": not given["use_pre_transformer_norm"],
+        "position_resampling": "bicubic_antialias",
+        "block_type": "post_norm" if given["use_post_norm"] else "sequential",
+        "key_bias": given["attn_type"] == "rope" or not given["qkv_bias"],
+        "layer_scale_init_value": given["init_values"] if has_scale else None,
+        "final_norm": norms.get((bool(before), bool(after)), "none"),
+        "initialization": "timm",
+    }
+
+
+def _mlp_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the MLP: timm packs gate and value unless something is between them."""
+    width, align_to = int(given["embed_dim"] * given["mlp_ratio"]), given["swiglu_align_to"]
+    if not given["swiglu_mlp"]:
+        return {"intermediate_size": width, "mlp_type": "mlp", "hidden_act": "gelu"}
+    if not given["scale_mlp"] and (given["use_post_norm"] or not align_to):
+        return {"intermediate_size": width, "mlp_type": "swiglu_packed", "hidden_act": "silu"}
+    aligned = width + (-width % align_to if align_to else 0)
+    return {"intermediate_size": aligned, "mlp_type": "swiglu", "hidden_act": "silu"}
+
+
+def _pooling_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the pooling: only that by attention reads the tokens before the patches."""
+    if given["global_pool"] != "map":
+        return {}
+    heads, ratio = given["attn_pool_num_heads"], given["attn_pool_mlp_ratio"]
+    usual = int(given["embed_dim"] * given["mlp_ratio"])
+    width = int(given["embed_dim"] * (ratio or given["mlp_ratio"]))
+    return {
+        "pool_prefix_tokens": True,
+        "pooling_num_attention_heads": None if heads in (None, given["num_heads"]) else heads,
+        "pooling_intermediate_size": None if width == usual else width,
+    }
+
+
+def _rotary_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the rotation.
+
+    For one size of images timm keeps cosines and sines, which a cast of the model rounds; for any size it computes them
+    in float32. Those of learned frequencies have the dtype of these.
+    """
+    if not given["use_rot_pos_emb"]:
+        rotary = [one.field for one in ARGUMENTS if (one.field or "").startswith("rotary_")]
+        return {name: getattr(PlainViTConfig, name) for name in rotary}
+    kind = given["rope_type"]
+    reference = given["ref_feat_shape"]
+    fields: dict[str, Any] = {
+        "rotary_embedding_type": ROTATIONS[kind],
+        "rotary_coordinates": "centered" if kind == "dinov3" else "index",
+        "rotary_frequencies": "period" if kind == "dinov3" else "inverse",
+        "rotary_dtype": "float32" if given["dynamic_img_size"] and kind != "mixed" else "weights",
+        "rotary_reference_grid": pair(reference) if reference is not None and kind == "cat" else None,
+    }
+    if kind == "mixed":
+        fields["rotary_offset"] = 0.0
+    return fields
+
+
+def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
+    """Return the arguments with which timm builds this model, without those that have their default.
+
+    Raises:
+        ExportError: lists every part of the model that timm's Eva cannot represent.
+    """
+    if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
+        raise ExportError(
+            "timm's heads must add up to the width of the model:",
+            [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"],
+        )
+    given = {one.name: one.theirs(getattr(config, one.field)) for one in ARGUMENTS if one.field is not None}
+    given = {**DEFAULTS, **given, **_joint_arguments(config)}
+    lost = lost_fields(config, config_of(given))
+    if given["dynamic_img_size"] and given["use_abs_pos_emb"] and config.position_resampling != "bicubic_antialias":
+        lost.append(f"position_resampling={config.position_resampling!r} (there it would be 'bicubic_antialias')")
+    if lost:
+        raise ExportError("timm's Eva cannot represent this model:", lost)
+    for name, default in (("use_post_transformer_norm", not given["use_fc_norm"]),
+                          ("use_fc_norm", given["global_pool"] == "avg")):  # fmt: skip
+        if given[name] == default:
+            given[name] = None
+    return {name: given[name] for name, default in DEFAULTS.items() if given[name] != default}
+
+
+def _joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
+    """Return the arguments that depend on several fields of our config."""
+    dropout, kind = config.embedding_dropout_prob, config.rotary_embedding_type
+    centered = config.rotary_coordinates == "centered"
+    width = config.pooling_intermediate_size
+    resamples = config.position_resampling == "bicubic_antialias" and not config.drop_partial_patches
+    return {
+        "mlp_ratio": ratio_of(config.intermediate_size, config.hidden_size),
+        "swiglu_mlp": config.mlp_type != "mlp",
+        "swiglu_align_to": int(config.mlp_type == "swiglu" and not config.mlp_inner_norm),
+        "attn_type": "rope" if config.qkv_bias and config.key_bias else "eva",
+        "qkv_fused": not separate_by_default(config),
+        "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
+        "use_rot_pos_emb": kind != "none",
+        "rope_type": "mixed" if kind == "mixed" else "dinov3" if centered else "cat",
+        "use_post_norm": config.block_type == "post_norm",
+        "use_post_transformer_norm": config.final_norm in ("before_pooling", "both"),
+        "use_fc_norm": config.final_norm in ("after_pooling", "both"),
+        "attn_pool_num_heads": config.pooling_num_attention_heads,
+        "attn_pool_mlp_ratio": None if width is None else ratio_of(width, config.hidden_size),
+        "dynamic_img_size": config.rotary_dtype == "float32" if kind == "axial" else resamples,
+    }
+
+
+def separate_by_default(config: PlainViTConfig) -> bool:
+    """Return whether timm's own architectures keep three projections in such a model: EVA-02 of base size and above."""
+    return config.mlp_type == "swiglu" and config.mlp_inner_norm
