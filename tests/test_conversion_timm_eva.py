@@ -81,6 +81,7 @@ def test_the_gradients_are_timms(name: str) -> None:
     model(pixel_values, labels=labels).loss.backward()
     grown = to_module(model, "timm")  # gives the gradients their names and shapes
     for parameter in model.parameters():
+        assert parameter.grad is not None
         parameter.data = parameter.grad
     for one, (parameter, other) in zip(
         to_module(model, "timm").state_dict().values(), zip(module.parameters(), grown.parameters(), strict=True),

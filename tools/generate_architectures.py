@@ -94,7 +94,8 @@ def eva_architectures() -> dict[str, dict[str, Any]]:
         given = {name: value for name, value in given.items() if name not in {"feature_cfg", *SILENT_ARGUMENTS}}
         if isinstance(arguments.get("norm_layer"), functools.partial):
             given["norm_eps"] = arguments["norm_layer"].keywords["eps"]
-        height, width = timm.get_pretrained_cfg(variant).input_size[1:]
+        cfg: Any = timm.get_pretrained_cfg(variant)
+        height, width = cfg.input_size[1:]
         given.setdefault("img_size", height if height == width else (height, width))
         kept = {name: value for name, value in given.items() if value != DEFAULTS.get(name, ...)}
         caught[variant] = {column: DEFAULTS[column] for column in COLUMNS} | kept

@@ -15,6 +15,7 @@ from ..engine import Row
 from ..format import Description, Hints, Inference, StateDict
 from ..timm.arguments import DEFAULTS as TIMM_DEFAULTS
 from ..timm.arguments import architecture_of, norm_follows_pooling
+from ..timm.constructors import constructor_named
 from ..timm.source import TIMM
 
 TIMM_MODEL = "open_clip.timm_model.TimmModel"
@@ -31,7 +32,7 @@ def describe_live(module: Any) -> Description:
     if not TIMM.matches_module(module.trunk):
         raise ExportError(
             f"the image tower is timm's {class_path(module.trunk)}, which plain-vit does not open: it opens timm's "
-            "VisionTransformer and VisionTransformerDistilled"
+            "VisionTransformer, VisionTransformerDistilled and Eva"
         )
     config = TIMM.describe_module(module.trunk, Hints()).config
     _check_head(module.head)
@@ -89,13 +90,18 @@ def describe_checkpoint(
 def _timm_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return timm's `config.json` of the model that open_clip builds."""
     name, pooling = settings["timm_model_name"], settings["timm_pool"]
+    given: dict[str, Any] = {"global_pool": pooling} if pooling or not _has_projection(settings) else {}
+    # The pooling is changed after the model is built, with the norms that it has by then.
+    if (constructor := constructor_named(name)) is not None:
+        if _has_projection(settings):
+            given |= constructor.norms_of(constructor.architectures[name])
+        return {"architecture": name, "model_args": given}
     try:
         arguments = {**TIMM_DEFAULTS, **architecture_of(name)}
     except UnknownFormatError as error:
         raise UnknownFormatError(f"the image tower is a model of timm: {error}") from error
-    given: dict[str, Any] = {"global_pool": pooling} if pooling or not _has_projection(settings) else {}
     if _has_projection(settings):
-        given["fc_norm"] = norm_follows_pooling(arguments)  # the pooling is changed after the model is built
+        given["fc_norm"] = norm_follows_pooling(arguments)
     return {"architecture": name, "model_args": given}
 
 

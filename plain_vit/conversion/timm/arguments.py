@@ -295,7 +295,7 @@ def architecture_of(name: str) -> dict[str, Any]:
     if file := next((file for file, family in FAMILIES.items() if base in family.entrypoints), None):
         raise UnknownFormatError(
             f"{name!r} is of timm's {file}.py ({FAMILIES[file].title}), which plain-vit does not open: it opens "
-            f"its VisionTransformer and VisionTransformerDistilled"
+            f"its VisionTransformer, VisionTransformerDistilled and Eva"
         )
     if base not in ARCHITECTURES:
         raise UnknownFormatError(

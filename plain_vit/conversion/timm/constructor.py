@@ -59,6 +59,10 @@ class Constructor(ABC):
         """Return the layout of the tensors for arguments of timm's."""
 
     @abstractmethod
+    def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+
+    @abstractmethod
     def arguments_for(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
         """Return the arguments for our config, without those that have their default.
 

@@ -136,7 +136,7 @@ def arguments_of(module: Any) -> dict[str, Any]:
     if class_path(module) not in CLASS_PATHS:
         raise ExportError(
             f"{class_path(module)} is not a plain Vision Transformer and does not open yet: plain-vit opens timm's "
-            "VisionTransformer and VisionTransformerDistilled themselves, not subclasses of them"
+            "VisionTransformer, VisionTransformerDistilled and Eva themselves, not subclasses of them"
         )
     parts = Parts.of(module)
     return {argument.name: argument.module(parts) for argument in ARGUMENTS}

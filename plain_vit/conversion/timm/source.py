@@ -85,7 +85,7 @@ def _refuse_other_families(names: Collection[str]) -> None:
         some = ", ".join(repr(name) for name in list(names) if part_of(name) not in own)
         raise UnknownFormatError(
             f"tensors such as {some[:200]} are those of timm's {' or '.join(families)}, which plain-vit does not open: "
-            "it opens timm's VisionTransformer and VisionTransformerDistilled"
+            "it opens timm's VisionTransformer, VisionTransformerDistilled and Eva"
         )
 
 
@@ -419,9 +419,10 @@ class TimmFormat(Format):
             return super().image_processor(config, settings, preprocessor, hints)
         given = {"mean": hints.image_mean, "std": hints.image_std}
         cfg |= {name: value for name, value in given.items() if value is not None}
-        # Of a model for any size, timm prepares the size in its configuration, not that of the model's own grid.
-        any_size = settings and cfg.get("fixed_input_size") is False and hints.image_size is None
-        size = None if any_size else config.image_size
+        size: Any = config.image_size
+        if constructor_named(settings.get("architecture")) and hints.image_size is None:
+            # Of a model for any size, timm prepares the size in its configuration, not that of the model's own grid.
+            size = config.image_size if cfg.get("fixed_input_size", True) else None
         return processor_from_timm(cfg, num_channels=config.num_channels, image_size=size), assumed
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
@@ -499,7 +500,7 @@ class TimmFormat(Format):
             architecture, model_args = architecture_for(config)
         else:
             architecture, model_args = constructor.architecture_for(config, layout)
-            any_size = (constructor.architectures[architecture] | model_args).get("dynamic_img_size", False)
+            any_size = {**constructor.architectures[architecture], **model_args}.get("dynamic_img_size", False)
         input_size = (config.num_channels, *config.image_shape)
         preprocessing = {} if image_processor is None else processor_to_timm(image_processor)
         if preprocessing and tuple(preprocessing["input_size"]) != input_size and not any_size:

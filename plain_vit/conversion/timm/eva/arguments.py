@@ -116,7 +116,7 @@ def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
     """
     given = {**DEFAULTS, **arguments}
     if unknown := _without_counterpart(given):
-        raise ExportError("plain-vit has no counterpart of parts of this timm model:", unknown)
+        raise ExportError("plain-vit has no counterpart of parts of this Eva of timm's:", unknown)
     described = {one.field: one.ours(given[one.name]) for one in ARGUMENTS if one.field is not None}
     return PlainViTConfig(**described | _joint_fields(given), **fields)
 
@@ -194,7 +194,7 @@ def _rotary_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     in float32. Those of learned frequencies have the dtype of these.
     """
     if not given["use_rot_pos_emb"]:
-        rotary = [one.field for one in ARGUMENTS if (one.field or "").startswith("rotary_")]
+        rotary = [one.field for one in ARGUMENTS if one.field is not None and one.field.startswith("rotary_")]
         return {name: getattr(PlainViTConfig, name) for name in rotary}
     kind = given["rope_type"]
     reference = given["ref_feat_shape"]

@@ -66,6 +66,12 @@ class Eva(Constructor):
         """Return the layout of the tensors for arguments of timm's."""
         return FUSED if {**DEFAULTS, **arguments}["qkv_fused"] else SEPARATE
 
+    def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+        where = config_of(arguments).final_norm
+        return {"use_post_transformer_norm": where in ("before_pooling", "both"),
+                "use_fc_norm": where in ("after_pooling", "both")}  # fmt: skip
+
     def arguments_for(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
         """Return the arguments for our config, without those that have their default."""
         arguments = {**arguments_for(config), "qkv_fused": self._is_fused(config, layout)}
