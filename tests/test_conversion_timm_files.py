@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import transformers
 from PIL import Image
 from safetensors.torch import save_file
 from timm.data import ImageNetInfo, create_transform, resolve_model_data_config
@@ -31,7 +32,16 @@ from plain_vit.errors import (
     UnknownFormatError,
 )
 from tests.conftest import randomize_
-from tests.timm_models import REPRESENTATIVES, pixels_for, same_tensors, stage_differences, tiny_timm, tolerance
+from tests.timm_models import (
+    REPRESENTATIVES,
+    image_size,
+    pixels_for,
+    same_tensors,
+    stage_differences,
+    tiny_timm,
+    tolerance,
+)
+from tests.tiny import difference
 
 
 def save_folder(module: nn.Module, folder: Path, **config: Any) -> Path:
@@ -512,3 +522,47 @@ def test_timms_folders_open_and_are_written_where_timm_is_not_installed(tmp_path
     assert done.returncode == 0, done.stderr
     assert "install timm to have them named" in done.stdout
     assert same_tensors(module, timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True))
+
+
+@pytest.mark.parametrize("kind", ["TimmWrapperForImageClassification", "TimmWrapperModel"])
+def test_a_folder_of_transformers_wrapper_opens_as_timms_model(kind: str, tmp_path: Path) -> None:
+    settings = {"architecture": "test_vit", "num_labels": 5, "model_args": {"img_size": 32}}
+    wrapped: Any = randomize_(getattr(transformers, kind)(transformers.TimmWrapperConfig(**settings))).eval()
+    wrapped.save_pretrained(tmp_path)
+    opened = from_checkpoint(tmp_path, verify=True)
+    assert opened.report.is_independent
+    assert "wrapper 'timm_model' removed" in opened.report.notes
+    pixel_values = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        ours, theirs = opened.model(pixel_values), wrapped(pixel_values)
+    name = "logits" if kind.endswith("Classification") else "pooler_output"
+    assert difference(ours[name], theirs[name]) == 0.0
+
+
+LEFT_BY_TRAINING = {
+    "criterion.weight": torch.ones(11), "train_acc.tp": torch.ones(11, dtype=torch.long), "val_loss.mean_value":
+    torch.ones(()), "val_acc_best.max_value": torch.ones(()), "test_metrics.confmat": torch.ones(11, 11).long(),
+}  # fmt: skip
+
+
+def test_losses_and_metrics_beside_a_model_are_ignored_and_listed(tmp_path: Path) -> None:
+    module = tiny_timm("vit_base_patch16_224")
+    state = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
+    torch.save({"state_dict": state | LEFT_BY_TRAINING, "epoch": 3}, tmp_path / "last.ckpt")
+    said = {"num_attention_heads": 7, "attention_scale": "head_dim**-0.5", "layer_norm_eps": 1e-6, "hidden_act": "gelu",
+            "pooling": "cls", "block_type": "sequential", "position_embedding_type": "learned",
+            "image_size": image_size("vit_base_patch16_224")}  # fmt: skip
+    opened = from_checkpoint(tmp_path / "last.ckpt", **said)
+    assert opened.report.ignored == dict.fromkeys(LEFT_BY_TRAINING, "of a loss or a metric of the training")
+    assert max(stage_differences(module, opened.model, pixels_for(module)).values()) == 0.0
+
+
+@pytest.mark.parametrize("name, tensor", [
+    ("criterion.weight", torch.ones(11, 56)), ("head2.bias", torch.ones(11)), ("projector.weight", torch.ones(3, 56)),
+    ("accent.weight", torch.ones(3)), ("loss", torch.ones(3)),
+])  # fmt: skip
+def test_what_may_be_part_of_the_model_is_never_ignored(name: str, tensor: torch.Tensor, tmp_path: Path) -> None:
+    state = {f"model.{key}": value for key, value in tiny_timm("vit_base_patch16_224").state_dict().items()}
+    torch.save({"state_dict": {**state, name: tensor}}, tmp_path / "last.ckpt")
+    with pytest.raises(CheckpointError, match="key='state_dict.model'"):
+        from_checkpoint(tmp_path / "last.ckpt")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,7 +19,7 @@ from transformers.initialization import no_init_weights
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, CheckpointError, PlainViTError, VerificationError
-from ..files.reading import Checkpoint, check_layer_numbers, read_checkpoint, strip_wrappers
+from ..files.reading import Checkpoint, check_layer_numbers, losses_and_metrics, read_checkpoint, strip_wrappers
 from ..files.safetensors import save_state_dict
 from ..files.tensors import LazyTensors
 from .engine import Row
@@ -149,7 +150,7 @@ def _inspect(
         inferences=plan.description.inferences,
         given_hints=given,
         used=len(plan.tensors) - len(unused),
-        ignored=unused | dict.fromkeys(found.counters, "a step counter of the training"),
+        ignored=unused | found.beside,
         notes=[*checkpoint.notes, *found.notes],
     )
     return plan, Converted(plan.model, found.image_processor, report)
@@ -162,13 +163,13 @@ class Inspected(NamedTuple):
         plan: The plan of its conversion.
         image_processor: Processor with the preprocessing of the source; None if unknown.
         notes: Notes for the report.
-        counters: Tensors that are only step counters of the training.
+        beside: Tensors beside the model that no output of it can depend on, each with the reason.
     """
 
     plan: ConversionPlan
     image_processor: Any | None
     notes: Sequence[str] = ()
-    counters: Sequence[str] = ()
+    beside: Mapping[str, str] = MappingProxyType({})
 
 
 def _inspect_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Inspected:
@@ -189,7 +190,8 @@ def _inspect_foreign(
     """Inspect a checkpoint of another package."""
     settings, preprocessor = checkpoint.config or {}, checkpoint.preprocessor_config or {}
     check_layer_numbers(checkpoint.tensors, os.fspath(source))
-    stripped = strip_wrappers(checkpoint.tensors)
+    losses = losses_and_metrics(checkpoint.tensors)
+    stripped = strip_wrappers(name for name in checkpoint.tensors if name not in losses)
     tensors = LazyTensors({short: checkpoint.tensors.entries[name] for name, short in stripped.names.items()})
     names = (tensors, FORMATS, str(source), checkpoint.tensors, checkpoint.wrappers)
     origin = recognise(*names) if format is None else format_named(format)
@@ -210,7 +212,9 @@ def _inspect_foreign(
         processor, assumed = origin.image_processor(description.config, settings, preprocessor, hints)
         _check_pixels(hints, processor)
     notes = [*(f"wrapper {name!r} removed" for name in stripped.prefixes), *foreign.notes, *assumed]
-    return Inspected(plan, processor, notes, stripped.counters)
+    beside = dict.fromkeys(stripped.counters, "a step counter of the training")
+    beside |= dict.fromkeys(losses, "of a loss or a metric of the training")
+    return Inspected(plan, processor, notes, beside)
 
 
 @contextmanager

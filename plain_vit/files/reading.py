@@ -92,10 +92,17 @@ NOT_A_MODEL = re.compile(r"optim|sched|scaler|loss|callback|rng|loops|hyper_?par
 TRANSPARENT = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 WRAPPERS = (
     *TRANSPARENT,
-    *("module", "model", "net", "network", "vit", "encoder", "backbone", "trunk"),
+    *("module", "model", "timm_model", "net", "network", "vit", "encoder", "backbone", "trunk"),
     *("student", "student_encoder", "teacher", "teacher_encoder", "ema", "ema_model", "model_ema", "online_model"),
 )
 COUNTERS = ("n_averaged", "initted", "step")  # of torch's AveragedModel and of ema-pytorch
+# Modules that a training module (Lightning) has beside its model: losses, and metrics with their counts.
+LOSSES_AND_METRICS = re.compile(
+    r"((train|training|val|valid|validation|eval|test)_?)?(top_?\d+_?)?"
+    r"(acc|accuracy|loss|losses|criterion|metrics?|f1|f1_?score|auroc|auc|confmat|confusion_matrix|precision|recall)"
+    r"(_(fn|func|function|train|val|test|best|top_?\d+))?\d*",
+    re.IGNORECASE,
+)
 
 # Two of these next to each other are two models of the same kind, and only the user can choose.
 RIVALS = {
@@ -507,6 +514,19 @@ def check_layer_numbers(names: Collection[str], source: str) -> None:
                     f"{source} has a tensor {name!r}, number {number} of its kind, and {len(names)} tensors in all: "
                     f"expected fewer than {MAX_LAYERS} layers"
                 )
+
+
+def losses_and_metrics(tensors: LazyTensors) -> list[str]:
+    """Return the names of tensors of losses and metrics beside a model, which no output of it can depend on.
+
+    A matrix of floating point numbers is not among them: a loss with learned classes (ArcFace) contains the classifier.
+    """
+    return [
+        name
+        for name, tensor in tensors.entries.items()
+        if "." in name and LOSSES_AND_METRICS.fullmatch(name.partition(".")[0])
+        if len(tensor.shape) < 2 or not tensor.dtype.is_floating_point
+    ]
 
 
 def strip_wrappers(names: Iterable[str]) -> Stripped:

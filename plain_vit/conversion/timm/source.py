@@ -226,6 +226,8 @@ def _pretrained_cfg(settings: Mapping[str, Any]) -> dict[str, Any]:
     cfg["label_names"] = settings.get("label_names") or settings.get("labels") or cfg.get("label_names")
     if settings.get("num_classes") is not None:
         cfg["num_classes"] = settings["num_classes"]
+    if settings.get("architectures") == ["TimmWrapperModel"]:  # of transformers; it has no classifier
+        cfg |= {"num_classes": 0, "label_names": None}
     return cfg if settings else {}
 
 
