@@ -150,7 +150,7 @@ def _inspect(
         inferences=plan.description.inferences,
         given_hints=given,
         used=len(plan.tensors) - len(unused),
-        ignored=unused | found.beside,
+        ignored={**unused, **found.beside},
         notes=[*checkpoint.notes, *found.notes],
     )
     return plan, Converted(plan.model, found.image_processor, report)
