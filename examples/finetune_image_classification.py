@@ -46,7 +46,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.datasets import labels_hash
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.data.sampling import ShuffledStream
-    from plain_vit.training.data.streaming import StreamedImages, streamed_batches
+    from plain_vit.training.data.streaming import StreamedBatches, StreamedImages
     from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Batch, Loop, Schedule, make_schedule, start_run
@@ -301,8 +301,9 @@ def training_batches(
             buffer=arguments.stream_buffer,
             process=(accelerator.process_index, accelerator.num_processes),
             seed=arguments.seed,
+            positions=loop.stream_positions,
         )
-        return streamed_batches(streamed, accelerator, count=(total_steps - loop.step) * accumulation, **loading)
+        return StreamedBatches(streamed, accelerator, count=(total_steps - loop.step) * accumulation, **loading)
     order = ShuffledStream(
         len(data.train),
         length=total_steps * arguments.batch_size,

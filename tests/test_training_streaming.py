@@ -21,11 +21,12 @@ from torchvision.transforms import v2
 from plain_vit import PlainViTImageProcessor
 from plain_vit.errors import DataError
 from plain_vit.training.data import load_classification_data
+from plain_vit.training.data import streaming as streaming_module
 from plain_vit.training.data.augmentation import AugmentedImages, TrainingTransform
 from plain_vit.training.data.benchmarks import BENCHMARKS
 from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages, decode_image
 from plain_vit.training.data.sampling import ShuffledStream
-from plain_vit.training.data.streaming import StreamedImages, streamed_batches
+from plain_vit.training.data.streaming import StreamedBatches, StreamedImages
 from plain_vit.training.hardware.processes import loading_options
 from tests.hub_endpoint import HubEndpoint
 
@@ -113,21 +114,48 @@ def test_size_of_a_stream_is_the_given_one_if_it_does_not_say(shards):
 
 def test_every_image_of_a_stream_comes_once_an_epoch_in_another_order(shards):
     accelerator, stream = Accelerator(cpu=True), stream_of(shards)
-    seen = colours(streamed_batches(images_of(stream, batch_size=13), accelerator, count=6))
+    seen = colours(StreamedBatches(images_of(stream, batch_size=13), accelerator, count=6))
     epochs = [seen[start : start + 26] for start in (0, 26, 52)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(26))] * 3
     assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert colours(streamed_batches(images_of(stream, seed=6), accelerator, count=9)) != seen[:27]
+    assert colours(StreamedBatches(images_of(stream, seed=6), accelerator, count=9)) != seen[:27]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stream_resumes_where_it_stopped(shards, workers):
     accelerator, stream = Accelerator(cpu=True), stream_of(shards)
-    whole = colours(streamed_batches(images_of(stream), accelerator, count=17, **loading_options(workers)))
+    whole = colours(StreamedBatches(images_of(stream), accelerator, count=17, **loading_options(workers)))
     for before in (1, 6, 13):
         images = images_of(stream, batches_before=before)
-        rest = colours(streamed_batches(images, accelerator, count=17 - before, **loading_options(workers)))
+        rest = colours(StreamedBatches(images, accelerator, count=17 - before, **loading_options(workers)))
         assert rest == whole[before * 3 :], before
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_resumed_stream_reads_a_block_and_skips_within_one_shard(shards, workers, monkeypatch):
+    accelerator, stream = Accelerator(cpu=True), stream_of(shards)
+    batches = StreamedBatches(images_of(stream), accelerator, count=40, **loading_options(workers))
+    positions, whole = [], []
+    for batch in batches:
+        whole += colours([batch])
+        positions.append(dict(batches.positions))
+    read: list[tuple[int, int]] = []
+
+    def counted(parts, done, skipped):
+        for number, offset, row in rows_of(parts, done, skipped):
+            read.append((number, offset))
+            yield number, offset, row
+
+    rows_of = streaming_module._rows
+    monkeypatch.setattr(streaming_module, "_rows", counted)
+    for before in (1, 8, 17, 30, 39):
+        images = images_of(stream, batches_before=before, positions=positions[before - 1])
+        read.clear()
+        rest = iter(StreamedBatches(images, accelerator, count=40 - before, **loading_options(workers)))
+        first = next(rest)
+        if not workers:
+            assert len(read) <= 3 * 4, "the blocks of the position and of the next batch"
+        assert colours([first]) + colours(rest) == whole[before * 3 :], before
 
 
 def test_processes_and_workers_share_the_images_of_a_stream(shards):
@@ -139,7 +167,7 @@ def test_processes_and_workers_share_the_images_of_a_stream(shards):
     assert not parts[0] & parts[1]
     assert parts[0] | parts[1] == set(range(26))
     with pytest.raises(DataError, match="4 shards, which cannot be divided among 5 workers"):
-        streamed_batches(images_of(stream), Accelerator(cpu=True), count=1, num_workers=5)
+        StreamedBatches(images_of(stream), Accelerator(cpu=True), count=1, num_workers=5)
 
 
 def test_unreadable_image_of_a_stream_gives_its_place_to_the_next_with_its_label(shards):

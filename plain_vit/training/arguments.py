@@ -202,7 +202,7 @@ class DataOptions(SplitOptions, LabelOptions, ImageOptions):
     )
     streaming: bool = option(False, help="stream the training images instead of storing them first")
     stream_images: int | None = option(None, help="number of images, if the stream does not say")
-    stream_buffer: int = option(10_000, help="size of the shuffle buffer of a stream, in images")
+    stream_buffer: int = option(10_000, help="images of a stream that are shuffled together, by each worker")
 
 
 @dataclass(kw_only=True)

@@ -21,6 +21,7 @@ from .arguments import LoopOptions, as_yaml, check_options
 from .data.decoding import UnreadableImages
 from .data.mixing import collate_followed
 from .data.sampling import MicroBatches, ShuffledStream, randomness
+from .data.streaming import Position, StreamedBatches
 from .hardware.memory import explain_out_of_memory
 from .hardware.processes import StepExchange, StopRequest, generator_states, loading_options, start_accelerator
 from .learner import Learner
@@ -31,7 +32,7 @@ from .run.trackers import start_trackers, tracker_names
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
-    from accelerate.utils import send_to_device, set_seed
+    from accelerate.utils import gather_object, send_to_device, set_seed
 
 Batch = dict[str, Any]
 
@@ -229,6 +230,7 @@ class Loop(Generic[Result]):
         self.step, self.stale = progress.get("step", 0), progress.get("stale", 0)
         self.best_score = progress.get("best_score")
         self.unreadable.count = progress.get("unreadable", 0) * is_main
+        self.stream_positions: dict[int, Position] = {part: (*of,) for part, *of in progress.get("stream", ())}
         start_trackers(self.accelerator, self.trackers, self.run.path, dataclasses.asdict(options), step=self.step)
         # Sums of this process since the last log entry, and since the last evaluation: loss, measures, images.
         self.window, self.since_evaluation = (self._sums(progress.get(name)) for name in ("window", "since"))
@@ -286,6 +288,7 @@ class Loop(Generic[Result]):
             look: called with the number of steps and the model to evaluate, before the first and after each step.
         """
         self.watched, self.look = watched, look or (lambda step, model: None)
+        self.stream = batches if isinstance(batches, StreamedBatches) else None
         total, images = self.schedule.total_steps, self.options.batch_size
         self.bar = Progress(total=total * images, done=self.step * images, shown=self.accelerator.is_main_process)
         self.bar.say(
@@ -428,8 +431,10 @@ class Loop(Generic[Result]):
         if not self.learner.is_finite():
             raise TrainingError(f"The weights after step {self.step} are not finite: {self._what_is_left()}")
         self.run.require_space(self.checkpoint_size, "the next checkpoint")
+        positions = [] if self.stream is None else [[part, *of] for part, of in self.stream.positions.items()]
         progress = {
             "step": self.step,
+            "stream": gather_object(positions),
             "processes": self.accelerator.num_processes,
             "tied_to_processes": self._tied_to_processes(),
             "best_score": self.best_score,

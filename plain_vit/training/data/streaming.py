@@ -2,17 +2,19 @@
 
 A stream offers weaker guarantees than a stored dataset:
 
-- Every worker of every process has shards of its own, so there must be as many shards as workers in total. Images are
-  shuffled within a buffer, shards with each other. If shards differ in size, images of small ones come more often.
-- A resumed run reads the stream again up to its position, without decoding it, and then gives the same batches. This
-  requires the same number of processes and workers.
+- Every worker of every process has shards of its own, so there must be as many shards as workers in total. Shards are
+  shuffled with each other, and images within blocks of successive ones. If shards differ in size, images of small ones
+  come more often.
+- A resumed run gives the same batches with the same number of processes and workers. Each worker continues at the block
+  of images that it was in: it skips the rows of one shard that precede the block, without decoding them.
 """
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
@@ -27,6 +29,10 @@ with needs("plain-vit[train]"):
 
 TRIED = 1000  # rows searched for a readable image
 
+# Where a block of images begins: epoch, number of shards before it in the order of the epoch, number of rows before it
+# in its shard, and number of images before it since the start of the run.
+Position = tuple[int, int, int, int]
+
 
 class StreamedImages(torch.utils.data.IterableDataset):
     """Infinite stream of the images of one process.
@@ -39,9 +45,11 @@ class StreamedImages(torch.utils.data.IterableDataset):
         classes: number of classes.
         batch_size: batch size of this process.
         batches_before: number of batches of this process before the run was resumed.
-        buffer: size of the shuffle buffer, in images.
+        buffer: size of the blocks in which images are shuffled.
         process: (number of this process, number of processes).
         seed: seed of order and augmentation.
+        positions: of the blocks in which the run was resumed, by the number of the part; without one, a part is read
+            from its beginning.
     """
 
     def __init__(
@@ -55,8 +63,9 @@ class StreamedImages(torch.utils.data.IterableDataset):
         buffer: int,
         process: tuple[int, int],
         seed: int,
+        positions: Mapping[int, Position] | None = None,
     ) -> None:
-        self.stream = stream
+        self.stream, self.positions = stream, dict(positions or {})
         self.transform, self.classes, self.seed, self.buffer = transform, classes, seed, buffer
         self.batch_size, self.batches_before, self.process = batch_size, batches_before, process
 
@@ -69,9 +78,10 @@ class StreamedImages(torch.utils.data.IterableDataset):
         batches = self.batches_before // workers + (number < self.batches_before % workers)
         process, processes = self.process
         part = process * workers + number
-        rows = self._rows(self.stream.shard(num_shards=processes * workers, index=part))
+        start = self.positions.get(part, (0, 0, 0, 0))
+        rows = self._shuffled(self.stream.shard(num_shards=processes * workers, index=part), part, start)
         ahead: deque[dict[str, Any]] = deque()  # rows that already replaced an earlier one
-        for place in itertools.count():
+        for place in itertools.count(start[-1]):
             row = ahead.popleft() if ahead else next(rows)
             if place < batches * self.batch_size:
                 continue
@@ -87,29 +97,42 @@ class StreamedImages(torch.utils.data.IterableDataset):
                     ahead.append(next(rows))
                 levels, _ = self.transform.read(ahead[other]["image"], "", key)
                 label = ahead[other]["label"]
-            yield {"pixel_values": levels, "labels": label, "broken": broken}
+            position = torch.tensor([part, *row["position"]])
+            yield {"pixel_values": levels, "labels": label, "broken": broken, "position": position}
 
-    def _rows(self, shards: IterableDataset) -> Iterator[dict[str, Any]]:
-        """Yield the undecoded rows of some shards, epoch after epoch."""
-        shuffled = shards.shuffle(seed=self.seed, buffer_size=self.buffer)
-        for epoch in itertools.count():
-            shuffled.set_epoch(epoch)
-            empty = True
-            # Not `iter(shuffled)`, which would divide the shards among the workers again.
-            for rows in shuffled.iter(batch_size=1):
+    def _shuffled(self, part: IterableDataset, number: int, start: Position) -> Iterator[dict[str, Any]]:
+        """Yield the undecoded rows of some shards, epoch after epoch, each with the position of its block."""
+        shards = [part.shard(num_shards=part.num_shards, index=index) for index in range(part.num_shards)]
+        epoch, done, skipped, place = start
+        while True:
+            order = np.random.default_rng((self.seed, number, epoch)).permutation(len(shards))
+            rows = _rows([shards[index] for index in order], done, skipped)
+            empty = done == skipped == 0
+            while block := list(itertools.islice(rows, self.buffer)):
                 empty = False
-                label = rows["label"][0]
-                if not 0 <= label < self.classes:
-                    raise DataError(f"A label of the stream is {label}: expected 0 to {self.classes - 1}.")
-                yield {"image": rows["image"][0], "label": label}
+                position = (epoch, block[0][0], block[0][1], place)
+                for index in np.random.default_rng((self.seed, number, *position)).permutation(len(block)):
+                    row = block[index][-1]
+                    if not 0 <= row["label"] < self.classes:
+                        raise DataError(f"A label of the stream is {row['label']}: expected 0 to {self.classes - 1}.")
+                    yield {"image": row["image"], "label": row["label"], "position": position}
+                place += len(block)
             if empty:
                 raise DataError("A part of the stream has no images: use fewer workers, or fill its shards.")
+            epoch, done, skipped = epoch + 1, 0, 0
 
 
-def streamed_batches(
-    images: StreamedImages, accelerator: Accelerator, *, count: int, **loading: Any
-) -> Iterator[dict[str, Any]]:
-    """Yield batches on the device of this process.
+def _rows(shards: Sequence[IterableDataset], done: int, skipped: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield number of the shard, number in the shard, and row, from a position on."""
+    for number, shard in enumerate(shards[done:], done):
+        # Not `iter(shard)`, which would divide the shards among the workers again.
+        for offset, rows in enumerate(shard.skip(skipped).iter(batch_size=1), skipped):
+            yield number, offset, {name: values[0] for name, values in rows.items()}
+        skipped = 0
+
+
+class StreamedBatches:
+    """Batches on the device of this process, and the positions from which a resumed run continues after them.
 
     Args:
         images: the images of this process.
@@ -120,11 +143,19 @@ def streamed_batches(
     Raises:
         DataError: There are fewer shards than workers.
     """
-    readers = accelerator.num_processes * max(1, loading.get("num_workers", 0))
-    if images.stream.num_shards < readers:
-        raise DataError(
-            f"The stream has {images.stream.num_shards} shards, which cannot be divided among {readers} workers: use "
-            "fewer processes or --num_workers, or store the dataset in more files."
-        )
-    loader = DataLoader(images, batch_size=images.batch_size, **loading)
-    return (send_to_device(batch, accelerator.device) for batch in itertools.islice(loader, count))
+
+    def __init__(self, images: StreamedImages, accelerator: Accelerator, *, count: int, **loading: Any) -> None:
+        readers = accelerator.num_processes * max(1, loading.get("num_workers", 0))
+        if images.stream.num_shards < readers:
+            raise DataError(
+                f"The stream has {images.stream.num_shards} shards, which cannot be divided among {readers} workers: "
+                "use fewer processes or --num_workers, or store the dataset in more files."
+            )
+        self.loader: DataLoader[Any] = DataLoader(images, batch_size=images.batch_size, **loading)
+        self.device, self.count, self.positions = accelerator.device, count, dict(images.positions)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in itertools.islice(self.loader, self.count):
+            part, *position = batch.pop("position")[-1].tolist()
+            self.positions[part] = tuple(position)
+            yield send_to_device(batch, self.device)
