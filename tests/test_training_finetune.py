@@ -126,7 +126,7 @@ def test_a_stalled_run_reports_where_it_hangs(stock_folder, tmp_path):
 @pytest.mark.parametrize(
     "launcher, changes",
     [
-        pytest.param(TORCHRUN, {}, id="torchrun"),
+        pytest.param(TORCHRUN, {}, id="torchrun", marks=pytest.mark.slow),
         pytest.param(TWO_BY_CONFIG, {}, id="accelerate launch", marks=pytest.mark.slow),
         pytest.param(TORCHRUN, {"shard": True, "ema_decay": 0.5}, id="sharded", marks=pytest.mark.slow),
         pytest.param(TORCHRUN, {"repeated_augmentation": 3, "crop_scale": 0.5}, id="repeated", marks=pytest.mark.slow),

@@ -188,7 +188,9 @@ def finetune_with_small_files(words: list[str], limit: int) -> tuple[Any, str]:
     return 0, sys.stderr.getvalue()
 
 
-@pytest.mark.parametrize("limit", [300, 5_000, 40_000, 100_000])
+@pytest.mark.parametrize(
+    "limit", [5_000, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (300, 40_000, 100_000))]
+)
 def test_disk_that_fills_is_one_line(limit, tmp_path):
     model = save_plain_vit(tmp_path / "model")
     words = ["--model", model, "--dataset", image_folder(tmp_path / "folder", cat=4, dog=4), "--output_dir",
