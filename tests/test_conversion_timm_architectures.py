@@ -19,7 +19,7 @@ from plain_vit.conversion.recognition import recognise
 from plain_vit.conversion.sources import FORMATS
 from plain_vit.conversion.timm.architectures import ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES, TIMM_VERSION
 from plain_vit.conversion.timm.arguments import DEFAULTS
-from plain_vit.conversion.timm.eva.architectures import ARCHITECTURES as EVA
+from plain_vit.conversion.timm.constructors import CONSTRUCTORS
 from plain_vit.conversion.timm.families import FAMILIES
 from plain_vit.conversion.timm.shapes import part_of
 from plain_vit.conversion.timm.source import TIMM
@@ -51,6 +51,8 @@ def test_the_table_is_what_timm_builds() -> None:
     [
         ("timm", "timm/architectures.py", generator.architectures_module),
         ("timm", "timm/eva/architectures.py", generator.eva_module),
+        ("timm", "timm/relative/beit_architectures.py", generator.beit_module),
+        ("timm", "timm/relative/relpos_architectures.py", generator.relpos_module),
         ("torchvision", "torchvision/architectures.py", generator.torchvision_module),
     ],
 )
@@ -134,8 +136,8 @@ def test_every_entrypoint_asks_and_opens_by_its_name(name: str) -> None:
     check_supported(name)
 
 
-@pytest.mark.parametrize("name", ["beit_base_patch16_224", "cait_xxs24_224", "vit_base_patch16_sapiens2", "levit_128",
-                                  "naflexvit_base_patch16_gap", "vit_relpos_small_patch16_224"])  # fmt: skip
+@pytest.mark.parametrize("name", ["convit_tiny", "cait_xxs24_224", "vit_base_patch16_sapiens2", "levit_128",
+                                  "naflexvit_base_patch16_gap", "samvit_base_patch16"])  # fmt: skip
 def test_another_model_of_timm_is_refused_by_name(name: str) -> None:
     (file,) = [file for file, family in FAMILIES.items() if name in family.entrypoints]
     check_refused(file, name)
@@ -152,7 +154,8 @@ def test_the_families_hold_all_of_their_files() -> None:
     skip_other_releases("timm")
     entrypoints = generator.other_entrypoints()
     assert {file: list(family.entrypoints) for file, family in FAMILIES.items()} == entrypoints
-    assert not {name for names in entrypoints.values() for name in names} & (ARCHITECTURES | EVA).keys()
+    opened = set(ARCHITECTURES).union(*(constructor.architectures for constructor in CONSTRUCTORS))
+    assert not opened & {name for names in entrypoints.values() for name in names}
 
 
 def test_no_part_of_another_family_is_one_of_a_plain_model() -> None:

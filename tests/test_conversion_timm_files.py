@@ -252,8 +252,8 @@ def test_another_architecture_than_config_json_says_is_refused(tmp_path: Path) -
     save_folder(tiny_timm("vit_tiny_patch16_224"), tmp_path)
     with pytest.raises(CheckpointError, match="config.json says 'vit_tiny_patch16_224'"):
         from_checkpoint(tmp_path, architecture="vit_small_patch16_224")
-    edit_config(tmp_path, architecture="beit_base_patch16_224")
-    with pytest.raises(UnknownFormatError, match=r"beit_base_patch16_224.*beit\.py"):
+    edit_config(tmp_path, architecture="cait_xxs24_224")
+    with pytest.raises(UnknownFormatError, match=r"cait_xxs24_224.*cait\.py"):
         from_checkpoint(tmp_path)
 
 
@@ -366,8 +366,8 @@ def test_a_named_architecture_is_compared_with_all_that_the_tensors_show() -> No
         TIMM.describe_checkpoint(state, {}, Hints(architecture="deit3_small_patch16_224"))
     named = {fault.split(" is ")[0] for fault in caught.value.faults}
     assert named == {"embed_dim", "width", "layer_scale", "pre_norm"}
-    with pytest.raises(UnknownFormatError, match=r"beit_base_patch16_224.*beit.py"):
-        TIMM.describe_checkpoint(state, {}, Hints(architecture="beit_base_patch16_224.in22k_ft_in22k"))
+    with pytest.raises(UnknownFormatError, match=r"cait_xxs24_224.*cait.py"):
+        TIMM.describe_checkpoint(state, {}, Hints(architecture="cait_xxs24_224.fb_dist_in1k"))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from transformers.models.auto import configuration_auto, modeling_auto
 from vit_pytorch import learnable_memory_vit
 
 from plain_vit.conversion import from_module
+from plain_vit.conversion.timm.constructors import CONSTRUCTORS
 from plain_vit.conversion.timm.modules import CLASS_PATHS
 from plain_vit.conversion.transformers.families import ARCHITECTURES, CONTAINERS
 from plain_vit.conversion.vit_pytorch.modules import file_of
@@ -56,7 +57,7 @@ def timm_opens_or_is_refused(file: str) -> None:
         except PlainViTError:
             refused_by_name(module)
         else:
-            assert path in CLASS_PATHS
+            assert path in {*CLASS_PATHS, *(constructor.class_path for constructor in CONSTRUCTORS)}
 
 
 @pytest.mark.parametrize("file", TIMM)

@@ -79,34 +79,37 @@ def timm_architectures() -> dict[str, dict[str, Any]]:
     return {name: {column: DEFAULTS[column] for column in COLUMNS} | given for name, given in caught.items()}
 
 
-def eva_architectures() -> dict[str, dict[str, Any]]:
-    """Return the arguments that each entrypoint of timm's `eva.py` passes to its builder, if plain-vit opens it."""
-    import timm
-    from timm.models import eva
+def constructor_architectures(constructor: Any) -> dict[str, dict[str, Any]]:
+    """Return the arguments that each entrypoint of another class passes to timm's builder, if plain-vit opens it.
 
-    from plain_vit.conversion.timm.eva.arguments import DEFAULTS, SILENT_ARGUMENTS, config_of
+    Args:
+        constructor: The class, as in `timm/constructors.py`.
+    """
+    import timm
+
     from plain_vit.errors import ExportError
 
     caught: dict[str, dict[str, Any]] = {}
 
     def catch(kind: type, variant: str, pretrained: bool, **arguments: Any) -> None:
-        given = {name: _word(value) for name, value in arguments.items() if not name.startswith("pretrained")}
-        given = {name: value for name, value in given.items() if name not in {"feature_cfg", *SILENT_ARGUMENTS}}
+        unused = {"feature_cfg", "pretrained_filter_fn", *constructor.silent_arguments}
+        given = {name: _word(value) for name, value in arguments.items() if name not in unused}
         if isinstance(arguments.get("norm_layer"), functools.partial):
             given["norm_eps"] = arguments["norm_layer"].keywords["eps"]
         cfg: Any = timm.get_pretrained_cfg(variant)
         height, width = cfg.input_size[1:]
         given.setdefault("img_size", height if height == width else (height, width))
-        kept = {name: value for name, value in given.items() if value != DEFAULTS.get(name, ...)}
-        caught[variant] = {column: DEFAULTS[column] for column in COLUMNS} | kept
+        kept = {name: value for name, value in given.items() if value != constructor.defaults.get(name, ...)}
+        caught[variant] = {column: constructor.defaults[column] for column in COLUMNS} | kept
 
-    with mock.patch.object(eva, "build_model_with_cfg", catch):  # to capture the caller's arguments
-        for name in timm.list_models(module="eva"):
+    module = importlib.import_module(constructor.class_path.rpartition(".")[0])
+    with mock.patch.object(module, "build_model_with_cfg", catch):  # to capture the caller's arguments
+        for name in timm.list_models(module=module.__name__.split(".")[-1]):
             timm.model_entrypoint(name)()
     opened = {}
     for name, arguments in caught.items():
         try:
-            config_of(arguments)
+            constructor.config_of(arguments)
         except ExportError:
             continue
         opened[name] = arguments
@@ -151,8 +154,11 @@ def other_entrypoints(files: Sequence[str] = FAMILIES) -> dict[str, list[str]]:
     """Return the entrypoints of timm's other files with similar models."""
     import timm
 
-    opened = {*timm_architectures(), *eva_architectures()}
-    return {file: [name for name in timm.list_models(module=file) if name not in opened] for file in files}
+    from plain_vit.conversion.timm.constructors import CONSTRUCTORS
+
+    opened = set(timm_architectures()).union(*map(constructor_architectures, CONSTRUCTORS))
+    found = {file: [name for name in timm.list_models(module=file) if name not in opened] for file in files}
+    return {file: names for file, names in found.items() if names}
 
 
 def shapes_of(name: str) -> dict[str, torch.Tensor]:
@@ -314,14 +320,20 @@ for _shared, _rows in _GROUPS:
 """
 
 
-def eva_module() -> str:
-    """Return the text of `timm/eva/architectures.py`."""
+def constructor_module(constructor: Any, test: str) -> str:
+    """Return the text of the table of one of timm's other classes.
+
+    Args:
+        constructor: The class, as in `timm/constructors.py`.
+        test: The test that compares the table with the installed timm.
+    """
     import timm
 
-    return f'''"""What timm's names of `eva.py` mean, so that their files open without timm.
+    file = constructor.class_path.split(".")[-2]
+    return f'''"""What timm's names of `{file}.py` mean, so that their files open without timm.
 
 Written by `make architectures` from timm {timm.__version__}: the entrypoints that plain-vit opens, as arguments of its
-`Eva`. `tests/test_conversion_timm_eva.py` compares the table with the installed timm.
+`{constructor.name}`. `{test}` compares the table with the installed timm.
 """
 
 from typing import Any
@@ -329,10 +341,31 @@ from typing import Any
 # What the entrypoints of a group share, then each one's name, image size and patch size (pixels), width, depth, heads
 # and width of the MLP over the width. Not timm's is `norm_eps`, the epsilon that it binds to `norm_layer`.
 _GROUPS: list[tuple[dict[str, Any], str]] = [
-{_groups(eva_architectures())}
+{_groups(constructor_architectures(constructor))}
 ]  # fmt: skip
 
 {READING}'''
+
+
+def eva_module() -> str:
+    """Return the text of `timm/eva/architectures.py`."""
+    from plain_vit.conversion.timm.eva.source import EVA
+
+    return constructor_module(EVA, "tests/test_conversion_timm_eva.py")
+
+
+def beit_module() -> str:
+    """Return the text of `timm/relative/beit_architectures.py`."""
+    from plain_vit.conversion.timm.relative.beit import BEIT
+
+    return constructor_module(BEIT, "tests/test_conversion_timm_beit.py")
+
+
+def relpos_module() -> str:
+    """Return the text of `timm/relative/relpos_architectures.py`."""
+    from plain_vit.conversion.timm.relative.relpos import RELPOS
+
+    return constructor_module(RELPOS, "tests/test_conversion_timm_beit.py")
 
 
 def architectures_module() -> str:
@@ -375,7 +408,7 @@ def families_module() -> str:
     parts = families(entrypoints)
     called = titles(FAMILIES)
     written = []
-    for file in filter(entrypoints.get, FAMILIES):
+    for file in entrypoints:
         written.append("\n".join([
             f"    ({_literal(file)}, {_literal(called[file].replace(chr(34), chr(39)))}, \"\"\"",
             _filled(entrypoints[file], 8), '    """, """', _filled(sorted(parts[file]), 8), '    """),',
@@ -486,6 +519,8 @@ for _columns, _quick_gelu, _shared, _rows in _GROUPS:
 TABLES: dict[str, Callable[[], str]] = {
     "timm/architectures.py": architectures_module,
     "timm/eva/architectures.py": eva_module,
+    "timm/relative/beit_architectures.py": beit_module,
+    "timm/relative/relpos_architectures.py": relpos_module,
     "timm/families.py": families_module,
     "torchvision/architectures.py": torchvision_module,
     "open_clip/architectures.py": open_clip_module,

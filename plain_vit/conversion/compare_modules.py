@@ -24,6 +24,7 @@ ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 NEUTRAL_FIELDS = {
     "initialization", "initializer_range", "zero_init_classifier", "reconstruction_target", "pixel_mean", "pixel_std",
     "apply_layernorm", "reshape_hidden_states", "_out_features", "_out_indices", "position_resampling",
+    "relative_position_resampling",
 }  # fmt: skip
 
 
@@ -182,6 +183,8 @@ def _meaning(config: PlainViTConfig) -> dict[str, Any]:
     fields["pooling_intermediate_size"] = config.pooling_width if config.pooling == "map" else None
     fields["key_bias"] = config.qkv_bias and config.key_bias
     fields["register_tokens_last"] = config.register_tokens_last and config.num_register_tokens > 0
+    if config.relative_position_bias != "mlp":
+        fields["relative_position_mlp_size"] = None
     if fields["attention_scale"] is None:
         fields["attention_scale"] = (head_dim // 2 if config.attention_type == "differential" else head_dim) ** -0.5
     if fields["embedding_dropout_prob"] is None:

@@ -47,7 +47,8 @@ LOSSES = ("torch.nn.modules.loss.", "torchmetrics.", "timm.loss.", "vit_pytorch.
 NOTING = ("transformers.utils.output_capturing", "vit_pytorch.")
 # Packages of models, and the supported models of each.
 OPENS = {
-    "timm.models": "VisionTransformer, VisionTransformerDistilled (vit_*, deit_*, flexivit_*, ...), Eva (eva02_*, ...)",
+    "timm.models": "VisionTransformer, VisionTransformerDistilled (vit_*, deit_*, flexivit_*, ...), Eva (eva02_*, ...),"
+    " Beit (beit*), VisionTransformerRelPos (vit_relpos_*, vit_srelpos_*)",
     "vit_pytorch": "ViT, SimpleViT and their plain variants (docs/vit_pytorch.md lists them)",
     "transformers.models": "ViT, DeiT, ViTMSN, ViTMAE, IJepa, Dinov2 with and without registers, and the vision towers "
     "of CLIP, MetaClip2, AltCLIP, ChineseCLIP, CLIPSeg, OwlViT, Owlv2, Git, Blip, Blip2, InstructBlip, InternVL, "

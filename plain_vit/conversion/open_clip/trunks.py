@@ -14,7 +14,7 @@ from ..compare_modules import class_path
 from ..engine import Row
 from ..format import Description, Hints, Inference, StateDict
 from ..timm.arguments import DEFAULTS as TIMM_DEFAULTS
-from ..timm.arguments import architecture_of, norm_follows_pooling
+from ..timm.arguments import OPENED, architecture_of, norm_follows_pooling
 from ..timm.constructors import constructor_named
 from ..timm.source import TIMM
 
@@ -32,7 +32,7 @@ def describe_live(module: Any) -> Description:
     if not TIMM.matches_module(module.trunk):
         raise ExportError(
             f"the image tower is timm's {class_path(module.trunk)}, which plain-vit does not open: it opens timm's "
-            "VisionTransformer, VisionTransformerDistilled and Eva"
+            f"{OPENED}"
         )
     config = TIMM.describe_module(module.trunk, Hints()).config
     _check_head(module.head)

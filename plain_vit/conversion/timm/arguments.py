@@ -16,6 +16,9 @@ from ..infer import pair
 from .architectures import ARCHITECTURES, OLD_NAMES
 from .families import FAMILIES
 
+# Its classes that open, for errors.
+OPENED = "VisionTransformer, VisionTransformerDistilled, Eva, Beit and VisionTransformerRelPos"
+
 # timm's name of a choice, and ours; if timm has several, exports use the first.
 POOLINGS = {"token": "cls", "": "none", "avg": "mean", "max": "max", "avgmax": "mean_max", "map": "map", "prr": "prr"}
 BLOCKS = {
@@ -295,7 +298,7 @@ def architecture_of(name: str) -> dict[str, Any]:
     if file := next((file for file, family in FAMILIES.items() if base in family.entrypoints), None):
         raise UnknownFormatError(
             f"{name!r} is of timm's {file}.py ({FAMILIES[file].title}), which plain-vit does not open: it opens "
-            f"its VisionTransformer, VisionTransformerDistilled and Eva"
+            f"its {OPENED}"
         )
     if base not in ARCHITECTURES:
         raise UnknownFormatError(

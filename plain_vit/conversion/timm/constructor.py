@@ -34,17 +34,23 @@ class Constructor(ABC):
         name: The class, as in timm.
         class_path: Its full path.
         layouts: The layouts of its tensors.
+        old_layouts: Those of them that timm builds no model with: its earlier releases did.
         architectures: The arguments of each of its entrypoints, without those that have timm's default.
         defaults: timm's defaults of the arguments.
         silent_arguments: Arguments that do not affect a trained model.
+        code_only: Arguments that no `config.json` can hold, because they are classes.
+        unseen: What its tensors do not show, for the error.
     """
 
     name: str
     class_path: str
     layouts: tuple[str, ...]
+    old_layouts: tuple[str, ...] = ()
     architectures: Mapping[str, Mapping[str, Any]]
     defaults: Mapping[str, Any]
     silent_arguments: Collection[str]
+    code_only: tuple[str, ...] = ("norm_layer", "norm_eps")
+    unseen: str
 
     @abstractmethod
     def config_of(self, arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
@@ -147,8 +153,8 @@ class Constructor(ABC):
         size = self._image_size(arguments, tensors, hints, [*stated, native])
         if isinstance(size, list):
             raise AmbiguousCheckpointError(
-                f"{name} has another grid of patches, and pos_embed has {tensors['pos_embed'].shape[1]} rows: the size "
-                "of its images is open",
+                f"{name} has another grid of patches, and {self.position_rows(tensors)}: the size of its images is "
+                "open",
                 {"image_size": size},
             )
         pixels, whence = size
@@ -169,6 +175,10 @@ class Constructor(ABC):
                 "opens from timm's folder with its config.json, or as a live module"
             )
         return description
+
+    def position_rows(self, tensors: StateDict) -> str:
+        """Return what shows the number of patches."""
+        return f"pos_embed has {tensors['pos_embed'].shape[1]} rows"
 
     def _image_size(
         self, arguments: Mapping[str, Any], tensors: StateDict, hints: Hints, stated: Sequence[tuple[Any, str]]
@@ -226,8 +236,8 @@ class Constructor(ABC):
         """Return the error for a state dict that only this class has, and whose architecture is not given."""
         names = self.fitting(tensors, hints)
         message = (
-            f"the tensors are those of timm's {self.name} ({self.class_path.split('.')[-2]}.py), and do not show how "
-            "queries and keys are rotated, if they are, nor all else that changes the logits"
+            f"the tensors are those of timm's {self.name} ({self.class_path.split('.')[-2]}.py), and do not show "
+            f"{self.unseen}, nor all else that changes the logits"
         )
         if names:
             return AmbiguousCheckpointError(f"{message}; give", {"architecture": names})
@@ -248,7 +258,7 @@ class Constructor(ABC):
         best: tuple[str, dict[str, Any]] | None = None
         for name, own in self.architectures.items():
             have = {**self.defaults, **own}
-            if any(have[key] != wanted[key] for key in ("norm_layer", "norm_eps")):
+            if any(have[key] != wanted[key] for key in self.code_only):
                 continue
             args = {key: value for key, value in wanted.items() if have[key] != value}
             if int(have["mlp_ratio"] * wanted["embed_dim"]) == int(wanted["mlp_ratio"] * wanted["embed_dim"]):
@@ -256,7 +266,7 @@ class Constructor(ABC):
             if best is None or len(args) < len(best[1]):
                 best = name, args
         if best is None:
-            parts = [f"{key}={wanted[key]!r}" for key in ("norm_layer", "norm_eps")]
+            parts = [f"{key}={wanted[key]!r}" for key in self.code_only]
             raise ExportError(
                 f"timm's {self.name} can build this model, but has no architecture for a config.json with:", parts
             )

@@ -2,8 +2,10 @@
 
 from .constructor import Constructor
 from .eva.source import EVA
+from .relative.beit import BEIT
+from .relative.relpos import RELPOS
 
-CONSTRUCTORS: tuple[Constructor, ...] = (EVA,)
+CONSTRUCTORS: tuple[Constructor, ...] = (EVA, BEIT, RELPOS)
 
 
 def constructor_named(architecture: str | None) -> Constructor | None:

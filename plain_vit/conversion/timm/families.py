@@ -22,12 +22,6 @@ class Family(NamedTuple):
 
 # File, title, entrypoints, parts.
 _FAMILIES: list[tuple[str, str, str, str]] = [
-    ("beit", "BEiT: BERT Pre-Training of Image Transformers", """
-        beit_base_patch16_224 beit_base_patch16_384 beit_large_patch16_224 beit_large_patch16_384 beit_large_patch16_512
-        beitv2_base_patch16_224 beitv2_large_patch16_224
-    """, """
-        blocks.{}.attn.q_bias blocks.{}.attn.relative_position_bias_table blocks.{}.attn.v_bias
-    """),
     ("cait", "Class-Attention in Image Transformers (CaiT)", """
         cait_m36_384 cait_m48_448 cait_s24_224 cait_s24_384 cait_s36_384 cait_xs24_384 cait_xxs24_224 cait_xxs24_384
         cait_xxs36_224 cait_xxs36_384
@@ -491,15 +485,6 @@ _FAMILIES: list[tuple[str, str, str, str]] = [
         patch_embed.backbone.layer4.{}.bn2 patch_embed.backbone.layer4.{}.bn3 patch_embed.backbone.layer4.{}.conv1
         patch_embed.backbone.layer4.{}.conv2 patch_embed.backbone.layer4.{}.conv3
         patch_embed.backbone.layer4.{}.downsample.{} patch_embed.backbone.{}.bn patch_embed.backbone.{}.conv
-    """),
-    ("vision_transformer_relpos", "Relative Position Vision Transformer (ViT) in PyTorch", """
-        test_vit_relpos vit_relpos_base_patch16_224 vit_relpos_base_patch16_cls_224 vit_relpos_base_patch16_clsgap_224
-        vit_relpos_base_patch16_plus_240 vit_relpos_base_patch16_rpn_224 vit_relpos_base_patch32_plus_rpn_256
-        vit_relpos_medium_patch16_224 vit_relpos_medium_patch16_cls_224 vit_relpos_medium_patch16_rpn_224
-        vit_relpos_small_patch16_224 vit_relpos_small_patch16_rpn_224 vit_srelpos_medium_patch16_224
-        vit_srelpos_small_patch16_224
-    """, """
-        blocks.{}.attn.rel_pos.mlp.fc1 blocks.{}.attn.rel_pos.mlp.fc2 shared_rel_pos.mlp.fc1 shared_rel_pos.mlp.fc2
     """),
     ("vision_transformer_sam", "Vision Transformer (ViT) in PyTorch", """
         samvit_base_patch16 samvit_base_patch16_224 samvit_huge_patch16 samvit_large_patch16

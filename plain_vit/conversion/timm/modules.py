@@ -13,7 +13,7 @@ from torch import nn
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import ExportError
 from ..compare_modules import class_name, class_path, differences
-from .arguments import ARGUMENTS, BLOCKS, DEFAULTS, arguments_for
+from .arguments import ARGUMENTS, BLOCKS, DEFAULTS, OPENED, arguments_for
 
 # Classes by the name that timm's arguments have for them; those of one name compute the same.
 CLASSES = {
@@ -136,7 +136,7 @@ def arguments_of(module: Any) -> dict[str, Any]:
     if class_path(module) not in CLASS_PATHS:
         raise ExportError(
             f"{class_path(module)} is not a plain Vision Transformer and does not open yet: plain-vit opens timm's "
-            "VisionTransformer, VisionTransformerDistilled and Eva themselves, not subclasses of them"
+            f"{OPENED} themselves, not subclasses of them"
         )
     parts = Parts.of(module)
     return {argument.name: argument.module(parts) for argument in ARGUMENTS}

@@ -28,6 +28,7 @@ from .architectures import PUBLISHED_FILES
 from .arguments import (
     ACTIVATIONS,
     DEFAULTS,
+    OPENED,
     POOLINGS,
     SILENT_ARGUMENTS,
     architecture_for,
@@ -85,7 +86,7 @@ def _refuse_other_families(names: Collection[str]) -> None:
         some = ", ".join(repr(name) for name in list(names) if part_of(name) not in own)
         raise UnknownFormatError(
             f"tensors such as {some[:200]} are those of timm's {' or '.join(families)}, which plain-vit does not open: "
-            "it opens timm's VisionTransformer, VisionTransformerDistilled and Eva"
+            f"it opens timm's {OPENED}"
         )
 
 
@@ -447,7 +448,8 @@ class TimmFormat(Format):
         named = next((one.value for one in description.inferences if one.field == "architecture"), None)
         config = description.config
         from_code = {one.field for one in description.inferences} & set(CODE_ONLY)
-        is_todays = description.layout is None or constructor_named(str(named)) is not None
+        constructor, layout = constructor_named(str(named)), description.layout
+        is_todays = layout is None or (constructor is not None and layout not in constructor.old_layouts)
         if named is None or not is_todays or config.representation_size or from_code:
             return None
         if settings.get("global_pool") not in (None, timm_name_for(POOLINGS, config.pooling)):

@@ -57,6 +57,7 @@ class Eva(Constructor):
     architectures = ARCHITECTURES
     defaults = DEFAULTS
     silent_arguments = SILENT_ARGUMENTS
+    unseen = "how queries and keys are rotated, if they are"
 
     def config_of(self, arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
         """Return our config for arguments of timm's."""
@@ -102,6 +103,8 @@ class Eva(Constructor):
 
     def claims(self, config: PlainViTConfig) -> bool:
         """Return whether a model has parts that this class has and the VisionTransformer has not."""
+        if config.relative_position_bias != "none":
+            return False
         return config.rotary_embedding_type != "none" or (config.qkv_bias and not config.key_bias)
 
     def is_certain(self, names: Collection[str]) -> bool:

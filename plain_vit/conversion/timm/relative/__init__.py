@@ -1,0 +1,1 @@
+"""timm's models with relative positions: Beit, and VisionTransformerRelPos."""
