@@ -86,11 +86,6 @@ def test_an_entrypoint_of_eva_opens_with_equal_numbers_and_exports_back(name: st
     features = stage_differences(headless, from_module(headless), pixels_for(headless))
     rounded = stage_differences(halves, from_module(halves), pixels_for(halves).to(torch.bfloat16))
     resized = resized_difference(name)
-    poolings = ["", "token", "avg", "max", "avgmax", *(["map"] if not EVA[name].get("swiglu_mlp") else [])]
-    pooled = {pooling: pooled_difference(name, pooling) for pooling in poolings}
-    # Without tokens before the patches, timm's tokens are transposed in memory: a mean sums in another order.
-    alone = model.config.num_prefix_tokens == 0
-    assert max(value for value in pooled.values() if value is not None) <= (TOLERANCE if alone else 0.0), pooled
     assert max(max(features.values()), max(rounded.values()), resized or 0.0) == 0.0
     record(
         {
@@ -101,7 +96,6 @@ def test_an_entrypoint_of_eva_opens_with_equal_numbers_and_exports_back(name: st
             "features_without_classifier": features["logits"],
             "bfloat16": max(rounded.values()),
             "another_resolution": resized,
-            "poolings": pooled,
             "way_back_bit_exact": way_back,
             "parameters": parameters_at_full_size(name),
             "timm": timm.__version__,

@@ -61,7 +61,7 @@ def timm_opens_or_is_refused(file: str) -> None:
 
 
 @pytest.mark.parametrize("file", TIMM)
-def test_a_family_of_timm_is_refused_by_name(file: str) -> None:
+def test_a_family_of_timm_opens_or_is_refused_by_name(file: str) -> None:
     timm_opens_or_is_refused(file)
 
 
