@@ -498,16 +498,19 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
                 raise ValueError(
                     f"{name} is {levels}: expected one number, or one for each of the {self.num_channels} channels"
                 )
-        heads, head_dim = self.attention_shape
-        rotary, relative = self.rotary_embedding_type != "none", self.relative_position_bias != "none"
-        for impossible, remedy in (
-            (self.pooling in ("cls", "cls_mean") and not self.use_class_token,
-             f'pooling "{self.pooling}" reads the class token: set use_class_token=True, or another pooling'),
-            (self.pooling == "cls_mean" and self.final_norm in ("after_pooling", "both"),
-             'pooling "cls_mean" concatenates two tokens, and no source normalises them together: set '
-             'final_norm="before_pooling" or "none"'),
-            (self.use_distillation_token and self.pooling != "cls",
-             'a distillation token follows a class token and has its own classifier: set pooling="cls"'),
+        for conflicts in (
+            self._conflicts_in_embeddings(),
+            self._conflicts_in_positions(),
+            self._conflicts_in_blocks(),
+            self._conflicts_in_heads(),
+        ):
+            for impossible, remedy in conflicts:
+                if impossible:
+                    raise ValueError(remedy)
+
+    def _conflicts_in_embeddings(self) -> tuple[tuple[bool, str], ...]:
+        """Return impossible combinations concerning the patches and the tokens before them, each with whether it is there and the remedy."""
+        return (
             (self.register_tokens_last and self.use_distillation_token,
              "register_tokens_last is not combined with a distillation token by any source"),
             (self.patch_pre_norm and self.patch_projection != "linear",
@@ -521,18 +524,17 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              "multiple of that"),
             (self.patch_projection == "resnet" and self.drop_partial_patches,
              "drop_partial_patches is not combined with a ResNet stem by any source: its padding depends on the size"),
+        )  # fmt: skip
+
+    def _conflicts_in_positions(self) -> tuple[tuple[bool, str], ...]:
+        """Return impossible combinations concerning the positions, each with whether it is there and the remedy."""
+        head_dim = self.attention_shape[1]
+        rotary, relative = self.rotary_embedding_type != "none", self.relative_position_bias != "none"
+        return (
             (self.position_embedding_type == "sincos_2d" and self.hidden_size % 4 != 0,
              f"sincos_2d positions need a hidden_size that is a multiple of 4, not {self.hidden_size}"),
             (self.position_embedding_type == "sincos_2d" and self.hidden_size < 8,
              f"sincos_2d positions need two frequencies: hidden_size must be 8 or more, not {self.hidden_size}"),
-            (self.pooling in ("map", "query", "prr") and self.hidden_size % self.pooling_heads != 0,
-             f"pooling \"{self.pooling}\" divides hidden_size {self.hidden_size} among {self.pooling_heads} "
-             "heads: choose a head count that divides it (pooling_num_attention_heads, by default "
-             "num_attention_heads), or another pooling"),
-            (self.pooling_num_attention_heads is not None and self.pooling not in ("map", "query", "prr"),
-             f"pooling \"{self.pooling}\" has no heads: set pooling_num_attention_heads=None"),
-            (self.pooling_intermediate_size is not None and self.pooling != "map",
-             f"pooling \"{self.pooling}\" has no MLP: set pooling_intermediate_size=None"),
             (self.position_embedding_type == "sincos_2d" and self.position_embedding_on_prefix
              and self.num_prefix_tokens > 0,
              "sincos_2d has no positions for the tokens before the patches: set position_embedding_on_prefix=False"),
@@ -542,15 +544,6 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              "learned_2d has a table for each axis, whose first rows are no grid: set another position_resampling"),
             (self.position_embedding_type == "sincos_2d" and self.position_resampling == "truncate",
              "sincos_2d is computed for every grid and has no table to truncate: set another position_resampling"),
-            (not self.attention_output_projection and heads * head_dim != self.hidden_size,
-             f"without an output projection the concatenated heads ({heads} x {head_dim}) "
-             f"must be hidden_size {self.hidden_size} wide"),
-            (self.block_type != "branches" and self.num_branches != 1,
-             f'num_branches {self.num_branches} needs block_type="branches"'),
-            (self.block_type == "parallel" and (self.attention_inner_norm or self.mlp_inner_norm),
-             "parallel blocks have no norms inside attention or MLP in any source"),
-            (self.attention_type == "differential" and head_dim % 2 != 0,
-             f"differential attention halves each head: head_dim must be even, not {head_dim}"),
             (relative and self.attention_type == "differential",
              "differential attention is not combined with a relative position bias by any source"),
             (relative and self.register_tokens_last,
@@ -571,13 +564,46 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              'a "mixed" rotation learns the frequencies of row and column numbers: set rotary_coordinates="index"'),
             (self.rotary_coordinates == "centered" and self.rotary_reference_grid is not None,
              'rotary_coordinates "centered" are the same for every grid: set rotary_reference_grid=None'),
+        )  # fmt: skip
+
+    def _conflicts_in_blocks(self) -> tuple[tuple[bool, str], ...]:
+        """Return impossible combinations concerning the blocks, each with whether it is there and the remedy."""
+        heads, head_dim = self.attention_shape
+        return (
+            (not self.attention_output_projection and heads * head_dim != self.hidden_size,
+             f"without an output projection the concatenated heads ({heads} x {head_dim}) "
+             f"must be hidden_size {self.hidden_size} wide"),
+            (self.block_type != "branches" and self.num_branches != 1,
+             f'num_branches {self.num_branches} needs block_type="branches"'),
+            (self.block_type == "parallel" and (self.attention_inner_norm or self.mlp_inner_norm),
+             "parallel blocks have no norms inside attention or MLP in any source"),
+            (self.attention_type == "differential" and head_dim % 2 != 0,
+             f"differential attention halves each head: head_dim must be even, not {head_dim}"),
             (self.attention_type == "differential" and self.qk_norm == "rms_per_head",
              'differential attention takes qk_norm None or "norm"'),
+        )  # fmt: skip
+
+    def _conflicts_in_heads(self) -> tuple[tuple[bool, str], ...]:
+        """Return impossible combinations concerning the pooling and the heads, each with whether it is there and the remedy."""
+        return (
+            (self.pooling in ("cls", "cls_mean") and not self.use_class_token,
+             f'pooling "{self.pooling}" reads the class token: set use_class_token=True, or another pooling'),
+            (self.pooling == "cls_mean" and self.final_norm in ("after_pooling", "both"),
+             'pooling "cls_mean" concatenates two tokens, and no source normalises them together: set '
+             'final_norm="before_pooling" or "none"'),
+            (self.use_distillation_token and self.pooling != "cls",
+             'a distillation token follows a class token and has its own classifier: set pooling="cls"'),
+            (self.pooling in ("map", "query", "prr") and self.hidden_size % self.pooling_heads != 0,
+             f"pooling \"{self.pooling}\" divides hidden_size {self.hidden_size} among {self.pooling_heads} "
+             "heads: choose a head count that divides it (pooling_num_attention_heads, by default "
+             "num_attention_heads), or another pooling"),
+            (self.pooling_num_attention_heads is not None and self.pooling not in ("map", "query", "prr"),
+             f"pooling \"{self.pooling}\" has no heads: set pooling_num_attention_heads=None"),
+            (self.pooling_intermediate_size is not None and self.pooling != "map",
+             f"pooling \"{self.pooling}\" has no MLP: set pooling_intermediate_size=None"),
             (self.reconstruction_target == "mean_color" and self.num_channels > 4,
              f"mean_color has 8 ** num_channels colours: it takes at most 4 channels, not {self.num_channels}"),
-        ):  # fmt: skip
-            if impossible:
-                raise ValueError(remedy)
+        )  # fmt: skip
 
     @classmethod
     def from_name(cls, name: str, **kwargs: Any) -> "PlainViTConfig":
