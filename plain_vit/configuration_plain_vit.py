@@ -509,7 +509,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
                     raise ValueError(remedy)
 
     def _conflicts_in_embeddings(self) -> tuple[tuple[bool, str], ...]:
-        """Return impossible combinations concerning the patches and the tokens before them, each with whether it is there and the remedy."""
+        """Return the impossible combinations of patches and tokens before them: whether each is there, and the remedy."""
         return (
             (self.register_tokens_last and self.use_distillation_token,
              "register_tokens_last is not combined with a distillation token by any source"),
@@ -527,7 +527,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         )  # fmt: skip
 
     def _conflicts_in_positions(self) -> tuple[tuple[bool, str], ...]:
-        """Return impossible combinations concerning the positions, each with whether it is there and the remedy."""
+        """Return the impossible combinations of positions: whether each is there, and the remedy."""
         head_dim = self.attention_shape[1]
         rotary, relative = self.rotary_embedding_type != "none", self.relative_position_bias != "none"
         return (
@@ -567,7 +567,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         )  # fmt: skip
 
     def _conflicts_in_blocks(self) -> tuple[tuple[bool, str], ...]:
-        """Return impossible combinations concerning the blocks, each with whether it is there and the remedy."""
+        """Return the impossible combinations inside the blocks: whether each is there, and the remedy."""
         heads, head_dim = self.attention_shape
         return (
             (not self.attention_output_projection and heads * head_dim != self.hidden_size,
@@ -584,7 +584,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         )  # fmt: skip
 
     def _conflicts_in_heads(self) -> tuple[tuple[bool, str], ...]:
-        """Return impossible combinations concerning the pooling and the heads, each with whether it is there and the remedy."""
+        """Return the impossible combinations of poolings and heads: whether each is there, and the remedy."""
         return (
             (self.pooling in ("cls", "cls_mean") and not self.use_class_token,
              f'pooling "{self.pooling}" reads the class token: set use_class_token=True, or another pooling'),
