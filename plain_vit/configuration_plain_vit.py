@@ -509,7 +509,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
                     raise ValueError(remedy)
 
     def _conflicts_in_embeddings(self) -> tuple[tuple[bool, str], ...]:
-        """Return the impossible combinations of patches and tokens before them: whether each is there, and the remedy."""
+        """Return the impossible combinations of patches and first tokens: whether each is there, and the remedy."""
         return (
             (self.register_tokens_last and self.use_distillation_token,
              "register_tokens_last is not combined with a distillation token by any source"),
