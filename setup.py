@@ -34,6 +34,7 @@ EXTRAS = {
     "train": [
         "accelerate>=1.12",
         "datasets>=4.4",
+        "pyarrow>=21.0",  # which datasets brings too
         "peft>=0.18",
         "evaluate>=0.4.6",
         "scikit-learn>=1.7",

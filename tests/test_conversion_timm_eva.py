@@ -421,6 +421,7 @@ def test_another_architecture_or_size_than_that_of_the_tensors_is_refused() -> N
 # The table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_table_has_the_sizes_and_settings_of_timm(name: str) -> None:
     module: Any = timm.create_model(name, depth=1, device="meta")

@@ -32,7 +32,8 @@ from tests.tiny import pixels, tiny_config
 
 REPO = "alice/model"
 CODE = {
-    f"{name}_plain_vit.py" for name in ("attention", "configuration", "heads", "image_processing", "layers", "modeling")
+    f"{name}_plain_vit.py"
+    for name in ("attention", "configuration", "heads", "image_processing", "layers", "modeling", "positions")
 }
 WHOLE = {"README.md", "config.json", "model.safetensors", "preprocessor_config.json"} | CODE
 

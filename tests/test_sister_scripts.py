@@ -281,6 +281,7 @@ def test_pretraining_goes_on_from_a_pretrained_folder(model_folder, tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in body)
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_learns(model_folder, tmp_path):
     # Halves of a batch are averaged in another order than a whole one. SGD, because the first steps of Adam move
     # weights by the sign of their gradient, whatever its size.
