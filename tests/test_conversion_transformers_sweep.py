@@ -21,6 +21,7 @@ from tests.conftest import randomize_
 from tests.sweep import record
 from tests.transformers_models import (
     CASES,
+    in_bfloat16,
     opens_as,
     pixels_for,
     size_of,
@@ -39,6 +40,7 @@ BFLOAT16_REORDERED = 4e-2
 # models and AIMv2 their own grid).
 RESIZED: dict[str, dict[str, Any] | None] = {
     "Dinov2": {},
+    "DINOv3": {},
     "InternVL": {},
     "DepthAnything": {},
     "PromptDepthAnything": {},
@@ -58,7 +60,7 @@ def test_a_class_opens_with_equal_numbers_and_exports_back(case: str) -> None:
     assert max(found.values()) <= tolerance(case), found
 
     attention = "sdpa" if module._supports_sdpa else "eager"
-    halves = tiny_transformers(case, attention).to(torch.bfloat16)
+    halves = in_bfloat16(tiny_transformers(case, attention))
     model = from_module(halves)
     model.set_attn_implementation(attention)
     rounded = stage_differences(halves, model, pixels_for(halves).to(torch.bfloat16))
@@ -116,7 +118,7 @@ _INTERPOLATED = {"interpolate_pos_encoding": True}
 def parameters_at_full_size(name: str) -> int:
     """Return the count of our parameters for the class's own default configuration, whose every shape comes back."""
     config = getattr(transformers, name).config_class()
-    if "Masked" in name:
+    if hasattr(config, "encoder_stride"):
         config.encoder_stride = config.patch_size
     with torch.device("meta"):
         module = getattr(transformers, name)(config)
