@@ -59,11 +59,12 @@ def compare(cases: dict[str, tuple[str, dict[str, Any], dict[str, Any]]], folder
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert launched.returncode == 0, launched.stdout
-    for name, (script, _, _) in cases.items():
+    for name, (script, options, _) in cases.items():
         if script == FINETUNE:
             results = [json.loads((folder / name / count / "results.json").read_text()) for count in ("one", "two")]
             assert [result["images_evaluated"] for result in results] == [360, 360]
-            assert results[0]["test_accuracy"] == results[1]["test_accuracy"]
+            if not options.get("mixed_precision"):  # its roundings may decide an image
+                assert results[0]["test_accuracy"] == results[1]["test_accuracy"]
     differences = {name: difference(folder / name / "one", folder / name / "two") for name in cases}
     limits = {name: 1e-2 if options.get("mixed_precision") else 1e-6 for name, (_, options, _) in cases.items()}
     assert not {name: value for name, value in differences.items() if value > limits[name]}
