@@ -105,9 +105,7 @@ def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None 
     schedule = make_plan(arguments, data, processes)
     model, image_processor, teacher = make_models(arguments, data)
     transform = training_transform(image_processor, **keywords(arguments, TransformOptions))
-    evaluated_processor = image_processor
-    if arguments.test_size is not None:
-        evaluated_processor = with_test_size(image_processor, model, sides(arguments, "test_size"))
+    evaluated_processor = processor_of_evaluation(arguments, model, image_processor)
     task = Classification(model, evaluated_processor, data, arguments, transform.normalize, teacher)
     learner = Learner(model, arguments, accelerator, **keywords(arguments, LearnerOptions))
     run = RunFolder(arguments.output_dir, accelerator, deciding(arguments, data, processes), resume=arguments.resume)
@@ -122,10 +120,7 @@ def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None 
         skip_unreadable=arguments.corrupted == "skip",
     )
     if arguments.dry_run:
-        if arguments.show_batch is not None:
-            draw_first_batch(arguments, data, transform, loop, image_processor)
-        plan = describe_plan(arguments, data, schedule, learner, task, input_size(image_processor))
-        accelerator.print(text_tables(plan))
+        show_plan(arguments, data, transform, loop, image_processor)
         sys.exit()
 
     # Start the run, or resume it from its newest checkpoint.
@@ -255,6 +250,13 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
     return adapted, image_processor, teacher
 
 
+def processor_of_evaluation(arguments: FinetuneArguments, model: nn.Module, image_processor: Any) -> Any:
+    """Return the image processor of the evaluated splits and of the saved model: of another size with `--test_size`."""
+    if arguments.test_size is None:
+        return image_processor
+    return with_test_size(image_processor, model, sides(arguments, "test_size"))
+
+
 def sides(arguments: FinetuneArguments, name: str) -> tuple[int, int]:
     """Return height and width of an option that is one number or two."""
     size = getattr(arguments, name)
@@ -315,6 +317,21 @@ def training_batches(
     )
     images = AugmentedImages(data.train, transform, arguments.seed)
     return loop.batches(images, order, followed=arguments.mixup > 0 or arguments.cutmix > 0, **loading)
+
+
+def show_plan(
+    arguments: FinetuneArguments,
+    data: ImageClassificationData,
+    transform: TrainingTransform,
+    loop: Loop[Evaluation],
+    image_processor: Any,
+) -> None:
+    """Print what the run would do, and draw its first batch with `--show_batch`."""
+    if arguments.show_batch is not None:
+        draw_first_batch(arguments, data, transform, loop, image_processor)
+    task = cast(Classification, loop.task)
+    plan = describe_plan(arguments, data, loop.schedule, loop.learner, task, input_size(image_processor))
+    loop.accelerator.print(text_tables(plan))
 
 
 def draw_first_batch(

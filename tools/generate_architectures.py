@@ -304,20 +304,7 @@ def _groups(known: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(written)
 
 
-READING = """ARCHITECTURES: dict[str, dict[str, Any]] = {}
-for _shared, _rows in _GROUPS:
-    for _row in _rows.strip().splitlines():
-        _name, _img_size, _patch_size, _embed_dim, _depth, _num_heads, _mlp_ratio = _row.split()
-        ARCHITECTURES[_name] = {
-            "img_size": int(_img_size),
-            "patch_size": int(_patch_size),
-            "embed_dim": int(_embed_dim),
-            "depth": int(_depth),
-            "num_heads": int(_num_heads),
-            "mlp_ratio": float(_mlp_ratio),
-            **_shared,
-        }
-"""
+READING = "ARCHITECTURES = architectures_in(_GROUPS)\n"
 
 
 def constructor_module(constructor: Any, test: str) -> str:
@@ -337,6 +324,8 @@ Written by `make architectures` from timm {timm.__version__}: the entrypoints th
 """
 
 from typing import Any
+
+from ..groups import architectures_in
 
 # What the entrypoints of a group share, then each one's name, image size and patch size (pixels), width, depth, heads
 # and width of the MLP over the width. Not timm's is `norm_eps`, the epsilon that it binds to `norm_layer`.
@@ -381,6 +370,8 @@ Written by `make architectures` from timm {timm.__version__}: all entrypoints of
 """
 
 from typing import Any
+
+from .groups import architectures_in
 
 TIMM_VERSION = "{timm.__version__}"
 

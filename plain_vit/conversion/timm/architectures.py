@@ -7,6 +7,8 @@ Written by `make architectures` from timm 1.0.31: all entrypoints of its `vision
 
 from typing import Any
 
+from .groups import architectures_in
+
 TIMM_VERSION = "1.0.31"
 
 # What the entrypoints of a group share, then each one's name, image size and patch size (pixels), width, depth, heads
@@ -354,19 +356,7 @@ _GROUPS: list[tuple[dict[str, Any], str]] = [
     """),
 ]  # fmt: skip
 
-ARCHITECTURES: dict[str, dict[str, Any]] = {}
-for _shared, _rows in _GROUPS:
-    for _row in _rows.strip().splitlines():
-        _name, _img_size, _patch_size, _embed_dim, _depth, _num_heads, _mlp_ratio = _row.split()
-        ARCHITECTURES[_name] = {
-            "img_size": int(_img_size),
-            "patch_size": int(_patch_size),
-            "embed_dim": int(_embed_dim),
-            "depth": int(_depth),
-            "num_heads": int(_num_heads),
-            "mlp_ratio": float(_mlp_ratio),
-            **_shared,
-        }
+ARCHITECTURES = architectures_in(_GROUPS)
 
 # Names of earlier releases that today's timm still maps, and that older folders carry.
 OLD_NAMES: dict[str, str] = {
