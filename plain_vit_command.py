@@ -7,6 +7,7 @@ transformers, so it is imported only after the arguments are valid.
 import argparse
 import os
 import re
+import runpy
 import signal
 import sys
 import threading
@@ -23,6 +24,13 @@ HINTS = (
     "position_embedding_on_prefix", "image_size", "patch_size", "num_channels", "architecture", "layout", "key",
     "image_mean", "image_std", "revision",
 )  # fmt: skip
+# The commands that start a script of `examples/` with all the words after them, with what it does and an example.
+SCRIPTS = {
+    "finetune": ("finetune_image_classification", "train an image classifier", "--output_dir runs/digits"),
+    "evaluate": ("evaluate_image_classification", "evaluate a classifier on labelled images", "--output digits.json"),
+    "pretrain": ("pretrain_masked_patches", "pre-train without labels", "--output_dir runs/masked"),
+    "probe": ("linear_probe", "evaluate frozen features", "--output_dir runs/probe"),
+}
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
 NOT_FOUND = 3  # the exit code of a CheckpointError
@@ -37,8 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, or that of the error class (see `plain_vit.errors`).
     """
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = parser().parse_args(arguments)
+        if words and words[0] in SCRIPTS:
+            return start_script(words[0], words[1:])
+        options = parser().parse_args(words)
         for name in options.reads:
             if (path := missing(getattr(options, name))) is not None:
                 print(f"plain-vit: {path!r} does not exist, and is not a Hub id (user/name)", file=sys.stderr)
@@ -47,6 +58,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("plain-vit: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def start_script(command: str, words: list[str]) -> int:
+    """Run a script of the examples as Python would start it."""
+    script = str(examples_folder() / f"{SCRIPTS[command][0]}.py")
+    before, sys.argv = sys.argv, [script, *words]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv = before
+    return 0
+
+
+def examples_folder() -> Path:
+    """Return the folder of the examples: in the package if it is installed, beside it in a checkout."""
+    here = Path(__file__).absolute().parent
+    return next(folder for folder in (here / "plain_vit" / "examples", here / "examples") if folder.is_dir())
 
 
 def with_package(options: argparse.Namespace) -> int:
@@ -137,6 +165,14 @@ def parser() -> argparse.ArgumentParser:
     text = "write the example scripts, images and small trained checkpoint that come with the package"
     added = command("examples", text, "my-examples")
     added.add_argument("out", type=Path, nargs="?", default=Path("examples"), help="new folder (default: ./examples)")
+    added.add_argument(
+        "--path", action="store_true", help="print the folder in which they are installed, and write nothing"
+    )
+
+    for name, (script, text, last) in SCRIPTS.items():
+        text = f"{text} (the options are those of {script}.py: {name} --help)"
+        example = f"example: plain-vit {name} --model glyphs --dataset digits {last}"
+        commands.add_parser(name, help=text, description=text, epilog=example, add_help=False)
 
     added = command("push", "upload the folder of a saved model to the Hub, in one commit", "vit-b-16 user/vit-b-16")
     added.add_argument("folder", type=Path, help="folder of a saved model")

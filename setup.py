@@ -1,7 +1,6 @@
 """Package metadata. The settings of the tools (ruff, mypy, pytest) are in pyproject.toml."""
 
 import re
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -104,18 +103,14 @@ def long_description() -> str:
     return RELATIVE_LINK.sub(absolute, text)
 
 
-class BuildWithExamples(build_py):
-    """Puts `examples/` into the package, for `plain-vit examples`, and says where the project has no address yet."""
+class BuildWithAddress(build_py):
+    """Says where the project has no address yet."""
 
     def run(self) -> None:
-        """Build, and copy what is beside the package in a checkout."""
+        """Build the package."""
         super().run()
         if not ADDRESS:
             self.warn("pyproject.toml gives the project no address: the links of its description stay relative")
-        if not self.editable_mode:
-            leave_out = shutil.ignore_patterns("__pycache__", "*.pyc")
-            target = Path(self.build_lib) / "plain_vit" / "examples"
-            shutil.copytree(ROOT / "examples", target, ignore=leave_out, dirs_exist_ok=True)
 
 
 setup(
@@ -142,11 +137,14 @@ setup(
         "Typing :: Typed",
     ],
     py_modules=["plain_vit_command"],  # a module of its own: importing the package takes seconds
-    packages=find_packages(include=["plain_vit", "plain_vit.*"]),
-    package_data={"plain_vit": ["py.typed"]},
+    # The scripts of examples/ are modules of the package where it is installed: `python -m plain_vit.examples.NAME`.
+    packages=[*find_packages(include=["plain_vit", "plain_vit.*"]), "plain_vit.examples"],
+    package_dir={"plain_vit.examples": "examples"},
+    package_data={"plain_vit": ["py.typed"], "plain_vit.examples": ["**/*"]},
+    exclude_package_data={"plain_vit.examples": ["**/__pycache__/*", "**/*.pyc"]},
     python_requires=">=3.11",
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS,
-    cmdclass={"build_py": BuildWithExamples},
+    cmdclass={"build_py": BuildWithAddress},
     entry_points={"console_scripts": ["plain-vit = plain_vit_command:main"]},
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from plain_vit_command import HINTS, main
+from plain_vit_command import HINTS, examples_folder, main
 
 from .errors import (
     CheckpointError,
@@ -180,13 +180,15 @@ def env(options: argparse.Namespace) -> None:
 
 
 def examples(options: argparse.Namespace) -> None:
-    """Write the examples, which are inside the package if it is installed, and next to it in a checkout."""
+    """Write the examples, or print where they are."""
     from .files.staging import staged_folder
 
+    shipped = examples_folder()
+    if options.path:
+        say(str(shipped))
+        return
     if options.out.is_dir() and any(options.out.iterdir()):
         raise OutputExistsError(f"{options.out} is not empty: give a new folder.")
-    here = Path(__file__).parent
-    shipped = next(folder / "examples" for folder in (here, here.parent) if (folder / "examples").is_dir())
     with staged_folder(options.out, sources=[shipped]) as folder:
         shutil.copytree(shipped, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     say(f"written: {options.out}")

@@ -36,10 +36,12 @@ from plain_vit.errors import (
     PlainViTError,
     VerificationError,
 )
+from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.glyphs import CHARACTERS
-from plain_vit_command import HINTS, parser
+from plain_vit_command import HINTS, SCRIPTS, parser
 from tests.conftest import randomize_
 from tests.tiny import tiny_config
+from tests.training_runs import open_script
 
 
 @pytest.fixture
@@ -289,6 +291,8 @@ def test_every_option_has_a_help_and_every_command_an_example() -> None:
         assert command.epilog.startswith(f"example: plain-vit {name}")
         assert [action.dest for action in command._actions if not action.help] == []
         titles = [group.title for group in command._action_groups]
+        if name in SCRIPTS:
+            continue  # its options are those of the script; see the next tests
         assert titles[-1].startswith("settings that the checkpoint may not contain") or name in (
             "push",
             "env",
@@ -479,6 +483,44 @@ def test_examples_are_written_whole_and_never_over_something(
     assert "examples is not empty" in capsys.readouterr().err
     assert (tmp_path / "examples" / "mine.txt").read_text() == "mine"
     assert main(["examples", "other"]) == 0
+
+
+def test_the_path_of_the_examples_is_printed_and_nothing_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["examples", "--path"]) == 0
+    assert (Path(capsys.readouterr().out.strip()) / "accelerate_configs" / "gpus.yaml").is_file()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_command_of_a_script_has_its_options_and_its_exit_codes(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, code, said in (
+        (["--help"], 0, f"usage: {SCRIPTS[name][0]}.py"),
+        (["--model", "m", "--model_hints", "nothing", "--dataset", "./none", "--output_dir", "out"], None, "rror: "),
+    ):
+        words = [word if name != "evaluate" else word.replace("--output_dir", "--output") for word in words]
+        before = list(sys.argv)
+        with pytest.raises(SystemExit) as left:
+            main([name, *words])
+        assert left.value.code == code or (code is None and left.value.code > 1)
+        captured = capsys.readouterr()
+        assert said in captured.out + captured.err
+        assert captured.err.count("\n") <= 1
+        assert sys.argv == before
+
+
+def test_the_example_of_a_script_s_command_is_understood_by_the_script() -> None:
+    (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    for name, (script, *_) in SCRIPTS.items():
+        words = shlex.split(commands.choices[name].epilog.removeprefix(f"example: plain-vit {name} "))
+        module = open_script(script)
+        (kind,) = [each for key, each in vars(module).items() if key.endswith("Arguments")]
+        assert parse_arguments(kind, words, description=None).dataset == "digits"
 
 
 def test_the_names_of_the_shipped_labels_are_those_that_it_learned() -> None:

