@@ -23,7 +23,7 @@ from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to
 from plain_vit.conversion.format import Hints
 from plain_vit.conversion.timm.architectures import ARCHITECTURES as PLAIN
 from plain_vit.conversion.timm.eva.architectures import ARCHITECTURES
-from plain_vit.conversion.timm.eva.arguments import DEFAULTS, config_of
+from plain_vit.conversion.timm.eva.source import EVA
 from plain_vit.conversion.timm.source import TIMM
 from plain_vit.errors import (
     AmbiguousCheckpointError,
@@ -426,7 +426,9 @@ def test_another_architecture_or_size_than_that_of_the_tensors_is_refused() -> N
 def test_the_table_has_the_sizes_and_settings_of_timm(name: str) -> None:
     module: Any = timm.create_model(name, depth=1, device="meta")
     read = TIMM.describe_module(module, Hints()).config
-    ours: PlainViTConfig = config_of({**DEFAULTS, **ARCHITECTURES[name], "depth": 1, "num_classes": module.num_classes})
+    ours: PlainViTConfig = EVA.config_of(
+        {**EVA.defaults, **ARCHITECTURES[name], "depth": 1, "num_classes": module.num_classes}
+    )
     without = {name: value for name, value in read.to_dict().items() if name not in ("id2label", "label2id")}
     assert without == {name: ours.to_dict()[name] for name in without}
     assert name not in PLAIN

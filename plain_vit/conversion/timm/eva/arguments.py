@@ -3,16 +3,15 @@
 Source: timm 1.0.31, `timm/models/eva.py`, `timm/layers/pos_embed_sincos.py`, `timm/layers/attention.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
-from ....errors import ExportError
-from ...compare_modules import epsilon_of, lost_fields
 from ...infer import pair
-from ..arguments import NEGATED, NORMS, QK_NORMS, Argument, ratio_of
+from .. import table_constructor
+from ..arguments import NEGATED, QK_NORMS, Argument, ratio_of
 
 POOLINGS = {"avg": "mean", "token": "cls", "": "none", "max": "max", "avgmax": "mean_max", "map": "map"}
 ATTENTIONS = ("eva", "rope")
@@ -27,37 +26,22 @@ def _has(part: str, name: str) -> Any:
     return lambda m: not isinstance(getattr(getattr(m, part), name), nn.Identity)
 
 
-# Values that depend on several arguments or fields are corrected in `_joint_fields` and `_joint_arguments`. Not timm's
-# own is `norm_eps`, which it binds to `norm_layer`.
+# Values that depend on several arguments or fields are corrected in `joint_fields` and `joint_arguments`.
 ARGUMENTS = (
-    Argument("img_size", 224, "image_size", module=lambda m: tuple(m.model.patch_embed.img_size)),
-    Argument("patch_size", 16, "patch_size", module=lambda m: tuple(m.model.patch_embed.patch_size)),
-    Argument("in_chans", 3, "num_channels", module=lambda m: m.model.in_chans),
-    Argument("num_classes", 1000, "num_labels", module=lambda m: m.model.num_classes),
+    *table_constructor.ARGUMENTS,
     Argument("global_pool", "avg", "pooling", POOLINGS, module=lambda m: m.model.global_pool),
-    Argument("embed_dim", 768, "hidden_size", module=lambda m: m.model.embed_dim),
-    Argument("depth", 12, "num_hidden_layers", module=lambda m: len(m.model.blocks)),
-    Argument("num_heads", 12, "num_attention_heads", module=lambda m: m.attention.num_heads),
     Argument("num_kv_heads", None, module=lambda m: m.num_kv_heads),
     Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.qkv_bias),
     Argument("qkv_fused", True, module=lambda m: m.attention.qkv is not None),
     Argument("qk_norm", False, "qk_norm", QK_NORMS, module=_has("attention", "q_norm")),
-    Argument("mlp_ratio", 4.0, module=lambda m: ratio_of(m.mlp.fc2.in_features, m.model.embed_dim)),
     Argument("swiglu_mlp", False, module=lambda m: m.mlp_type != "Mlp"),
     Argument("swiglu_align_to", 0,
              module=lambda m: int(m.mlp_type == "SwiGLU" and isinstance(m.mlp.norm, nn.Identity))),
     Argument("scale_mlp", False, "mlp_inner_norm", module=_has("mlp", "norm")),
     Argument("scale_attn_inner", False, "attention_inner_norm", module=_has("attention", "norm")),
     Argument("attn_type", "eva", module=lambda m: m.attn_type),
-    Argument("drop_rate", 0.0, "classifier_dropout_prob", module=lambda m: m.model.head_drop.p),
     Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.model.pos_drop.p),
     Argument("patch_drop_rate", 0.0, "patch_dropout_prob", module=lambda m: getattr(m.model.patch_drop, "prob", 0.0)),
-    Argument("proj_drop_rate", 0.0, "hidden_dropout_prob", module=lambda m: m.attention.proj_drop.p),
-    Argument("attn_drop_rate", 0.0, "attention_probs_dropout_prob", module=lambda m: m.attention.attn_drop.p),
-    Argument("drop_path_rate", 0.0, "drop_path_rate",
-             module=lambda m: getattr(m.model.blocks[-1].drop_path1, "drop_prob", 0.0)),
-    Argument("norm_layer", "layernorm", "norm_type", NORMS, module=lambda m: m.name_of(m.block.norm1)),
-    Argument("norm_eps", 1e-6, "layer_norm_eps", module=lambda m: epsilon_of(m.block.norm1)),
     Argument("init_values", None, "layer_scale_init_value", module=lambda m: getattr(m.block, "init_values", None)),
     Argument("attn_only_layer_scale", False, module=lambda m: m.attn_only_layer_scale),
     Argument("class_token", True, "use_class_token", module=lambda m: m.model.cls_token is not None),
@@ -97,35 +81,14 @@ ARGUMENTS = (
 )  # fmt: skip
 DEFAULTS: dict[str, Any] = {argument.name: argument.default for argument in ARGUMENTS}
 
-# Arguments that do not affect a trained model.
-SILENT_ARGUMENTS = {"head_init_scale"}
-
 # Arguments without a counterpart in our model unless they have this value.
 CLOSED = {"rope_mrope_section": None, "dynamic_img_pad": False, "attn_only_layer_scale": False, "num_kv_heads": None}
 
 
-def config_of(arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
-    """Return our config of a timm Eva.
-
-    Args:
-        arguments: Arguments of timm's Eva, as in `ARGUMENTS`; the others have timm's defaults.
-        **fields: Further fields of the config, such as `id2label`.
-
-    Raises:
-        ExportError: lists all arguments without a counterpart in our model.
-    """
-    given = {**DEFAULTS, **arguments}
-    if unknown := _without_counterpart(given):
-        raise ExportError("plain-vit has no counterpart of parts of this Eva of timm's:", unknown)
-    described = {one.field: one.ours(given[one.name]) for one in ARGUMENTS if one.field is not None}
-    return PlainViTConfig(**described | _joint_fields(given), **fields)
-
-
-def _without_counterpart(given: Mapping[str, Any]) -> list[str]:
+def without_counterpart(given: Mapping[str, Any]) -> list[str]:
     """Return the arguments, and combinations of them, without a counterpart in our model."""
-    unknown = [name for name in given if name not in DEFAULTS]
-    unknown += [f"{name}={given[name]!r}" for name, only in CLOSED.items() if given[name] != only]
-    choices = {"global_pool": POOLINGS, "attn_type": ATTENTIONS, "norm_layer": NORMS, "rope_grid_indexing": AXES}
+    unknown = [f"{name}={given[name]!r}" for name, only in CLOSED.items() if given[name] != only]
+    choices: dict[str, Collection[str]] = {"attn_type": ATTENTIONS}
     if given["use_rot_pos_emb"]:
         choices["rope_type"] = ROTATIONS
     for name, words in choices.items():
@@ -140,9 +103,8 @@ def _without_counterpart(given: Mapping[str, Any]) -> list[str]:
     return unknown
 
 
-def _joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+def joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of our config that depend on several arguments, or on part of one."""
-    sides = zip(pair(given["img_size"]), pair(given["patch_size"]), strict=True)
     after = given["global_pool"] == "avg" if given["use_fc_norm"] is None else given["use_fc_norm"]
     before = not after if given["use_post_transformer_norm"] is None else given["use_post_transformer_norm"]
     norms = {(True, True): "both", (True, False): "before_pooling", (False, True): "after_pooling"}
@@ -151,14 +113,11 @@ def _joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
         **_mlp_fields(given),
         **_pooling_fields(given),
         **_rotary_fields(given),
-        "drop_partial_patches": any(pixels % patch for pixels, patch in sides),
         "patch_bias": not given["use_pre_transformer_norm"],
-        "position_resampling": "bicubic_antialias",
         "block_type": "post_norm" if given["use_post_norm"] else "sequential",
         "key_bias": given["attn_type"] == "rope" or not given["qkv_bias"],
         "layer_scale_init_value": given["init_values"] if has_scale else None,
         "final_norm": norms.get((bool(before), bool(after)), "none"),
-        "initialization": "timm",
     }
 
 
@@ -210,49 +169,23 @@ def _rotary_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
-    """Return the arguments with which timm builds this model, without those that have their default.
-
-    Raises:
-        ExportError: lists every part of the model that timm's Eva cannot represent.
-    """
-    if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
-        raise ExportError(
-            "timm's heads must add up to the width of the model:",
-            [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"],
-        )
-    given = {one.name: one.theirs(getattr(config, one.field)) for one in ARGUMENTS if one.field is not None}
-    given = {**DEFAULTS, **given, **_joint_arguments(config)}
-    lost = lost_fields(config, config_of(given))
-    if given["dynamic_img_size"] and given["use_abs_pos_emb"] and config.position_resampling != "bicubic_antialias":
-        lost.append(f"position_resampling={config.position_resampling!r} (there it would be 'bicubic_antialias')")
-    if lost:
-        raise ExportError("timm's Eva cannot represent this model:", lost)
-    for name, default in (("use_post_transformer_norm", not given["use_fc_norm"]),
-                          ("use_fc_norm", given["global_pool"] == "avg")):  # fmt: skip
-        if given[name] == default:
-            given[name] = None
-    return {name: given[name] for name, default in DEFAULTS.items() if given[name] != default}
-
-
-def _joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
+def joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
     """Return the arguments that depend on several fields of our config."""
     dropout, kind = config.embedding_dropout_prob, config.rotary_embedding_type
     centered = config.rotary_coordinates == "centered"
     width = config.pooling_intermediate_size
     resamples = config.position_resampling == "bicubic_antialias" and not config.drop_partial_patches
+    before, after = (config.final_norm in (place, "both") for place in ("before_pooling", "after_pooling"))
     return {
-        "mlp_ratio": ratio_of(config.intermediate_size, config.hidden_size),
         "swiglu_mlp": config.mlp_type != "mlp",
         "swiglu_align_to": int(config.mlp_type == "swiglu" and not config.mlp_inner_norm),
         "attn_type": "rope" if config.qkv_bias and config.key_bias else "eva",
-        "qkv_fused": not separate_by_default(config),
         "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
         "use_rot_pos_emb": kind != "none",
         "rope_type": "mixed" if kind == "mixed" else "dinov3" if centered else "cat",
         "use_post_norm": config.block_type == "post_norm",
-        "use_post_transformer_norm": config.final_norm in ("before_pooling", "both"),
-        "use_fc_norm": config.final_norm in ("after_pooling", "both"),
+        "use_post_transformer_norm": None if before != after else before,
+        "use_fc_norm": None if after == (config.pooling == "mean") else after,
         "attn_pool_num_heads": config.pooling_num_attention_heads,
         "attn_pool_mlp_ratio": None if width is None else ratio_of(width, config.hidden_size),
         "dynamic_img_size": config.rotary_dtype == "float32" if kind == "axial" else resamples,

@@ -6,15 +6,20 @@ from typing import Any
 from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
-from ....errors import ExportError
 from ...engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row
-from ...format import Description
-from ..constructor import Constructor
 from ..shapes import part_of
+from ..table_constructor import TableConstructor
 from ..tables import EMBEDDING_ROWS, HEAD_ROWS, mlp_rows
 from .architectures import ARCHITECTURES
-from .arguments import DEFAULTS, SILENT_ARGUMENTS, arguments_for, config_of, separate_by_default
-from .modules import arguments_of, build, unknown_parts
+from .arguments import (
+    ARGUMENTS,
+    DEFAULTS,
+    joint_arguments,
+    joint_fields,
+    separate_by_default,
+    without_counterpart,
+)
+from .modules import CLASSES, EvaParts, changed_buffers
 
 FUSED, SEPARATE = "eva", "eva_separate"
 BLOCK, LAYER = "blocks.{}", "vit.layers.{}"
@@ -45,7 +50,7 @@ CERTAIN = {
 }
 
 
-class Eva(Constructor):
+class Eva(TableConstructor):
     """timm's Eva.
 
     Its layouts are "eva", with one projection for queries, keys and values, and "eva_separate", with three.
@@ -56,37 +61,47 @@ class Eva(Constructor):
     layouts = (FUSED, SEPARATE)
     architectures = ARCHITECTURES
     defaults = DEFAULTS
-    silent_arguments = SILENT_ARGUMENTS
+    arguments = ARGUMENTS
+    silent_arguments = frozenset({"head_init_scale"})
+    parts = EvaParts
+    classes = CLASSES
+    blocks = ("EvaBlock", "EvaBlockPostNorm")
+    free = ("attn_type", "dynamic_img_size", "rope_rotate_half")
     unseen = "how queries and keys are rotated, if they are"
-
-    def config_of(self, arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
-        """Return our config for arguments of timm's."""
-        return config_of(arguments, **fields)
 
     def layout_of(self, arguments: Mapping[str, Any]) -> str:
         """Return the layout of the tensors for arguments of timm's."""
         return FUSED if {**DEFAULTS, **arguments}["qkv_fused"] else SEPARATE
 
+    def without_counterpart(self, given: Mapping[str, Any]) -> list[str]:
+        """Return the arguments, and combinations of them, without a counterpart in our model."""
+        return without_counterpart(given)
+
     def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that keep the last norms where the pooling is changed after construction."""
-        where = config_of(arguments).final_norm
+        where = self.config_of(arguments).final_norm
         return {"use_post_transformer_norm": where in ("before_pooling", "both"),
                 "use_fc_norm": where in ("after_pooling", "both")}  # fmt: skip
 
-    def arguments_for(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
-        """Return the arguments for our config, without those that have their default."""
-        arguments = {**arguments_for(config), "qkv_fused": self._is_fused(config, layout)}
-        return {name: value for name, value in arguments.items() if value != DEFAULTS[name]}
+    def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of our config that depend on several arguments, or on part of one."""
+        return joint_fields(given)
 
-    def describe_module(self, module: Any, labels: Any) -> Description:
-        """Read the configuration of a live module."""
-        arguments = arguments_of(module)
-        config, layout = config_of(arguments, **labels(arguments["num_classes"])), self.layout_of(arguments)
-        if faults := unknown_parts(module, config, arguments):
-            raise ExportError(
-                "plain-vit does not know parts of this timm model (what it is, not what it would become):", faults
-            )
-        return Description(config, layout)
+    def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
+        """Return the arguments that depend on several fields of our config, or on the layout."""
+        return {**joint_arguments(config), "qkv_fused": self._is_fused(config, layout)}
+
+    def lost(self, config: PlainViTConfig, arguments: Mapping[str, Any]) -> list[str]:
+        """Return the fields of our config that a model with these arguments would not have."""
+        lost = super().lost(config, arguments)
+        resamples = arguments["dynamic_img_size"] and arguments["use_abs_pos_emb"]
+        if resamples and config.position_resampling != "bicubic_antialias":
+            lost.append(f"position_resampling={config.position_resampling!r} (there it would be 'bicubic_antialias')")
+        return lost
+
+    def changed_buffers(self, module: Any) -> list[str]:
+        """Return the buffers that are not saved, and whose values are not those that timm computes."""
+        return changed_buffers(module)
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors; without a layout that of `build`."""
@@ -97,9 +112,11 @@ class Eva(Constructor):
         mlp = mlp_rows(f"{BLOCK}.mlp", f"{LAYER}.mlp", config)
         return [projection, *EMBEDDING_ROWS, *BLOCK_ROWS, *attention, *mlp, *HEAD_ROWS]
 
-    def build(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
-        """Return timm's own model for this config, with random weights."""
-        return build(config, qkv_fused=self._is_fused(config, layout))
+    def construct(self, arguments: dict[str, Any]) -> nn.Module:
+        """Return the model that timm builds from these arguments."""
+        from timm.models import eva
+
+        return eva.Eva(**arguments)
 
     def claims(self, config: PlainViTConfig) -> bool:
         """Return whether a model has parts that this class has and the VisionTransformer has not."""

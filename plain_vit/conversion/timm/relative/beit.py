@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
-from ....errors import ExportError
 from ....positions_plain_vit import distances_of
 from ...engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform
 from ...format import Description, Hints, StateDict
@@ -102,11 +101,12 @@ class Beit(RelativeConstructor):
             "layer_scale_init_value": given["init_values"] or None,
             "relative_position_bias": "table" if shared or given["use_rel_pos_bias"] else "none",
             "relative_position_shared": shared,
+            "relative_position_resampling": "geometric",
             "final_norm": "after_pooling" if after else "before_pooling",
         }
 
-    def joint_arguments(self, config: PlainViTConfig) -> dict[str, Any]:
-        """Return the arguments that depend on several fields of our config."""
+    def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
+        """Return the arguments that depend on several fields of our config, or on the layout."""
         dropout, has_table = config.embedding_dropout_prob, config.relative_position_bias == "table"
         after = config.final_norm == "after_pooling"
         return {
@@ -123,14 +123,6 @@ class Beit(RelativeConstructor):
         mlp = mlp_rows(f"{BLOCK}.mlp", f"{LAYER}.mlp", config)
         block = [_with_index(row) for row in BLOCK_ROWS] if layout == "beit_index" else BLOCK_ROWS
         return [projection, *EMBEDDING_ROWS, *block, *mlp, *HEAD_ROWS]
-
-    def build(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
-        """Return timm's own model for this config, with random weights."""
-        if layout in self.old_layouts:
-            raise ExportError(
-                f"timm builds no model with the names of layout {layout!r}: omit it for the current names"
-            )
-        return super().build(config, layout)
 
     def is_certain(self, names: Collection[str]) -> bool:
         """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""

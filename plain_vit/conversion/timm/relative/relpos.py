@@ -8,8 +8,9 @@ from torch import nn
 from ....configuration_plain_vit import PlainViTConfig
 from ...engine import Row
 from ..arguments import ACTIVATIONS, QK_NORMS, Argument
+from ..table_constructor import Parts
 from ..tables import rows_of
-from .constructor import ARGUMENTS, OUR_BIAS, OUR_SHARED_BIAS, TABLE, Parts, RelativeConstructor
+from .constructor import ARGUMENTS, OUR_BIAS, OUR_SHARED_BIAS, TABLE, RelativeConstructor
 from .relpos_architectures import ARCHITECTURES
 
 KINDS = {"mlp": "mlp", "bias": "table"}
@@ -88,11 +89,12 @@ class VisionTransformerRelPos(RelativeConstructor):
             "embedding_dropout_prob": 0.0,
             "layer_scale_init_value": None if post_norm else given["init_values"] or None,
             "relative_position_mlp_size": given["rel_pos_dim"] or MLP_SIZE if is_mlp else MLP_SIZE,
+            "relative_position_resampling": "geometric",
             "final_norm": "after_pooling" if given["fc_norm"] else "before_pooling",
         }
 
-    def joint_arguments(self, config: PlainViTConfig) -> dict[str, Any]:
-        """Return the arguments that depend on several fields of our config."""
+    def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
+        """Return the arguments that depend on several fields of our config, or on the layout."""
         size, gain = config.relative_position_mlp_size, config.layer_scale_init_value
         return {
             "init_values": self.defaults["init_values"] if config.block_type == "post_norm" else gain,
