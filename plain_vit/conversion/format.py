@@ -245,6 +245,26 @@ def label_fields(labels: Sequence[str]) -> dict[str, Any]:
     return {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
 
 
+@dataclass(frozen=True)
+class Probes:
+    """The stages of a model, as patterns of module names.
+
+    Args:
+        patches: Module whose output is the projected patches.
+        blocks: Modules whose input is the tokens before each block; `{}` is the number.
+        end: Module whose input is the tokens after the last block; if it is a norm, its output is a stage too. None if
+            the output of the last block is used instead.
+        end_is_norm: Whether `end` is the final norm. If not, its output is the tokens after the last block.
+        attention: Our attention implementation with the source's order of operations.
+    """
+
+    patches: str
+    blocks: str
+    end: str | None
+    end_is_norm: bool = True
+    attention: str = "sdpa"
+
+
 class Format(ABC):
     """A source of checkpoints: its tensor names, configuration and module."""
 
@@ -252,6 +272,8 @@ class Format(ABC):
     suffixes: tuple[str, ...]  # of a checkpoint that is a single file; empty if it is a folder
     # Names of published files, without suffix, which end in the first digits of their SHA-256, with the architectures.
     published_files: Mapping[str, str] = MappingProxyType({})
+    # The stages of its models, compared one by one; of several, the first whose modules are found in a model applies.
+    probes: tuple[Probes, ...] = ()
 
     @abstractmethod
     def matches_names(self, names: Collection[str]) -> bool:

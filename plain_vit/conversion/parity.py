@@ -17,43 +17,11 @@ from transformers.utils import ModelOutput
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import VerificationError
+from .format import Probes
+from .sources import FORMATS
 
-
-@dataclass(frozen=True)
-class Probes:
-    """The stages of a model, as patterns of module names.
-
-    Args:
-        patches: Module whose output is the projected patches.
-        blocks: Modules whose input is the tokens before each block; `{}` is the number.
-        end: Module whose input is the tokens after the last block; if it is a norm, its output is a stage too. None if
-            the output of the last block is used instead.
-        end_is_norm: Whether `end` is the final norm. If not, its output is the tokens after the last block.
-        attention: Our attention implementation with the source's order of operations.
-    """
-
-    patches: str
-    blocks: str
-    end: str | None
-    end_is_norm: bool = True
-    attention: str = "sdpa"
-
-
-# The first entry whose modules are found in a model applies.
-PROBES = (
-    Probes("embeddings.patch_embeddings", "layers.{}", "layernorm"),  # ours, and transformers' ViT
-    Probes("patch_embed", "blocks.{}", "norm"),  # timm
-    Probes("embeddings.patch_embeddings", "encoder.layer.{}", "layernorm"),  # transformers' DINOv2
-    Probes("embeddings.patch_embeddings", "model.layer.{}", "norm"),  # its DINOv3
-    Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # its CLIP and SigLIP
-    Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # its AIMv2, whose patches are normalised
-    Probes("conv_proj", "encoder.layers.encoder_layer_{}", "encoder.ln"),  # torchvision
-    Probes("conv1", "transformer.resblocks.{}", None),  # CLIP: the last norm may act on the pooled token alone
-    Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer.norm", attention="eager"),  # vit-pytorch
-    Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),
-    Probes("patch_to_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),
-)
-
+# Ours, and transformers' ViT.
+OURS = Probes("embeddings.patch_embeddings", "layers.{}", "layernorm")
 
 # Stages and the names of outputs; of several outputs for a stage, the first that exists is used.
 OUTPUTS = (
@@ -211,7 +179,7 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
 def find_probes(model: nn.Module) -> tuple[Probes | None, str]:
     """Return the stages of this model and their prefix; None if only its output can be compared."""
     names = dict(model.named_modules())
-    for probes in PROBES:
+    for probes in (OURS, *(each for source in FORMATS.values() for each in source.probes)):
         first = probes.blocks.format(0)
         for name in names:
             prefix = name.removesuffix(first)

@@ -16,7 +16,7 @@ from ...configuration_plain_vit import PlainViTConfig
 from ...errors import CheckpointError, ExportError
 from ..compare_modules import class_path
 from ..engine import ADD_TWO_AXES, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, each, revert
-from ..format import Description, Format, Hints, Inference, StateDict, write_state_dict
+from ..format import Description, Format, Hints, Inference, Probes, StateDict, write_state_dict
 from ..timm.source import TIMM
 from . import towers, trunks
 from .architectures import ARCHITECTURES
@@ -108,6 +108,7 @@ class OpenClipFormat(Format):
 
     name = "open_clip"
     suffixes: tuple[str, ...] = (".safetensors", ".pt", ".pth", ".bin")
+    probes = (Probes("conv1", "transformer.resblocks.{}", None),)  # the last norm may act on the pooled token alone
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has the names of a tower, alone or in a whole model."""

@@ -22,7 +22,7 @@ from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError, Un
 from ...files.safetensors import save_state_dict
 from ..compare_modules import class_path
 from ..engine import Row, revert
-from ..format import Description, Format, Hints, Inference, StateDict, label_fields
+from ..format import Description, Format, Hints, Inference, Probes, StateDict, label_fields
 from . import dinov2
 from .architectures import PUBLISHED_FILES
 from .arguments import (
@@ -326,6 +326,7 @@ class TimmFormat(Format):
 
     name = "timm"
     suffixes: tuple[str, ...] = ()
+    probes = (Probes("patch_embed", "blocks.{}", "norm"),)
     published_files: Mapping[str, str] = PUBLISHED_FILES
 
     def matches_names(self, names: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ from ...configuration_plain_vit import PlainViTConfig
 from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from ..compare_modules import class_path, differences, epsilon_of, lost_fields
 from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
-from ..format import Description, Format, Hints, Inference, StateDict, label_fields, write_state_dict
+from ..format import Description, Format, Hints, Inference, Probes, StateDict, label_fields, write_state_dict
 from ..infer import head_counts, square_grid
 from .architectures import ARCHITECTURES
 from .architectures import FILES as TORCHVISION_FILES
@@ -88,6 +88,7 @@ class TorchvisionFormat(Format):
     name = "torchvision"
     published_files: Mapping[str, str] = {name: name for name in TORCHVISION_FILES}
     suffixes: tuple[str, ...] = (".pth", ".pt", ".safetensors")
+    probes = (Probes("conv_proj", "encoder.layers.encoder_layer_{}", "encoder.ln"),)
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has torchvision's names."""

@@ -24,7 +24,7 @@ from ...errors import CheckpointError, ExportError, UnknownFormatError
 from ...image_processing_plain_vit import SourcePreprocessing
 from ..compare_modules import MASKED, class_path, differences, lost_fields
 from ..engine import Row, ignored_names, revert
-from ..format import UNSEEN, Description, Format, Hints, Inference, StateDict
+from ..format import UNSEEN, Description, Format, Hints, Inference, Probes, StateDict
 from ..infer import pair
 from .families import (
     AIMV2,
@@ -90,6 +90,12 @@ class TransformersFormat(Format):
 
     name = "transformers"
     suffixes: tuple[str, ...] = ()
+    probes = (  # of ViT they are ours
+        Probes("embeddings.patch_embeddings", "encoder.layer.{}", "layernorm"),  # DINOv2
+        Probes("embeddings.patch_embeddings", "model.layer.{}", "norm"),  # DINOv3
+        Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # CLIP and SigLIP
+        Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
+    )
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has the patch embeddings of one of the families."""

@@ -17,7 +17,7 @@ from ...configuration_plain_vit import PlainViTConfig
 from ...errors import AmbiguousCheckpointError, ExportError, MappingError
 from ..compare_modules import class_path
 from ..engine import Row, ignored_names, revert
-from ..format import Description, Format, Hints, StateDict, write_state_dict
+from ..format import Description, Format, Hints, Probes, StateDict, write_state_dict
 from .layouts import CLASS_TOKEN, LAYOUTS
 from .modules import (
     build,
@@ -54,6 +54,11 @@ class VitPytorchFormat(Format):
 
     name = "vit_pytorch"
     suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".safetensors")
+    probes = (
+        Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer.norm", attention="eager"),
+        Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),
+        Probes("patch_to_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),
+    )
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict with these names is of vit-pytorch, wrapped or not."""
