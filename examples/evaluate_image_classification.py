@@ -4,9 +4,10 @@
     accelerate launch examples/evaluate_image_classification.py --model DIR --dataset digits --output results.json
     torchrun --nproc_per_node 2 examples/evaluate_image_classification.py ...
 
-Prints top-1 and top-5 accuracy, every class, the classes that are confused most often, and images per second.
-`--output` writes all of it as JSON, with every confused pair, from which the whole confusion matrix follows. Each image
-counts once, however many processes share the work.
+Prints top-1 and top-5 accuracy, balanced accuracy, F1 and calibration, every class, the classes that are confused most
+often, and images per second. `--output` writes all of it as JSON, with every confused pair, from which the whole
+confusion matrix follows; `--predictions` writes the five likeliest classes of each image as CSV. `--views` averages the
+predictions of several views of an image. Each image counts once, however many processes share the work.
 """
 
 import math
@@ -27,12 +28,13 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data import load_labelled_split
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
-    from plain_vit.training.metrics import Evaluation, evaluate_classifier
+    from plain_vit.training.metrics import Evaluation, evaluate_classifier, predictions_table
     from plain_vit.training.models import checkpoint_hints, open_classifier
     from plain_vit.training.run.folder import as_json, write_file
     from plain_vit.training.run.mistakes import confused_pairs, results_by_class, top_accuracy
     from plain_vit.training.run.progress import Progress
-    from plain_vit.training.run.report import environment
+    from plain_vit.training.run.report import environment, image_paths
+    from plain_vit.training.views import with_views
 
 SHOWN = 30  # classes and pairs that are printed; the output file has all
 
@@ -47,7 +49,15 @@ class EvaluateArguments(ForwardOptions):
     labels_by: Literal["name", "number"] = option(
         "name", help="match the classes of data and model by name or by number"
     )
+    views: Literal["one", "flip", "ten_crop"] = option(
+        "one",
+        help="average the probabilities of an image and its mirror image, or of centre and corners with their mirror "
+        "images, of an image 8/7 as large",
+    )
     output: str | None = option(None, help="JSON file to write; it must not exist")
+    predictions: str | None = option(
+        None, help="CSV file to write, with path, label and likeliest classes; it must not exist"
+    )
 
 
 def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
@@ -59,8 +69,9 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     Returns:
         What the file gets.
     """
-    if arguments.output is not None and Path(arguments.output).exists():
-        raise OutputExistsError(f"{arguments.output} already exists: give another file.")
+    for file in filter(None, (arguments.output, arguments.predictions)):
+        if Path(file).exists():
+            raise OutputExistsError(f"{file} already exists: give another file.")
     accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
     split, data_classes = load_labelled_split(
@@ -80,7 +91,9 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     labels = [numbers[label] for label in split["label"][:]]
     split = split.remove_columns("label").add_column("label", labels)
 
-    prepared = accelerator.prepare_model(model, evaluation_mode=True)
+    prepared, image_processor = with_views(
+        accelerator.prepare_model(model, evaluation_mode=True), image_processor, arguments.views
+    )
     loader = accelerator.prepare(
         DataLoader(
             ReadableImages(split),
@@ -106,6 +119,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         "model": arguments.model,
         "dataset": arguments.dataset,
         "images": result.count,
+        "views": arguments.views,
         "processes": accelerator.num_processes,
         **summarize(result, class_names),
         **rates,
@@ -115,6 +129,9 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         tqdm.write(as_text(results))
         if arguments.output is not None:
             write_file(Path(arguments.output), as_json(results, indent=2) + "\n")
+        if arguments.predictions is not None:
+            table = predictions_table(result, image_paths(split), class_names)
+            write_file(Path(arguments.predictions), table)
     accelerator.free_memory()
     return results
 
@@ -150,7 +167,7 @@ def summarize(result: Evaluation, class_names: list[str]) -> dict[str, Any]:
     return {
         "top1_accuracy": top_accuracy(result, 1),
         **({"top5_accuracy": top_accuracy(result, 5)} if len(class_names) > 5 else {}),
-        "loss": result.loss,
+        **{name: value for name, value in result.values.items() if name != "accuracy"},
         "classes": [
             {name: None if value != value else value for name, value in asdict(row).items()}  # JSON knows no NaN
             for row in results_by_class(result, class_names)
@@ -174,6 +191,8 @@ def as_text(results: dict[str, Any]) -> str:
     lines = [
         f"top-1 accuracy {results['top1_accuracy']:.2%}{top5}, loss {results['loss']:.4f}, "
         f"on {results['images']} images",
+        f"balanced accuracy {results['balanced_accuracy']:.2%}, macro F1 {results['macro_f1']:.2%}, calibration error "
+        f"{results['calibration_error']:.2%}",
         f"{results['images_per_second']:.0f} images/s in {results['processes']} processes, "
         f"{results['waiting_for_data']:.0%} of the time waiting for data",
         "",

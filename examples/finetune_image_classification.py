@@ -67,7 +67,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.run.facts import describe_plan, model_facts, report_facts
     from plain_vit.training.run.folder import RunFolder, deciding_options
     from plain_vit.training.run.publishing import publish
-    from plain_vit.training.run.report import write_report
+    from plain_vit.training.run.report import write_predictions, write_report
     from plain_vit.training.run.show_batch import check_picture, show_batch
     from plain_vit.training.run.snapshots import Snapshots
     from plain_vit.training.run.trials import check_trial, find_learning_rate, overfit
@@ -145,6 +145,8 @@ def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None 
         **loop.figures(since=start),
     }
     loop.finish(final, results)
+    if accelerator.is_main_process:
+        write_predictions(run.path, result, data.splits[data.held_out], data.label_names)
     if accelerator.is_main_process and arguments.report:
         facts, shown = report_facts(arguments, data, task, loop, results), accelerator.unwrap_model(final)
         page = write_report(snapshots, facts, result, data.splits[data.held_out], split_name=data.held_out, model=shown)

@@ -478,14 +478,15 @@ def test_evaluation_gathers_a_few_numbers_of_each_image_however_many_classes_the
 
     monkeypatch.setattr(accelerator, "gather_for_metrics", recorded)
     result = evaluate_classifier(Constant(), accelerator.prepare(DataLoader(rows, batch_size=6)), accelerator, size=20)
-    assert sum(tensor.numel() for tensor in gathered) == 5 * 20
-    assert sum(array.size for array in (result.labels, result.predictions, result.confidences, result.ranks)) == 4 * 20
+    assert sum(tensor.numel() for tensor in gathered) == 13 * 20
+    kept = (result.labels, result.ranks, result.top, result.probabilities)
+    assert sum(array.size for array in kept) == 12 * 20
 
 
 def test_rank_of_equal_and_of_missing_logits():
     logits = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [0.0, 2.0, 1.0], [math.nan, 1.0, 2.0]])
     classes, values = judge_logits(logits, torch.tensor([0, 2, 2, 0]))
-    assert classes[:, 2].tolist() == [0, 2, 1, 3]
+    assert classes[:, 1].tolist() == [0, 2, 1, 3]
     assert values[3].isnan().all()
 
 

@@ -29,7 +29,7 @@ from plain_vit.analysis import attention_maps, position_similarity
 from plain_vit.analysis.page import html_page
 from plain_vit.errors import HubError, TrainingError
 from plain_vit.training.data import load_splits
-from plain_vit.training.metrics import Evaluation, judge_logits
+from plain_vit.training.metrics import Evaluation, evaluation_of, judge_logits
 from plain_vit.training.run import progress as progress_module
 from plain_vit.training.run.dry_run import Needs, describe_needs, measure_needs, size
 from plain_vit.training.run.folder import read_log
@@ -42,7 +42,7 @@ from tests.training_runs import open_script, save_resnet, save_stock_vit
 
 script = open_script("finetune_image_classification")
 SHORT = {"dataset": "digits", "shots_per_class": 7, "steps": 7, "batch_size": 12, "evaluations": 2, "log_every": 1}
-PICTURES = {"curves", "confusion_matrix", "confused_pairs", "mistakes"}
+PICTURES = {"curves", "reliability", "confusion_matrix", "confused_pairs", "mistakes"}
 STORY = {"attention", "positions_0", "positions_1"}
 
 
@@ -199,14 +199,13 @@ def test_tensorboard_has_every_logged_value(finished):
 # Mistakes
 
 
-def evaluation_of(labels: list[int], probabilities: list[list[float]]) -> Evaluation:
+def evaluation(labels: list[int], probabilities: list[list[float]]) -> Evaluation:
     """Return the evaluation of a model with these probabilities."""
-    classes, values = judge_logits(torch.tensor(probabilities, dtype=torch.float32).log(), torch.tensor(labels))
-    return Evaluation(0.0, *classes.T[:2].numpy(), values[:, 0].numpy(), classes[:, 2].numpy())
+    return evaluation_of(*judge_logits(torch.tensor(probabilities, dtype=torch.float32).log(), torch.tensor(labels)))
 
 
 def test_mistakes_are_counted_by_class_pair_and_image():
-    evaluation = evaluation_of(
+    judged = evaluation(
         [0, 0, 0, 1, 1, 2],
         [
             [0.1, 0.7, 0.2, 0], [0.3, 0.4, 0.3, 0], [0.9, 0.1, 0, 0],
@@ -214,28 +213,28 @@ def test_mistakes_are_counted_by_class_pair_and_image():
         ],
     )  # fmt: skip
     names = ["ant", "bee", "cow", "dog"]
-    ant, bee, cow, dog = results_by_class(evaluation, names)
+    ant, bee, cow, dog = results_by_class(judged, names)
     assert (ant.name, ant.images, ant.right, ant.recall, ant.precision) == ("ant", 3, 1, 1 / 3, 1 / 2)
     assert (bee.recall, bee.precision) == (1 / 2, 1 / 3)
     assert bee.f1 == pytest.approx(0.4)
     assert (cow.recall, cow.precision, cow.f1) == (1, 1, 1)
     assert dog.images == 0
     assert np.isnan([dog.recall, dog.precision, dog.f1]).all()
-    pairs = confused_pairs(evaluation)
+    pairs = confused_pairs(judged)
     assert [(pair.true, pair.predicted, pair.count, pair.share) for pair in pairs] == [(0, 1, 2, 2 / 3), (1, 0, 1, 0.5)]
-    assert confused_pairs(evaluation, count=1) == pairs[:1]
-    assert confident_mistakes(evaluation).tolist() == [4, 0, 1]
-    assert confident_mistakes(evaluation, 2).tolist() == [4, 0]
+    assert confused_pairs(judged, count=1) == pairs[:1]
+    assert confident_mistakes(judged).tolist() == [4, 0, 1]
+    assert confident_mistakes(judged, 2).tolist() == [4, 0]
 
 
 def test_top_k_accuracy_is_that_of_scikit_learn():
     rng = np.random.default_rng(0)
     probabilities, labels = rng.random((211, 13)), rng.integers(0, 13, 211)
-    evaluation = evaluation_of(labels.tolist(), probabilities.tolist())
+    judged = evaluation(labels.tolist(), probabilities.tolist())
     for k in (1, 2, 5, 12):
         expected = top_k_accuracy_score(labels, probabilities.astype(np.float32), k=k, labels=range(13))
-        assert top_accuracy(evaluation, k) == pytest.approx(expected)
-    equal = evaluation_of([0, 1, 2, 2], [[0.25] * 4] * 4)  # of equals only the first ones count
+        assert top_accuracy(judged, k) == pytest.approx(expected)
+    equal = evaluation([0, 1, 2, 2], [[0.25] * 4] * 4)  # of equals only the first ones count
     assert [top_accuracy(equal, k) for k in (1, 2, 3, 4)] == [0.25, 0.5, 1, 1]
 
 

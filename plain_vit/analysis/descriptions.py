@@ -123,6 +123,16 @@ def of_mistakes(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[s
     return _listed(f"{len(texts)} images", texts)
 
 
+def of_reliability(counts: np.ndarray, confidences: np.ndarray, accuracies: np.ndarray) -> str:
+    """Describe the accuracy of predictions by their confidence; one number per bin."""
+    texts = [
+        f"{count} images with a mean confidence of {percent(confidence)}: {percent(accuracy)} correct"
+        for count, confidence, accuracy in zip(counts, confidences, accuracies, strict=True)
+        if count
+    ]
+    return _listed("Bars of the fraction correct by confidence", texts)
+
+
 def of_training_curves(rows: Sequence[Mapping[str, Any]]) -> str:
     """Describe the first and the last value of each logged curve."""
     texts = []

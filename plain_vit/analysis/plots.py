@@ -268,6 +268,31 @@ def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: S
     return figure
 
 
+def plot_reliability(counts: np.ndarray, confidences: np.ndarray, accuracies: np.ndarray) -> Figure:
+    """Draw how often predictions of each confidence are correct, and how many there are of each.
+
+    Args:
+        counts: Number of images in each bin of confidence, of shape (bins,); the bins divide 0 to 1 evenly.
+        confidences: Their mean confidence, NaN without images.
+        accuracies: The fraction of them predicted correctly.
+    """
+    figure = plain_figure(4.6, 5.2)
+    axis, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    edges = np.linspace(0, 1, len(counts) + 1)
+    middles, width = (edges[1:] + edges[:-1]) / 2, 0.9 / len(counts)
+    axis.bar(middles, np.nan_to_num(accuracies), width=width, color=LINES[0])
+    axis.plot([0, 1], [0, 1], color=LINES[1], linewidth=1, linestyle="--")
+    filled = counts > 0
+    axis.plot(confidences[filled], accuracies[filled], color=LINES[1], marker="o", markersize=3, linewidth=1)
+    axis.set(ylabel="fraction correct", ylim=(0, 1), xlim=(0, 1))
+    below.bar(middles, counts, width=width, color=LINES[0])
+    below.set(xlabel="probability of the predicted class", ylabel="images")
+    for each in (axis, below):
+        _tidy(each)
+    below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    return figure
+
+
 def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") -> Figure:
     """Draw the losses, accuracies and learning rates in the log of a training run.
 

@@ -292,8 +292,11 @@ class RunOptions(FolderOptions):
 
     _argument_group_name: ClassVar[str] = "run"
 
+    best_metric: Literal["accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error"] = option(
+        "accuracy", help="result on the validation split by which the best weights are selected"
+    )
     early_stopping: int | None = option(
-        None, help="stop after this many evaluations in a row without a better validation accuracy"
+        None, help="stop after this many evaluations in a row without a better best_metric"
     )
     eval_batch_size: int = option(256, help="images per evaluation batch, over all processes")
     report: bool = option(True, help="write a report with curves, confusion matrix and mistakes to output_dir/report")

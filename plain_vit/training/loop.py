@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -63,10 +63,14 @@ class Task(ABC, Generic[Result]):
 
     `measures` names the values summed over the images of a batch besides the loss, each with its count per image.
     `score` names the evaluation value for selecting weights on the validation split; None keeps the last weights.
+    `lower_is_better` says that lower scores are better. `columns` names the evaluation values in the table of the run;
+    None shows all.
     """
 
     measures: Mapping[str, int] = {}
     score: str | None = None
+    lower_is_better: bool = False
+    columns: Collection[str] | None = None
 
     def prepare(self, accelerator: Accelerator) -> None:
         """Move the task's own tensors to the device; called once, after the model was moved there."""
@@ -303,7 +307,7 @@ class Loop(Generic[Result]):
                 part = micro_step % self.accelerator.gradient_accumulation_steps
                 if part == 0:
                     if self.stale == self.early_stopping:
-                        why = f"{self.stale} evaluations without a better accuracy"
+                        why = f"{self.stale} evaluations without a better {(self.chooses_by or '').replace('_', ' ')}"
                         self.bar.say(f"Stopped early after step {self.step}: {why}.")
                         break
                     self._begin_step()
@@ -404,21 +408,26 @@ class Loop(Generic[Result]):
         epoch = self.step / self.schedule.total_steps * self.schedule.epochs
         self.run.log(step=self.step, epoch=epoch, **{f"{name}_{each}": value for each, value in result.values.items()})
         both = {f"train {each}": value for each, value in learnt.items()}
-        both |= {f"{name} {each}": value for each, value in result.values.items()}
+        columns = result.values.keys() if self.task.columns is None else self.task.columns
+        both |= {f"{name} {each}": value for each, value in result.values.items() if each in columns}
         self.bar.row(
             {
                 "epoch": f"{epoch:.1f}",
                 "step": str(self.step),
-                **{each.replace("accuracy", "acc"): _as_text(each, value) for each, value in both.items()},
+                **{
+                    each.replace("accuracy", "acc").replace("_", " "): _as_text(each, value)
+                    for each, value in both.items()
+                },
                 "evaluated": f"{result.count} of {_size(self.watched)}",
                 "lr": f"{self.learning_rate:.2e}",
             }
         )
         self.stale += 1
-        score = None if self.chooses_by is None else result.values[self.chooses_by]
-        if score is not None and (self.best_score is None or score > self.best_score):
-            self.best_score, self.stale = score, 0
-            self._save_best()
+        if self.chooses_by is not None:
+            score = result.values[self.chooses_by] * (-1 if self.task.lower_is_better else 1)
+            if self.best_score is None or score > self.best_score:
+                self.best_score, self.stale = score, 0
+                self._save_best()
 
     def _judge(self, model: nn.Module, loader: DataLoader) -> Result:
         return self.task.evaluate(model, self.unreadable.watch(loader), self.accelerator, size=_size(loader))
@@ -492,4 +501,4 @@ def _size(loader: DataLoader) -> int:
 
 
 def _as_text(name: str, value: float) -> str:
-    return f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
+    return f"{value:.2%}" if name.endswith(("accuracy", "macro_f1", "calibration_error")) else f"{value:.4f}"

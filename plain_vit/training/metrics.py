@@ -1,8 +1,11 @@
-"""Accuracy and loss of a classifier, over any number of processes, offline."""
+"""Accuracy, loss and calibration of a classifier, over any number of processes, offline."""
 
-from collections.abc import Iterable, Mapping
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 
 import numpy as np
 import torch
@@ -16,6 +19,10 @@ with needs("plain-vit[train]"):
     import datasets
     import evaluate
     from accelerate import Accelerator
+    from sklearn.metrics import f1_score, recall_score
+
+TOP = 5  # likeliest classes of each image that are kept
+BINS = 15  # of confidence, for the calibration error (Guo et al. 2017)
 
 
 class Accuracy(evaluate.Metric):
@@ -34,28 +41,59 @@ class Accuracy(evaluate.Metric):
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """How often predictions of each confidence are correct; the bins are of equal width in confidence.
+
+    Args:
+        counts: images of each bin, [BINS].
+        confidences: their mean confidence, NaN without images.
+        accuracies: fraction of them predicted correctly, NaN without images.
+    """
+
+    counts: np.ndarray
+    confidences: np.ndarray
+    accuracies: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """Return the expected calibration error: the mean difference of confidence and accuracy over the images."""
+        gaps = np.abs(self.confidences - self.accuracies)
+        return float(np.nansum(gaps * self.counts) / self.counts.sum())
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Result of an evaluation, the same in every process: a few numbers for each image, in the order of the split.
 
     Args:
         loss: mean cross-entropy, in nats.
         labels: [images].
-        predictions: likeliest class, [images].
-        confidences: its probability, [images].
         ranks: number of classes that are likelier than the true one, [images]; of equally likely ones those with lower
             numbers count as likelier.
+        top: the likeliest classes, the likeliest first, [images, at most TOP].
+        probabilities: of these, [images, at most TOP].
     """
 
     loss: float
     labels: np.ndarray
-    predictions: np.ndarray
-    confidences: np.ndarray
     ranks: np.ndarray
+    top: np.ndarray
+    probabilities: np.ndarray
 
     @property
     def count(self) -> int:
         """Return the number of evaluated images."""
         return len(self.labels)
+
+    @property
+    def predictions(self) -> np.ndarray:
+        """Return the likeliest class of each image."""
+        return self.top[:, 0]
+
+    @property
+    def confidences(self) -> np.ndarray:
+        """Return the probability of the likeliest class of each image."""
+        return self.probabilities[:, 0]
 
     @cached_property
     def accuracy(self) -> float:
@@ -63,10 +101,41 @@ class Evaluation:
         metric = Accuracy(keep_in_memory=True)
         return metric.compute(predictions=self.predictions, references=self.labels)["accuracy"]
 
-    @property
+    @cached_property
+    def calibration(self) -> Calibration:
+        """Return the accuracy by confidence."""
+        confidences = self.confidences.astype(np.float64)
+        bins = np.clip(np.ceil(np.nan_to_num(confidences) * BINS).astype(int) - 1, 0, BINS - 1)
+        counts = np.bincount(bins, minlength=BINS)
+        right = np.bincount(bins, weights=self.predictions == self.labels, minlength=BINS)
+        with np.errstate(invalid="ignore"):
+            return Calibration(counts, np.bincount(bins, weights=confidences, minlength=BINS) / counts, right / counts)
+
+    @cached_property
     def values(self) -> dict[str, float]:
-        """Return the logged values."""
-        return {"loss": self.loss, "accuracy": self.accuracy}
+        """Return the logged values; averages over classes count those that have images."""
+        present = np.unique(self.labels)
+        averages = {"labels": present, "average": "macro", "zero_division": 0.0}
+        return {
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "balanced_accuracy": float(recall_score(self.labels, self.predictions, **averages)),
+            "macro_f1": float(f1_score(self.labels, self.predictions, **averages)),
+            "calibration_error": self.calibration.error,
+        }
+
+
+# The values of an evaluation by which weights can be selected.
+METRICS = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error")
+LOWER_IS_BETTER = frozenset({"loss", "calibration_error"})
+
+
+def evaluation_of(classes: torch.Tensor, values: torch.Tensor) -> Evaluation:
+    """Return the evaluation of the images whose results `judge_logits` returned."""
+    labels, ranks, *top = classes.T.cpu().numpy()
+    losses, *probabilities = values.T.cpu()
+    shares = torch.stack(probabilities, dim=1).numpy()
+    return Evaluation(float(losses.double().mean()), labels, ranks, np.stack(top, axis=1), shares)
 
 
 def judge_logits(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,16 +146,39 @@ def judge_logits(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tens
         labels: [B].
 
     Returns:
-        Label, prediction and rank of the label [B, 3]; confidence and loss [B, 2].
+        Label, rank of the label, and likeliest classes [B, 2 + at most TOP]; loss, and their probabilities [B, 1 + at
+        most TOP]. Of equally likely classes the one with the lowest number is the prediction.
     """
     own = logits.gather(1, labels[:, None])
     numbers = torch.arange(logits.shape[1], device=logits.device)
     likelier = (logits > own) | ((logits == own) & (numbers < labels[:, None]))
     ranks = torch.where(own[:, 0].isnan(), logits.shape[1], likelier.sum(dim=1))
-    predictions = logits.argmax(dim=-1)
-    confidences = logits.softmax(dim=-1).gather(1, predictions[:, None])[:, 0]
     losses = F.cross_entropy(logits, labels, reduction="none")
-    return torch.stack([labels, predictions, ranks], dim=1), torch.stack([confidences, losses], dim=1)
+    first = logits.argmax(dim=-1, keepdim=True)
+    others = logits.scatter(1, first, -math.inf).topk(min(TOP, logits.shape[1]) - 1).indices
+    top = torch.cat([first, others], dim=1)
+    probabilities = logits.softmax(dim=-1).gather(1, top)
+    return torch.cat([torch.stack([labels, ranks], dim=1), top], dim=1), torch.cat([losses[:, None], probabilities], 1)
+
+
+def predictions_table(evaluation: Evaluation, images: Sequence[str], class_names: Sequence[str]) -> str:
+    """Return a CSV table with a row per image: its name, its label, and the likeliest classes.
+
+    Args:
+        evaluation: evaluation of the images.
+        images: their names, in the same order.
+        class_names: names in the order of the classes.
+    """
+    places = range(1, evaluation.top.shape[1] + 1)
+    text = StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["path", "label", *(word for place in places for word in (f"top{place}", f"probability{place}"))])
+    rows = zip(images, evaluation.labels, evaluation.top, evaluation.probabilities, strict=True)
+    for image, label, top, shares in rows:
+        likeliest = zip(top, shares, strict=True)
+        words = (word for number, share in likeliest for word in (class_names[number], f"{share:.6g}"))
+        table.writerow([image, class_names[label], *words])
+    return text.getvalue()
 
 
 @torch.no_grad()
@@ -112,9 +204,7 @@ def evaluate_classifier(
     for batch in loader:
         output = model(pixel_values=batch["pixel_values"])
         parts.append(accelerator.gather_for_metrics(judge_logits(output.logits.float(), batch["labels"])))
-    classes, values = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
+    classes, values = (torch.cat(each) for each in zip(*parts, strict=True))
     if len(classes) != size:
         raise TrainingError(f"{len(classes)} images were evaluated, but the set has {size}.")
-    labels, predictions, ranks = classes.T.numpy()
-    confidences, losses = values.T
-    return Evaluation(float(losses.double().mean()), labels, predictions, confidences.numpy(), ranks)
+    return evaluation_of(classes, values)

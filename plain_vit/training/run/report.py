@@ -17,7 +17,7 @@ from ...analysis.page import framed, html_page, html_table, inline_picture, plai
 from ...extras import needs
 from ...files.staging import staged_file
 from ..data.decoding import as_files
-from ..metrics import Evaluation
+from ..metrics import Evaluation, predictions_table
 from .folder import read_log, write_file
 from .mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from .snapshots import OptionalFigure, Snapshots
@@ -27,7 +27,13 @@ with needs("plain-vit[train]"):
     from matplotlib.figure import Figure
 
     from ...analysis import descriptions
-    from ...analysis.plots import plot_confused_pairs, plot_confusion_matrix, plot_predictions, plot_training_curves
+    from ...analysis.plots import (
+        plot_confused_pairs,
+        plot_confusion_matrix,
+        plot_predictions,
+        plot_reliability,
+        plot_training_curves,
+    )
     from ...analysis.words import class_labels
 
 MATRIX_CLASSES = 1000  # beyond that a confusion matrix is larger than a screen
@@ -79,6 +85,12 @@ def write_report(
         "label smoothing it cannot reach 0. Values of other splits are cross-entropies of whole images, without "
         "dropout.",
         {"curves": ("", _curves(run))},
+    )
+    parts += section(
+        f"Calibration on the {split_name} split",
+        "How often predictions of each confidence are correct; on the diagonal, as often as their confidence says. The "
+        f"expected calibration error, {evaluation.calibration.error:.1%}, is the mean distance to it over the images.",
+        {"reliability": ("", _reliability(evaluation))},
     )
     parts += section(
         f"Confusion matrix of the {split_name} split",
@@ -141,6 +153,12 @@ def _curves(run: Path) -> OptionalFigure:
     return OptionalFigure(plot_training_curves(rows), seen=descriptions.of_training_curves(rows))
 
 
+def _reliability(evaluation: Evaluation) -> OptionalFigure:
+    by_confidence = evaluation.calibration
+    shown = (by_confidence.counts, by_confidence.confidences, by_confidence.accuracies)
+    return OptionalFigure(plot_reliability(*shown), seen=descriptions.of_reliability(*shown))
+
+
 def _confusion(evaluation: Evaluation, class_names: list[str]) -> OptionalFigure:
     classes = len(class_names)
     if classes > MATRIX_CLASSES:
@@ -188,6 +206,28 @@ def _mistake_table(evaluation: Evaluation, split: Dataset, class_names: list[str
         rows.append((image_name(files[row]["image"], row), *names))
     head = ("image", "predicted", "probability", "true")
     return html_table(head, rows, "mistakes") if rows else ""
+
+
+def write_predictions(run: Path, evaluation: Evaluation, split: Dataset, class_names: list[str]) -> Path:
+    """Write `predictions.csv`: the file or the row of each image, its label, and the likeliest classes.
+
+    Args:
+        run: The run folder.
+        evaluation: Evaluation of the split.
+        split: Rows with an `image` and a `label`, as evaluated.
+        class_names: Names in the order of the classes.
+
+    Returns:
+        The path of the file.
+    """
+    write_file(run / "predictions.csv", predictions_table(evaluation, image_paths(split), class_names))
+    return run / "predictions.csv"
+
+
+def image_paths(split: Dataset) -> list[str]:
+    """Return the paths of the images of a split, or their rows where they are not files."""
+    paths = as_files(split).select_columns("image").flatten().select_columns("image.path")["image.path"]
+    return [path or f"row {number}" for number, path in enumerate(paths)]
 
 
 def image_name(stored: Mapping[str, Any], row: int) -> str:

@@ -16,7 +16,7 @@ from ..data.mixing import FOLLOWING, Blend, Mixing
 from ..hardware.sharding import is_sharded, whole_state
 from ..loop import Batch, Task
 from ..losses import balancing_weights, classification_loss, distillation_loss
-from ..metrics import Evaluation, evaluate_classifier
+from ..metrics import LOWER_IS_BETTER, Evaluation, evaluate_classifier
 from ..models import Teacher, as_saved, merged
 
 with needs("plain-vit[train]"):
@@ -36,7 +36,6 @@ class Classification(Task[Evaluation]):
     """
 
     measures = {"accuracy": 1}
-    score = "accuracy"
 
     def __init__(
         self,
@@ -50,6 +49,9 @@ class Classification(Task[Evaluation]):
         self.image_processor, self.options, self.normalize = image_processor, options, normalize
         self.kind: type[PreTrainedModel] = type(as_saved(model))
         self.teacher = teacher
+        self.score = options.best_metric
+        self.lower_is_better = self.score in LOWER_IS_BETTER
+        self.columns = ("loss", "accuracy", self.score)
         classes = len(data.label_names)
         self.num_classes = classes
         off_epoch = options.mixup_off_epoch
