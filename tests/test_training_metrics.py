@@ -123,11 +123,11 @@ def test_predictions_are_written_with_path_label_and_the_likeliest_classes(tmp_p
     with (tmp_path / "run" / "predictions.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == result.count
-    for row, judged in zip(rows, result.top, strict=True):
-        assert Path(row["path"]).is_file()
-        assert Path(row["path"]).parent.name == row["label"]
-        assert [row[f"top{place}"] for place in range(1, 6)] == [sorted(names)[number] for number in judged]
-        shares = [float(row[f"probability{place}"]) for place in range(1, 6)]
+    for written, judged in zip(rows, result.top, strict=True):
+        assert Path(written["path"]).is_file()
+        assert Path(written["path"]).parent.name == written["label"]
+        assert [written[f"top{place}"] for place in range(1, 6)] == [sorted(names)[number] for number in judged]
+        shares = [float(written[f"probability{place}"]) for place in range(1, 6)]
         assert shares == sorted(shares, reverse=True)
     assert result.accuracy == np.mean([row["top1"] == row["label"] for row in rows])
 
