@@ -23,7 +23,6 @@ from torch import nn
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.conversion.engine import revert
 from plain_vit.conversion.format import Hints
 from plain_vit.conversion.timm.architectures import ARCHITECTURES as PLAIN
 from plain_vit.conversion.timm.relative.beit import BEIT
@@ -32,7 +31,7 @@ from plain_vit.conversion.timm.source import TIMM
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError, UnknownFormatError
 from tests.conftest import randomize_
 from tests.sweep import record
-from tests.timm_models import TOLERANCE, pixels_for, same_tensors, stage_differences
+from tests.timm_models import TOLERANCE, measurements, pixels_for, same_tensors, stage_differences
 from tests.tiny import difference, tiny_config
 
 ARCHITECTURES = {**BEIT.architectures, **RELPOS.architectures}
@@ -559,8 +558,7 @@ def test_an_entrypoint_opens_with_equal_numbers_and_exports_back(name: str) -> N
     model = from_module(module)
     found = stage_differences(module, model, pixels_for(module))
     assert max(found.values()) <= rounding(module), found
-    way_back = same_tensors(module, to_module(model, "timm"))
-    assert way_back
+    assert same_tensors(module, to_module(model, "timm"))
     headless = tiny(name, num_classes=0)
     features = stage_differences(headless, from_module(headless), pixels_for(headless))
     assert max(features.values()) <= rounding(headless), features
@@ -571,34 +569,4 @@ def test_an_entrypoint_opens_with_equal_numbers_and_exports_back(name: str) -> N
     module.set_input_size((4 * patch, 2 * patch))
     resized = max(stage_differences(module, model, pixels_for(module)).values())
     assert resized <= TOLERANCE
-    record(
-        {
-            "source": f"timm {name}",
-            "opens": True,
-            "logits": found["logits"],
-            "blocks": max(value for stage, value in found.items() if stage != "logits"),
-            "features_without_classifier": features["logits"],
-            "bfloat16": max(rounded.values()),
-            "another_resolution": resized,
-            "way_back_bit_exact": way_back,
-            "parameters": parameters_at_full_size(name),
-            "timm": timm.__version__,
-            "torch": torch.__version__,
-        }
-    )
-
-
-def parameters_at_full_size(name: str) -> int:
-    """Return the count of parameters at the entrypoint's own geometry, which is ours in every shape."""
-    module = timm.create_model(name, device="meta")
-    description = TIMM.describe_module(module, Hints())
-    with torch.device("meta"):
-        model = PlainViTForImageClassification(description.config)
-    rows = TIMM.rows(description.config, description.layout)
-    back = revert(rows, model.state_dict(), description.config)
-    assert {key: tensor.shape for key, tensor in back.items()} == {
-        key: tensor.shape for key, tensor in module.state_dict().items()
-    }
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert count == sum(parameter.numel() for parameter in module.parameters())
-    return count
+    record(measurements(name, found, features, rounded, resized))

@@ -5,19 +5,23 @@ What is measured is recorded for the table in the docs (tests/sweep.py).
 """
 
 import pytest
-import timm
 import torch
 
-from plain_vit import PlainViTForImageClassification
 from plain_vit.conversion import from_module, to_module
-from plain_vit.conversion.engine import revert
-from plain_vit.conversion.format import Hints
 from plain_vit.conversion.timm.architectures import ARCHITECTURES
 from plain_vit.conversion.timm.eva.architectures import ARCHITECTURES as EVA
-from plain_vit.conversion.timm.source import TIMM
 from tests.conftest import randomize_
 from tests.sweep import record
-from tests.timm_models import TOLERANCE, image_size, pixels_for, same_tensors, stage_differences, tiny_timm, tolerance
+from tests.timm_models import (
+    TOLERANCE,
+    image_size,
+    measurements,
+    pixels_for,
+    same_tensors,
+    stage_differences,
+    tiny_timm,
+    tolerance,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -33,8 +37,7 @@ def test_an_entrypoint_opens_with_equal_numbers_and_exports_back(name: str) -> N
     model = from_module(module)
     found = stage_differences(module, model, pixels_for(module))
     assert max(found.values()) <= tolerance(name), found
-    way_back = same_tensors(module, to_module(model, "timm"))
-    assert way_back
+    assert same_tensors(module, to_module(model, "timm"))
 
     headless = module_without_head(name)
     features = stage_differences(headless, from_module(headless), pixels_for(headless))
@@ -56,22 +59,7 @@ def test_an_entrypoint_opens_with_equal_numbers_and_exports_back(name: str) -> N
         pooled
     )
 
-    record(
-        {
-            "source": f"timm {name}",
-            "opens": True,
-            "logits": found["logits"],
-            "blocks": max(value for stage, value in found.items() if stage != "logits"),
-            "features_without_classifier": features["logits"],
-            "bfloat16": max(rounded.values()),
-            "another_resolution": resized,
-            "poolings": pooled,
-            "way_back_bit_exact": way_back,
-            "parameters": parameters_at_full_size(name),
-            "timm": timm.__version__,
-            "torch": torch.__version__,
-        }
-    )
+    record(measurements(name, found, features, rounded, resized) | {"poolings": pooled})
 
 
 @pytest.mark.parametrize("name", EVA)
@@ -80,28 +68,13 @@ def test_an_entrypoint_of_eva_opens_with_equal_numbers_and_exports_back(name: st
     model = from_module(module)
     found = stage_differences(module, model, pixels_for(module))
     assert max(found.values()) == 0.0, found
-    way_back = same_tensors(module, to_module(model, "timm"))
-    assert way_back
+    assert same_tensors(module, to_module(model, "timm"))
     headless = module_without_head(name)
     features = stage_differences(headless, from_module(headless), pixels_for(headless))
     rounded = stage_differences(halves, from_module(halves), pixels_for(halves).to(torch.bfloat16))
     resized = resized_difference(name)
     assert max(max(features.values()), max(rounded.values()), resized or 0.0) == 0.0
-    record(
-        {
-            "source": f"timm {name}",
-            "opens": True,
-            "logits": found["logits"],
-            "blocks": max(value for stage, value in found.items() if stage != "logits"),
-            "features_without_classifier": features["logits"],
-            "bfloat16": max(rounded.values()),
-            "another_resolution": resized,
-            "way_back_bit_exact": way_back,
-            "parameters": parameters_at_full_size(name),
-            "timm": timm.__version__,
-            "torch": torch.__version__,
-        }
-    )
+    record(measurements(name, found, features, rounded, resized))
 
 
 def module_without_head(name: str) -> torch.nn.Module:
@@ -129,20 +102,3 @@ def pooled_difference(name: str, pooling: str) -> float | None:
     model = from_module(module)
     assert same_tensors(module, to_module(model, "timm"))
     return max(stage_differences(module, model, pixels_for(module)).values())
-
-
-def parameters_at_full_size(name: str) -> int:
-    """Return the count of parameters at the entrypoint's own geometry, which is ours in every shape."""
-    module = timm.create_model(name, device="meta")
-    description = TIMM.describe_module(module, Hints())
-    with torch.device("meta"):
-        model = PlainViTForImageClassification(description.config)
-    from_ours = model.state_dict()
-    rows = TIMM.rows(description.config, description.layout)
-    back = revert(rows, from_ours, description.config)
-    assert {key: tensor.shape for key, tensor in back.items()} == {
-        key: tensor.shape for key, tensor in module.state_dict().items()
-    }
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert count == sum(parameter.numel() for parameter in module.parameters())
-    return count

@@ -6,8 +6,12 @@ import timm
 import torch
 from torch import nn
 
+from plain_vit import PlainViTForImageClassification
+from plain_vit.conversion.engine import revert
+from plain_vit.conversion.format import Hints
 from plain_vit.conversion.timm.architectures import ARCHITECTURES
 from plain_vit.conversion.timm.eva.architectures import ARCHITECTURES as EVA
+from plain_vit.conversion.timm.source import TIMM
 from tests.conftest import randomize_
 from tests.tiny import difference
 
@@ -104,3 +108,46 @@ def same_tensors(one: nn.Module, other: nn.Module) -> bool:
     """Tell whether two state dicts have the same names, shapes and bits."""
     ones, others = one.state_dict(), other.state_dict()
     return ones.keys() == others.keys() and all(torch.equal(ones[name], others[name]) for name in ones)
+
+
+def measurements(
+    name: str, found: dict[str, float], features: dict[str, float], rounded: dict[str, float], resized: float | None
+) -> dict[str, Any]:
+    """Return the line for the table of what opens.
+
+    Args:
+        name: The entrypoint, whose tensors were seen to go back bit for bit.
+        found: Differences of the stages in float32.
+        features: The same without a classifier.
+        rounded: The same in bfloat16.
+        resized: The largest difference for images of another size; None where timm takes one size only.
+    """
+    return {
+        "source": f"timm {name}",
+        "opens": True,
+        "logits": found["logits"],
+        "blocks": max(value for stage, value in found.items() if stage != "logits"),
+        "features_without_classifier": features["logits"],
+        "bfloat16": max(rounded.values()),
+        "another_resolution": resized,
+        "way_back_bit_exact": True,
+        "parameters": parameters_at_full_size(name),
+        "timm": timm.__version__,
+        "torch": torch.__version__,
+    }
+
+
+def parameters_at_full_size(name: str) -> int:
+    """Return the count of parameters at the entrypoint's own geometry, which is ours in every shape."""
+    module = timm.create_model(name, device="meta")
+    description = TIMM.describe_module(module, Hints())
+    with torch.device("meta"):
+        model = PlainViTForImageClassification(description.config)
+    rows = TIMM.rows(description.config, description.layout)
+    back = revert(rows, model.state_dict(), description.config)
+    assert {key: tensor.shape for key, tensor in back.items()} == {
+        key: tensor.shape for key, tensor in module.state_dict().items()
+    }
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == sum(parameter.numel() for parameter in module.parameters())
+    return count
