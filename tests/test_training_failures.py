@@ -15,8 +15,9 @@ import torch
 from accelerate import Accelerator
 
 from plain_vit.errors import TrainingError
+from plain_vit.files.manifest import manifest_problem, write_manifest
 from plain_vit.training.hardware.processes import StepExchange
-from plain_vit.training.run.folder import manifest_problem, read_log, write_manifest
+from plain_vit.training.run.folder import read_log
 from plain_vit.training.tasks.classification import Classification
 from tests.training_runs import (
     PYTHON,

@@ -15,6 +15,7 @@ from ...extras import needs
 from ..glyphs import CHARACTERS, render_glyphs
 from .benchmarks import BENCHMARKS
 from .decoding import as_files, read_rows
+from .folders import open_folder
 
 with needs("plain-vit[train]"):
     from datasets import (
@@ -135,17 +136,17 @@ def _load_folder(path: Path, streaming: bool) -> DatasetDict | IterableDatasetDi
         saved = load_from_disk(str(path))
         saved = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
         return _streamed(saved) if streaming else saved
-    files = [file for file in path.rglob("*") if file.is_file()]
-    if any(file.suffix == ".parquet" for file in files):
+    suffixes, images = open_folder(path)
+    if ".parquet" in suffixes:
         if streaming:
             return _streamed_files("parquet", path, _parquet_rows)
         return load_dataset("parquet", data_dir=str(path), streaming=streaming)
-    if any(file.suffix == ".tar" for file in files):
+    if ".tar" in suffixes:
         return load_dataset("webdataset", data_dir=str(path), streaming=streaming)
-    if any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
+    if IMAGE_SUFFIXES & {suffix.lower() for suffix in suffixes}:
         if streaming:
             return _streamed_files("imagefolder", path, _is_image)
-        return load_dataset("imagefolder", data_dir=str(path), streaming=streaming)
+        return images or load_dataset("imagefolder", data_dir=str(path))
     raise DataError(
         f"The folder {path} holds no dataset: expected one sub-folder of images per class, parquet files, webdataset "
         "shards (.tar), or the output of Dataset.save_to_disk."

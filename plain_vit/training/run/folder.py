@@ -1,7 +1,6 @@
 """Run folder: options, log, and checkpoints that are either complete or absent."""
 
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from torch import nn
 
 from ...errors import OutputError, OutputExistsError, TrainingError, in_bytes
 from ...extras import needs
+from ...files.manifest import manifest_problem, write_manifest
 from ...files.staging import staged_file, staged_folder
 from ..hardware.sharding import ShardedState
 
@@ -25,7 +25,6 @@ with needs("plain-vit[train]"):
 
 OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
 PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, in addition to Accelerate's files
-MANIFEST = "manifest.json"  # sizes and hashes of the files of a folder
 
 
 # Options that may change when a run is resumed, because they do not affect the result.
@@ -254,44 +253,6 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path} cannot be read: {error}. Start the run anew in another folder.") from error
-
-
-def _hash_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _manifest_text(files: dict[str, list[Any]]) -> str:
-    """Return the text of a manifest, which contains the hash of its own entries."""
-    listed = json.dumps(files, sort_keys=True)
-    return json.dumps({"files": files, "sha256": hashlib.sha256(listed.encode()).hexdigest()}, sort_keys=True)
-
-
-def write_manifest(folder: Path) -> None:
-    """Write the size and the SHA-256 of every file of a folder into a manifest in it."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    files = {path.relative_to(folder).as_posix(): [path.stat().st_size, _hash_of(path)] for path in paths}
-    (folder / MANIFEST).write_text(_manifest_text(files), encoding="utf-8")
-
-
-def manifest_problem(folder: Path) -> str:
-    """Return how the files of a folder differ from its manifest, or "" if they do not."""
-    try:
-        text = (folder / MANIFEST).read_bytes().decode("utf-8")
-        files = json.loads(text)["files"]
-        if text != _manifest_text(files):
-            return f"{MANIFEST} has changed"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{MANIFEST} cannot be read ({type(error).__name__})"
-    for name, (size, digest) in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size} bytes instead of {size}"
-        if _hash_of(path) != digest:
-            return f"the content of {name} has changed"
-    return ""
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
