@@ -19,7 +19,7 @@ PICTURE = ROOT / "docs" / "pictures" / "architecture.png"
 COMPONENT_OF_FILE = {
     **{
         f"{name}_plain_vit": "model"
-        for name in ("configuration", "layers", "heads", "attention", "positions", "modeling")
+        for name in ("configuration", "layers", "heads", "attention", "packed", "positions", "modeling")
     },
     "image_processing_plain_vit": "image processor",
     "licenses": "hub",

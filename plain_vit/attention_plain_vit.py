@@ -3,6 +3,7 @@
 Shapes: `B` batch, `L` tokens, `D` hidden size, `d` head width.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from .configuration_plain_vit import PlainViTConfig
 from .layers_plain_vit import NORMS, FreshWeights, cast_once, first_tokens, norm_or_identity
+from .packed_plain_vit import UNMASKED, ManySizes
 from .positions_plain_vit import Distances, Rotation, relative_position_bias
 
 # Kernels
@@ -66,7 +68,6 @@ def fast_attention_forward(
 DEFAULT_ATTENTION, FAST_ATTENTION = "sdpa", "plain_vit_fast"
 AttentionInterface.register("plain_vit", SDPA)
 AttentionInterface.register(FAST_ATTENTION, fast_attention_forward)
-WITHOUT_BIAS = ("flash", "flex", "paged")  # in the names of kernels whose mask cannot be a sum for each pair of tokens
 
 
 # Norms of query and key
@@ -121,11 +122,13 @@ class Attention(nn.Module):
         value: torch.Tensor,
         output_attentions: bool,
         bias: torch.Tensor | None = None,
+        segments: ManySizes | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute attention with the config's implementation, or the eager one if the weights are requested.
 
-        A bias on the scores has the shape (heads, L, L); of the first tokens, only their rows are used.
+        A bias on the scores has the shape (heads, L, L); of the first tokens, only their rows are used. Of images of
+        many sizes, `segments` keeps attention within each, and there is no bias.
 
         In evaluation torch's fused kernel is bit-equal to most sources. Training does not need that and uses the
         fastest kernel, unless someone replaced transformers' own "sdpa". The kernels do not accept an empty batch.
@@ -134,15 +137,18 @@ class Attention(nn.Module):
         kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         if self.training and kernel is SDPA:
             kernel = fast_attention_forward
-        dropout = self.attention_dropout if self.training else 0.0
+        kwargs |= {"scaling": self.scaling, "dropout": self.attention_dropout if self.training else 0.0}
+        if segments is not None:
+            compute = functools.partial(kernel, self)
+            return segments.attend(compute, implementation, query, key, value, **kwargs)
         if bias is not None:
-            if any(kind in implementation for kind in WITHOUT_BIAS):
+            if any(kind in implementation for kind in UNMASKED):
                 raise ValueError(
                     f"attention {implementation!r} cannot add a relative position bias to its scores: call "
                     'set_attn_implementation("sdpa")'
                 )
             bias = bias[:, : query.shape[2]].to(query.dtype)[None]
-        return kernel(self, query, key, value, bias, scaling=self.scaling, dropout=dropout, **kwargs)
+        return kernel(self, query, key, value, bias, **kwargs)
 
 
 class PlainViTAttention(Attention):

@@ -186,9 +186,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         patch_post_norm: Normalise each patch after the projection.
         embedding_norm: Normalise all tokens after the positions were added, before the blocks (CLIP).
         position_embedding_type: "learned" (a table), "learned_2d" (a table of rows and one of columns, half of the
-            channels each: appendix D.4), "sincos_2d" (Beyer et al. 2022, computed) or "none".
+            channels each: appendix D.4), "factorized" (the same with all channels, added: NaViT), "sincos_2d" (Beyer et
+            al. 2022, computed) or "none".
         position_embedding_on_prefix: Also add position embeddings to the tokens before the patches.
         position_resampling: How the table is resampled to another grid. "truncate" uses the first rows in raster order.
+        position_resampling_to_square: Resample to the square of the grid's longer side, and use the part of that at the
+            top left, which keeps the aspect ratio (timm's NaFlexVit).
         rotary_embedding_type: "none", "axial" (queries and keys are rotated by the row and the column of their patch,
             with fixed frequencies) or "mixed" (with learned frequencies of both for each block and head: Heo et al.
             2024). Tokens before the patches are not rotated.
@@ -298,12 +301,13 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     patch_pre_norm: bool = False
     patch_post_norm: bool = False
     embedding_norm: bool = False
-    position_embedding_type: Literal["learned", "learned_2d", "sincos_2d", "none"] = "learned"
+    position_embedding_type: Literal["learned", "learned_2d", "factorized", "sincos_2d", "none"] = "learned"
     position_embedding_on_prefix: bool = True
     position_resampling: Literal[
         "bicubic", "bicubic_antialias", "bicubic_align_corners",
         "bilinear", "bilinear_antialias", "bilinear_align_corners", "truncate",
     ] = "bicubic_antialias"  # fmt: skip
+    position_resampling_to_square: bool = False
 
     rotary_embedding_type: Literal["none", "axial", "mixed"] = "none"
     rotary_theta: float | int = 10000.0
@@ -540,8 +544,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              "sincos_2d has no positions for the tokens before the patches: set position_embedding_on_prefix=False"),
             (self.position_embedding_type == "learned_2d" and self.hidden_size % 2 != 0,
              f"learned_2d positions halve the channels: hidden_size must be even, not {self.hidden_size}"),
-            (self.position_embedding_type == "learned_2d" and self.position_resampling == "truncate",
-             "learned_2d has a table for each axis, whose first rows are no grid: set another position_resampling"),
+            (self.position_embedding_type in ("learned_2d", "factorized") and self.position_resampling == "truncate",
+             f"{self.position_embedding_type} has a table for each axis, whose first rows are no grid: set another "
+             "position_resampling"),
+            (self.position_resampling_to_square and (self.position_resampling == "truncate"
+             or self.position_embedding_type not in ("learned", "learned_2d", "factorized")),
+             "position_resampling_to_square resamples a table of positions: set it to False"),
             (self.position_embedding_type == "sincos_2d" and self.position_resampling == "truncate",
              "sincos_2d is computed for every grid and has no table to truncate: set another position_resampling"),
             (relative and self.attention_type == "differential",

@@ -19,7 +19,7 @@ from .configuration_plain_vit import PlainViTConfig
 from .layers_plain_vit import FreshWeights, init_as, norm_or_identity
 
 # Poolers: each maps tokens (B, L, D) to features, and states how many of the first tokens it reads, so that the last
-# block need not compute the others
+# block need not compute the others. Of images of many sizes, `valid` (B, L) is false for padding
 
 
 class Pooler(nn.Module):
@@ -42,14 +42,14 @@ class ClassTokenPooler(Pooler):
         super().__init__(config)
         self.num_tokens_read = 1 + config.use_distillation_token
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
         return hidden_states[:, 0]
 
 
 class NoPooler(Pooler):
     """Return every token."""
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
         return hidden_states
 
 
@@ -61,45 +61,62 @@ class PatchPooler(Pooler):
         self.first = 0 if config.pool_prefix_tokens else config.num_prefix_tokens
         self.after = 0 if config.pool_prefix_tokens or not config.register_tokens_last else config.num_register_tokens
 
-    def select(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return the tokens to pool."""
-        return hidden_states[:, self.first : hidden_states.shape[1] - self.after]
+    def select(
+        self, hidden_states: torch.Tensor, valid: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the tokens to pool, and which of them are no padding."""
+        tokens = hidden_states[:, self.first : hidden_states.shape[1] - self.after]
+        return tokens, None if valid is None else valid[:, self.first :]
+
+
+def average(tokens: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
+    """Return the mean of the tokens (B, L, D) that are valid."""
+    if valid is None:
+        return tokens.mean(dim=1)
+    return tokens.masked_fill(~valid.unsqueeze(-1), 0).sum(dim=1) / valid.sum(dim=1, keepdim=True)
+
+
+def maximum(tokens: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
+    """Return the maximum of each channel of the tokens (B, L, D) that are valid."""
+    return (tokens if valid is None else tokens.masked_fill(~valid.unsqueeze(-1), -math.inf)).amax(dim=1)
 
 
 class MeanPooler(PatchPooler):
     """Average the patches."""
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.select(hidden_states).mean(dim=1)
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        return average(*self.select(hidden_states, valid))
 
 
 class MaxPooler(PatchPooler):
     """Take the maximum of each channel over the patches."""
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.select(hidden_states).amax(dim=1)
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        return maximum(*self.select(hidden_states, valid))
 
 
 class MeanMaxPooler(PatchPooler):
     """Average mean and maximum."""
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.select(hidden_states)
-        return 0.5 * (hidden_states.amax(dim=1) + hidden_states.mean(dim=1))
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        hidden_states, valid = self.select(hidden_states, valid)
+        return 0.5 * (maximum(hidden_states, valid) + average(hidden_states, valid))
 
 
 class ClassMeanPooler(PatchPooler):
     """Concatenate the class token and the average of the patches (Oquab et al. 2023, section 7.1)."""
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return torch.cat((hidden_states[:, 0], self.select(hidden_states).mean(dim=1)), dim=1)
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.cat((hidden_states[:, 0], average(*self.select(hidden_states, valid))), dim=1)
 
 
-def fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Compute attention with torch's fused kernel, which does not accept an empty batch."""
+def fused_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, valid: torch.Tensor | None
+) -> torch.Tensor:
+    """Compute attention to the valid tokens with torch's fused kernel, which does not accept an empty batch."""
     if query.shape[0] == 0:
         return query @ key.transpose(-2, -1) @ value
-    return F.scaled_dot_product_attention(query, key, value)
+    return F.scaled_dot_product_attention(query, key, value, None if valid is None else valid[:, None, None])
 
 
 class MapPooler(PatchPooler):
@@ -119,8 +136,8 @@ class MapPooler(PatchPooler):
         self.activation = ACT2FN[config.hidden_act]
         self.fc2 = init_as("mlp", nn.Linear(config.pooling_width, width))
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.select(hidden_states)
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        hidden_states, valid = self.select(hidden_states, valid)
         probe = self.probe.expand(hidden_states.shape[0], -1, -1)
         query, key, value = (
             projection(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # B heads L d
@@ -128,7 +145,7 @@ class MapPooler(PatchPooler):
                 (self.q_proj, probe), (self.k_proj, hidden_states), (self.v_proj, hidden_states)
             )
         )  # fmt: skip
-        pooled = fused_attention(query, key, value)
+        pooled = fused_attention(query, key, value, valid)
         pooled = self.o_proj(pooled.transpose(1, 2).flatten(2))
         pooled = pooled + self.fc2(self.activation(self.fc1(self.layernorm(pooled))))
         return pooled[:, 0]
@@ -150,8 +167,8 @@ class QueryPooler(PatchPooler):
         self.v_proj = nn.Linear(width, width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(width, width)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.select(hidden_states)
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        hidden_states, valid = self.select(hidden_states, valid)
         query, key, value = (
             tokens.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # B heads L d
             for tokens in (
@@ -160,7 +177,7 @@ class QueryPooler(PatchPooler):
                 self.v_proj(hidden_states),
             )
         )
-        pooled = fused_attention(query, key, value)
+        pooled = fused_attention(query, key, value, valid)
         return self.o_proj(pooled.transpose(1, 2).flatten(2))[:, 0]
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
@@ -179,10 +196,10 @@ class RefinementPooler(Pooler):
         self.num_heads = config.pooling_heads
         self.use_class_token = config.use_class_token
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
         heads = hidden_states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # B heads L d
-        refined = fused_attention(heads, heads, heads).transpose(1, 2).flatten(2)
-        return refined[:, 0] if self.use_class_token else refined.mean(dim=1)
+        refined = fused_attention(heads, heads, heads, valid).transpose(1, 2).flatten(2)
+        return refined[:, 0] if self.use_class_token else average(refined, valid)
 
 
 POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
@@ -220,6 +237,24 @@ def has_user_hooks(module: nn.Module) -> bool:
 
 
 # Classification
+
+
+def representation(config: PlainViTConfig) -> nn.Module:
+    """Return the dense layer of the paper's pre-training head, or an identity if the config has none."""
+    if config.representation_size is None:
+        return nn.Identity()
+    return nn.Sequential(
+        init_as("patches", nn.Linear(config.pooled_size, config.representation_size, bias=config.representation_bias)),
+        ACT2FN[config.representation_act],
+    )
+
+
+def classifier(config: PlainViTConfig) -> nn.Module:
+    """Return the linear classifier, or an identity if there are no labels."""
+    if not config.num_labels:
+        return nn.Identity()
+    width = config.representation_size or config.pooled_size
+    return init_as("classifier", nn.Linear(width, config.num_labels))
 
 
 def image_classification_loss(

@@ -161,17 +161,22 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Drop a residual branch for some samples of the batch, in training (Huang et al. 2016)."""
+    """Drop a residual branch for some images of the batch, in training (Huang et al. 2016).
+
+    Those of many sizes may share a row: `segments`, a `ManySizes` of `packed_plain_vit.py`, says where each is.
+    """
 
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         super().__init__()
         self.rate = config.drop_path_rate * layer_idx / max(1, config.num_hidden_layers - 1)
         self.uniform = torch.rand  # a training loop may replace it by numbers for each sample
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, segments: Any = None) -> torch.Tensor:
         if not self.training or self.rate == 0:
             return hidden_states
-        keep = self.uniform(hidden_states.shape[0], 1, 1, device=hidden_states.device) >= self.rate
+        images = hidden_states.shape[0] if segments is None else len(segments.grids)
+        keep = self.uniform(images, 1, 1, device=hidden_states.device) >= self.rate
+        keep = keep if segments is None else segments.spread(keep)
         return hidden_states * keep.to(hidden_states.dtype) / (1 - self.rate)
 
     def extra_repr(self) -> str:
@@ -254,11 +259,16 @@ class PostNormLayer(GradientCheckpointingLayer):
         self.drop_path = StochasticDepth(config, layer_idx)
 
     def forward(
-        self, hidden_states: torch.Tensor, position_bias: torch.Tensor | None = None, **kwargs: Any
+        self,
+        hidden_states: torch.Tensor,
+        position_bias: torch.Tensor | None = None,
+        segments: Any = None,
+        **kwargs: Any,
     ) -> torch.Tensor:
-        attended, _ = self.attention(hidden_states, position_bias=position_bias, **kwargs)
-        hidden_states = first_tokens(hidden_states, attended.shape[1]) + self.drop_path(self.layernorm_before(attended))
-        return hidden_states + self.drop_path(self.layernorm_after(self.mlp(hidden_states)))
+        attended, _ = self.attention(hidden_states, position_bias=position_bias, segments=segments, **kwargs)
+        attended = self.drop_path(self.layernorm_before(attended), segments)
+        hidden_states = first_tokens(hidden_states, attended.shape[1]) + attended
+        return hidden_states + self.drop_path(self.layernorm_after(self.mlp(hidden_states)), segments)
 
 
 class ParallelLayer(GradientCheckpointingLayer):
@@ -273,13 +283,17 @@ class ParallelLayer(GradientCheckpointingLayer):
         self.drop_path = StochasticDepth(config, layer_idx)
 
     def forward(
-        self, hidden_states: torch.Tensor, position_bias: torch.Tensor | None = None, **kwargs: Any
+        self,
+        hidden_states: torch.Tensor,
+        position_bias: torch.Tensor | None = None,
+        segments: Any = None,
+        **kwargs: Any,
     ) -> torch.Tensor:
         normed = self.layernorm_before(hidden_states)
-        attended, _ = self.attention(normed, position_bias=position_bias, **kwargs)
+        attended, _ = self.attention(normed, position_bias=position_bias, segments=segments, **kwargs)
         transformed = self.mlp(first_tokens(normed, attended.shape[1]))
         hidden_states = first_tokens(hidden_states, attended.shape[1])
-        return hidden_states + self.drop_path(self.layer_scale1(attended + transformed))
+        return hidden_states + self.drop_path(self.layer_scale1(attended + transformed), segments)
 
 
 class AttentionBranch(nn.Module):
@@ -293,10 +307,15 @@ class AttentionBranch(nn.Module):
         self.drop_path = StochasticDepth(config, layer_idx)
 
     def forward(
-        self, hidden_states: torch.Tensor, position_bias: torch.Tensor | None = None, **kwargs: Any
+        self,
+        hidden_states: torch.Tensor,
+        position_bias: torch.Tensor | None = None,
+        segments: Any = None,
+        **kwargs: Any,
     ) -> torch.Tensor:
-        attended, _ = self.attention(self.layernorm(hidden_states), position_bias=position_bias, **kwargs)
-        return self.drop_path(self.layer_scale(attended))
+        normed = self.layernorm(hidden_states)
+        attended, _ = self.attention(normed, position_bias=position_bias, segments=segments, **kwargs)
+        return self.drop_path(self.layer_scale(attended), segments)
 
 
 class MLPBranch(nn.Module):
@@ -309,8 +328,8 @@ class MLPBranch(nn.Module):
         self.layer_scale = layer_scale_or_identity(config)
         self.drop_path = StochasticDepth(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.drop_path(self.layer_scale(self.mlp(self.layernorm(hidden_states))))
+    def forward(self, hidden_states: torch.Tensor, segments: Any = None) -> torch.Tensor:
+        return self.drop_path(self.layer_scale(self.mlp(self.layernorm(hidden_states))), segments)
 
 
 class BranchesLayer(GradientCheckpointingLayer):
@@ -323,11 +342,15 @@ class BranchesLayer(GradientCheckpointingLayer):
         self.mlp_branches = nn.ModuleList([MLPBranch(config, layer_idx, mlp) for _ in branches])
 
     def forward(
-        self, hidden_states: torch.Tensor, position_bias: torch.Tensor | None = None, **kwargs: Any
+        self,
+        hidden_states: torch.Tensor,
+        position_bias: torch.Tensor | None = None,
+        segments: Any = None,
+        **kwargs: Any,
     ) -> torch.Tensor:
-        branches = [branch(hidden_states, position_bias, **kwargs) for branch in self.attention_branches]
+        branches = [branch(hidden_states, position_bias, segments, **kwargs) for branch in self.attention_branches]
         hidden_states = first_tokens(hidden_states, branches[0].shape[1]) + torch.stack(branches).sum(dim=0)
-        return hidden_states + torch.stack([branch(hidden_states) for branch in self.mlp_branches]).sum(dim=0)
+        return hidden_states + torch.stack([branch(hidden_states, segments) for branch in self.mlp_branches]).sum(dim=0)
 
 
 # Patch embeddings
@@ -338,19 +361,23 @@ class LinearPatchEmbeddings(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        self.patch_height, self.patch_width = config.patch_shape
-        width = self.patch_height * self.patch_width * config.num_channels
+        self.patch_shape = config.patch_shape
+        width = math.prod(self.patch_shape) * config.num_channels
         self.pre_norm = norm_or_identity(config, config.patch_pre_norm, width)
         self.projection = init_as("patches", nn.Linear(width, config.hidden_size, bias=config.patch_bias))
         self.post_norm = norm_or_identity(config, config.patch_post_norm)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        batch, channels, height, width = pixel_values.shape
-        h, w = height // self.patch_height, width // self.patch_width
-        pixel_values = pixel_values[..., : h * self.patch_height, : w * self.patch_width]
-        patches = pixel_values.reshape(batch, channels, h, self.patch_height, w, self.patch_width)
-        patches = patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # B N (rows columns C)
+        patches = pixel_values if pixel_values.ndim < 4 else cut_patches(pixel_values, *self.patch_shape)
         return self.post_norm(self.projection(self.pre_norm(patches)))
+
+
+def cut_patches(pixel_values: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Cut images (B, C, H, W) into flattened patches (B, N, rows columns C); what does not fill a patch is left out."""
+    batch, channels, *sides = pixel_values.shape
+    h, w = sides[0] // height, sides[1] // width
+    patches = pixel_values[..., : h * height, : w * width].reshape(batch, channels, h, height, w, width)
+    return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
 def pad_same(images: torch.Tensor, kernel: int, stride: int, value: float = 0.0) -> torch.Tensor:

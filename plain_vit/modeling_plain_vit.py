@@ -2,8 +2,8 @@
 
 This file contains patch embeddings, class token and positions, blocks of attention and MLP, the final norm, pooling and
 classifier. Attention is in `attention_plain_vit.py`, poolers and prediction heads are in `heads_plain_vit.py`, other
-positions in `positions_plain_vit.py`, and alternatives to the plain layers in `layers_plain_vit.py`: one class per
-choice, selected in a table.
+positions in `positions_plain_vit.py`, images of many sizes in `packed_plain_vit.py`, and alternatives to the plain
+layers in `layers_plain_vit.py`: one class per choice, selected in a table.
 
 Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size.
 """
@@ -32,7 +32,14 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention_plain_vit import ATTENTIONS
 from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode, package_hub
-from .heads_plain_vit import PATCH_PREDICTORS, POOLERS, image_classification_loss, num_tokens_read
+from .heads_plain_vit import (
+    PATCH_PREDICTORS,
+    POOLERS,
+    classifier,
+    image_classification_loss,
+    num_tokens_read,
+    representation,
+)
 from .layers_plain_vit import (
     BranchesLayer,
     FreshWeights,
@@ -49,13 +56,14 @@ from .layers_plain_vit import (
     layer_scale_or_identity,
     norm_or_identity,
 )
+from .packed_plain_vit import ManySizes, OneSize, Tokens, as_weights, tokens_of
 from .positions_plain_vit import (
     ROTARY_EMBEDDINGS,
+    FactorizedPositionEmbedding,
     Learned2DPositionEmbedding,
     SinCos2DPositionEmbedding,
-    distances_of,
     relative_position_bias,
-    resample_positions,
+    resample_grid,
 )
 
 # Embeddings: z0 = [class; x1 E; ...; xN E] + positions (equation 1)
@@ -66,12 +74,16 @@ class PlainViTPatchEmbeddings(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        size = config.patch_shape
+        self.patch_shape = size = config.patch_shape
         projection = nn.Conv2d(config.num_channels, config.hidden_size, size, size, bias=config.patch_bias)
         self.projection = init_as("patches", projection)
         self.post_norm = norm_or_identity(config, config.patch_post_norm)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        if pixel_values.ndim < 4:  # flattened patches: each is an image of its own
+            batch, count, _ = pixel_values.shape
+            images = pixel_values.unflatten(2, (*self.patch_shape, -1)).permute(0, 1, 4, 2, 3).flatten(0, 1)
+            return self.post_norm(self.projection(images).view(batch, count, -1))
         return self.post_norm(self.projection(pixel_values).flatten(2).transpose(1, 2))  # B N D
 
 
@@ -82,6 +94,7 @@ class PlainViTPositionEmbedding(nn.Module):
         super().__init__()
         self.grid_size = config.grid_size
         self.resampling = config.position_resampling
+        self.is_square = config.position_resampling_to_square
         self.num_prefix_rows = config.num_prefix_tokens if config.position_embedding_on_prefix else 0
         rows = self.num_prefix_rows + self.grid_size[0] * self.grid_size[1]
         self.weight = nn.Parameter(torch.zeros(rows, config.hidden_size))
@@ -91,7 +104,7 @@ class PlainViTPositionEmbedding(nn.Module):
         if not torch.compiler.is_exporting() and grid_size == self.grid_size:
             return self.weight
         prefix, patches = self.weight[: self.num_prefix_rows], self.weight[self.num_prefix_rows :]
-        return torch.cat((prefix, resample_positions(patches, self.grid_size, grid_size, self.resampling)))
+        return torch.cat((prefix, resample_grid(patches, self.grid_size, grid_size, self.resampling, self.is_square)))
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
         """Initialise the table."""
@@ -106,6 +119,7 @@ PATCH_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
 POSITION_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
     "learned": PlainViTPositionEmbedding,
     "learned_2d": Learned2DPositionEmbedding,
+    "factorized": FactorizedPositionEmbedding,
     "sincos_2d": SinCos2DPositionEmbedding,
     "none": lambda config: None,
 }
@@ -135,42 +149,35 @@ class PlainViTEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob if embedding_dropout is None else embedding_dropout)
         self.norm = norm_or_identity(config, config.embedding_norm)
 
-    def forward(self, pixel_values: torch.Tensor, bool_masked_pos: torch.Tensor | None = None) -> torch.Tensor:
-        grid_size = self.grid_size(pixel_values)
+    def forward(
+        self, pixel_values: torch.Tensor, bool_masked_pos: torch.Tensor | None = None, tokens: Tokens | None = None
+    ) -> torch.Tensor:
+        tokens = tokens_of(self.config, pixel_values) if tokens is None else tokens
+        if pixel_values.ndim == 2:
+            pixel_values = pixel_values[None]  # packed: one row
         patches = self.patch_embeddings(pixel_values)  # B N D
         if bool_masked_pos is not None:
-            patches = self.mask(patches, bool_masked_pos, grid_size)
-        batch = patches.shape[0]
+            patches = self.mask(patches, bool_masked_pos, tokens)
         before = [self.cls_token, self.distillation_token, None if self.register_tokens_last else self.register_tokens]
-        prefix = [token.expand(batch, -1, -1) for token in before if token is not None]
+        prefix = [token for token in before if token is not None]
         if self.position_embeddings is None:
-            hidden_states = torch.cat((*prefix, patches), dim=1)
+            hidden_states = tokens.join(prefix, patches)
         elif self.positions_on_prefix:
-            hidden_states = torch.cat((*prefix, patches), dim=1)
-            positions = self.position_embeddings(grid_size, patches)
-            hidden_states = hidden_states + positions[: hidden_states.shape[1]]
+            hidden_states = tokens.join(prefix, patches)
+            positions = tokens.lay_out(self.position_embeddings, patches)
+            hidden_states = hidden_states + positions[..., : hidden_states.shape[1], :]
         else:
-            patches = patches + self.position_embeddings(grid_size, patches)
-            hidden_states = torch.cat((*prefix, patches), dim=1)
+            hidden_states = tokens.join(prefix, patches + tokens.lay_out(self.position_embeddings, patches))
         if self.register_tokens_last and self.register_tokens is not None:
-            hidden_states = torch.cat((hidden_states, self.register_tokens.expand(batch, -1, -1)), dim=1)
+            last = self.register_tokens.expand(patches.shape[0], -1, -1)
+            hidden_states = torch.cat((hidden_states, last), dim=1)
         return self.norm(self.dropout(hidden_states))
 
-    def grid_size(self, pixel_values: torch.Tensor) -> tuple[int, int]:
-        """Return the patch grid of an image batch.
-
-        Raises:
-            ValueError: The shape of the batch does not fit the model.
-        """
-        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.num_channels:
-            raise ValueError(
-                f"pixel_values has shape {tuple(pixel_values.shape)}: "
-                f"expected (batch, {self.num_channels}, height, width)"
-            )
-        return self.config.grid_of(*pixel_values.shape[-2:])
-
-    def mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor, grid_size: tuple[int, int]) -> torch.Tensor:
+    def mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor, tokens: Tokens) -> torch.Tensor:
         """Replace the masked patches, given as (B, N) or (B, h, w), by the mask token."""
+        if not isinstance(tokens, OneSize):
+            raise ValueError("bool_masked_pos is for images of one size: give (batch, channels, height, width)")
+        grid_size = tokens.grid_size
         if self.mask_token is None:
             raise ValueError("bool_masked_pos needs a mask token: build the model with use_mask_token=True")
         if not isinstance(bool_masked_pos, torch.Tensor):
@@ -231,13 +238,18 @@ class PlainViTLayer(GradientCheckpointingLayer):
         self.drop_path = StochasticDepth(config, layer_idx)
 
     def forward(
-        self, hidden_states: torch.Tensor, position_bias: torch.Tensor | None = None, **kwargs: Any
+        self,
+        hidden_states: torch.Tensor,
+        position_bias: torch.Tensor | None = None,
+        segments: ManySizes | None = None,
+        **kwargs: Any,
     ) -> torch.Tensor:
         normed = self.layernorm_before(hidden_states)
-        attended, _ = self.attention(normed, position_bias=position_bias, **kwargs)
-        hidden_states = first_tokens(hidden_states, attended.shape[1]) + self.drop_path(self.layer_scale1(attended))
+        attended, _ = self.attention(normed, position_bias=position_bias, segments=segments, **kwargs)
+        attended = self.drop_path(self.layer_scale1(attended), segments)
+        hidden_states = first_tokens(hidden_states, attended.shape[1]) + attended
         transformed = self.mlp(self.layernorm_after(hidden_states))
-        return hidden_states + self.drop_path(self.layer_scale2(transformed))
+        return hidden_states + self.drop_path(self.layer_scale2(transformed), segments)
 
 
 MLPS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
@@ -364,7 +376,7 @@ class PlainViTModel(PlainViTPreTrainedModel):
     Outputs: `last_hidden_state` of shape (B, L, D), after the final norm if it precedes the pooling; `pooler_output` of
     shape (B, D), (B, 2 D) for pooling "cls_mean", (B, representation_size), or (B, L, D) for pooling "none".
     The tokens are ordered class, distillation, registers, patches in raster order (registers last with
-    `register_tokens_last`).
+    `register_tokens_last`). Of packed images of many sizes, all tokens are in one row: B is 1, but for `pooler_output`.
     """
 
     _auto_class = "AutoModel"
@@ -395,15 +407,20 @@ class PlainViTModel(PlainViTPreTrainedModel):
         pixel_values: torch.Tensor,
         bool_masked_pos: torch.Tensor | None = None,
         num_output_tokens: int | None = None,
+        pixel_attention_mask: torch.Tensor | None = None,
+        spatial_shapes: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode images.
 
         Args:
-            pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W.
+            pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W. Or, with
+                `spatial_shapes`, the flattened patches of images of many sizes, (B, N, P) or (N, P).
             bool_masked_pos: True for masked patches, of shape (B, N) or (B, h, w).
             num_output_tokens: Return only the first tokens, and compute no others in the last block (default: all).
                 For a pooling that reads no others.
+            pixel_attention_mask: 0 for padded patches, of shape (B, N); `spatial_shapes` says as much.
+            spatial_shapes: Patch grid of each image, of shape (images, 2).
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Raises:
@@ -412,22 +429,23 @@ class PlainViTModel(PlainViTPreTrainedModel):
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         pixel_values = as_weights(pixel_values, self)
-        hidden_states = self.embeddings(pixel_values, bool_masked_pos)
+        tokens = tokens_of(self.config, pixel_values, pixel_attention_mask, spatial_shapes)
+        hidden_states = self.embeddings(pixel_values, bool_masked_pos, tokens)
         kept = self.patch_dropout(hidden_states)
         if kept is not None:
             hidden_states = hidden_states.take_along_dim(kept.unsqueeze(-1), dim=1)
-        grid_size = self.grid_size(*pixel_values.shape[-2:])
-        rotations = self.rotary_embedding(grid_size, pixel_values, kept)
-        kwargs["distances"] = distances = distances_of(self.config, grid_size, pixel_values.device)
+        rotations = tokens.rotations(self.rotary_embedding, pixel_values, kept)
+        kwargs["distances"] = distances = tokens.distances(self.config, pixel_values.device)
+        kwargs["segments"] = tokens.segments
         bias = None if self.relative_position_bias is None else self.relative_position_bias(distances)
         last = len(self.layers) - 1
         for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
-            read = num_output_tokens if index == last else None
+            read = tokens.num_readable(num_output_tokens) if index == last else None
             hidden_states = layer(hidden_states, bias, rotation=rotation, num_output_tokens=read, **kwargs)
         hidden_states = self.layernorm(hidden_states)
         pooled = None
         if self.add_pooling_layer:
-            pooled = self.representation(self.pooled_layernorm(self.pooler(hidden_states)))
+            pooled = self.representation(self.pooled_layernorm(self.pooler(*tokens.by_image(hidden_states))))
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
 
@@ -451,13 +469,20 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any
+        self,
+        pixel_values: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        pixel_attention_mask: torch.Tensor | None = None,
+        spatial_shapes: torch.Tensor | None = None,
+        **kwargs: Any,
     ) -> ImageClassifierOutput:
         """Classify images.
 
         Args:
-            pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W.
+            pixel_values: Pixels or patches, as for `PlainViTModel`.
             labels: Class indices of shape (B,), multi-hot floats of shape (B, num_labels), or regression targets.
+            pixel_attention_mask: As for `PlainViTModel`.
+            spatial_shapes: As for `PlainViTModel`.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`, `num_items_in_batch`.
 
         Returns:
@@ -468,8 +493,9 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
             ValueError: The pixels do not fit the model, or labels are out of range (only on a CPU; on a GPU the check
                 would synchronise).
         """
+        shapes = {"pixel_attention_mask": pixel_attention_mask, "spatial_shapes": spatial_shapes}
         read = self.num_output_tokens(**kwargs)
-        outputs = self.vit(pixel_values, num_output_tokens=read, return_dict=True, **kwargs)
+        outputs = self.vit(pixel_values, num_output_tokens=read, return_dict=True, **shapes, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
         if self.distillation_classifier is not None:
             distilled = self.distillation_classifier(self.dropout(outputs.last_hidden_state[:, 1]))
@@ -608,10 +634,10 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         pixel_values = as_weights(pixel_values, self)
-        stages = [self.embeddings(pixel_values)]
-        grid_size = self.grid_size(*pixel_values.shape[-2:])
-        rotations = self.rotary_embedding(grid_size, pixel_values, None)
-        kwargs["distances"] = distances = distances_of(self.config, grid_size, pixel_values.device)
+        tokens = tokens_of(self.config, pixel_values)
+        stages = [self.embeddings(pixel_values, tokens=tokens)]
+        rotations = tokens.rotations(self.rotary_embedding, pixel_values, None)
+        kwargs["distances"] = distances = tokens.distances(self.config, pixel_values.device)
         bias = None if self.relative_position_bias is None else self.relative_position_bias(distances)
         for layer, rotation in zip(self.layers, rotations, strict=True):
             stages.append(layer(stages[-1], bias, rotation=rotation, **kwargs))
@@ -619,36 +645,6 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
         if self.config.reshape_hidden_states:
             features = [self.tokens_to_map(tokens, *pixel_values.shape[-2:]) for tokens in features]
         return BackboneOutput(feature_maps=tuple(features))
-
-
-def representation(config: PlainViTConfig) -> nn.Module:
-    """Return the dense layer of the paper's pre-training head, or an identity if the config has none."""
-    if config.representation_size is None:
-        return nn.Identity()
-    return nn.Sequential(
-        init_as("patches", nn.Linear(config.pooled_size, config.representation_size, bias=config.representation_bias)),
-        ACT2FN[config.representation_act],
-    )
-
-
-def classifier(config: PlainViTConfig) -> nn.Module:
-    """Return the linear classifier, or an identity if there are no labels."""
-    if not config.num_labels:
-        return nn.Identity()
-    width = config.representation_size or config.pooled_size
-    return init_as("classifier", nn.Linear(width, config.num_labels))
-
-
-def as_weights(pixel_values: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
-    """Return the pixels in the dtype of the weights; integers are refused, because they were not normalised."""
-    expected = "normalised floats, as the image processor makes them"
-    if not isinstance(pixel_values, torch.Tensor):
-        raise TypeError(
-            f'pixel_values is a {type(pixel_values).__name__}: expected a tensor of {expected} with return_tensors="pt"'
-        )
-    if not pixel_values.is_floating_point():
-        raise ValueError(f"pixel_values has dtype {pixel_values.dtype}: expected {expected}")
-    return pixel_values.to(model.dtype)
 
 
 __all__ = [

@@ -4,6 +4,7 @@ Shapes: `B` batch, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -38,19 +39,19 @@ class SinCos2DPositionEmbedding(nn.Module):
         return table.to(like.dtype)
 
 
-class Learned2DPositionEmbedding(nn.Module):
-    """Learned embeddings of the row and of the column, half of the channels each (the paper's appendix D.4).
+class AxialTables(nn.Module, ABC):
+    """Base class of learned embeddings of the row and of the column.
 
     Tokens before the patches have rows of their own, with all channels.
     """
 
-    def __init__(self, config: PlainViTConfig):
+    def __init__(self, config: PlainViTConfig, width: int):
         super().__init__()
         self.grid_size = config.grid_size
         self.resampling = config.position_resampling
-        half = config.hidden_size // 2
-        self.rows = nn.Parameter(torch.zeros(self.grid_size[0], half))
-        self.columns = nn.Parameter(torch.zeros(self.grid_size[1], half))
+        self.is_square = config.position_resampling_to_square
+        self.rows = nn.Parameter(torch.zeros(self.grid_size[0], width))
+        self.columns = nn.Parameter(torch.zeros(self.grid_size[1], width))
         prefix = config.num_prefix_tokens if config.position_embedding_on_prefix else 0
         self.prefix = nn.Parameter(torch.zeros(prefix, config.hidden_size)) if prefix else None
 
@@ -59,15 +60,60 @@ class Learned2DPositionEmbedding(nn.Module):
         rows: torch.Tensor = self.rows
         columns: torch.Tensor = self.columns
         if torch.compiler.is_exporting() or grid_size != self.grid_size:
-            rows = resample_positions(rows, (self.grid_size[0], 1), (h, 1), self.resampling)
-            columns = resample_positions(columns, (1, self.grid_size[1]), (1, w), self.resampling)
-        patches = torch.cat((rows[:, None].expand(-1, w, -1), columns.expand(h, -1, -1)), dim=-1).flatten(0, 1)  # N D
+            rows = resample_axis(rows, h, max(grid_size) if self.is_square else h, self.resampling)
+            columns = resample_axis(columns, w, max(grid_size) if self.is_square else w, self.resampling)
+        patches = self.combined(rows[:, None].expand(-1, w, -1), columns.expand(h, -1, -1)).flatten(0, 1)  # N D
         return patches if self.prefix is None else torch.cat((self.prefix, patches))
+
+    @abstractmethod
+    def combined(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """Combine embeddings of shape (h, w, width) to (h, w, D)."""
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
         """Initialise the tables."""
         for table in (self.rows, self.columns, self.prefix):
             fresh.draw("positions", table)
+
+
+class Learned2DPositionEmbedding(AxialTables):
+    """Embeddings of the row and of the column, half of the channels each (the paper's appendix D.4)."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config, config.hidden_size // 2)
+
+    def combined(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        return torch.cat((rows, columns), dim=-1)
+
+
+class FactorizedPositionEmbedding(AxialTables):
+    """Embeddings of the row and of the column, added (Dehghani et al. 2023, section 2.2)."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config, config.hidden_size)
+
+    def combined(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        return rows + columns
+
+
+def resample_axis(table: torch.Tensor, count: int, length: int, mode: str) -> torch.Tensor:
+    """Return the first `count` rows of a table (old, D) that is resampled to a length; unchanged where it has that."""
+    if not torch.compiler.is_exporting() and length == table.shape[0]:
+        return table[:count]
+    return resample_positions(table, (table.shape[0], 1), (length, 1), mode)[:count]
+
+
+def resample_grid(
+    table: torch.Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int], mode: str, square: bool
+) -> torch.Tensor:
+    """Resample a table as `resample_positions` does; with `square`, to the larger side squared, and cut the grid out.
+
+    Then a step has the same length in both directions: the aspect ratio is preserved.
+    """
+    if not square:
+        return resample_positions(table, old_grid, new_grid, mode)
+    side = max(new_grid)
+    whole = resample_positions(table, old_grid, (side, side), mode).unflatten(0, (side, side))
+    return whole[: new_grid[0], : new_grid[1]].flatten(0, 1)
 
 
 def resample_positions(

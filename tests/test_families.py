@@ -168,7 +168,7 @@ def test_a_class_of_vit_pytorch_opens_with_its_numbers_or_is_refused_by_name(nam
 TRANSFORMERS = {
     "clip": "CLIPForImageClassification", "dpt": "DPTForDepthEstimation", "groupvit": "GroupViTModel",
     "sam": "SamModel",
-    "siglip2_vision_model": "Siglip2VisionModel", "swin": "SwinForImageClassification",
+    "swin": "SwinForImageClassification",
     "vision-text-dual-encoder": "VisionTextDualEncoderModel", "vitdet": "VitDetModel",
     "vitpose": "VitPoseForPoseEstimation", "vivit": "VivitModel", "yolos": "YolosModel",
 }  # fmt: skip

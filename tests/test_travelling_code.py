@@ -35,7 +35,8 @@ from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
 HUB_FILES = {
-    f"{name}_plain_vit.py" for name in ("attention", "configuration", "heads", "layers", "modeling", "positions")
+    f"{name}_plain_vit.py"
+    for name in ("attention", "configuration", "heads", "layers", "modeling", "packed", "positions")
 }
 LABELS = dict(enumerate(["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]))
 # Folders that hold one kind of everything; "bare" is saved without an image processor.

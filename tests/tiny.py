@@ -32,6 +32,10 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         "pooling": "mean",
     },
     "learned_2d": {"position_embedding_type": "learned_2d"},
+    "factorized": {
+        "position_embedding_type": "factorized", "position_resampling": "bilinear",
+        "position_resampling_to_square": True,
+    },
     "no_positions": {"position_embedding_type": "none"},
     "truncate": {"position_resampling": "truncate"},
     "rotary": {

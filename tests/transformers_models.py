@@ -1,5 +1,6 @@
 """Small models of every supported class of transformers with randomised parameters, and differences of two models."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 import transformers
 from torch import nn
 
+from plain_vit.conversion.parity import inputs_for
 from plain_vit.conversion.transformers.families import CONTAINERS
 from tests.conftest import randomize_
 from tests.tiny import difference
@@ -15,6 +17,7 @@ from tests.tiny import difference
 SIZES: dict[str, Any] = {"hidden_size": 40, "num_hidden_layers": 3, "num_attention_heads": 5}
 OBLONG = {**SIZES, "intermediate_size": 52, "image_size": (24, 56), "patch_size": (8, 14)}
 SQUARE = {**SIZES, "intermediate_size": 52, "image_size": 56, "patch_size": 14}
+NAFLEX = {**SIZES, "intermediate_size": 52, "num_patches": 16, "patch_size": 14}
 RATIO = {name: value for name, value in SQUARE.items() if name != "intermediate_size"}  # DINOv2 has a ratio
 TEXT = {"vocab_size": 50, "hidden_size": 40, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2,
         "max_position_embeddings": 8, "eos_token_id": 2}  # fmt: skip
@@ -31,10 +34,10 @@ def _of(name: str, config: str, **settings: Any) -> Callable[[], Any]:
     return lambda: getattr(transformers, name)(getattr(transformers, config)(**settings), **options)
 
 
-def _joint(name: str, config: str, **settings: Any) -> Callable[[], Any]:
+def _joint(name: str, config: str, vision: Mapping[str, Any] = SQUARE, **settings: Any) -> Callable[[], Any]:
     """Return the maker of a class whose configuration holds one for images and one for texts."""
     return lambda: getattr(transformers, name)(
-        getattr(transformers, config)(text_config=TEXT, vision_config=SQUARE, **settings)
+        getattr(transformers, config)(text_config=TEXT, vision_config=vision, **settings)
     )
 
 
@@ -212,6 +215,14 @@ CASES: dict[str, Callable[[], Any]] = {
     "SiglipVisionModel without a head": _of("SiglipVisionModel", "SiglipVisionConfig", **SQUARE, vision_use_head=False),
     "SiglipModel": _joint("SiglipModel", "SiglipConfig"),
     "SiglipForImageClassification": _joint("SiglipForImageClassification", "SiglipConfig", **LABELS),
+    "Siglip2VisionModel": _of("Siglip2VisionModel", "Siglip2VisionConfig", **NAFLEX),
+    "Siglip2VisionModel without a head": _of(
+        "Siglip2VisionModel", "Siglip2VisionConfig", **NAFLEX, vision_use_head=False
+    ),
+    "Siglip2Model": _joint("Siglip2Model", "Siglip2Config", NAFLEX),
+    "Siglip2ForImageClassification": _joint(
+        "Siglip2ForImageClassification", "Siglip2Config", NAFLEX, **LABELS
+    ),
     "Aimv2VisionModel": _of("Aimv2VisionModel", "Aimv2VisionConfig", **SQUARE),
     "Aimv2VisionModel without a head, with biases": _of(
         "Aimv2VisionModel", "Aimv2VisionConfig", **SQUARE, use_head=False, qkv_bias=True, mlp_bias=True
@@ -228,7 +239,7 @@ REPRESENTATIVES = [
     "OwlViTVisionModel", "GitVisionModel", "BlipForConditionalGeneration", "Blip2VisionModel without qkv biases",
     "InternVLForConditionalGeneration", "InternVLVisionModel, class token, mask token",
     "DepthAnythingForDepthEstimation", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
-    "Aimv2VisionModel",
+    "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel",
 ]  # fmt: skip
 
 # What differs in the order of operations, and by how much it may: the rest is 0.0.
@@ -247,10 +258,10 @@ ENCODERS = {
     "InternVLForConditionalGeneration": "model.vision_tower", "DepthAnythingForDepthEstimation": "backbone",
     "PromptDepthAnythingForDepthEstimation": "backbone",
     **dict.fromkeys(
-        ("SiglipModel", "Aimv2Model", "AltCLIPModel", "ChineseCLIPModel", "CLIPSegModel", "OwlViTModel", "Owlv2Model",
-         "BlipModel", "BlipForConditionalGeneration", "BlipForQuestionAnswering", "BlipForImageTextRetrieval",
-         "Blip2Model", "Blip2ForConditionalGeneration", "Blip2ForImageTextRetrieval", "Blip2VisionModelWithProjection",
-         "InstructBlipForConditionalGeneration"),
+        ("SiglipModel", "Siglip2Model", "Aimv2Model", "AltCLIPModel", "ChineseCLIPModel", "CLIPSegModel", "OwlViTModel",
+         "Owlv2Model", "BlipModel", "BlipForConditionalGeneration", "BlipForQuestionAnswering",
+         "BlipForImageTextRetrieval", "Blip2Model", "Blip2ForConditionalGeneration", "Blip2ForImageTextRetrieval",
+         "Blip2VisionModelWithProjection", "InstructBlipForConditionalGeneration"),
         "vision_model",
     ),
 }  # fmt: skip
@@ -281,7 +292,10 @@ def in_bfloat16(module: Any) -> Any:
 def size_of(module: Any) -> tuple[int, int]:
     """Return the height and width of the images that a module was made for, in pixels."""
     towers = [getattr(module.config, name, None) for name in ("vision_config", "backbone_config")]
-    own = next(filter(None, towers), module.config).image_size
+    tower = next(filter(None, towers), module.config)
+    if hasattr(tower, "num_patches"):  # of the grid of its positions
+        return (math.isqrt(tower.num_patches) * tower.patch_size,) * 2
+    own = tower.image_size
     return (own, own) if isinstance(own, int) else tuple(own)
 
 
@@ -313,7 +327,8 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
     if name in ("CLIPModel", "MetaClip2Model"):
         outputs = module.get_image_features(pixel_values, output_hidden_states=True)
     else:
-        outputs = encoder(pixel_values, output_hidden_states=True, **options)
+        options |= {"output_hidden_states": True}
+        outputs = encoder(*inputs_for(encoder, pixel_values).values(), **options)
     stages = {f"block {i}": tokens for i, tokens in enumerate(outputs.hidden_states or ())}
     for stage, key in (
         ("logits", "logits"), ("reconstruction", "reconstruction"), ("tokens", "last_hidden_state"),

@@ -13,6 +13,7 @@ from torch import nn
 
 from plain_vit.errors import AnalysisError
 from plain_vit.modeling_plain_vit import PlainViTModel, PlainViTPreTrainedModel
+from plain_vit.packed_plain_vit import OneSize, tokens_of
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def token_layout(model: nn.Module, pixel_values: torch.Tensor) -> TokenLayout:
     """
     config = plain(model).config
     try:
-        grid_size = encoder(model).embeddings.grid_size(pixel_values)
+        grid_size = cast(OneSize, tokens_of(config, pixel_values)).grid_size
     except ValueError as error:
         raise AnalysisError(str(error)) from error
     special = ["class"] * config.use_class_token + ["distillation"] * config.use_distillation_token

@@ -17,7 +17,9 @@ from transformers.utils import ModelOutput
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import VerificationError
+from ..layers_plain_vit import cut_patches
 from .format import Probes
+from .infer import pair
 from .sources import FORMATS
 
 # Ours, and transformers' ViT.
@@ -158,7 +160,8 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
     training = model.training
     try:
         with _every_patch(model, pixel_values) as arguments:
-            output = model.eval()(pixel_values, **arguments)
+            first, *others = inputs_for(model, pixel_values).values()
+            output = model.eval()(first, *others, **arguments)
     finally:
         model.train(training)
         for hook in hooks:
@@ -202,6 +205,21 @@ def _as_tokens(patches: torch.Tensor, width: int) -> torch.Tensor:
     if patches.ndim == 4:
         patches = patches.flatten(2).transpose(1, 2) if patches.shape[1] == width else patches.flatten(1, 2)
     return patches
+
+
+def inputs_for(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the inputs of a model for images: transformers' SigLIP 2 takes flattened patches and their grids."""
+    if not type(model).__name__.startswith("Siglip2"):
+        return {"pixel_values": pixel_values}
+    config: Any = model.config
+    height, width = pair(getattr(config, "vision_config", config).patch_size)
+    patches = cut_patches(pixel_values, height, width)
+    grid = [pixel_values.shape[-2] // height, pixel_values.shape[-1] // width]
+    return {
+        "pixel_values": patches,
+        "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.int32, device=patches.device),
+        "spatial_shapes": torch.tensor([grid] * len(patches), device=patches.device),
+    }
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Two columns each: on the left what transformers calls it, on the right what it i
 transformers 5.23; its files keep the names of 4.x for the blocks of ViT, DeiT, MSN, MAE, I-JEPA and DINOv2.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +13,19 @@ import torch
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import ExportError
-from ..engine import ADD_FIRST_AXIS, ADD_TWO_AXES, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform, each, split
+from ..engine import (
+    ADD_FIRST_AXIS,
+    ADD_TWO_AXES,
+    IDENTITY,
+    KERNEL_TO_PIXELS,
+    PIXELS_TO_KERNEL,
+    SPLIT_QKV,
+    Row,
+    Tensors,
+    Transform,
+    each,
+    split,
+)
 from ..infer import pair
 
 # Transforms
@@ -372,6 +385,7 @@ class Family:
         read: What else of our fields their settings say.
         write: What else of their settings our config says.
         square: Images and patches must be square.
+        many_sizes: Its input is the patches of images of many sizes, which a dense layer projects.
     """
 
     model_type: str
@@ -383,6 +397,7 @@ class Family:
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda settings: {}
     write: Callable[[PlainViTConfig], dict[str, Any]] = lambda config: {}
     square: bool = False
+    many_sizes: bool = False
 
     def fields(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what their settings say of our config."""
@@ -402,14 +417,25 @@ class Family:
             gated = config.mlp_type == "swiglu"
             rows += DINOV2_SWIGLU if gated else DINOV2_MLP
             changed += DINOV2_SWIGLU_ON_DISK if on_disk and gated else []
-        if config.patch_projection == "linear":
-            rows = [replace(row, transform=KERNEL_TO_PIXELS) if row.ours == KERNEL else row for row in rows]
+        kernel = PATCH_TRANSFORMS[self.many_sizes, config.patch_projection == "linear"]
+        rows = [replace(row, transform=kernel) if row.ours == KERNEL else row for row in rows]
         elsewhere = {row.ours for row in changed}
         return [row for row in rows if row.ours not in elsewhere] + changed
 
 
+# Of the patch projection: by whether it is a dense layer there, and whether it is one here.
+PATCH_TRANSFORMS = {
+    (False, False): IDENTITY,
+    (False, True): KERNEL_TO_PIXELS,
+    (True, False): PIXELS_TO_KERNEL,
+    (True, True): IDENTITY,
+}
+
+
 def _partial_patches(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Say whether the convolution leaves pixels over at the right and at the bottom, as it does there in silence."""
+    if "image_size" not in settings:
+        return {}
     image, patch = pair(settings["image_size"]), pair(settings["patch_size"])
     return {"drop_partial_patches": any(pixels % step for pixels, step in zip(image, patch, strict=True))}
 
@@ -528,6 +554,14 @@ def _write_internvl(config: PlainViTConfig) -> dict[str, Any]:
     }
 
 
+def _read_siglip2(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {"image_size": math.isqrt(settings["num_patches"]) * pair(settings["patch_size"])[0]}
+
+
+def _write_siglip2(config: PlainViTConfig) -> dict[str, Any]:
+    return {"num_patches": math.prod(config.grid_size)}
+
+
 VIT_READ: dict[str, Any] = {"read": _read_head_dim, "write": _write_head_dim}
 POOLER_SETTINGS = {"pooler_output_size": POOLER, "pooler_act": POOLER}
 STAGES = {"stage_names": BACKBONE, "out_features": "read", "out_indices": "read", "mlp_ratio": "read",
@@ -644,6 +678,14 @@ SIGLIP = Family(
     {"position_resampling": "bicubic", "use_class_token": False, "pooling": "mean"},
     {"vision_use_head": "read off the tensors"}, square=True,
 )  # fmt: skip
+SIGLIP2 = Family(
+    "siglip2_vision_model", SIGLIP_ROWS, (), {ours: theirs for ours, theirs in TOWER_SETTINGS.items()
+                                              if ours != "image_size"},
+    {"position_resampling": "bilinear_antialias", "use_class_token": False, "pooling": "mean",
+     "patch_projection": "linear"},
+    {"vision_use_head": "read off the tensors", "num_patches": "read"}, _read_siglip2, _write_siglip2, square=True,
+    many_sizes=True,
+)  # fmt: skip
 AIMV2 = Family(
     "aimv2_vision_model", AIMV2_ROWS, (), AIMV2_SETTINGS,
     {"use_class_token": False, "pooling": "mean", "norm_type": "rms_norm", "mlp_type": "swiglu",
@@ -654,6 +696,7 @@ AIMV2 = Family(
 # Classes
 
 CLASSIFIER = [Row("classifier", "classifier")]
+UNREAD_HEAD = tuple((name, "the pooling head, which no logit reads") for name in ("*head.*", "vision_model.use_head"))
 UNREAD_POOLER = (("*pooler.dense.*", "a pooler that no logit reads"),)
 
 
@@ -733,14 +776,9 @@ ARCHITECTURES = {
     "InstructBlipVisionModel": Architecture(INSTRUCTBLIP),
     "InternVLVisionModel": Architecture(INTERNVL),
     "SiglipVisionModel": Architecture(SIGLIP),
-    "SiglipForImageClassification": Architecture(
-        SIGLIP,
-        "vision_model.",
-        CLASSIFIER,
-        ignored=tuple(
-            (name, "the pooling head, which no logit reads") for name in ("*head.*", "vision_model.use_head")
-        ),
-    ),
+    "SiglipForImageClassification": Architecture(SIGLIP, "vision_model.", CLASSIFIER, ignored=UNREAD_HEAD),
+    "Siglip2VisionModel": Architecture(SIGLIP2),
+    "Siglip2ForImageClassification": Architecture(SIGLIP2, "vision_model.", CLASSIFIER, ignored=UNREAD_HEAD),
     "Aimv2VisionModel": Architecture(AIMV2),
 }
 
@@ -750,12 +788,12 @@ CANDIDATES = {
     "classifier": [
         "ViTForImageClassification", "DeiTForImageClassificationWithTeacher", "DeiTForImageClassification",
         "IJepaForImageClassification", "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification",
-        "BeitForImageClassification",
+        "BeitForImageClassification", "Siglip2ForImageClassification",
     ],
     "encoder": [
         "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel",
-        "CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel", "Aimv2VisionModel", "GitVisionModel",
-        "BlipVisionModel", "Blip2VisionModel", "BeitModel", "InternVLVisionModel",
+        "CLIPVisionModel", "CLIPVisionModelWithProjection", "Siglip2VisionModel", "SiglipVisionModel",
+        "Aimv2VisionModel", "GitVisionModel", "BlipVisionModel", "Blip2VisionModel", "BeitModel", "InternVLVisionModel",
     ],
 }  # fmt: skip
 
@@ -852,6 +890,7 @@ CONTAINERS = {
     "DepthAnythingForDepthEstimation": Container("Dinov2Model", DEPTH),
     "PromptDepthAnythingForDepthEstimation": Container("Dinov2Model", DEPTH),
     "SiglipModel": Container("SiglipVisionModel", TEXT),
+    "Siglip2Model": Container("Siglip2VisionModel", TEXT),
     "Aimv2Model": Container("Aimv2VisionModel", BESIDE),
 }
 # The models whose configuration contains that of a vision tower, as `vision_config` or as named below.
@@ -860,6 +899,7 @@ COMPOSITES = {
     "chinese_clip": "chinese_clip_vision_model", "clipseg": "clipseg_vision_model", "owlvit": "owlvit_vision_model",
     "owlv2": "owlv2_vision_model", "git": "git_vision_model", "blip": "blip_vision_model",
     "blip-2": "blip_2_vision_model", "instructblip": "instructblip_vision_model", "siglip": "siglip_vision_model",
+    "siglip2": "siglip2_vision_model",
     "aimv2": "aimv2_vision_model", "internvl": "internvl_vision", "depth_anything": "dinov2",
     "prompt_depth_anything": "dinov2",
 }  # fmt: skip

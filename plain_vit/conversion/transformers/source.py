@@ -8,6 +8,7 @@ would be given.
 
 import copy
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,7 @@ from .families import (
     POOLER_ROWS,
     PROJECTION,
     SIGLIP,
+    SIGLIP2,
     TOWER_CONFIGS,
     VIT_MAE,
     VIT_MSN,
@@ -72,6 +74,8 @@ KERNELS = {
     f"transformers.models.data2vec.modeling_data2vec_vision.Data2VecVision{kind}SelfAttention": "Data2VecVision's"
     for kind in ("", "Sdpa")
 }
+# Classes whose logits do not read the pooling head of the tower, and the type of their configuration.
+WITH_UNREAD_HEAD = {"SiglipForImageClassification": "siglip", "Siglip2ForImageClassification": "siglip2"}
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
 # Hints that a config.json does not determine.
 HINTS = {"layout", "key", "image_mean", "image_std"}
@@ -195,7 +199,7 @@ class TransformersFormat(Format):
         # Parts that the tensors show to be there or not: a tower of two may be saved without its own.
         for setting in SHOWN_BY_TENSORS & _settings_for(config, architecture).keys():
             setattr(tower, setting, _settings_for(config, architecture)[setting])
-        if name == "SiglipForImageClassification":
+        if name in WITH_UNREAD_HEAD:
             tower.vision_use_head = False
         return kind(whole if isinstance(whole, kind.config_class) else tower, **_options(config, architecture))
 
@@ -431,7 +435,9 @@ def _read_head(
         faults.append("projection_dropout={} beside hidden_dropout_prob={}".format(*values))
     if architecture.family is INTERNVL and not settings["use_mean_pooling"] and settings["norm_type"] != "layer_norm":
         faults.append(f"norm_type={settings['norm_type']!r}, but for the last norm, a LayerNorm")
-    if architecture.family.square and len(set(pair(settings["image_size"]))) > 1:
+    if architecture.family is SIGLIP2 and math.isqrt(settings["num_patches"]) ** 2 != settings["num_patches"]:
+        faults.append(f"num_patches={settings['num_patches']}: the class itself takes the grid for a square")
+    if "image_size" in settings and architecture.family.square and len(set(pair(settings["image_size"]))) > 1:
         faults.append(f"image_size={settings['image_size']}: the class itself takes the grid for a square")
     return fields, faults
 
@@ -508,6 +514,8 @@ def _lost(config: PlainViTConfig, architecture: Architecture) -> list[str]:
     faults = []
     if architecture.masked and config.reconstruction_target != "pixels":
         faults.append(f"reconstruction_target={config.reconstruction_target!r} (there it would be 'pixels')")
+    if family is SIGLIP2 and config.position_resampling != "bilinear_antialias":
+        faults.append(f"position_resampling={config.position_resampling!r} (there it would be 'bilinear_antialias')")
     settings = _settings_for(config, architecture)
     fields = {**family.fields(settings), **architecture.fields, **_equal_fields(config, architecture)}
     try:
@@ -527,8 +535,10 @@ def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[s
     if lost := _lost(config, architecture):
         raise ExportError(f"transformers' {name} cannot represent this model{REMEDY}:", lost)
     stock = AutoConfig.for_model(architecture.family.model_type, **_settings_for(config, architecture))
-    if name == "SiglipForImageClassification":
-        stock = AutoConfig.for_model("siglip", vision_config=stock.to_dict() | {"vision_use_head": False})
+    if name in WITH_UNREAD_HEAD:
+        stock = AutoConfig.for_model(
+            WITH_UNREAD_HEAD[name], vision_config={**stock.to_dict(), "vision_use_head": False}
+        )
     if config.num_labels:
         stock.id2label, stock.label2id = copy.copy(config.id2label), copy.copy(config.label2id)
         stock.problem_type = config.problem_type
@@ -572,7 +582,7 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
         equal["use_mask_token"] = config.use_mask_token
     if family in (BEIT, DATA2VEC_VISION) and not architecture.head and config.pooling == "mean":
         equal["final_norm"] = config.final_norm if config.final_norm == "none" else "after_pooling"
-    if not architecture.head and (family, config.pooling) in ((SIGLIP, "map"), (AIMV2, "query")):
+    if not architecture.head and (family, config.pooling) in ((SIGLIP, "map"), (SIGLIP2, "map"), (AIMV2, "query")):
         equal["pooling"] = config.pooling
     return equal
 
@@ -586,7 +596,7 @@ def _settings_for(config: PlainViTConfig, architecture: Architecture) -> dict[st
         settings["projection_dim"] = config.representation_size
     if architecture.masked:
         settings["encoder_stride"] = config.patch_size
-    if architecture.family is SIGLIP:
+    if architecture.family in (SIGLIP, SIGLIP2):
         settings["vision_use_head"] = config.pooling == "map"
     if architecture.family is AIMV2:
         settings["use_head"] = config.pooling == "query"

@@ -1,0 +1,373 @@
+"""Images of many sizes in one batch, as sequences of patches (NaViT: Dehghani et al. 2023; NaFlex: SigLIP 2, 2025).
+
+Beside images of one size, `pixel_values` of shape (B, C, H, W), a model takes the patches of images of many sizes, in
+raster order, each flattened in the order row, column, channel, and `spatial_shapes` (images, 2), their grids:
+
+    padded  `pixel_values` (B, N, P), the patches of an image per row, padded at the end to the largest number;
+    packed  `pixel_values` (N, P), the patches of all images one after the other, without padding.
+
+A class for each of the three says where the tokens of an image are: which positions are added to them, which tokens
+attend to each other, and which are pooled together. Padding is never attended to or pooled.
+
+Shapes: `B` batch, `N` patches, `P` values of a patch, `L` tokens, `D` hidden size, `h w` patch grid, `d` head width.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from .configuration_plain_vit import PlainViTConfig
+from .positions_plain_vit import Distances, Rotation, distances_of
+
+Grid = tuple[int, int]
+PER_GRID = Callable[[Grid, torch.Tensor], torch.Tensor]
+
+# In the names of kernels that take no mask for each pair of tokens
+UNMASKED = ("flash", "flex", "paged")
+
+
+class Tokens(ABC):
+    """Where the tokens of each image are in a batch.
+
+    Attributes:
+        segments: What keeps attention and stochastic depth within an image; None if each row is an image.
+    """
+
+    segments: "ManySizes | None" = None
+
+    @abstractmethod
+    def lay_out(self, table_of: PER_GRID, like: torch.Tensor) -> torch.Tensor:
+        """Return what a function of the grid computes for the tokens of each image, to be added to the batch."""
+
+    @abstractmethod
+    def join(self, prefix: Sequence[torch.Tensor], patches: torch.Tensor) -> torch.Tensor:
+        """Put tokens (1, count, D) before the patches of each image."""
+
+    @abstractmethod
+    def rotations(
+        self, rotary: Callable[..., list[Rotation | None]], like: torch.Tensor, kept: torch.Tensor | None
+    ) -> list[Rotation | None]:
+        """Return the rotation of each block."""
+
+    @abstractmethod
+    def distances(self, config: PlainViTConfig, device: torch.device) -> Distances | None:
+        """Return the distances of all pairs of tokens; None if no bias depends on them."""
+
+    @abstractmethod
+    def by_image(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return what a pooler reads: tokens with one image per row and, of many sizes, which are valid (B, L)."""
+
+    def num_readable(self, count: int | None) -> int | None:
+        """Return how many first tokens of each row hold all that are first in their image; None for all tokens."""
+        return count
+
+
+class OneSize(Tokens):
+    """Images of one size."""
+
+    def __init__(self, grid_size: Grid):
+        self.grid_size = grid_size
+
+    def lay_out(self, table_of: PER_GRID, like: torch.Tensor) -> torch.Tensor:
+        return table_of(self.grid_size, like)
+
+    def join(self, prefix: Sequence[torch.Tensor], patches: torch.Tensor) -> torch.Tensor:
+        return torch.cat((*(tokens.expand(patches.shape[0], -1, -1) for tokens in prefix), patches), dim=1)
+
+    def rotations(
+        self, rotary: Callable[..., list[Rotation | None]], like: torch.Tensor, kept: torch.Tensor | None
+    ) -> list[Rotation | None]:
+        return rotary(self.grid_size, like, kept)
+
+    def distances(self, config: PlainViTConfig, device: torch.device) -> Distances | None:
+        return distances_of(config, self.grid_size, device)
+
+    def by_image(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor]:
+        return (hidden_states,)
+
+
+class ManySizes(Tokens):
+    """Base class for images of many sizes.
+
+    Args:
+        grids: The patch grid (down, across) of each image.
+        num_prefix_tokens: Tokens before the patches of each image.
+    """
+
+    def __init__(self, grids: Sequence[Grid], num_prefix_tokens: int):
+        self.grids = list(grids)
+        self.lengths = [num_prefix_tokens + h * w for h, w in self.grids]
+        self.num_prefix_tokens = num_prefix_tokens
+        self.segments = self
+
+    @abstractmethod
+    def arrange(self, of_images: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Arrange tensors (..., tokens, channels), one for each image, like the tokens in the batch."""
+
+    @abstractmethod
+    def attend(
+        self, kernel: Callable[..., Any], implementation: str, query: torch.Tensor, key: torch.Tensor,
+        value: torch.Tensor, **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        """Compute attention within each image.
+
+        Args:
+            kernel: Maps query, key, value, mask and options to tokens (B, L, heads, d) and the weights.
+            implementation: Its name.
+            query: Shape (B, heads, L, d), or of the first tokens.
+            key: Shape (B, heads, L, d).
+            value: Shape (B, heads, L, d).
+            **options: Of the kernel.
+        """
+
+    @abstractmethod
+    def spread(self, of_images: torch.Tensor) -> torch.Tensor:
+        """Return values (images, 1, 1) for the tokens of the images, to be multiplied with the batch."""
+
+    def lay_out(self, table_of: PER_GRID, like: torch.Tensor) -> torch.Tensor:
+        tables = {grid: table_of(grid, like) for grid in dict.fromkeys(self.grids)}
+        return self.arrange([tables[grid] for grid in self.grids])
+
+    def rotations(
+        self, rotary: Callable[..., list[Rotation | None]], like: torch.Tensor, kept: torch.Tensor | None
+    ) -> list[Rotation | None]:
+        if kept is not None:
+            raise ValueError(
+                "patch dropout is not combined with images of many sizes by any source: set patch_dropout_prob=0, or "
+                "give images of one size"
+            )
+        of_grid = {grid: rotary(grid, like, None) for grid in dict.fromkeys(self.grids)}
+        arranged: dict[int, Rotation | None] = {}  # blocks may share one
+        blocks = []
+        for of_images in zip(*(of_grid[grid] for grid in self.grids), strict=True):
+            if id(of_images[0]) not in arranged:
+                arranged[id(of_images[0])] = self._arrange_rotations(of_images)
+            blocks.append(arranged[id(of_images[0])])
+        return blocks
+
+    def _arrange_rotations(self, rotations: Sequence[Rotation | None]) -> Rotation | None:
+        some = [rotation for rotation in rotations if rotation is not None]
+        if not some:
+            return None
+
+        def table(name: str) -> torch.Tensor:
+            arranged = self.arrange([getattr(rotation, name) for rotation in some])
+            return arranged if arranged.ndim == 4 else arranged[:, None]  # B (1 or heads) L d
+
+        return Rotation(table("cos"), table("sin"), some[0].halves)
+
+    def distances(self, config: PlainViTConfig, device: torch.device) -> None:
+        return None  # such a bias is refused for images of many sizes
+
+
+class Padded(ManySizes):
+    """One image per row, padded at the end to the largest.
+
+    Args:
+        grids: The patch grid (down, across) of each image.
+        num_prefix_tokens: Tokens before the patches of each image.
+        width: Patches in a row, padding included.
+        device: Of the tokens.
+    """
+
+    def __init__(self, grids: Sequence[Grid], num_prefix_tokens: int, width: int, device: torch.device):
+        super().__init__(grids, num_prefix_tokens)
+        self.width = num_prefix_tokens + width
+        lengths = torch.tensor(self.lengths, device=device)
+        is_full = min(self.lengths) == self.width
+        self.valid = None if is_full else torch.arange(self.width, device=device) < lengths[:, None]  # B L
+
+    def arrange(self, of_images: Sequence[torch.Tensor]) -> torch.Tensor:
+        width = self.width - max(self.lengths) + max(one.shape[-2] for one in of_images)  # with prefix tokens or not
+        return torch.stack([F.pad(one, (0, 0, 0, width - one.shape[-2])) for one in of_images])
+
+    def join(self, prefix: Sequence[torch.Tensor], patches: torch.Tensor) -> torch.Tensor:
+        return torch.cat((*(tokens.expand(patches.shape[0], -1, -1) for tokens in prefix), patches), dim=1)
+
+    def attend(
+        self, kernel: Callable[..., Any], implementation: str, query: torch.Tensor, key: torch.Tensor,
+        value: torch.Tensor, **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        if self.valid is None:
+            return kernel(query, key, value, None, **options)
+        if any(kind in implementation for kind in UNMASKED):
+            raise ValueError(
+                f'attention {implementation!r} cannot leave out padding: call set_attn_implementation("sdpa"), or pack '
+                "the patches of all images one after the other: pixel_values of shape (patches, values)"
+            )
+        mask = torch.zeros(self.valid.shape, dtype=query.dtype, device=query.device)
+        mask = mask.masked_fill(~self.valid, torch.finfo(query.dtype).min)[:, None, None]  # B 1 1 L
+        return kernel(query, key, value, mask, **options)
+
+    def spread(self, of_images: torch.Tensor) -> torch.Tensor:
+        return of_images
+
+    def by_image(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return hidden_states, self.valid
+
+
+class Packed(ManySizes):
+    """The tokens of all images in one row, one image after the other.
+
+    Attention is computed image by image: no mask of all pairs of tokens, and no product of two images.
+    """
+
+    def arrange(self, of_images: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(list(of_images), dim=-2)[None]
+
+    def join(self, prefix: Sequence[torch.Tensor], patches: torch.Tensor) -> torch.Tensor:
+        if not prefix:
+            return patches
+        images = patches[0].split([h * w for h, w in self.grids])
+        return torch.cat([part for image in images for part in (*(tokens[0] for tokens in prefix), image)])[None]
+
+    def attend(
+        self, kernel: Callable[..., Any], implementation: str, query: torch.Tensor, key: torch.Tensor,
+        value: torch.Tensor, **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        images = zip(*(heads.split(self.lengths, dim=2) for heads in (query, key, value)), strict=True)
+        attended, weights = zip(*(kernel(*heads, None, **options) for heads in images), strict=True)
+        if weights[0] is None:
+            return torch.cat(attended, dim=1), None
+        blocks = [torch.block_diag(*(image[0, head] for image in weights)) for head in range(query.shape[1])]
+        return torch.cat(attended, dim=1), torch.stack(blocks)[None]
+
+    def spread(self, of_images: torch.Tensor) -> torch.Tensor:
+        lengths = torch.tensor(self.lengths, device=of_images.device)
+        return of_images.flatten().repeat_interleave(lengths)[None, :, None]
+
+    def num_readable(self, count: int | None) -> None:
+        return None
+
+    def by_image(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        images = hidden_states[0].split(self.lengths)
+        lengths = torch.tensor(self.lengths, device=hidden_states.device)
+        valid = torch.arange(max(self.lengths), device=hidden_states.device) < lengths[:, None]
+        return torch.nn.utils.rnn.pad_sequence(images, batch_first=True), valid
+
+
+# Reading of a model's inputs
+
+
+def as_weights(pixel_values: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
+    """Return the pixels in the dtype of the weights; integers are refused, because they were not normalised."""
+    expected = "normalised floats, as the image processor makes them"
+    if not isinstance(pixel_values, torch.Tensor):
+        raise TypeError(
+            f'pixel_values is a {type(pixel_values).__name__}: expected a tensor of {expected} with return_tensors="pt"'
+        )
+    if not pixel_values.is_floating_point():
+        raise ValueError(f"pixel_values has dtype {pixel_values.dtype}: expected {expected}")
+    return pixel_values.to(model.dtype)
+
+
+def tokens_of(
+    config: PlainViTConfig,
+    pixel_values: torch.Tensor,
+    pixel_attention_mask: torch.Tensor | None = None,
+    spatial_shapes: torch.Tensor | None = None,
+) -> Tokens:
+    """Return where the tokens of each image are.
+
+    Args:
+        config: Of the model.
+        pixel_values: Shape (B, C, H, W); or with `spatial_shapes` (B, N, P) or (N, P).
+        pixel_attention_mask: Shape (B, N), 0 for padding; follows from `spatial_shapes`, which it must not contradict.
+        spatial_shapes: Patch grid (down, across) of each image, of shape (images, 2).
+
+    Raises:
+        ValueError: The inputs contradict each other or the model; the message says what was expected.
+    """
+    values = config.patch_shape[0] * config.patch_shape[1] * config.num_channels
+    shape, channels = tuple(pixel_values.shape), config.num_channels
+    if spatial_shapes is None and (len(shape) != 4 or shape[1] != channels):
+        raise ValueError(
+            f"pixel_values has shape {shape}: expected (batch, {channels}, height, width); patches of images of many "
+            "sizes need spatial_shapes beside them"
+        )
+    if spatial_shapes is not None and (len(shape) not in (2, 3) or shape[-1] != values):
+        raise ValueError(
+            f"pixel_values has shape {shape} beside spatial_shapes: expected the flattened patches of images of many "
+            f"sizes, padded (batch, patches, {values}) or packed (patches, {values})"
+        )
+    if spatial_shapes is None:
+        if pixel_attention_mask is not None:
+            raise ValueError("pixel_attention_mask marks padded patches: it needs spatial_shapes")
+        return OneSize(config.grid_of(*shape[-2:]))
+    _check_model(config)
+    grids = _grids_in(spatial_shapes)
+    tokens = _padded(config, grids, pixel_values) if len(shape) == 3 else _packed(config, grids, pixel_values)
+    if pixel_attention_mask is not None:
+        _check_mask(pixel_attention_mask, grids, shape)
+    return tokens
+
+
+def _grids_in(spatial_shapes: torch.Tensor) -> list[Grid]:
+    """Return the grids as ints."""
+    if not isinstance(spatial_shapes, torch.Tensor):
+        raise TypeError(f"spatial_shapes is a {type(spatial_shapes).__name__}: expected a tensor (images, 2)")
+    kind = spatial_shapes.dtype
+    if spatial_shapes.ndim != 2 or spatial_shapes.shape[1] != 2 or kind.is_floating_point or kind == torch.bool:
+        raise ValueError(
+            f"spatial_shapes has shape {tuple(spatial_shapes.shape)} and dtype {kind}: expected ints of shape "
+            "(images, 2), the patches of each image (down, across)"
+        )
+    grids = [(int(h), int(w)) for h, w in spatial_shapes.tolist()]
+    if not grids or min(min(grid) for grid in grids) < 1:
+        raise ValueError(f"spatial_shapes is {grids}: expected at least one image, and one patch in each direction")
+    return grids
+
+
+def _padded(config: PlainViTConfig, grids: Sequence[Grid], pixel_values: torch.Tensor) -> Padded:
+    batch, width = pixel_values.shape[:2]
+    if len(grids) != batch or max(h * w for h, w in grids) > width:
+        raise ValueError(
+            f"pixel_values has {batch} rows of {width} patches, and spatial_shapes the grids {grids}: expected one for "
+            "each row, of at most as many patches"
+        )
+    return Padded(grids, config.num_prefix_tokens, width, pixel_values.device)
+
+
+def _packed(config: PlainViTConfig, grids: Sequence[Grid], pixel_values: torch.Tensor) -> Packed:
+    total = sum(h * w for h, w in grids)
+    if total != pixel_values.shape[0]:
+        raise ValueError(
+            f"pixel_values has {pixel_values.shape[0]} patches, and the grids of spatial_shapes {total}: expected the "
+            "patches of all images, without padding"
+        )
+    return Packed(grids, config.num_prefix_tokens)
+
+
+def _check_mask(mask: torch.Tensor, grids: Sequence[Grid], shape: tuple[int, ...]) -> None:
+    """Refuse a mask that is not that of the grids."""
+    if tuple(mask.shape) != shape[:-1]:
+        raise ValueError(f"pixel_attention_mask has shape {tuple(mask.shape)}: expected {shape[:-1]}, one per patch")
+    counts = torch.tensor([h * w for h, w in grids], device=mask.device)
+    expected = torch.arange(shape[1], device=mask.device) < counts[:, None] if len(shape) == 3 else True
+    if not torch.all(mask.bool() == expected):
+        raise ValueError(
+            "pixel_attention_mask contradicts spatial_shapes: expected 1 for the first patches of each row, as many as "
+            "its grid has, and 0 for the padding after them"
+        )
+
+
+def _check_model(config: PlainViTConfig) -> None:
+    """Refuse the models that no source has for images of many sizes."""
+    unusual = {
+        'patch_projection="resnet"': config.patch_projection == "resnet",
+        "a relative position bias": config.relative_position_bias != "none",
+        "register_tokens_last": config.register_tokens_last,
+        "a distillation token": config.use_distillation_token,
+    }
+    if found := [name for name, is_there in unusual.items() if is_there]:
+        raise ValueError(
+            f"images of many sizes are not combined with {' or '.join(found)} by any source: give images of one size, "
+            "(batch, channels, height, width), without spatial_shapes"
+        )
+
+
+__all__ = ["ManySizes", "OneSize", "Packed", "Padded", "Tokens", "as_weights", "tokens_of"]
