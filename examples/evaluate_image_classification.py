@@ -28,12 +28,12 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data import load_labelled_split
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
-    from plain_vit.training.metrics import Evaluation, evaluate_classifier, predictions_table
+    from plain_vit.training.metrics import Evaluation, evaluate_classifier
     from plain_vit.training.models import checkpoint_hints, open_classifier
     from plain_vit.training.run.folder import as_json, write_file
     from plain_vit.training.run.mistakes import confused_pairs, results_by_class, top_accuracy
     from plain_vit.training.run.progress import Progress
-    from plain_vit.training.run.report import environment, image_paths
+    from plain_vit.training.run.report import environment, predictions_of
     from plain_vit.training.views import with_views
 
 SHOWN = 30  # classes and pairs that are printed; the output file has all
@@ -130,8 +130,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         if arguments.output is not None:
             write_file(Path(arguments.output), as_json(results, indent=2) + "\n")
         if arguments.predictions is not None:
-            table = predictions_table(result, image_paths(split), class_names)
-            write_file(Path(arguments.predictions), table)
+            write_file(Path(arguments.predictions), predictions_of(result, split, class_names))
     accelerator.free_memory()
     return results
 

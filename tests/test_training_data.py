@@ -2,17 +2,20 @@
 
 import hashlib
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import PIL.Image
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Sequence, Value
+from pyarrow import parquet
 from sklearn.datasets import load_digits as load_scikit_learn_digits
 
 from plain_vit.errors import DataError
 from plain_vit.training.data import datasets as data_module
-from plain_vit.training.data import find_columns, load_classification_data, load_splits
+from plain_vit.training.data import find_columns, load_classification_data, load_images, load_splits
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
 
 
@@ -148,6 +151,59 @@ def test_of_several_columns_one_must_be_named():
     assert find_columns(features, label="coarse_label") == ("img", "coarse_label")
     with pytest.raises(DataError, match="no column 'label', only img .*--label_column"):
         find_columns(features, label="label")
+
+
+def write_parquet(folder: Path, kind: str, label: str) -> list[tuple[bytes, str]]:
+    """Write images as pandas and Spark do, and return their files and labels."""
+    rng = np.random.default_rng(3)
+    names = ["ant", "bee", "cow"]
+    rows = []
+    for number in range(12):
+        file = BytesIO()
+        PIL.Image.fromarray(rng.integers(0, 256, (9, 7, 3), dtype=np.uint8)).save(file, format="png")
+        rows.append((file.getvalue(), names[number % 3]))
+    path = pa.array([None, *("x.png" for _ in rows[1:])], pa.string())
+    binary = pa.large_binary() if kind == "large_binary" else pa.binary()
+    files = pa.array([content for content, _ in rows], binary)
+    images = pa.StructArray.from_arrays([files, path], ["bytes", "path"]) if kind == "struct" else files
+    labels = pa.array([name for _, name in rows])
+    if label == "target":
+        labels = pa.array([names.index(name) for _, name in rows], pa.uint8())
+    folder.mkdir()
+    for split in ("train", "test"):
+        parquet.write_table(pa.table({"content": images, "id": range(12), label: labels}), folder / f"{split}.parquet")
+    return rows
+
+
+@pytest.mark.parametrize(("kind", "label"), [("struct", "Category"), ("binary", "target"), ("large_binary", "class")])
+def test_parquet_without_features_opens_with_images_and_labels_found_by_name(kind, label, tmp_path):
+    rows = write_parquet(tmp_path / "set", kind, label)
+    data = load_classification_data(str(tmp_path / "set"))
+    numbers = ["ant", "bee", "cow"]
+    assert data.label_names == (["0", "1", "2"] if label == "target" else numbers)
+    for example, (content, name) in zip(data.train, rows, strict=True):
+        assert np.array_equal(example["image"], PIL.Image.open(BytesIO(content)))
+        assert example["label"] == numbers.index(name)
+    assert len(load_images(str(tmp_path / "set"))) == 12
+    if label == "target":
+        (tmp_path / "names.txt").write_text("\n".join(numbers))
+        streamed = load_classification_data(
+            str(tmp_path / "set"), streaming=True, label_names=str(tmp_path / "names.txt")
+        )
+        assert [row["image"]["bytes"] for row in streamed.train] == [content for content, _ in rows]
+
+
+def test_several_columns_that_may_be_the_labels_are_named():
+    features = Features(
+        {"image": Image(), "class": Value("string"), "target": Value("int32"), "score": Value("string")}
+    )
+    with pytest.raises(DataError, match="2 columns, class and target, that may be meant, among"):
+        find_columns(features)
+    assert find_columns(features, label="score") == ("image", "score")
+    with pytest.raises(
+        DataError, match=r"No column of image \(Image\), kind \(string\) is of type ClassLabel.*--label_column"
+    ):
+        find_columns(Features({"image": Image(), "kind": Value("string")}))
 
 
 def test_image_column_must_hold_images():

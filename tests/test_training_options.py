@@ -170,13 +170,6 @@ def test_list_of_recipes_says_what_each_is_with_its_published_result(capsys):
     assert "98.95%" in printed
 
 
-def test_misspelt_option_is_a_usage_error(capsys):
-    with pytest.raises(SystemExit) as left:
-        parse(*NEEDED, "--learning_rat", 3)
-    assert left.value.code == 2
-    assert "--learning_rat" in capsys.readouterr().err
-
-
 def test_help_shows_the_groups_and_the_recipes(capsys):
     with pytest.raises(SystemExit):
         parse("--help")

@@ -1,6 +1,7 @@
 """Visible output of a run: progress bar, table, trackers, and report."""
 
 import base64
+import importlib.machinery
 import importlib.util
 import re
 import sys
@@ -9,6 +10,7 @@ from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import huggingface_hub
 import numpy as np
@@ -37,7 +39,7 @@ from plain_vit.training.run.mistakes import confident_mistakes, confused_pairs, 
 from plain_vit.training.run.progress import Progress
 from plain_vit.training.run.publishing import training_facts
 from plain_vit.training.run.snapshots import look
-from plain_vit.training.run.trackers import TRACKERS, tracker_names
+from plain_vit.training.run.trackers import TRACKERS, start_trackers, tracker_names
 from tests.training_runs import open_script, save_resnet, save_stock_vit
 
 script = open_script("finetune_image_classification")
@@ -174,12 +176,29 @@ def test_cells_that_are_too_long_stay_apart(clock, capsys):
 def test_unknown_tracker_and_one_that_is_not_installed_are_refused():
     assert tracker_names("none") == []
     assert tracker_names("tensorboard, tensorboard") == ["tensorboard"]
-    with pytest.raises(TrainingError, match="expected none, or some of tensorboard, trackio, wandb"):
+    with pytest.raises(TrainingError, match="expected none, or some of tensorboard, trackio, wandb, mlflow"):
         tracker_names("tensorboard,tensorbored")
     for name in TRACKERS:
         if importlib.util.find_spec(name) is None:
             with pytest.raises(TrainingError, match=f"`pip install {name}`"):
                 tracker_names(f"tensorboard,{name}")
+
+
+@pytest.mark.parametrize("name", ["mlflow", "comet_ml", "clearml"])
+def test_trackers_of_accelerate_that_are_not_installed_here_start_and_get_the_values(name, monkeypatch, tmp_path):
+    package = MagicMock(__version__="9.0.0", __spec__=importlib.machinery.ModuleSpec(name, None))
+    package.search_experiments.return_value = []
+    package.utils.validation.MAX_PARAM_VAL_LENGTH, package.utils.validation.MAX_PARAMS_TAGS_PER_BATCH = 500, 100
+    package.Task.current_task.return_value = None
+    monkeypatch.setitem(sys.modules, name, package)
+    accelerator = Accelerator(cpu=True)
+    assert tracker_names(name) == [name]
+    start_trackers(accelerator, [name], tmp_path / "run", {"epochs": 3.0}, step=0)
+    accelerator.log({"train_loss": 0.75}, step=4)
+    said = str(package.mock_calls)
+    assert "plain-vit" in said
+    assert "train_loss" in said or "0.75" in said
+    assert "epochs" in said
 
 
 def test_tensorboard_has_every_logged_value(finished):

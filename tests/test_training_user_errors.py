@@ -12,8 +12,10 @@ import PIL.Image
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 
-from plain_vit.errors import DataError, OutputError
+from plain_vit.errors import DataError, OutputError, TrainingError
+from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data import load_classification_data
+from plain_vit.training.hardware.processes import start_accelerator
 from tests.test_writing import in_a_process
 from tests.training_runs import PYTHON, TORCHRUN, finish, launch, open_script, save_plain_vit, start
 
@@ -43,6 +45,46 @@ def save_rows(folder: Path, labels: list[Any], kind: Any) -> str:
     rows = Dataset.from_dict({"image": images, "label": labels}, features=features)
     DatasetDict(train=rows, test=rows).save_to_disk(str(folder))
     return str(folder)
+
+
+# Options
+
+
+@pytest.mark.parametrize(("wrong", "right"), [
+    ("batchsize", "--batch_size"), ("learning-rates", "--learning_rate"), ("no_reports", "--report"),
+])  # fmt: skip
+def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(wrong, right, tmp_path):
+    words = ["--model", "m", "--dataset", "d", "--output_dir", "o"]
+    with pytest.raises(TrainingError, match=rf"no option --\w+: did you mean .*{right}\b"):
+        parse_arguments(script.FinetuneArguments, [*words, f"--{wrong}", "3"], description=None)
+    (tmp_path / "old.yaml").write_text(f"model: m\n{wrong.replace('-', '_')}: 3\n")
+    with pytest.raises(TrainingError, match="no option"):
+        parse_arguments(script.FinetuneArguments, [str(tmp_path / "old.yaml")], description=None)
+    with pytest.raises(TrainingError, match="no option --xyzxyz: --help lists them all"):
+        parse_arguments(script.FinetuneArguments, ["--xyzxyz"], description=None)
+    assert not parse_arguments(script.FinetuneArguments, [*words, "--no-report"], description=None).report
+
+
+def test_fewer_images_than_a_step_takes_are_remarked_on(capsys, tmp_path):
+    save_plain_vit(tmp_path / "model")
+    options = {"model": str(tmp_path / "model"), "dataset": "digits", "shots_per_class": 1, "epochs": 1,
+               "batch_size": 64, "report": False}  # fmt: skip
+    said = "10 training images are fewer than the 64 of a step: each step uses them 6.4 times"
+    script.finetune(script.FinetuneArguments(**options, output_dir=str(tmp_path / "run")))
+    assert said in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        script.finetune(script.FinetuneArguments(**options, output_dir=str(tmp_path / "other"), dry_run=True))
+    assert said in capsys.readouterr().out
+
+
+def test_a_launch_on_the_cpu_that_starts_one_process_says_so(monkeypatch, capsys):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    start_accelerator(num_processes=None, mixed_precision="no")
+    assert "One process: `accelerate launch --cpu` starts one" in capsys.readouterr().out
+    start_accelerator(num_processes=1, mixed_precision="no")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "False")
+    start_accelerator(num_processes=None, mixed_precision="no")
+    assert capsys.readouterr().out == ""
 
 
 # Labels

@@ -1,6 +1,7 @@
 """Options of the training scripts: in groups, from the command line, from a file and from recipes."""
 
 import dataclasses
+import difflib
 import errno
 import json
 import math
@@ -8,7 +9,7 @@ import os
 import sys
 import time
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,9 +116,17 @@ class StepOptions:
     betas: list[float] | None = option(None, help="both betas of Adam and similar (default: momentum and 0.999)")
     epsilon: float | None = option(None, help="epsilon of the optimizer (default: its own)")
     weight_decay: float = option(0.05, help="for matrices and kernels only")
-    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = option(
-        "cosine", help="learning rate schedule after the warm-up"
+    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant", "plateau"] = option(
+        "cosine", help="learning rate schedule after the warm-up; plateau: lower where evaluations no longer improve"
     )
+    restarts: int = option(0, help="times that a cosine schedule starts again at the peak, in cycles of equal length")
+    cooldown_steps: int = option(
+        0,
+        help="last steps, in which a constant or inverse_sqrt schedule falls linearly to 0; a run can be lengthened "
+        "up to them",
+    )
+    plateau_patience: int = option(3, help="evaluations in a row without a better one before plateau lowers the rate")
+    plateau_factor: float = option(0.1, help="factor by which plateau lowers the rate")
     warmup_fraction: float = option(0.1, help="fraction of the optimizer steps used for warm-up")
     warmup_steps: int | None = option(None, help="warm-up as a number of optimizer steps")
     max_grad_norm: float = option(1.0, help="norm to which gradients are clipped; 0: no clipping")
@@ -140,7 +149,9 @@ class FolderOptions(ProcessOptions):
         None, help="optimizer steps between checkpoints (default: at each evaluation)"
     )
     checkpoints_kept: int = option(2, help="number of checkpoints to keep; 0: write none")
-    report_to: str = option("none", help="tensorboard, trackio and wandb, separated by commas")
+    report_to: str = option(
+        "none", help="tensorboard, trackio, wandb, mlflow, comet_ml and clearml, separated by commas"
+    )
     seed: int = option(0, help="random seed")
 
 
@@ -380,7 +391,7 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
         description: the description for `--help`.
 
     Raises:
-        TrainingError: A recipe is unknown or belongs to another script.
+        TrainingError: An option or a recipe is unknown, or belongs to another script.
     """
     words = list(command_line)
     known = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
@@ -389,6 +400,7 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
         values = yaml.safe_load(Path(words.pop(0)).read_text(encoding="utf-8"))
         layers += _with_recipe(_words_of(values), known)
     layers += _with_recipe(_by_option(words), known)
+    _refuse_unknown({name for layer in layers for name in layer if name}, {*known, "list_recipes", "help"})
     merged: dict[str, list[str]] = {}
     for layer in layers:
         replaced = {other for group in ALTERNATIVES if group & layer.keys() for other in group - layer.keys()}
@@ -401,6 +413,14 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
     stray = merged.pop("", [])
     given = parser.parse_args([*stray, *(word for name, values in merged.items() for word in (f"--{name}", *values))])
     return kind(**vars(given))
+
+
+def _refuse_unknown(given: set[str], known: Collection[str]) -> None:
+    for name in sorted(given - set(known)):
+        if name.removeprefix("no_") not in known:
+            close = difflib.get_close_matches(name, known, n=3)
+            hint = f"did you mean {' or '.join(f'--{each}' for each in close)}?" if close else "--help lists them all."
+            raise TrainingError(f"There is no option --{name}: {hint}")
 
 
 def _by_option(words: Sequence[str]) -> dict[str, list[str]]:
@@ -442,19 +462,19 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         ("steps", "batch_size", "gradient_accumulation_steps", "evaluations", "eval_batch_size", "log_every",
          "checkpoint_every", "early_stopping", "lora_rank", "lora_alpha", "stream_images", "stream_buffer",
-         "resize_to", "repeated_augmentation", "base_batch_size", "overfit_batch"),
+         "resize_to", "repeated_augmentation", "base_batch_size", "overfit_batch", "plateau_patience"),
         (1, math.inf),
     ),
     **dict.fromkeys(
         ("epochs", "learning_rate", "weight_decay", "layer_decay", "warmup_steps", "max_grad_norm", "checkpoints_kept",
          "num_workers", "mixup", "cutmix", "augmentation_layers", "magnitude_std", "crop_padding",
-         "distillation_temperature", "min_learning_rate", "epsilon",
+         "distillation_temperature", "min_learning_rate", "epsilon", "restarts", "cooldown_steps",
          "mixup_off_epoch"),
         (0, math.inf),
     ),
     **dict.fromkeys(
         ("warmup_fraction", "label_smoothing", "crop_scale", "horizontal_flip", "random_erasing",
-         "distillation_weight", "momentum", "test_crop", "bce_target_threshold",
+         "distillation_weight", "momentum", "test_crop", "bce_target_threshold", "plateau_factor",
          "mixup_probability", "switch_probability"),
         (0, 1),
     ),
@@ -462,6 +482,13 @@ RANGES: dict[str, tuple[float, float]] = {
 }  # fmt: skip
 # Options that have an effect only with mixup or CutMix.
 MIXING = ("mixup_probability", "switch_probability", "mixup_off_epoch")
+# Options that have an effect only with some schedules.
+SCHEDULE_OPTIONS = {
+    "restarts": ("cosine",),
+    "cooldown_steps": ("constant", "inverse_sqrt"),
+    "plateau_patience": ("plateau",),
+    "plateau_factor": ("plateau",),
+}
 # Options that have an effect only together with another one.
 COMPANIONS = {
     "teacher": ("distillation", "distillation_weight", "distillation_temperature"),
@@ -515,8 +542,14 @@ def _check_rates(arguments: Any) -> None:
     lowest, peak, schedule = arguments.min_learning_rate, arguments.peak_learning_rate, arguments.schedule
     if lowest > peak:
         raise TrainingError(f"min_learning_rate is {lowest:g}, above the peak of {peak:g}: give a lower one.")
-    if lowest and schedule not in ("cosine", "linear"):
+    if lowest and schedule not in ("cosine", "linear", "plateau"):
         raise TrainingError(f"The schedule {schedule} does not end at min_learning_rate: set it to 0, or use cosine.")
+    defaults = {each.name: each.default for each in dataclasses.fields(arguments)}
+    for name, schedules in SCHEDULE_OPTIONS.items():
+        if getattr(arguments, name) != defaults[name] and schedule not in schedules:
+            raise TrainingError(
+                f"With the schedule {schedule}, {name} has no effect: omit it, or set --schedule {schedules[0]}."
+            )
     betas = arguments.betas
     if betas is not None and (len(betas) != 2 or not all(0 <= beta < 1 for beta in betas)):
         raise TrainingError(f"betas is {betas}: expected two numbers from 0 to less than 1, such as 0.9 0.999.")

@@ -26,7 +26,7 @@ from .hardware.memory import explain_out_of_memory
 from .hardware.processes import StepExchange, StopRequest, generator_states, loading_options, start_accelerator
 from .learner import Learner
 from .optimization import scheduled_rate, train_mode
-from .run.folder import RunFolder, as_json, checkpoint_bytes, move_into, shared_staging, write_file
+from .run.folder import LENGTH_OPTIONS, RunFolder, as_json, checkpoint_bytes, move_into, shared_staging, write_file
 from .run.progress import Progress
 from .run.trackers import start_trackers, tracker_names
 
@@ -115,6 +115,17 @@ class Schedule:
     evaluation_steps: frozenset[int]
     checkpoint_steps: frozenset[int]
 
+    def remark(self, batch_size: int) -> str:
+        """Return what happens with fewer training images than a step takes, or ""."""
+        images = round(self.total_steps * batch_size / self.epochs)
+        if images >= batch_size:
+            return ""
+        return (
+            f"{images} training images are fewer than the {batch_size} of a step: each step uses them "
+            f"{batch_size / images:.1f} times, newly augmented, and is that many epochs. A lower --batch_size trains "
+            "more steps in as many epochs."
+        )
+
 
 def make_schedule(options: LoopOptions, images: int, processes: int) -> Schedule:
     """Plan the steps of a run.
@@ -140,6 +151,11 @@ def make_schedule(options: LoopOptions, images: int, processes: int) -> Schedule
     if warmup > total:
         raise TrainingError(
             f"The warm-up takes {warmup} steps, the run {total}: give --warmup_steps or --warmup_fraction."
+        )
+    if warmup + options.cooldown_steps > total:
+        raise TrainingError(
+            f"The warm-up of {warmup} steps and the cool-down of {options.cooldown_steps} are longer than the run of "
+            f"{total}: give fewer --cooldown_steps."
         )
     evaluations = options.evaluations or max(1, round(epochs))
     evaluation_steps = frozenset(math.ceil(total * (count + 1) / evaluations) for count in range(evaluations))
@@ -204,6 +220,10 @@ class Loop(Generic[Result]):
         self.task, self.learner, self.schedule, self.run, self.options = task, learner, schedule, run, options
         self.watched_name, self.early_stopping = watched_name, early_stopping
         self.chooses_by = task.score if watched_name == "validation" else None
+        if options.schedule == "plateau" and self.chooses_by is None:
+            raise TrainingError(
+                "The schedule plateau needs a validation split whose results it follows: add --validation_fraction 0.1."
+            )
         self.accelerator = run.accelerator
         self.trackers = tracker_names(options.report_to)
         self.checkpoint_size = checkpoint_bytes(learner.model, learner.average)
@@ -211,6 +231,7 @@ class Loop(Generic[Result]):
             stop=not skip_unreadable, say=tqdm.write, advice="Repair it, or train with --corrupted skip."
         )
         self.step, self.stale = 0, 0
+        self.reductions = 0  # of the learning rate, with the schedule plateau
         self.best_score: float | None = None
         self.result: Result | None = None  # on the watched split, of the weights after step `result_step`
         self.result_step = -1
@@ -229,15 +250,36 @@ class Loop(Generic[Result]):
         self.task.prepare(self.accelerator)
         progress = self.run.begin(self.learner.average, self.learner.sharded) or {}
         is_main = self.accelerator.is_main_process
+        self.step, self.stale = progress.get("step", 0), progress.get("stale", 0)
+        self.reductions = progress.get("reductions", 0)
+        self._check_length()
         if is_main:
             write_file(self.run.path / "arguments.yaml", as_yaml(options))
-        self.step, self.stale = progress.get("step", 0), progress.get("stale", 0)
+            self.run.write_options()
         self.best_score = progress.get("best_score")
         self.unreadable.count = progress.get("unreadable", 0) * is_main
         self.stream_positions: dict[int, Position] = {part: (*of,) for part, *of in progress.get("stream", ())}
         start_trackers(self.accelerator, self.trackers, self.run.path, dataclasses.asdict(options), step=self.step)
         # Sums of this process since the last log entry, and since the last evaluation: loss, measures, images.
         self.window, self.since_evaluation = (self._sums(progress.get(name)) for name in ("window", "since"))
+
+    def _check_length(self) -> None:
+        """Refuse another length or schedule with which the steps already taken would have had other learning rates."""
+        changed = {name: value for name, value in self.run.before.items() if name in LENGTH_OPTIONS}
+        before: LoopOptions = dataclasses.replace(self.options, **changed)
+        images = round(self.schedule.total_steps * self.options.batch_size / self.schedule.epochs)
+        planned = make_schedule(before, images, self.accelerator.num_processes)
+        rates = [
+            [scheduled_rate(options, step, total=of.total_steps, warmup=of.warmup_steps) for step in range(self.step)]
+            for options, of in ((before, planned), (self.options, self.schedule))
+        ]
+        if rates[0] != rates[1] or self.step > self.schedule.total_steps:
+            raise TrainingError(
+                f"The run in {self.run.path} has taken {self.step} steps, whose learning rates would be others with "
+                f"this length and schedule: resume it with {_shown(changed)}, or train its model further in another "
+                "folder. A run can be lengthened with the schedules constant and inverse_sqrt, --warmup_steps, and "
+                "--cooldown_steps that begin after its last step."
+            )
 
     def _sums(self, saved: list[list[float]] | None) -> torch.Tensor:
         """Return the sums of this process from a checkpoint, or zeros."""
@@ -299,6 +341,8 @@ class Loop(Generic[Result]):
             f"{total} steps of {images} images in {self.accelerator.num_processes} processes, "
             f"{self.schedule.epochs:.1f} epochs" + (f", from step {self.step} on" if self.step else "")
         )
+        if remark := self.schedule.remark(images):
+            self.bar.say(remark)
         with self.bar, StopRequest() as self.stop, explain_out_of_memory():
             if self.step == 0:
                 self.look(0, self.learner.model)
@@ -319,10 +363,16 @@ class Loop(Generic[Result]):
         # Dropout depends only on the step and the process, so that a resumed run repeats it.
         torch.manual_seed(randomness(self.options.seed, self.step, self.accelerator.process_index))
         self.task.begin_step(self.step)
-        schedule = self.schedule
-        factor = scheduled_rate(self.options, self.step, total=schedule.total_steps, warmup=schedule.warmup_steps)
+        factor = self._rate()
         self.learner.set_learning_rate(factor)
         self.learning_rate = factor * self.options.peak_learning_rate
+
+    def _rate(self) -> float:
+        """Return the learning rate of this step as a fraction of its peak."""
+        options, schedule = self.options, self.schedule
+        factor = scheduled_rate(options, self.step, total=schedule.total_steps, warmup=schedule.warmup_steps)
+        lowest = options.min_learning_rate / options.peak_learning_rate if options.min_learning_rate else 0.0
+        return max(factor * options.plateau_factor**self.reductions, min(factor, lowest))
 
     def _learn(self, batch: Batch, part: int) -> None:
         """Accumulate the gradients of one micro-batch; the last one of a step updates the weights."""
@@ -428,6 +478,8 @@ class Loop(Generic[Result]):
             if self.best_score is None or score > self.best_score:
                 self.best_score, self.stale = score, 0
                 self._save_best()
+        if self.options.schedule == "plateau" and self.stale and self.stale % self.options.plateau_patience == 0:
+            self.reductions += 1
 
     def _judge(self, model: nn.Module, loader: DataLoader) -> Result:
         return self.task.evaluate(model, self.unreadable.watch(loader), self.accelerator, size=_size(loader))
@@ -448,6 +500,7 @@ class Loop(Generic[Result]):
             "tied_to_processes": self._tied_to_processes(),
             "best_score": self.best_score,
             "stale": self.stale,
+            "reductions": self.reductions,
             # Per process: with their total, a resumed run would sum in another order.
             "window": self.accelerator.gather(self.window[None]).tolist(),
             "since": self.accelerator.gather(self.since_evaluation[None]).tolist(),
@@ -493,6 +546,10 @@ class Loop(Generic[Result]):
             self.task.save(folder, model, self.accelerator)
         if self.accelerator.is_main_process:
             move_into(self.run.path / "model", self.run.path)
+
+
+def _shown(options: Mapping[str, Any]) -> str:
+    return " ".join(f"--{name} {value}" for name, value in options.items() if value is not None)
 
 
 def _size(loader: DataLoader) -> int:

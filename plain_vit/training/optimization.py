@@ -203,7 +203,16 @@ def heights_above_input(names: Iterable[str]) -> dict[str, int]:
     return {name: blocks.get(name, 0 if place < first else last + 1) for place, name in enumerate(names)}
 
 
-def learning_rate_factor(step: int, *, total: int, warmup: int, schedule: str, minimum: float = 0.0) -> float:
+def learning_rate_factor(
+    step: int,
+    *,
+    total: int,
+    warmup: int,
+    schedule: str,
+    minimum: float = 0.0,
+    restarts: int = 0,
+    cooldown: int = 0,
+) -> float:
     """Return the learning rate of an optimizer step as a fraction of its peak.
 
     Args:
@@ -212,26 +221,38 @@ def learning_rate_factor(step: int, *, total: int, warmup: int, schedule: str, m
         warmup: steps of the linear rise; the first step of all is taken at 1 / `warmup`.
         schedule: `cosine` or `linear`, both down to `minimum`; `inverse_sqrt`, which falls as the root of the step and
             by half until step 4 * `warmup` (Zhai et al. 2022), with 10,000 for the warm-up where there is none;
-            `constant`; or `rising`, exponentially from a ten-millionth, for trials.
+            `constant` and `plateau`; or `rising`, exponentially from a ten-millionth, for trials.
         minimum: the last learning rate as a fraction of the peak.
+        restarts: times that `cosine` starts again at the peak, in cycles of equal length (Loshchilov & Hutter 2017).
+        cooldown: last steps, in which the learning rate falls linearly towards 0 in addition.
     """
     if step < warmup:
         return (step + 1) / warmup
+    left = min(1.0, (total - step) / cooldown) if cooldown else 1.0
     if schedule == "inverse_sqrt":
         scale = warmup or 10_000
-        return math.sqrt(scale / (step + scale - warmup))
+        return left * math.sqrt(scale / (step + scale - warmup))
     if schedule == "rising":
         return 1e-7 ** (1 - step / max(1, total - 1))
     done = (step - warmup) / max(1, total - warmup)
     if schedule == "cosine":
+        done = (step - warmup) * (restarts + 1) % max(1, total - warmup) / max(1, total - warmup)
         return minimum + (1 - minimum) * 0.5 * (1 + math.cos(math.pi * done))
-    return minimum + (1 - minimum) * (1 - done) if schedule == "linear" else 1.0
+    return minimum + (1 - minimum) * (1 - done) if schedule == "linear" else left
 
 
 def scheduled_rate(options: StepOptions, step: int, *, total: int, warmup: int) -> float:
     """Return the learning rate of an optimizer step as a fraction of the peak learning rate of the options."""
     minimum = options.min_learning_rate / options.peak_learning_rate if options.min_learning_rate else 0.0
-    return learning_rate_factor(step, total=total, warmup=warmup, schedule=options.schedule, minimum=minimum)
+    return learning_rate_factor(
+        step,
+        total=total,
+        warmup=warmup,
+        schedule=options.schedule,
+        minimum=minimum,
+        restarts=options.restarts,
+        cooldown=options.cooldown_steps,
+    )
 
 
 def average_of(model: nn.Module, decay: float, accelerator: Accelerator) -> AveragedModel:

@@ -44,6 +44,11 @@ with needs("plain-vit[train]"):
 IMAGE_SUFFIXES = frozenset(PIL.Image.registered_extensions())
 GLYPHS_PER_CLASS = {"train": 1000, "test": 100}
 SHARDS = 16  # when streaming a stored dataset
+# Columns of numbers or strings that are the labels by their names; `cls` is that of webdataset shards.
+LABEL_NAMES = frozenset({"label", "labels", "class", "classes", "class_name", "cls", "target", "category"})
+LABEL_TYPES = frozenset(
+    {"string", "large_string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
+)
 VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 
 
@@ -198,10 +203,23 @@ def find_columns(features: Features, *, image: str | None = None, label: str | N
     return _find_column(features, "image", image, Image), _find_column(features, "label", label, ClassLabel)
 
 
+def _is_stored_image(kind: Any) -> bool:
+    """Return whether a column may hold image files, as pandas and Spark write them: `{bytes, path}`, or bytes alone."""
+    if isinstance(kind, dict):
+        return {"bytes", "path"} == kind.keys()
+    return getattr(kind, "dtype", None) in ("binary", "large_binary")
+
+
+def _is_plain_label(kind: Any) -> bool:
+    return isinstance(kind, Value) and kind.dtype in LABEL_TYPES
+
+
 def _find_column(features: Features, role: str, asked: str | None, wanted: type) -> str:
     fitting = [name for name, kind in features.items() if isinstance(kind, wanted)]
-    if not fitting and role == "label" and features.get("cls") == Value("int64"):
-        fitting = ["cls"]  # the name in webdataset shards
+    if not fitting and role == "image":
+        fitting = [name for name, kind in features.items() if _is_stored_image(kind)]
+    if not fitting and role == "label":
+        fitting = [name for name, kind in features.items() if name.lower() in LABEL_NAMES and _is_plain_label(kind)]
     columns = ", ".join(f"{name} ({_type_name(kind)})" for name, kind in features.items())
     option = f"--{role}_column"
     if asked is None:
@@ -212,12 +230,20 @@ def _find_column(features: Features, role: str, asked: str | None, wanted: type)
                 "The images have no labels: an image folder has the images of each class in a folder of their own, as "
                 "train/CLASS/image.jpg, and no others beside them."
             )
+        if role == "label" and not fitting:
+            raise DataError(
+                f"No column of {columns} is of type ClassLabel, or has numbers or strings and one of the names "
+                f"{', '.join(sorted(LABEL_NAMES))}: give one with --label_column."
+            )
         found = "no column" if not fitting else f"{len(fitting)} columns, {' and '.join(fitting)},"
-        raise DataError(f"There is {found} of type {wanted.__name__} among {columns}: give one with {option}.")
+        which = f"of type {wanted.__name__}"
+        if fitting and not isinstance(features[fitting[0]], wanted):
+            which = "that may be meant,"
+        raise DataError(f"There is {found} {which} among {columns}: give one with {option}.")
     if asked not in features:
         raise DataError(f"There is no column {asked!r}, only {columns}: correct {option}.")
     # Labels may also be numbers or strings, which are converted to classes.
-    if role == "image" and asked not in fitting:
+    if role == "image" and not (asked in fitting or _is_stored_image(features[asked])):
         raise DataError(f"The column {asked!r} holds no images; the columns are {columns}: correct {option}.")
     return asked
 
@@ -406,7 +432,7 @@ def load_images(
         image_column = image_column or BENCHMARKS[name].image
     rows = _one_split(load_splits(name, subset=subset), split, ("train",))
     column = _find_column(rows.features, "image", image_column, Image)
-    rows = rows.select_columns([column])
+    rows = _with_images(rows.select_columns([column]), column)
     return (rows if column == "image" else rows.rename_column(column, "image")).cast_column("image", Image(mode="RGB"))
 
 
@@ -485,12 +511,18 @@ def _standard_columns(split: Any, image: str, label: str) -> Any:
     missing = [column for column in (image, label) if column not in split.features]
     if missing:
         raise DataError(f"One of the splits has no column {missing[0]!r}, only {', '.join(split.features)}.")
+    split = _with_images(split, image)
     if isinstance(split, IterableDataset):
         split = split.cast_column(image, Image(decode=False))  # else each step would decode the images
     split = split.select_columns([image, label])
     for old, new in ((image, "image"), (label, "label")):
         split = split.rename_column(old, new) if old != new else split
     return split
+
+
+def _with_images(split: Any, column: str) -> Any:
+    """Return a split whose image column is one, also if it was stored as `{bytes, path}` or as bytes."""
+    return split if isinstance(split.features[column], Image) else split.cast_column(column, Image())
 
 
 def _read_names(file: str | None) -> list[str] | None:
@@ -551,7 +583,10 @@ def _checked(splits: dict[str, Any], names: list[str], *, test_is_named: bool) -
         del splits["test"], labels["test"]  # how the Hub publishes secret labels
     if len(names) < 2 or ("train" in labels and len(np.unique(labels["train"])) < 2):
         only = names[int(labels["train"][0])] if "train" in labels else names[0]
-        raise DataError(f"All training images are {only!r}: expected at least two classes.")
+        raise DataError(
+            f"All training images are {only!r}: expected at least two classes. Add images of another class, choose the "
+            "column of the labels with --label_column, or pre-train without labels with pretrain_masked_patches.py."
+        )
     for role, numbers in labels.items():
         _check_labels(role, numbers, names)
     if "train" in labels:
@@ -618,3 +653,14 @@ def _some(split: Dataset, count: int, seed: int) -> Dataset:
 def labels_hash(split: Any) -> str:
     """Return a hash of the labels of a split, in their order."""
     return hashlib.sha256(str(split["label"][:]).encode()).hexdigest()
+
+
+def files_hash(split: Dataset) -> str:
+    """Return a hash of the names of the image files of a split, in their order, without the folders they are in."""
+    names = [path and Path(path).name for path in image_paths(split)]
+    return hashlib.sha256(str(names).encode()).hexdigest()
+
+
+def image_paths(split: Dataset) -> list[str | None]:
+    """Return the path of each image of a split, or None where it is not a file."""
+    return list(as_files(split).select_columns("image").flatten().select_columns("image.path")["image.path"])

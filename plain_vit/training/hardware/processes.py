@@ -15,6 +15,9 @@ from ...system import handled_signals, keep_freed_memory, start_fork_server
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
+    from accelerate.utils import str_to_bool
+
+CPU_SETTING = "ACCELERATE_USE_CPU"  # of `accelerate launch` to its processes
 
 
 def start_accelerator(
@@ -45,6 +48,11 @@ def start_accelerator(
             f"{accelerator.num_processes} processes are running, {num_processes or launched} were requested. On a "
             "machine without GPUs start several with `torchrun --nproc_per_node N` or `accelerate launch --multi_gpu "
             "--num_processes N`: `accelerate launch --cpu --num_processes N` starts one."
+        )
+    if accelerator.num_processes == 1 and num_processes is None and str_to_bool(os.environ.get(CPU_SETTING, "false")):
+        accelerator.print(
+            "One process: `accelerate launch --cpu` starts one, whatever its --num_processes says. Several: "
+            "`torchrun --nproc_per_node N` or `accelerate launch --multi_gpu --num_processes N`."
         )
     if accelerator.device.type == "cpu":
         keep_freed_memory()

@@ -109,6 +109,7 @@ def describe_plan(
         "learning rate at": f"{rates} of the steps",
         "a step": f"{options.batch_size} images = {processes} processes x {accumulation} micro-batches x "
         f"{micro_batch} images",
+        **({"note": remark} if (remark := schedule.remark(options.batch_size)) else {}),
         "precision": options.mixed_precision,
         "evaluations": f"{len(schedule.evaluation_steps)} of {len(splits[data.watched]):,} {data.watched} images, "
         f"at the end {len(splits[data.held_out]):,} {data.held_out} images",

@@ -34,6 +34,12 @@ FREE_ON_RESUME = (
     "license", "push_to_hub", "hub_private",
 )  # fmt: skip
 
+# Options that may change when a run is resumed, if the learning rates of the steps already taken stay the same.
+LENGTH_OPTIONS = (
+    "steps", "epochs", "schedule", "warmup_steps", "warmup_fraction", "cooldown_steps", "evaluations",
+    "checkpoint_every",
+)  # fmt: skip
+
 
 def deciding_options(options: Any, **others: Any) -> dict[str, Any]:
     """Return what determines the result of a run: options, and additional facts from its script."""
@@ -61,6 +67,7 @@ class RunFolder:
         self.path, self.accelerator, self.resume = Path(path), accelerator, resume
         self.options = json.loads(json.dumps(options))  # as read back from JSON
         self.checkpoints = self.path / CHECKPOINTS
+        self.before: dict[str, Any] = {}  # the settings with which the run was begun, or resumed the last time
         self._check()
 
     def _check(self) -> None:
@@ -72,11 +79,11 @@ class RunFolder:
             return
         if not (self.path / OPTIONS).exists():
             raise TrainingError(f"{self.path} contains no run to resume: omit --resume.")
-        before = read_json(self.path / OPTIONS)
+        before = self.before = read_json(self.path / OPTIONS)
         changed = [
             f"{name} (was {before.get(name)!r}, is {self.options.get(name)!r})"
             for name in sorted({*before, *self.options})
-            if before.get(name) != self.options.get(name)
+            if before.get(name) != self.options.get(name) and name not in LENGTH_OPTIONS
         ]
         if changed:
             raise TrainingError(
@@ -96,7 +103,7 @@ class RunFolder:
         self.accelerator.wait_for_everyone()  # all processes have read the folder before one writes
         if not self.resume and self.accelerator.is_main_process:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_file(self.path / OPTIONS, json.dumps(self.options, indent=2) + "\n")
+            self.write_options()
         progress = None
         checkpoint = self._undamaged_checkpoint()
         if checkpoint is not None:
@@ -111,6 +118,10 @@ class RunFolder:
             self._cut_log(progress["step"] if progress else 0)
         self.accelerator.wait_for_everyone()
         return progress
+
+    def write_options(self) -> None:
+        """Write the settings of the run."""
+        write_file(self.path / OPTIONS, json.dumps(self.options, indent=2) + "\n")
 
     def newest_checkpoint(self) -> Path | None:
         """Return the checkpoint of the latest step."""

@@ -16,6 +16,7 @@ from ...analysis import confusion_matrix, displayable
 from ...analysis.page import framed, html_page, html_table, inline_picture, plain_text
 from ...extras import needs
 from ...files.staging import staged_file
+from ..data.datasets import image_paths
 from ..data.decoding import as_files
 from ..metrics import Evaluation, predictions_table
 from .folder import read_log, write_file
@@ -220,14 +221,14 @@ def write_predictions(run: Path, evaluation: Evaluation, split: Dataset, class_n
     Returns:
         The path of the file.
     """
-    write_file(run / "predictions.csv", predictions_table(evaluation, image_paths(split), class_names))
+    write_file(run / "predictions.csv", predictions_of(evaluation, split, class_names))
     return run / "predictions.csv"
 
 
-def image_paths(split: Dataset) -> list[str]:
-    """Return the paths of the images of a split, or their rows where they are not files."""
-    paths = as_files(split).select_columns("image").flatten().select_columns("image.path")["image.path"]
-    return [path or f"row {number}" for number, path in enumerate(paths)]
+def predictions_of(evaluation: Evaluation, split: Dataset, class_names: list[str]) -> str:
+    """Return the CSV table of the predictions for the images of a split; see `write_predictions`."""
+    names = [path or f"row {row}" for row, path in enumerate(image_paths(split))]
+    return predictions_table(evaluation, names, class_names)
 
 
 def image_name(stored: Mapping[str, Any], row: int) -> str:

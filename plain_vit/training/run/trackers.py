@@ -9,9 +9,17 @@ from ...extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
-    from accelerate.tracking import GeneralTracker, TensorBoardTracker, TrackioTracker, WandBTracker
+    from accelerate.tracking import (
+        ClearMLTracker,
+        CometMLTracker,
+        GeneralTracker,
+        MLflowTracker,
+        TensorBoardTracker,
+        TrackioTracker,
+        WandBTracker,
+    )
 
-TRACKERS = ("tensorboard", "trackio", "wandb")  # also the names of their packages
+TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow", "comet_ml", "clearml")  # also the names of their packages
 PROJECT = "plain-vit"
 
 
@@ -61,6 +69,9 @@ def start_trackers(
         ),
         "trackio": lambda: TrackioTracker(PROJECT, name=run, resume="allow" if step else "never"),
         "wandb": lambda: WandBTracker(PROJECT, name=run, dir=str(folder), resume="auto"),
+        "mlflow": lambda: MLflowTracker(PROJECT, run_name=run),
+        "comet_ml": lambda: CometMLTracker(PROJECT),
+        "clearml": lambda: ClearMLTracker(PROJECT, task_name=run),
     }
     trackers: list[GeneralTracker] = [makers[name]() for name in names]
     accelerator.log_with = trackers
