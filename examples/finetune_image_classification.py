@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
@@ -44,8 +43,8 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     )
     from plain_vit.training.data import ImageClassificationData, load_classification_data
     from plain_vit.training.data.augmentation import AugmentedImages, TrainingTransform, input_size, training_transform
-    from plain_vit.training.data.datasets import files_hash, labels_hash
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
+    from plain_vit.training.data.identity import dataset_identity, labels_hash
     from plain_vit.training.data.sampling import ShuffledStream
     from plain_vit.training.data.streaming import StreamedBatches, StreamedImages
     from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
@@ -275,10 +274,13 @@ def deciding(arguments: FinetuneArguments, data: ImageClassificationData, proces
         images = {"readers_of_the_stream": readers}
     else:
         images = {"training_labels": labels_hash(data.train)}
-    if Path(arguments.dataset).exists():  # it may have moved: its content decides
-        images |= {"dataset": "local"} if arguments.streaming else {"dataset": f"local, {files_hash(data.train)}"}
-    known = {"training_images": data.train_images, "classes": data.label_names, "label_names": None}
-    return deciding_options(arguments, **known, **images)
+    return deciding_options(
+        arguments,
+        dataset=dataset_identity(arguments.dataset, data.train),
+        training_images=data.train_images,
+        classes=data.label_names,
+        **images,
+    )
 
 
 def enough_micro_batches(loop: Loop[Evaluation], image_processor: Any) -> int:

@@ -34,8 +34,8 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
 
     from plain_vit.training.arguments import ForwardOptions, LabelOptions, SplitOptions, keywords, option, run_script
     from plain_vit.training.data import ImageClassificationData, load_classification_data
-    from plain_vit.training.data.datasets import labels_hash
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages
+    from plain_vit.training.data.identity import labels_hash
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
     from plain_vit.training.models import checkpoint_hints, load_classifier
     from plain_vit.training.probing import (

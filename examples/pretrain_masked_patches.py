@@ -34,6 +34,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.arguments import ImageOptions, LoopOptions, WeightsOptions, option, run_script
     from plain_vit.training.data import load_images
     from plain_vit.training.data.augmentation import training_transform
+    from plain_vit.training.data.identity import dataset_identity
     from plain_vit.training.data.sampling import ShuffledStream
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Loop, make_schedule, start_run
@@ -94,7 +95,8 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     task = MaskedPatches(model, image_processor, int(predicted.sum()))
     schedule = make_schedule(arguments, len(train), accelerator.num_processes)
     learner = Learner(MaskedPrediction(model), arguments, accelerator)
-    decides = deciding_options(arguments, training_images=len(train))
+    dataset = dataset_identity(arguments.dataset, train)
+    decides = deciding_options(arguments, dataset=dataset, training_images=len(train))
     run = RunFolder(arguments.output_dir, accelerator, decides, resume=arguments.resume)
 
     # Start the run, or resume it from its newest checkpoint.

@@ -1,6 +1,5 @@
 """Image classification datasets: opening, columns, validation and splits."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -648,19 +647,3 @@ def _some(split: Dataset, count: int, seed: int) -> Dataset:
     if count < 1:
         raise DataError(f"max_images is {count}: expected at least 1.")
     return split.select(np.sort(np.random.default_rng(seed).permutation(len(split))[:count]))
-
-
-def labels_hash(split: Any) -> str:
-    """Return a hash of the labels of a split, in their order."""
-    return hashlib.sha256(str(split["label"][:]).encode()).hexdigest()
-
-
-def files_hash(split: Dataset) -> str:
-    """Return a hash of the names of the image files of a split, in their order, without the folders they are in."""
-    names = [path and Path(path).name for path in image_paths(split)]
-    return hashlib.sha256(str(names).encode()).hexdigest()
-
-
-def image_paths(split: Dataset) -> list[str | None]:
-    """Return the path of each image of a split, or None where it is not a file."""
-    return list(as_files(split).select_columns("image").flatten().select_columns("image.path")["image.path"])

@@ -16,8 +16,8 @@ from ...analysis import confusion_matrix, displayable
 from ...analysis.page import framed, html_page, html_table, inline_picture, plain_text
 from ...extras import needs
 from ...files.staging import staged_file
-from ..data.datasets import image_paths
 from ..data.decoding import as_files
+from ..data.identity import image_paths
 from ..metrics import Evaluation, predictions_table
 from .folder import read_log, write_file
 from .mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
