@@ -104,12 +104,14 @@ def describe_plan(
     factors = {mark: scheduled_rate(options, step, total=total, warmup=warmup) for mark, step in marks.items()}
     rates = ", ".join(f"{mark} {factor * options.peak_learning_rate:.2e}" for mark, factor in factors.items())
     splits = data.splits
+    remark = schedule.remark(options.batch_size)
+    note: Facts = {"note": remark} if remark else {}
     facts = {
         **run_facts(options, data, schedule, learner.model, task.kind),
         "learning rate at": f"{rates} of the steps",
         "a step": f"{options.batch_size} images = {processes} processes x {accumulation} micro-batches x "
         f"{micro_batch} images",
-        **({"note": remark} if (remark := schedule.remark(options.batch_size)) else {}),
+        **note,
         "precision": options.mixed_precision,
         "evaluations": f"{len(schedule.evaluation_steps)} of {len(splits[data.watched]):,} {data.watched} images, "
         f"at the end {len(splits[data.held_out]):,} {data.held_out} images",
