@@ -89,10 +89,21 @@ class PerHeadRMSNorm(nn.Module):
         init.ones_(self.weight)
 
 
+class AllHeadsRMSNorm(nn.RMSNorm):
+    """Divide the concatenated heads of a query or key by their root mean square (InternViT-6B: Chen et al. 2023)."""
+
+    def __init__(self, config: PlainViTConfig, head_dim: int):
+        super().__init__(config.num_attention_heads * head_dim, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden_states.flatten(-2)).view_as(hidden_states)  # B L heads d
+
+
 QK_NORMS: dict[str | None, Callable[[PlainViTConfig, int], nn.Module]] = {
     None: lambda config, head_dim: nn.Identity(),
     "norm": lambda config, head_dim: NORMS[config.norm_type](head_dim, eps=config.layer_norm_eps),
     "rms_per_head": lambda config, head_dim: PerHeadRMSNorm(config.num_attention_heads, head_dim),
+    "rms_all_heads": AllHeadsRMSNorm,
 }
 
 
@@ -102,16 +113,17 @@ QK_NORMS: dict[str | None, Callable[[PlainViTConfig, int], nn.Module]] = {
 class Attention(nn.Module):
     """Base class: separate projections of query, key and value; a dot product of query and key has `width` terms."""
 
-    def __init__(self, config: PlainViTConfig, width: int):
+    def __init__(self, config: PlainViTConfig, layer_idx: int, width: int):
         super().__init__()
         self.config = config
         self.scaling = width**-0.5 if config.attention_scale is None else config.attention_scale
         self.attention_dropout = config.attention_probs_dropout_prob
         self.is_causal = False  # read by the kernels
-        joined = math.prod(config.attention_shape)
+        joined, shared = math.prod(config.attention_shape), config.key_value_heads_of(layer_idx)
+        self.group_size = config.num_attention_heads // shared
         self.q_proj = nn.Linear(config.hidden_size, joined, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, joined, bias=config.qkv_bias and config.key_bias)
-        self.v_proj = nn.Linear(config.hidden_size, joined, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, joined // self.group_size, bias=config.qkv_bias and config.key_bias)
+        self.v_proj = nn.Linear(config.hidden_size, joined // self.group_size, bias=config.qkv_bias)
         self.q_norm = QK_NORMS[config.qk_norm](config, width)
         self.k_norm = QK_NORMS[config.qk_norm](config, width)
 
@@ -127,8 +139,9 @@ class Attention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute attention with the config's implementation, or the eager one if the weights are requested.
 
-        A bias on the scores has the shape (heads, L, L); of the first tokens, only their rows are used. Of images of
-        many sizes, `segments` keeps attention within each, and there is no bias.
+        Each head of key and value is that of a group of heads of the query. A bias on the scores has the shape
+        (heads, L, L); of the first tokens, only their rows are used. Of images of many sizes, `segments` keeps
+        attention within each, and there is no bias.
 
         In evaluation torch's fused kernel is bit-equal to most sources. Training does not need that and uses the
         fastest kernel, unless someone replaced transformers' own "sdpa". The kernels do not accept an empty batch.
@@ -148,6 +161,8 @@ class Attention(nn.Module):
                     'set_attn_implementation("sdpa")'
                 )
             bias = bias[:, : query.shape[2]].to(query.dtype)[None]
+        if self.group_size > 1:
+            key, value = (heads.repeat_interleave(self.group_size, dim=1) for heads in (key, value))
         return kernel(self, query, key, value, bias, **kwargs)
 
 
@@ -156,7 +171,7 @@ class PlainViTAttention(Attention):
 
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         heads, head_dim = config.attention_shape
-        super().__init__(config, head_dim)
+        super().__init__(config, layer_idx, head_dim)
         self.head_dim = head_dim
         self.relative_position_bias = relative_position_bias(config, shared=False)
         self.norm = norm_or_identity(config, config.attention_inner_norm, heads * head_dim)
@@ -192,7 +207,7 @@ class PlainViTDifferentialAttention(Attention):
 
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         heads, head_dim = config.attention_shape
-        super().__init__(config, head_dim // 2)
+        super().__init__(config, layer_idx, head_dim // 2)
         self.half_dim = head_dim // 2
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer_idx)
         self.lambda_q1 = nn.Parameter(torch.zeros(self.half_dim))

@@ -163,6 +163,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         num_hidden_layers: Number of blocks.
         num_attention_heads: Heads of each attention.
         head_dim: Width of one head (default: `hidden_size // num_attention_heads`).
+        num_key_value_heads: Heads of keys and values, in all blocks or in each; groups of queries' heads share them
+            (Ainslie et al. 2023; default: as many as `num_attention_heads`).
         intermediate_size: Width inside the MLP (after gating, for the gated kinds).
         image_size: Native input size, in pixels. Other sizes work too: the position table is resampled.
         patch_size: Size of a patch, in pixels. It must divide `image_size`.
@@ -224,7 +226,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         attention_scale: Factor on the attention scores (default: `head_dim ** -0.5`).
         qkv_bias: Give the query, key and value projections biases.
         key_bias: Give the key projection one too (EVA, BEiT and DINOv3 do not).
-        qk_norm: None, "norm" (`norm_type` over `head_dim`) or "rms_per_head" (L2-normalised, one gain per head).
+        qk_norm: None, "norm" (`norm_type` over `head_dim`), "rms_per_head" (L2-normalised, one gain per head)
+            or "rms_all_heads" (one RMS norm over the concatenated heads: InternViT-6B).
         attention_inner_norm: Normalise the concatenated heads before the output projection (BEiT-3).
         attention_output_projection: Project the concatenated heads.
         attention_output_bias: Give that projection a bias.
@@ -233,6 +236,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         mlp_inner_norm: Normalise inside the MLP, after the activation (BEiT-3).
         hidden_act: Activation of the MLP. "gelu" is exact; "gelu_pytorch_tanh" is JAX's default approximation.
         layer_scale_init_value: Initial value of the learned gain on each residual branch; None for no gain.
+        layer_scale_on_mlp: Give the branch of the MLP a gain too (Sapiens2 does not).
         final_norm: Position of the last norm: "before_pooling", "after_pooling", "both" or "none".
         pooling: "cls", "mean", "max", "mean_max" (their average), "cls_mean" (class token and mean concatenated, twice
             as wide: DINOv2's head), "map" (attention pooling), "query" (attention pooling without an MLP: AIMv2's),
@@ -282,6 +286,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     head_dim: int | None = None
+    num_key_value_heads: int | list[int] | tuple[int, ...] | None = None
     intermediate_size: int = 3072
     image_size: int | list[int] | tuple[int, int] = 224
     patch_size: int | list[int] | tuple[int, int] = 16
@@ -334,7 +339,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     attention_scale: float | int | None = None
     qkv_bias: bool = True
     key_bias: bool = True
-    qk_norm: Literal["norm", "rms_per_head"] | None = None
+    qk_norm: Literal["norm", "rms_per_head", "rms_all_heads"] | None = None
     attention_inner_norm: bool = False
     attention_output_projection: bool = True
     attention_output_bias: bool = True
@@ -343,6 +348,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     mlp_inner_norm: bool = False
     hidden_act: str = "gelu"
     layer_scale_init_value: float | int | None = None
+    layer_scale_on_mlp: bool = True
 
     final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
     pooling: Literal["cls", "mean", "max", "mean_max", "cls_mean", "map", "query", "prr", "none"] = "cls"
@@ -478,6 +484,21 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
                     f"{self.num_attention_heads}: choose a head count that divides it, or give head_dim"
                 )
             self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.num_key_value_heads is not None:
+            self.num_key_value_heads = self._shared_heads(self.num_key_value_heads)
+
+    def _shared_heads(self, counts: int | list[int] | tuple[int, ...]) -> int | tuple[int, ...] | None:
+        """Return the heads of keys and values: one number if all blocks have it, None if none of them are shared."""
+        given, heads = (counts,) if isinstance(counts, int) else tuple(counts), self.num_attention_heads
+        expected = 1 if isinstance(counts, int) else self.num_hidden_layers
+        if len(given) != expected or not all(0 < count <= heads and heads % count == 0 for count in given):
+            raise ValueError(
+                f"num_key_value_heads is {_shown(counts)}: expected one number, or one for each of the "
+                f"{self.num_hidden_layers} blocks, that divides num_attention_heads {heads}"
+            )
+        if len(set(given)) > 1:
+            return given
+        return given[0] if set(given) - {heads} else None
 
     def _check(self) -> None:
         """Validate values and their combinations."""
@@ -577,6 +598,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     def _conflicts_in_blocks(self) -> tuple[tuple[bool, str], ...]:
         """Return the impossible combinations inside the blocks: whether each is there, and the remedy."""
         heads, head_dim = self.attention_shape
+        shared = self.num_key_value_heads is not None
         return (
             (not self.attention_output_projection and heads * head_dim != self.hidden_size,
              f"without an output projection the concatenated heads ({heads} x {head_dim}) "
@@ -587,8 +609,18 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              "parallel blocks have no norms inside attention or MLP in any source"),
             (self.attention_type == "differential" and head_dim % 2 != 0,
              f"differential attention halves each head: head_dim must be even, not {head_dim}"),
-            (self.attention_type == "differential" and self.qk_norm == "rms_per_head",
+            (self.attention_type == "differential" and self.qk_norm not in (None, "norm"),
              'differential attention takes qk_norm None or "norm"'),
+            (shared and self.attention_type == "differential",
+             "differential attention does not share keys and values in any source: set num_key_value_heads=None"),
+            (shared and self.qk_norm not in (None, "norm"),
+             'keys that several heads share take qk_norm None or "norm"'),
+            (shared and self.rotary_embedding_type == "mixed",
+             'a "mixed" rotation has frequencies for each head of the queries: set num_key_value_heads=None'),
+            (not self.layer_scale_on_mlp and self.layer_scale_init_value is None,
+             "layer_scale_on_mlp=False leaves a LayerScale on the attention: set layer_scale_init_value"),
+            (not self.layer_scale_on_mlp and self.block_type != "sequential",
+             'a LayerScale on the attention alone is in blocks of type "sequential" in every source'),
         )  # fmt: skip
 
     def _conflicts_in_heads(self) -> tuple[tuple[bool, str], ...]:
@@ -706,7 +738,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         attention = "layers.*.attention_branches.*.attention" if branches else "layers.*.attention"
         mlp = "layers.*.mlp_branches.*.mlp" if branches else "layers.*.mlp"
         plan: dict[str, str] = {}
-        spanned = self.attention_inner_norm or self.qk_norm == "rms_per_head" or self.attention_type == "differential"
+        spanned = self.attention_inner_norm or self.attention_type == "differential"
+        spanned = spanned or self.qk_norm not in (None, "norm") or self.num_key_value_heads is not None
         spanned = spanned or self.rotary_embedding_type == "mixed" or self.relative_position_bias != "none"
         if self.attention_output_projection and not spanned:
             plan |= {f"{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
@@ -747,6 +780,11 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     def attention_shape(self) -> tuple[int, int]:
         """Number of heads, and the width of each."""
         return self.num_attention_heads, cast(int, self.head_dim)  # set by _normalize
+
+    def key_value_heads_of(self, layer_idx: int) -> int:
+        """Return the number of heads of keys and values in a block."""
+        counts = self.num_key_value_heads or self.num_attention_heads
+        return counts if isinstance(counts, int) else counts[layer_idx]
 
     @property
     def image_shape(self) -> tuple[int, int]:

@@ -152,11 +152,12 @@ class JoinedAttention(PlainViTAttention):
             if attention.q_proj.bias is not None:
                 attention.q_proj.bias.mul_(self.scaling)
             self.scaling = 1.0
+        self.counts = [len(projection.weight) // attention.head_dim for projection in projections]  # of heads
         weight = torch.cat([projection.weight for projection in projections])
         self.qkv_proj = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         self.qkv_proj.weight = nn.Parameter(weight, requires_grad=False)
         if attention.q_proj.bias is not None:
-            zeros = torch.zeros_like(attention.q_proj.bias)  # a key may have none
+            zeros = attention.k_proj.weight.new_zeros(len(attention.k_proj.weight))  # a key may have none
             bias = torch.cat([zeros if projection.bias is None else projection.bias.data for projection in projections])
             self.qkv_proj.bias = nn.Parameter(bias, requires_grad=False)
         self.q_norm, self.k_norm, self.norm = attention.q_norm, attention.k_norm, attention.norm
@@ -173,7 +174,7 @@ class JoinedAttention(PlainViTAttention):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        query, key, value = self.qkv_proj(hidden_states).unflatten(-1, (3, -1, self.head_dim)).unbind(2)
+        query, key, value = self.qkv_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).split(self.counts, dim=2)
         query = self.q_norm(query[:, :num_output_tokens]).transpose(1, 2)  # B heads L d
         key = self.k_norm(key).transpose(1, 2)
         if rotation is not None:

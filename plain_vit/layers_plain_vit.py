@@ -183,9 +183,9 @@ class StochasticDepth(nn.Module):
         return f"rate={self.rate:g}"
 
 
-def layer_scale_or_identity(config: PlainViTConfig) -> nn.Module:
+def layer_scale_or_identity(config: PlainViTConfig, present: bool = True) -> nn.Module:
     """Return a LayerScale, or an identity if the config has none."""
-    gain = config.layer_scale_init_value
+    gain = config.layer_scale_init_value if present else None
     return nn.Identity() if gain is None else LayerScale(config.hidden_size, gain)
 
 

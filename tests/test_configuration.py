@@ -320,7 +320,8 @@ def test_the_tensor_parallel_plan_names_layers_that_exist_and_whose_parts_fit(na
         assert style in ("colwise", "rowwise", "replicated_with_grad_allreduce")
     split = {pattern.rpartition(".")[2] for pattern in config.base_model_tp_plan}
     relative = [name for name in VARIATIONS if name.startswith("relative")]
-    whole = ("inner_norms", "rms_per_head", "no_projection", "differential", "rotary_mixed", *relative)
+    heads = ("rms_per_head", "rms_all_heads", "shared_keys")
+    whole = ("inner_norms", *heads, "no_projection", "differential", "rotary_mixed", *relative)
     assert ("o_proj" in split) == (name not in whole)
     assert ("fc2" in split) == (name not in ("inner_norms", "swiglu_packed"))
 

@@ -3,7 +3,9 @@
 Where these are of another release than the tables were written from, each entry is still compared with them.
 """
 
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -136,7 +138,7 @@ def test_every_entrypoint_asks_and_opens_by_its_name(name: str) -> None:
     check_supported(name)
 
 
-@pytest.mark.parametrize("name", ["convit_tiny", "cait_xxs24_224", "vit_base_patch16_sapiens2", "levit_128",
+@pytest.mark.parametrize("name", ["convit_tiny", "cait_xxs24_224", "vit_base_mci_224", "levit_128",
                                   "naflexvit_base_patch16_gap", "samvit_base_patch16"])  # fmt: skip
 def test_another_model_of_timm_is_refused_by_name(name: str) -> None:
     (file,) = [file for file, family in FAMILIES.items() if name in family.entrypoints]
@@ -156,6 +158,42 @@ def test_the_families_hold_all_of_their_files() -> None:
     assert {file: list(family.entrypoints) for file, family in FAMILIES.items()} == entrypoints
     opened = set(ARCHITECTURES).union(*(constructor.architectures for constructor in CONSTRUCTORS))
     assert not opened & {name for names in entrypoints.values() for name in names}
+
+
+# The files of timm's Vision Transformers; docs/timm.md lists those of their models that do not open.
+VIT_FILES = ("vision_transformer", "deit", "vision_transformer_hybrid", "vision_transformer_relpos", "eva", "beit",
+             "naflexvit")  # fmt: skip
+
+
+def refused_with_a_reason() -> set[str]:
+    """Return the entrypoints in the table of refusals, each row of which has a reason."""
+    page = (Path(__file__).parents[1] / "docs" / "timm.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.+`) \| (.+) \|$", page, re.M)
+    assert all(len(reason) > 20 for _, reason in rows)
+    return {name for names, _ in rows for name in re.findall(r"`(\w+)`", names)}
+
+
+def test_all_entrypoints_of_timms_vision_transformers_open_or_are_listed_with_a_reason() -> None:
+    skip_other_releases("timm")
+    entrypoints = {name for file in VIT_FILES for name in timm.list_models(module=file)}
+    opened = set(ARCHITECTURES).union(*(constructor.architectures for constructor in CONSTRUCTORS))
+    assert len(entrypoints) == 293
+    assert opened <= entrypoints
+    assert refused_with_a_reason() == entrypoints - opened
+    assert len(opened | set(timm.list_models(module="naflexvit"))) >= 285
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", VIT_FILES)
+def test_every_entrypoint_of_a_file_opens_at_its_own_size_or_is_on_the_list(file: str) -> None:
+    for name in timm.list_models(module=file):
+        with torch.device("meta"):  # what it is does not depend on its numbers
+            module = timm.create_model(name)
+        if name in refused_with_a_reason():
+            with pytest.raises(ExportError, match="does not open|plain-vit does not know|no counterpart"):
+                from_module(module)
+        else:
+            from_module(module)
 
 
 def test_no_part_of_another_family_is_one_of_a_plain_model() -> None:

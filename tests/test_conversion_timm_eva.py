@@ -217,6 +217,7 @@ def drawn(seed: int) -> dict[str, Any]:
         "use_post_transformer_norm": draw.choice([None, None, True, False]),
         "use_fc_norm": draw.choice([None, None, True, False]), "attn_pool_num_heads": draw.choice([None, None, 1]),
         "attn_pool_mlp_ratio": draw.choice([None, None, 3]), "dynamic_img_size": draw.random() < 0.4,
+        "attn_only_layer_scale": draw.random() < 0.2, "num_kv_heads": draw.choice([None, None, None, 1, heads]),
     }  # fmt: skip
 
 
@@ -261,6 +262,8 @@ def test_hundreds_of_random_models_open_with_equal_numbers_and_go_back() -> None
         {"rotary_embedding_type": "axial", "rotary_theta": 100.0, "rotary_axes": "xy", "rotary_offset": 1.0},
         {"rotary_embedding_type": "mixed", "rotary_dtype": "weights", "num_register_tokens": 2},
         {"key_bias": False, "final_norm": "both"},
+        {"num_key_value_heads": (5, 1, 1), "layer_scale_init_value": 0.3, "layer_scale_on_mlp": False},
+        {"num_key_value_heads": 1, "qkv_bias": False, "rotary_embedding_type": "axial"},
         {
             "pooling": "map",
             "pool_prefix_tokens": True,
@@ -272,7 +275,11 @@ def test_hundreds_of_random_models_open_with_equal_numbers_and_go_back() -> None
 )
 def test_our_own_models_become_timms_and_come_back(fields: dict[str, Any]) -> None:
     model = randomize_(PlainViTForImageClassification(tiny_config(**fields))).eval()
-    for layout in (None, "eva", "eva_separate"):
+    shared = "num_key_value_heads" in fields
+    if shared:
+        with pytest.raises(ExportError, match="use layout 'eva_separate'"):
+            to_module(model, "timm", layout="eva")
+    for layout in (None, "eva_separate") if shared else (None, "eva", "eva_separate"):
         module = to_module(model, "timm", layout=layout)
         assert type(module) is Eva
         again = from_module(module)

@@ -282,8 +282,7 @@ def test_the_tables_know_every_setting_that_the_class_declares(name: str) -> Non
     family = ARCHITECTURES[name].family
     declared = set(AutoConfig.for_model(family.model_type).to_dict())
     known = {*family.settings.values(), *family.unread, *BOOKKEEPING}
-    # AIMv2's sines and cosines, and InternVL's norm over all heads: refused where they are set.
-    assert declared - known <= {"is_native", "use_qk_norm"}
+    assert declared - known <= {"is_native"}  # AIMv2's sines and cosines, refused where they are set
 
 
 # Files

@@ -52,6 +52,7 @@ EVA_REPRESENTATIVES = [
     "vit_base_patch16_rope_ape_224",  # positions added and rotated
     "vit_base_patch16_rope_mixed_ape_224",  # learned frequencies
     "vit_betwixt_patch16_rope_reg4_gap_256",  # registers without a class token
+    "vit_large_patch16_sapiens2",  # keys and values shared by queries in some blocks, LayerScale on the attention alone
 ]
 
 # What differs in the order of operations, and by how much it may: the rest is 0.0.
@@ -70,15 +71,18 @@ def tolerance(name: str) -> float:
 
 def image_size(name: str) -> tuple[int, int]:
     """Return a small size, not square, of 3 x 5 patches of the entrypoint; where its own is none, partial patches."""
-    patch, side = (ARCHITECTURES | EVA)[name]["patch_size"], (ARCHITECTURES | EVA)[name]["img_size"]
-    rest = side % patch
+    patch, size = (ARCHITECTURES | EVA)[name]["patch_size"], (ARCHITECTURES | EVA)[name]["img_size"]
+    rest = (size if isinstance(size, int) else size[0]) % patch
     return 3 * patch + rest, 5 * patch + rest
 
 
 def tiny_timm(name: str, **arguments: Any) -> Any:
     """Return timm's entrypoint at a small geometry, in evaluation mode, every parameter random."""
     small = {"img_size": image_size(name), "embed_dim": 56, "num_heads": 7, "depth": 3, "num_classes": 11}
-    return randomize_(timm.create_model(name, **{**small, **arguments})).eval()
+    small |= arguments
+    if "num_kv_heads" in EVA.get(name, {}):
+        small.setdefault("num_kv_heads", ([1] + [7, 1] * small["depth"])[: small["depth"]])
+    return randomize_(timm.create_model(name, **small)).eval()
 
 
 def pixels_for(module: Any, seed: int = 1, size: tuple[int, int] | None = None) -> torch.Tensor:

@@ -65,6 +65,11 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "rms": {"norm_type": "rms_norm", "qkv_bias": False, "mlp_bias": False, "attention_output_bias": False},
     "differential": {"attention_type": "differential"},
     "rms_per_head": {"qk_norm": "rms_per_head", "attention_scale": 0.2},
+    "rms_all_heads": {"qk_norm": "rms_all_heads"},
+    "shared_keys": {
+        "num_attention_heads": 4, "num_key_value_heads": (4, 2, 1), "qk_norm": "norm", "layer_scale_init_value": 0.3,
+        "layer_scale_on_mlp": False,
+    },
     "wide_heads": {"head_dim": 12},
     "inner_norms": {"attention_inner_norm": True, "mlp_inner_norm": True},
     "no_projection": {"attention_output_projection": False},

@@ -29,7 +29,13 @@ TOLERANCE = 1e-5
 def _of(name: str, config: str, **settings: Any) -> Callable[[], Any]:
     """Return the maker of a class with a flat configuration."""
     options = {key: settings.pop(key) for key in ("add_pooling_layer", "use_mask_token") if key in settings}
-    if config in ("Dinov2Config", "BeitConfig", "InternVLVisionConfig"):  # there it is a setting
+    if config in (
+        "Dinov2Config",
+        "BeitConfig",
+        "InternVLVisionConfig",
+        "Sapiens2Config",
+        "QianfanOCRVisionConfig",
+    ):  # there it is a setting
         settings |= {key: options.pop(key) for key in ("use_mask_token",) if key in options}
     return lambda: getattr(transformers, name)(getattr(transformers, config)(**settings), **options)
 
@@ -55,12 +61,24 @@ def _queried(name: str, config: str) -> Callable[[], Any]:
     )
 
 
-def _internvl(name: str) -> Callable[[], Any]:
+def _internvl(name: str, config: str = "InternVLConfig", **settings: Any) -> Callable[[], Any]:
     """Return the maker of a class that reads the tokens with a language model."""
     text = {"model_type": "qwen2", **LANGUAGE, "num_key_value_heads": 2}
     return lambda: getattr(transformers, name)(
-        transformers.InternVLConfig(vision_config={**SQUARE, "attention_bias": True}, text_config=text)
+        getattr(transformers, config)(vision_config={**SQUARE, "attention_bias": True, **settings}, text_config=text)
     )
+
+
+SHARED: dict[str, Any] = {"num_register_tokens": 2, "num_key_value_heads_per_layer": [5, 1, 5], "layerscale_value": 0.3}
+
+
+def _task(name: str) -> Callable[[], Any]:
+    """Return the maker of a class of Sapiens2 with a head."""
+    head: dict[str, Any] = {"upsample_out_channels": [6, 4], "conv_out_channels": [5]}
+    if name == "PointmapEstimation":
+        head |= {"scale_conv_out_channels": [3], "scale_final_hidden_sizes": [4, 2]}
+    config = transformers.Sapiens2Config(**OBLONG, **SHARED, head_config=transformers.Sapiens2HeadConfig(**head))
+    return lambda: getattr(transformers, f"Sapiens2For{name}")(config)
 
 
 def _depth(name: str) -> Callable[[], Any]:
@@ -154,6 +172,16 @@ CASES: dict[str, Callable[[], Any]] = {
         **dict.fromkeys(("query_bias", "value_bias", "proj_bias", "mlp_bias"), False),
     ),
     "DINOv3ViTBackbone": _of("DINOv3ViTBackbone", "DINOv3ViTConfig", **SQUARE, out_indices=[1, 3]),
+    "Sapiens2Model": _of("Sapiens2Model", "Sapiens2Config", **OBLONG, **SHARED, rope_theta=50.0),
+    "Sapiens2Model, no registers, no norms of queries": _of(
+        "Sapiens2Model", "Sapiens2Config", **SQUARE, num_register_tokens=0, use_qk_norm=False, key_bias=False,
+        num_key_value_heads_per_layer=[1, 1, 1], use_mask_token=True, rms_norm_eps=1e-5,
+    ),
+    "Sapiens2Backbone": _of("Sapiens2Backbone", "Sapiens2Config", **SQUARE, **SHARED, out_indices=[1, 3]),
+    **{
+        f"Sapiens2For{task}": _task(task)
+        for task in ("ImageMatting", "NormalEstimation", "PointmapEstimation", "PoseEstimation", "SemanticSegmentation")
+    },
     "CLIPVisionModel": _of("CLIPVisionModel", "CLIPVisionConfig", **SQUARE),
     "CLIPVisionModelWithProjection": _of(
         "CLIPVisionModelWithProjection", "CLIPVisionConfig", **SQUARE, projection_dim=11
@@ -204,6 +232,17 @@ CASES: dict[str, Callable[[], Any]] = {
         "InternVLVisionModel", "InternVLVisionConfig", **SQUARE, norm_type="rms_norm",
         use_absolute_position_embeddings=False,
     ),
+    "InternVLVisionModel, queries and keys normalised (6B)": _of(
+        "InternVLVisionModel", "InternVLVisionConfig", **SQUARE, norm_type="rms_norm", use_qk_norm=True,
+    ),
+    "QianfanOCRVisionModel": _of(
+        "QianfanOCRVisionModel", "QianfanOCRVisionConfig", **SQUARE, use_qk_norm=True, use_mask_token=True,
+        drop_path_rate=0.0,
+    ),
+    "QianfanOCRModel": _internvl("QianfanOCRModel", "QianfanOCRConfig", drop_path_rate=0.0),
+    "QianfanOCRForConditionalGeneration": _internvl(
+        "QianfanOCRForConditionalGeneration", "QianfanOCRConfig", drop_path_rate=0.0, use_qk_norm=True
+    ),
     "InternVLModel": _internvl("InternVLModel"),
     "InternVLForConditionalGeneration": _internvl("InternVLForConditionalGeneration"),
     "DepthAnythingForDepthEstimation": _depth("DepthAnything"),
@@ -238,6 +277,8 @@ REPRESENTATIVES = [
     "BeitForImageClassification", "Data2VecVisionForImageClassification", "DINOv3ViTModel", "CLIPModel",
     "OwlViTVisionModel", "GitVisionModel", "BlipForConditionalGeneration", "Blip2VisionModel without qkv biases",
     "InternVLForConditionalGeneration", "InternVLVisionModel, class token, mask token",
+    "InternVLVisionModel, queries and keys normalised (6B)", "QianfanOCRForConditionalGeneration", "Sapiens2Model",
+    "Sapiens2ForPointmapEstimation",
     "DepthAnythingForDepthEstimation", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
     "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel",
 ]  # fmt: skip
@@ -247,6 +288,9 @@ REORDERED = {
     "Siglip": "the pooling head is torch's MultiheadAttention there, which scales the query before the product",
     "Data2Vec": "the scores are divided by the root of the width there, and multiplied by its inverse here",
     "InternVLVisionModel, root": "as for Aimv2, which shows in bfloat16",
+    "InternVLVisionModel, queries": "as for Aimv2",
+    "QianfanOCR": "as for Aimv2",
+    "Sapiens2": "as for Aimv2",
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
 # The classes that hold more than what opens: where the rest of it is.
@@ -255,7 +299,11 @@ ENCODERS = {
     "ViTMAEForPreTraining": "vit", "CLIPSegForImageSegmentation": "clip.vision_model",
     "OwlViTForObjectDetection": "owlvit.vision_model", "Owlv2ForObjectDetection": "owlv2.vision_model",
     "GitModel": "image_encoder", "GitForCausalLM": "git.image_encoder", "InternVLModel": "vision_tower",
-    "InternVLForConditionalGeneration": "model.vision_tower", "DepthAnythingForDepthEstimation": "backbone",
+    "InternVLForConditionalGeneration": "model.vision_tower", "QianfanOCRModel": "vision_tower",
+    "QianfanOCRForConditionalGeneration": "model.vision_tower",
+    **{f"Sapiens2For{task}": "model" for task in ("ImageMatting", "NormalEstimation", "PointmapEstimation",
+                                                 "PoseEstimation", "SemanticSegmentation")},
+    "DepthAnythingForDepthEstimation": "backbone",
     "PromptDepthAnythingForDepthEstimation": "backbone",
     **dict.fromkeys(
         ("SiglipModel", "Siglip2Model", "Aimv2Model", "AltCLIPModel", "ChineseCLIPModel", "CLIPSegModel", "OwlViTModel",

@@ -12,6 +12,7 @@ image towers. Nothing is downloaded.
 import argparse
 import functools
 import importlib
+import itertools
 import re
 import sys
 import textwrap
@@ -265,6 +266,8 @@ def _literal(value: Any) -> str:
         return f'"{value}"'
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_literal(key)}: {_literal(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, tuple) and len(value) > 8:
+        return " + ".join(f"({one},) * {len(list(run))}" for one, run in itertools.groupby(value))
     if isinstance(value, tuple):
         return "(" + ", ".join(map(_literal, value)) + ("," if len(value) == 1 else "") + ")"
     return repr(value)
@@ -298,7 +301,8 @@ def _groups(known: Mapping[str, Mapping[str, Any]]) -> str:
         for name in names:
             sizes = known[name]
             ratio = int(sizes["mlp_ratio"]) if sizes["mlp_ratio"] == int(sizes["mlp_ratio"]) else sizes["mlp_ratio"]
-            rows.append(f"        {name:42} {sizes['img_size']:4} {sizes['patch_size']:3} {sizes['embed_dim']:5} "
+            pixels = sizes["img_size"] if isinstance(sizes["img_size"], int) else "x".join(map(str, sizes["img_size"]))
+            rows.append(f"        {name:42} {pixels:>4} {sizes['patch_size']:3} {sizes['embed_dim']:5} "
                         f"{sizes['depth']:3} {sizes['num_heads']:3}  {ratio}")  # fmt: skip
         written.append("\n".join([head, *rows, '    """),']))
     return "\n".join(written)

@@ -154,12 +154,6 @@ _FAMILIES: list[tuple[str, str, str, str]] = [
         stages.{}.downsample.res2.{}.m.pw1.conv stages.{}.downsample.res2.{}.m.pw2.bn
         stages.{}.downsample.res2.{}.m.pw2.conv
     """),
-    ("eva", "EVA", """
-        vit_5b_patch16_sapiens2 vit_base_patch16_sapiens2 vit_giant_patch16_sapiens2 vit_huge_patch16_sapiens2
-        vit_large_patch16_sapiens2
-    """, """
-        blocks.{}.attn.k_proj blocks.{}.attn.q_proj blocks.{}.attn.v_proj
-    """),
     ("gcvit", "Global Context ViT", """
         gcvit_base gcvit_small gcvit_tiny gcvit_xtiny gcvit_xxtiny
     """, """

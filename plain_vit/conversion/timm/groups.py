@@ -8,15 +8,15 @@ def architectures_in(groups: Sequence[tuple[Mapping[str, Any], str]]) -> dict[st
     """Return the arguments of each entrypoint by its name.
 
     Args:
-        groups: The common arguments, and a line for each entrypoint: name, image size and patch size (pixels), width,
-            depth, heads, width of the MLP over the width.
+        groups: The common arguments, and a line for each entrypoint: name, image size (height x width where they
+            differ) and patch size (pixels), width, depth, heads, width of the MLP over the width.
     """
     architectures = {}
     for common, lines in groups:
         for line in lines.strip().splitlines():
             name, img_size, patch_size, embed_dim, depth, num_heads, mlp_ratio = line.split()
             architectures[name] = {
-                "img_size": int(img_size),
+                "img_size": tuple(map(int, img_size.split("x"))) if "x" in img_size else int(img_size),
                 "patch_size": int(patch_size),
                 "embed_dim": int(embed_dim),
                 "depth": int(depth),

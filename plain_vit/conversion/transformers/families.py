@@ -177,6 +177,29 @@ DINOV3_ROWS = [
     Row("model.layer.{}.layer_scale2.lambda1", f"{LAYER}.layer_scale2.weight"),
     Row("norm", "vit.layernorm"),
 ]
+SAPIENS2_ROWS = [
+    *(row for row in DINOV3_ROWS if row.ours != f"{LAYER}.layer_scale2.weight"),
+    Row("model.layer.{}.attention.q_norm", f"{LAYER}.attention.q_norm"),
+    Row("model.layer.{}.attention.k_norm", f"{LAYER}.attention.k_norm"),
+]
+SAPIENS2_ON_DISK = [
+    *_patch_rows("patch_embed.projection"),
+    Row("cls_token", f"{EMBEDDINGS}.cls_token"),
+    Row("mask_token", f"{EMBEDDINGS}.mask_token"),
+    Row("storage_tokens", f"{EMBEDDINGS}.register_tokens"),
+    Row("blocks.{}.ln1", f"{LAYER}.layernorm_before"),
+    Row("blocks.{}.attn.wq", f"{LAYER}.attention.q_proj"),
+    Row("blocks.{}.attn.wk", f"{LAYER}.attention.k_proj"),
+    Row("blocks.{}.attn.wv", f"{LAYER}.attention.v_proj"),
+    Row("blocks.{}.attn.q_norm", f"{LAYER}.attention.q_norm"),
+    Row("blocks.{}.attn.k_norm", f"{LAYER}.attention.k_norm"),
+    Row("blocks.{}.attn.proj", f"{LAYER}.attention.o_proj"),
+    Row("blocks.{}.attn.gamma.weight", f"{LAYER}.layer_scale1.weight"),
+    Row("blocks.{}.ln2", f"{LAYER}.layernorm_after"),
+    Row("blocks.{}.ffn.w12", GATED, SPLIT_GATE),
+    Row("blocks.{}.ffn.w3", f"{LAYER}.mlp.fc2"),
+    Row("ln1", "vit.layernorm"),
+]
 BIAS_TABLE = "attention.relative_position_bias.table"
 BEIT_ROWS = [
     *(row for row in VIT_ROWS if row not in NORMS),
@@ -241,6 +264,8 @@ INTERNVL_ROWS = [
     Row("encoder.layer.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
     Row("encoder.layer.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
     Row("encoder.layer.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layer.{}.attention.q_norm", f"{LAYER}.attention.q_norm"),
+    Row("encoder.layer.{}.attention.k_norm", f"{LAYER}.attention.k_norm"),
     Row("encoder.layer.{}.attention.projection_layer", f"{LAYER}.attention.o_proj"),
     Row("encoder.layer.{}.lambda_1", f"{LAYER}.layer_scale1.weight"),
     Row("encoder.layer.{}.layernorm_after", f"{LAYER}.layernorm_after"),
@@ -248,6 +273,23 @@ INTERNVL_ROWS = [
     Row("encoder.layer.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
     Row("encoder.layer.{}.lambda_2", f"{LAYER}.layer_scale2.weight"),
     *NORMS,
+]
+INTERNVL_QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
+QIANFAN_ROWS = [replace(row, source=str(row.source).replace("encoder.layer.", "layers.")) for row in INTERNVL_ROWS]
+QIANFAN_ON_DISK = [  # of the whole model, as InternViT's own code names them
+    *_patch_rows("embeddings.patch_embedding"),
+    Row("embeddings.class_embedding", f"{EMBEDDINGS}.cls_token"),
+    Row("embeddings.position_embedding", TABLE, POSITIONS),
+    Row("encoder.layers.{}.norm1", f"{LAYER}.layernorm_before"),
+    Row("encoder.layers.{}.attn.qkv", INTERNVL_QKV, SPLIT_QKV),
+    Row("encoder.layers.{}.attention.q_norm", f"{LAYER}.attention.q_norm"),
+    Row("encoder.layers.{}.attention.k_norm", f"{LAYER}.attention.k_norm"),
+    Row("encoder.layers.{}.attn.proj", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layers.{}.ls1", f"{LAYER}.layer_scale1.weight"),
+    Row("encoder.layers.{}.norm2", f"{LAYER}.layernorm_after"),
+    Row("encoder.layers.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    Row("encoder.layers.{}.ls2", f"{LAYER}.layer_scale2.weight"),
 ]
 QKV = tuple(f"vit.pooler.{name}_proj" for name in "qkv")
 SIGLIP_ROWS = [
@@ -282,9 +324,12 @@ AIMV2_ROWS = [
 ]
 
 # The name by which an encoder is known; what precedes it is the prefix of the whole encoder.
-PATCHES = tuple(
-    f"embeddings.{name}.weight"
-    for name in ("patch_embeddings.projection", "patch_embeddings", "patch_embedding", "patch_embed")
+PATCHES = (
+    *(
+        f"embeddings.{name}.weight"
+        for name in ("patch_embeddings.projection", "patch_embeddings", "patch_embedding", "patch_embed")
+    ),
+    "patch_embed.projection.weight",  # Sapiens2
 )
 
 # Settings
@@ -328,6 +373,12 @@ DINOV3_SETTINGS = {
     "rotary_rescale": "pos_embed_rescale",
     "apply_layernorm": "apply_layernorm",
     "reshape_hidden_states": "reshape_hidden_states",
+}
+SAPIENS2_SETTINGS = {
+    **DINOV3_SETTINGS,
+    "layer_norm_eps": "rms_norm_eps",
+    "use_mask_token": "use_mask_token",
+    "apply_layernorm": "normalize_backbone_outputs",
 }
 BEIT_SETTINGS = {
     **{ours: theirs for ours, theirs in VIT_SETTINGS.items() if ours != "qkv_bias"},
@@ -419,8 +470,12 @@ class Family:
             changed += DINOV2_SWIGLU_ON_DISK if on_disk and gated else []
         kernel = PATCH_TRANSFORMS[self.many_sizes, config.patch_projection == "linear"]
         rows = [replace(row, transform=kernel) if row.ours == KERNEL else row for row in rows]
-        elsewhere = {row.ours for row in changed}
-        return [row for row in rows if row.ours not in elsewhere] + changed
+        elsewhere = {name for row in changed for name in _names(row.ours)}
+        return [row for row in rows if elsewhere.isdisjoint(_names(row.ours))] + changed
+
+
+def _names(ours: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (ours,) if isinstance(ours, str) else ours
 
 
 # Of the patch projection: by whether it is a dense layer there, and whether it is one here.
@@ -510,6 +565,23 @@ def _write_dinov3(config: PlainViTConfig) -> dict[str, Any]:
     }
 
 
+def _read_sapiens2(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **_read_dinov3(settings),
+        "mlp_type": "swiglu",
+        "qk_norm": "norm" if settings["use_qk_norm"] else None,
+        "num_key_value_heads": settings["num_key_value_heads_per_layer"],
+    }
+
+
+def _write_sapiens2(config: PlainViTConfig) -> dict[str, Any]:
+    return {
+        **_write_dinov3(config),
+        "use_qk_norm": config.qk_norm == "norm",
+        "num_key_value_heads_per_layer": [config.key_value_heads_of(i) for i in range(config.num_hidden_layers)],
+    }
+
+
 def _read_beit(settings: Mapping[str, Any]) -> dict[str, Any]:
     own, shared = settings["use_relative_position_bias"], settings["use_shared_relative_position_bias"]
     mean, gain = settings["use_mean_pooling"], settings["layer_scale_init_value"]
@@ -540,7 +612,8 @@ def _write_beit(config: PlainViTConfig) -> dict[str, Any]:
 def _read_internvl(settings: Mapping[str, Any]) -> dict[str, Any]:
     positions = "learned" if settings["use_absolute_position_embeddings"] else "none"
     pooled = {"pooling": "mean", "final_norm": "none"} if settings["use_mean_pooling"] else {}
-    return {"position_embedding_type": positions, **pooled}
+    norm = "rms_all_heads" if settings["use_qk_norm"] else None
+    return {"position_embedding_type": positions, "qk_norm": norm, **pooled}
 
 
 def _write_internvl(config: PlainViTConfig) -> dict[str, Any]:
@@ -551,6 +624,7 @@ def _write_internvl(config: PlainViTConfig) -> dict[str, Any]:
         "use_absolute_position_embeddings": config.position_embedding_type != "none",
         "use_mean_pooling": config.pooling == "mean",
         "use_mask_token": config.use_mask_token,
+        "use_qk_norm": config.qk_norm == "rms_all_heads",
     }
 
 
@@ -637,6 +711,19 @@ DINOV3 = Family(
      "rotary_pairs": "halves", "rotary_dtype": "weights"},
     {**STAGES, **dict.fromkeys(("value_bias", "key_bias", "use_gated_mlp"), "read")}, _read_dinov3, _write_dinov3,
 )  # fmt: skip
+SAPIENS2 = Family(
+    "sapiens2", SAPIENS2_ROWS, SAPIENS2_ON_DISK, SAPIENS2_SETTINGS,
+    {**DINOV3.fixed, "norm_type": "rms_norm", "layer_scale_on_mlp": False},
+    {
+        **DINOV3.unread,
+        **dict.fromkeys(("head_config", "flip_pairs", "semantic_loss_ignore_index"), "of heads that do not open"),
+        **dict.fromkeys(
+            ("use_qk_norm", "num_key_value_heads_per_layer", "num_key_value_attention_heads",
+             "num_first_full_attention_layers", "num_last_full_attention_layers"), "read",
+        ),
+    },
+    _read_sapiens2, _write_sapiens2,
+)  # fmt: skip
 CLIP = Family(
     "clip_vision_model", CLIP_ROWS, (), {**TOWER_SETTINGS, "initializer_range": "initializer_range"},
     {"position_resampling": "bicubic", "embedding_norm": True, "patch_bias": False, "final_norm": "after_pooling"},
@@ -670,8 +757,13 @@ BLIP_2 = replace(BLIP, model_type="blip_2_vision_model", settings={**BLIP.settin
 INSTRUCTBLIP = replace(BLIP_2, model_type="instructblip_vision_model")
 INTERNVL = Family(
     "internvl_vision", INTERNVL_ROWS, (), INTERNVL_SETTINGS, VIT.fixed,
-    {**dict.fromkeys(("projection_dropout", "use_absolute_position_embeddings", "use_mean_pooling"), "read"),
+    {**dict.fromkeys(("projection_dropout", "use_absolute_position_embeddings", "use_mean_pooling", "use_qk_norm"),
+                     "read"),
      "use_mask_token": "read off the tensor"}, _read_internvl, _write_internvl, square=True,
+)  # fmt: skip
+QIANFAN_OCR = replace(
+    INTERNVL, model_type="qianfan_ocr_vision", rows=QIANFAN_ROWS, on_disk=QIANFAN_ON_DISK,
+    settings={**INTERNVL.settings, "drop_path_rate": "drop_path_rate"},
 )  # fmt: skip
 SIGLIP = Family(
     "siglip_vision_model", SIGLIP_ROWS, (), TOWER_SETTINGS,
@@ -761,6 +853,12 @@ ARCHITECTURES = {
     "DINOv3ViTModel": Architecture(
         DINOV3, ignored=(("embeddings.register_tokens", "empty where there are no registers"),)
     ),
+    "Sapiens2Model": Architecture(
+        SAPIENS2,
+        ignored=tuple(
+            (name, "empty where there are no registers") for name in ("embeddings.register_tokens", "storage_tokens")
+        ),
+    ),
     "CLIPVisionModel": Architecture(CLIP),
     "CLIPVisionModelWithProjection": Architecture(CLIP, "vision_model.", PROJECTION),
     "MetaClip2VisionModel": Architecture(METACLIP_2),
@@ -775,6 +873,7 @@ ARCHITECTURES = {
     "Blip2VisionModel": Architecture(BLIP_2),
     "InstructBlipVisionModel": Architecture(INSTRUCTBLIP),
     "InternVLVisionModel": Architecture(INTERNVL),
+    "QianfanOCRVisionModel": Architecture(QIANFAN_OCR),
     "SiglipVisionModel": Architecture(SIGLIP),
     "SiglipForImageClassification": Architecture(SIGLIP, "vision_model.", CLASSIFIER, ignored=UNREAD_HEAD),
     "Siglip2VisionModel": Architecture(SIGLIP2),
@@ -794,6 +893,7 @@ CANDIDATES = {
         "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel",
         "CLIPVisionModel", "CLIPVisionModelWithProjection", "Siglip2VisionModel", "SiglipVisionModel",
         "Aimv2VisionModel", "GitVisionModel", "BlipVisionModel", "Blip2VisionModel", "BeitModel", "InternVLVisionModel",
+        "Sapiens2Model",
     ],
 }  # fmt: skip
 
@@ -841,6 +941,7 @@ CAUSAL = tuple(  # with the prefix of today's classes, or without, as in files
         ("lm_head", "of the language model"),
     )
 )
+PROJECTOR = (("mlp1.*", "the projection to the language model"),)
 DEPTH = (("neck.*", "of the estimation of depth"), ("head.*", "of the estimation of depth"))
 QFORMER = (
     ("qformer.*", "the model that queries the tokens"),
@@ -862,6 +963,13 @@ CONTAINERS = {
         "BeitModel", tuple((f"{name}.*", "predicts visual words") for name in ("layernorm", "lm_head"))
     ),
     "DINOv3ViTBackbone": Container("DINOv3ViTModel", whole=True),
+    "Sapiens2Backbone": Container("Sapiens2Model", whole=True),
+    **{
+        f"Sapiens2For{task}": Container(
+            "Sapiens2Model", tuple((f"{name}_head.*", "of the task") for name in ("decode", "scale"))
+        )
+        for task in ("ImageMatting", "NormalEstimation", "PointmapEstimation", "PoseEstimation", "SemanticSegmentation")
+    },
     "CLIPModel": Container("CLIPVisionModelWithProjection", TEXT, whole=True),
     "MetaClip2Model": Container("MetaClip2VisionModelWithProjection", TEXT, whole=True),
     "AltCLIPModel": Container("AltCLIPVisionModel", BESIDE),
@@ -887,6 +995,8 @@ CONTAINERS = {
     "InstructBlipForConditionalGeneration": Container("InstructBlipVisionModel", QFORMER),
     "InternVLModel": Container("InternVLVisionModel", CAUSAL),
     "InternVLForConditionalGeneration": Container("InternVLVisionModel", CAUSAL),
+    "QianfanOCRModel": Container("QianfanOCRVisionModel", (*CAUSAL, *PROJECTOR)),
+    "QianfanOCRForConditionalGeneration": Container("QianfanOCRVisionModel", (*CAUSAL, *PROJECTOR)),
     "DepthAnythingForDepthEstimation": Container("Dinov2Model", DEPTH),
     "PromptDepthAnythingForDepthEstimation": Container("Dinov2Model", DEPTH),
     "SiglipModel": Container("SiglipVisionModel", TEXT),
@@ -900,7 +1010,7 @@ COMPOSITES = {
     "owlv2": "owlv2_vision_model", "git": "git_vision_model", "blip": "blip_vision_model",
     "blip-2": "blip_2_vision_model", "instructblip": "instructblip_vision_model", "siglip": "siglip_vision_model",
     "siglip2": "siglip2_vision_model",
-    "aimv2": "aimv2_vision_model", "internvl": "internvl_vision", "depth_anything": "dinov2",
-    "prompt_depth_anything": "dinov2",
+    "aimv2": "aimv2_vision_model", "internvl": "internvl_vision", "qianfan_ocr": "qianfan_ocr_vision",
+    "depth_anything": "dinov2", "prompt_depth_anything": "dinov2",
 }  # fmt: skip
 TOWER_CONFIGS = {"depth_anything": "backbone_config", "prompt_depth_anything": "backbone_config"}

@@ -46,6 +46,8 @@ from .families import (
     PATCHES,
     POOLER_ROWS,
     PROJECTION,
+    QIANFAN_OCR,
+    SAPIENS2,
     SIGLIP,
     SIGLIP2,
     TOWER_CONFIGS,
@@ -76,6 +78,7 @@ KERNELS = {
 }
 # Classes whose logits do not read the pooling head of the tower, and the type of their configuration.
 WITH_UNREAD_HEAD = {"SiglipForImageClassification": "siglip", "Siglip2ForImageClassification": "siglip2"}
+ROTATIONS = ("DINOv3ViTRopePositionEmbedding", "Sapiens2RopePositionEmbedding")
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
 # Hints that a config.json does not determine.
 HINTS = {"layout", "key", "image_mean", "image_std"}
@@ -112,6 +115,7 @@ class TransformersFormat(Format):
             "embeddings.patch_embeddings.weight",  # DINOv3, without a table of positions
             "relative_position_bias_table",
             ".lambda_1",  # BEiT and InternVL, which may have no position at all
+            ".attn.wq.weight",  # Sapiens2
         )
         return _prefix(names) is not None and any(name.endswith(theirs) for name in names)
 
@@ -166,7 +170,8 @@ class TransformersFormat(Format):
         except ExportError as error:
             raise CheckpointError(str(error)) from error
         name = CONTAINERS[name].holds if name in CONTAINERS else name
-        marks = [str(row.source).replace("{}", "0") for row in _architecture(name).family.on_disk]
+        marks = [source.replace("{}", "0") for row in _architecture(name).family.on_disk
+                 if isinstance(source := row.source, str) and "{}" in source]  # fmt: skip
         on_disk = any(mark in tensor for mark in marks for tensor in tensors)
         settled = [Inference(field, getattr(config, field), "config.json") for field in UNSEEN]
         inferences = [Inference("layout", name, source), *settled, *inferences]
@@ -231,7 +236,7 @@ class TransformersFormat(Format):
         if architecture.family in (DINOV2_WITH_REGISTERS, DINOV3) and not config.use_mask_token:
             axes = (1, 1) if architecture.family is DINOV3 else (1,)
             added["mask_token"] = some.new_zeros(*axes, config.hidden_size)  # as it begins; nothing was masked
-        if architecture.family is DINOV3 and not config.num_register_tokens:
+        if architecture.family in (DINOV3, SAPIENS2) and not config.num_register_tokens:
             added["register_tokens"] = some.new_zeros(1, 0, config.hidden_size)
         return {**tensors, **{f"{architecture.prefix}embeddings.{name}": added[name] for name in added}}
 
@@ -284,7 +289,7 @@ def _changed_values(module: PreTrainedModel) -> list[str]:
         attention = getattr(own, "_attn_implementation", None)
         if attention not in ATTENTIONS:
             faults.append(f"{path}.config._attn_implementation is {attention!r}, which may compute anything")
-        if type(part).__name__ == "DINOv3ViTRopePositionEmbedding" and not part.inv_freq.is_meta:
+        if type(part).__name__ in ROTATIONS and not part.inv_freq.is_meta:
             with torch.device("cpu"):
                 fresh = type(part)(own).inv_freq
             if not torch.equal(part.inv_freq.cpu(), fresh):
@@ -428,12 +433,17 @@ def _read_head(
             fields["final_norm"] = "none"
         if settings["use_relative_position_bias"] and settings["use_shared_relative_position_bias"]:
             faults.append("use_shared_relative_position_bias=True beside use_relative_position_bias=True")
-    if architecture.family is DINOV3 and settings["value_bias"] != settings["query_bias"]:
+    if architecture.family in (DINOV3, SAPIENS2) and settings["value_bias"] != settings["query_bias"]:
         faults.append(f"value_bias={settings['value_bias']} beside query_bias={settings['query_bias']}")
-    if architecture.family is INTERNVL and settings["projection_dropout"] != settings["hidden_dropout_prob"]:
+    if architecture.family is SAPIENS2 and not settings["use_gated_mlp"]:
+        faults.append("use_gated_mlp=False, of whose files transformers itself reads no MLP")
+    intern = architecture.family in (INTERNVL, QIANFAN_OCR)
+    if intern and settings["use_qk_norm"] and settings["layer_norm_eps"] != 1e-6:
+        faults.append(f"layer_norm_eps={settings['layer_norm_eps']} beside use_qk_norm=True, whose epsilon is 1e-06")
+    if intern and settings["projection_dropout"] != settings["hidden_dropout_prob"]:
         values = [settings[key] for key in ("projection_dropout", "hidden_dropout_prob")]
         faults.append("projection_dropout={} beside hidden_dropout_prob={}".format(*values))
-    if architecture.family is INTERNVL and not settings["use_mean_pooling"] and settings["norm_type"] != "layer_norm":
+    if intern and not settings["use_mean_pooling"] and settings["norm_type"] != "layer_norm":
         faults.append(f"norm_type={settings['norm_type']!r}, but for the last norm, a LayerNorm")
     if architecture.family is SIGLIP2 and math.isqrt(settings["num_patches"]) ** 2 != settings["num_patches"]:
         faults.append(f"num_patches={settings['num_patches']}: the class itself takes the grid for a square")
@@ -468,7 +478,7 @@ def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mappi
         remarks.append(Inference("pooling", config.pooling, "what is usual for the family: this model pools nothing"))
     if architecture.fields.get("num_register_tokens"):
         remarks.append(Inference("num_register_tokens", 1, "the distillation token, which no head of this class reads"))
-    if config.drop_path_rate and architecture.family not in (BEIT, DATA2VEC_VISION):
+    if config.drop_path_rate and architecture.family not in (BEIT, DATA2VEC_VISION, QIANFAN_OCR):
         rate = "drop_path_rate, which there is that of every block, and here that of the last"
         remarks.append(Inference("drop_path_rate", config.drop_path_rate, rate))
     if config.hidden_dropout_prob:
@@ -481,7 +491,7 @@ def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mappi
 
 # Models that a class can represent
 
-UNPOOLED = (VIT_MSN, VIT_MAE, GIT, INTERNVL)
+UNPOOLED = (VIT_MSN, VIT_MAE, GIT, INTERNVL, QIANFAN_OCR)
 REMEDY = " (settings that only affect training, such as drop_path_rate, can be set to 0 in the model's config first)"
 
 
@@ -578,7 +588,7 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
         equal |= {"representation_bias": False}
     if architecture.masked:
         equal["use_mask_token"] = True
-    elif architecture.head is POOLER_ROWS or family in (DINOV2, DINOV2_WITH_REGISTERS, DINOV3, INTERNVL):
+    elif architecture.head is POOLER_ROWS or family in (DINOV2, DINOV2_WITH_REGISTERS, DINOV3, INTERNVL, QIANFAN_OCR):
         equal["use_mask_token"] = config.use_mask_token
     if family in (BEIT, DATA2VEC_VISION) and not architecture.head and config.pooling == "mean":
         equal["final_norm"] = config.final_norm if config.final_norm == "none" else "after_pooling"

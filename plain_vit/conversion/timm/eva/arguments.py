@@ -30,7 +30,7 @@ def _has(part: str, name: str) -> Any:
 ARGUMENTS = (
     *table_constructor.ARGUMENTS,
     Argument("global_pool", "avg", "pooling", POOLINGS, module=lambda m: m.model.global_pool),
-    Argument("num_kv_heads", None, module=lambda m: m.num_kv_heads),
+    Argument("num_kv_heads", None, "num_key_value_heads", module=lambda m: m.num_kv_heads),
     Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.qkv_bias),
     Argument("qkv_fused", True, module=lambda m: m.attention.qkv is not None),
     Argument("qk_norm", False, "qk_norm", QK_NORMS, module=_has("attention", "q_norm")),
@@ -43,7 +43,7 @@ ARGUMENTS = (
     Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.model.pos_drop.p),
     Argument("patch_drop_rate", 0.0, "patch_dropout_prob", module=lambda m: getattr(m.model.patch_drop, "prob", 0.0)),
     Argument("init_values", None, "layer_scale_init_value", module=lambda m: getattr(m.block, "init_values", None)),
-    Argument("attn_only_layer_scale", False, module=lambda m: m.attn_only_layer_scale),
+    Argument("attn_only_layer_scale", False, "layer_scale_on_mlp", NEGATED, module=lambda m: m.attn_only_layer_scale),
     Argument("class_token", True, "use_class_token", module=lambda m: m.model.cls_token is not None),
     Argument("num_reg_tokens", 0, "num_register_tokens",
              module=lambda m: 0 if m.model.reg_token is None else m.model.reg_token.shape[1]),
@@ -82,7 +82,7 @@ ARGUMENTS = (
 DEFAULTS: dict[str, Any] = {argument.name: argument.default for argument in ARGUMENTS}
 
 # Arguments without a counterpart in our model unless they have this value.
-CLOSED = {"rope_mrope_section": None, "dynamic_img_pad": False, "attn_only_layer_scale": False, "num_kv_heads": None}
+CLOSED = {"rope_mrope_section": None, "dynamic_img_pad": False}
 
 
 def without_counterpart(given: Mapping[str, Any]) -> list[str]:
@@ -100,7 +100,29 @@ def without_counterpart(given: Mapping[str, Any]) -> list[str]:
         unknown.append("global_pool='map' with swiglu_mlp=True, whose activations differ")
     if given["use_post_norm"] and given["qk_norm"]:
         unknown.append("qk_norm=True with use_post_norm=True, which timm refuses")
-    return unknown
+    return [*unknown, *_without_shared_heads(given)]
+
+
+def _without_shared_heads(given: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the heads of keys and values: timm refuses it."""
+    if not _shares_heads(given):
+        return []
+    counts, heads, depth = given["num_kv_heads"], given["num_heads"], given["depth"]
+    found = f"num_kv_heads={counts!r}"
+    if isinstance(counts, list | tuple) and len(counts) != depth:
+        return [f"{found} has {len(counts)} numbers for depth={depth}"]
+    if any(heads % count for count in (counts if isinstance(counts, list | tuple) else [counts])):
+        return [f"{found} beside num_heads={heads}, which they must divide"]
+    if given["use_post_norm"] or given["qkv_fused"] or given["attn_type"] != "rope":
+        return [f"{found}, which timm takes with use_post_norm=False, qkv_fused=False and attn_type='rope'"]
+    return []
+
+
+def _shares_heads(given: Mapping[str, Any]) -> bool:
+    """Return whether queries share keys and values in a block; None has as many heads as those."""
+    counts = given["num_kv_heads"]
+    counts = counts if isinstance(counts, list | tuple) else [counts]
+    return not set(counts) <= {None, given["num_heads"]}
 
 
 def joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +139,8 @@ def joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
         "block_type": "post_norm" if given["use_post_norm"] else "sequential",
         "key_bias": given["attn_type"] == "rope" or not given["qkv_bias"],
         "layer_scale_init_value": given["init_values"] if has_scale else None,
+        "layer_scale_on_mlp": not (has_scale and given["attn_only_layer_scale"]),
+        "num_key_value_heads": given["num_kv_heads"] if _shares_heads(given) else None,
         "final_norm": norms.get((bool(before), bool(after)), "none"),
     }
 
@@ -179,7 +203,7 @@ def joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
     return {
         "swiglu_mlp": config.mlp_type != "mlp",
         "swiglu_align_to": int(config.mlp_type == "swiglu" and not config.mlp_inner_norm),
-        "attn_type": "rope" if config.qkv_bias and config.key_bias else "eva",
+        "attn_type": "rope" if (config.qkv_bias and config.key_bias) or config.num_key_value_heads else "eva",
         "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
         "use_rot_pos_emb": kind != "none",
         "rope_type": "mixed" if kind == "mixed" else "dinov3" if centered else "cat",
@@ -193,5 +217,8 @@ def joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
 
 
 def separate_by_default(config: PlainViTConfig) -> bool:
-    """Return whether timm's own architectures keep three projections in such a model: EVA-02 of base size and above."""
-    return config.mlp_type == "swiglu" and config.mlp_inner_norm
+    """Return whether timm's own architectures keep three projections in such a model.
+
+    Those of EVA-02 of base size and above do, and Sapiens2, whose keys and values are narrower than its queries.
+    """
+    return (config.mlp_type == "swiglu" and config.mlp_inner_norm) or config.num_key_value_heads is not None

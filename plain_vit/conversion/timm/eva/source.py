@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
+from ....errors import ExportError
 from ...engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row
 from ..shapes import part_of
 from ..table_constructor import TableConstructor
@@ -138,6 +139,8 @@ class Eva(TableConstructor):
 
     def _is_fused(self, config: PlainViTConfig, layout: str | None) -> bool:
         """Return whether one projection makes queries, keys and values."""
+        if layout == FUSED and config.num_key_value_heads is not None:
+            raise ExportError(f"queries are wider than keys and values: use layout {SEPARATE!r}, not {FUSED!r}")
         return not separate_by_default(config) if layout is None else layout == FUSED
 
 
