@@ -431,11 +431,9 @@ def test_another_architecture_or_size_than_that_of_the_tensors_is_refused() -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_table_has_the_sizes_and_settings_of_timm(name: str) -> None:
-    module: Any = timm.create_model(name, depth=1, device="meta")
+    module: Any = timm.create_model(name, device="meta")
     read = TIMM.describe_module(module, Hints()).config
-    ours: PlainViTConfig = EVA.config_of(
-        {**EVA.defaults, **ARCHITECTURES[name], "depth": 1, "num_classes": module.num_classes}
-    )
+    ours: PlainViTConfig = EVA.config_of({**EVA.defaults, **ARCHITECTURES[name], "num_classes": module.num_classes})
     without = {name: value for name, value in read.to_dict().items() if name not in ("id2label", "label2id")}
     assert without == {name: ours.to_dict()[name] for name in without}
     assert name not in PLAIN

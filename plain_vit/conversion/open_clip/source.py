@@ -17,6 +17,7 @@ from ...errors import CheckpointError, ExportError
 from ..compare_modules import class_path
 from ..engine import ADD_TWO_AXES, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, each, revert
 from ..format import Description, Format, Hints, Inference, Probes, StateDict, write_state_dict
+from ..timm.eva import originals
 from ..timm.source import TIMM
 from . import towers, trunks
 from .architectures import ARCHITECTURES
@@ -112,6 +113,8 @@ class OpenClipFormat(Format):
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has the names of a tower, alone or in a whole model."""
+        if originals.layout_of(names) is not None:
+            return False
         prefix = _prefix(names)
         native = {f"{prefix}conv1.weight", f"{prefix}class_embedding"} <= set(names)
         trunk = f"{prefix}trunk.patch_embed.proj.weight" in names

@@ -20,7 +20,7 @@ from ...errors import (
     UnknownFormatError,
 )
 from ..compare_modules import empty_model
-from ..engine import Row, revert
+from ..engine import Row, ignored_names, revert
 from ..format import UNSEEN, Description, Hints, Inference, StateDict, unused_hints
 from .shapes import image_size_of
 
@@ -146,35 +146,48 @@ class Constructor(ABC):
             AmbiguousCheckpointError: for an unknown image size.
             CheckpointError: for hints that contradict the architecture.
         """
-        given = {key: value for key, value in changes.items() if key not in self.silent_arguments}
-        arguments = {**self.defaults, **self.architectures[name], **given, **_head_and_channels(tensors)}
+        given, shown = {key: changes[key] for key in changes if key not in self.silent_arguments}, self.shown(tensors)
+        arguments = {**self.defaults, **self.architectures[name], **given, **_head_and_channels(shown)}
         self.config_of(arguments)  # refuses arguments without a counterpart
         native = (arguments["img_size"], f"the grid of {name}")
-        size = self._image_size(arguments, tensors, hints, [*stated, native])
+        size = self._image_size(arguments, shown, hints, [*stated, native])
         if isinstance(size, list):
             raise AmbiguousCheckpointError(
-                f"{name} has another grid of patches, and {self.position_rows(tensors)}: the size of its images is "
-                "open",
+                f"{name} has another grid of patches, and {self.position_rows(shown)}: the size of its images is open",
                 {"image_size": size},
             )
         pixels, whence = size
         arguments["img_size"] = pixels
         if faults := self.faults(arguments, tensors):
             raise MappingError(f"the tensors are not of {name}, which {source} names:", faults)
-        config = self.config_of(arguments, **labels(arguments["num_classes"]))
-        inferences = [Inference("architecture", name, source)]
+        described = self.described(arguments, tensors, labels(arguments["num_classes"]))
+        config, inferences = described.config, [Inference("architecture", name, source)]
         for key in UNSEEN:
             value = "head_dim**-0.5" if key == "attention_scale" else getattr(config, key)
             inferences.append(Inference(key, value, f"the architecture that {source} names"))
         if hints.image_size is None:
             inferences.append(Inference("image_size", pixels, whence))
-        description = Description(config, self.layout_of(arguments), inferences)
+        description = replace(described, inferences=inferences)
         if said := unused_hints(replace(hints, architecture=None), description):
             raise CheckpointError(
                 f"the hints contradict {name}, which {source} names: {'; '.join(said)}. Omit them: a modified model "
                 "opens from timm's folder with its config.json, or as a live module"
             )
         return description
+
+    def shown(self, tensors: StateDict) -> StateDict:
+        """Return the tensors by timm's names, at least those that show channels, patches, grid and classes."""
+        return tensors
+
+    def described(self, arguments: Mapping[str, Any], tensors: StateDict, fields: Mapping[str, Any]) -> Description:
+        """Return config, layout and ignored tensors of a state dict.
+
+        Args:
+            arguments: All arguments of timm's.
+            tensors: The state dict.
+            fields: Further fields of our config.
+        """
+        return Description(self.config_of(arguments, **fields), self.layout_of(arguments))
 
     def position_rows(self, tensors: StateDict) -> str:
         """Return what shows the number of patches."""
@@ -196,11 +209,12 @@ class Constructor(ABC):
 
     def faults(self, arguments: Mapping[str, Any], tensors: StateDict) -> list[str]:
         """Return the differences of a state dict to the tensors of a model with these arguments."""
-        config = self.config_of(arguments)
+        described = self.described(arguments, tensors, {})
+        config, unused = described.config, ignored_names(list(tensors), described.ignored)
         whole = empty_model(config).state_dict()
-        expected = revert(self.rows(config, self.layout_of(arguments)), whole, config)
+        expected = revert(self.rows(config, described.layout), whole, config)
         faults = [f"missing: {name!r}" for name in expected if name not in tensors]
-        faults += [f"left over: {name!r}" for name in tensors if name not in expected]
+        faults += [f"left over: {name!r}" for name in tensors if name not in expected and name not in unused]
         faults += [
             f"{name!r} has shape {tuple(tensors[name].shape)}, not {tuple(tensor.shape)}"
             for name, tensor in expected.items()
@@ -213,15 +227,14 @@ class Constructor(ABC):
 
         That they fit does not prove that the model is one of them. Those with this grid of patches come first.
         """
-        kernel = tensors["patch_embed.proj.weight"].shape
-        depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
-        ranked = {}
+        shown = self.shown(tensors)
+        kernel, ranked = shown["patch_embed.proj.weight"].shape, {}
         for name, own in self.architectures.items():
-            arguments = {**self.defaults, **own, **_head_and_channels(tensors)}
-            if (arguments["embed_dim"], arguments["depth"], arguments["patch_size"]) != (kernel[0], depth, kernel[-1]):
+            arguments = {**self.defaults, **own, **_head_and_channels(shown)}
+            if (arguments["embed_dim"], arguments["patch_size"]) != (kernel[0], kernel[-1]):
                 continue
             try:
-                size = self._image_size(arguments, tensors, hints, [(arguments["img_size"], name)])
+                size = self._image_size(arguments, shown, hints, [(arguments["img_size"], name)])
             except (CheckpointError, MappingError):
                 continue
             pixels = size[0]

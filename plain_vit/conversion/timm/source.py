@@ -40,6 +40,7 @@ from .arguments import (
 )
 from .constructor import Constructor
 from .constructors import CONSTRUCTORS, constructor_named
+from .eva import originals
 from .modules import CLASS_PATHS, arguments_of, build, unknown_parts
 from .pixels import processor_from_timm, processor_to_timm
 from .shapes import (
@@ -331,7 +332,8 @@ class TimmFormat(Format):
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has timm's names."""
-        return "patch_embed.proj.weight" in names and any(name.startswith("blocks.0.") for name in names)
+        own = "patch_embed.proj.weight" in names and any(name.startswith("blocks.0.") for name in names)
+        return own or originals.layout_of(names) is not None
 
     def names_of_others(self, names: Collection[str]) -> str | None:
         """Return the unsupported models of timm that have such tensors, if any."""
@@ -497,6 +499,8 @@ class TimmFormat(Format):
             ExportError: names every part of the model or of the image processor that timm cannot represent.
         """
         if dinov2.is_own(layout):
+            raise ExportError("a folder of timm has timm's own names: omit the layout", [f"layout={layout!r}"])
+        if layout in originals.LAYOUTS:
             raise ExportError("a folder of timm has timm's own names: omit the layout", [f"layout={layout!r}"])
         if layout is None:
             _check_represented(config)

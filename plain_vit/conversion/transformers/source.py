@@ -170,8 +170,8 @@ class TransformersFormat(Format):
         except ExportError as error:
             raise CheckpointError(str(error)) from error
         name = CONTAINERS[name].holds if name in CONTAINERS else name
-        marks = [source.replace("{}", "0") for row in _architecture(name).family.on_disk
-                 if isinstance(source := row.source, str) and "{}" in source]  # fmt: skip
+        sources = (row.source for row in _architecture(name).family.on_disk)
+        marks = [one.replace("{}", "0") for one in sources if isinstance(one, str) and "{}" in one]
         on_disk = any(mark in tensor for mark in marks for tensor in tensors)
         settled = [Inference(field, getattr(config, field), "config.json") for field in UNSEEN]
         inferences = [Inference("layout", name, source), *settled, *inferences]

@@ -8,9 +8,11 @@ from torch import nn
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError
 from ...engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row
+from ...format import Description, StateDict
 from ..shapes import part_of
 from ..table_constructor import TableConstructor
 from ..tables import EMBEDDING_ROWS, HEAD_ROWS, mlp_rows
+from . import originals
 from .architectures import ARCHITECTURES
 from .arguments import (
     ARGUMENTS,
@@ -54,12 +56,14 @@ CERTAIN = {
 class Eva(TableConstructor):
     """timm's Eva.
 
-    Its layouts are "eva", with one projection for queries, keys and values, and "eva_separate", with three.
+    Its layouts are "eva", with one projection for queries, keys and values, "eva_separate", with three, and those of
+    the original files.
     """
 
     name = "Eva"
     class_path = "timm.models.eva.Eva"
-    layouts = (FUSED, SEPARATE)
+    layouts = (FUSED, SEPARATE, *originals.LAYOUTS)
+    old_layouts = originals.LAYOUTS
     architectures = ARCHITECTURES
     defaults = DEFAULTS
     arguments = ARGUMENTS
@@ -73,6 +77,18 @@ class Eva(TableConstructor):
     def layout_of(self, arguments: Mapping[str, Any]) -> str:
         """Return the layout of the tensors for arguments of timm's."""
         return FUSED if {**DEFAULTS, **arguments}["qkv_fused"] else SEPARATE
+
+    def shown(self, tensors: StateDict) -> StateDict:
+        """Return the tensors by timm's names, at least those that show channels, patches, grid and classes."""
+        layout = originals.layout_of(tensors)
+        return tensors if layout is None else originals.shown(tensors, layout)
+
+    def described(self, arguments: Mapping[str, Any], tensors: StateDict, fields: Mapping[str, Any]) -> Description:
+        """Return config, layout and ignored tensors of a state dict."""
+        layout = originals.layout_of(tensors)
+        if layout is None:
+            return super().described(arguments, tensors, fields)
+        return originals.described(self.config_of(arguments, **fields), tensors, layout)
 
     def without_counterpart(self, given: Mapping[str, Any]) -> list[str]:
         """Return the arguments, and combinations of them, without a counterpart in our model."""
@@ -106,6 +122,8 @@ class Eva(TableConstructor):
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors; without a layout that of `build`."""
+        if layout in originals.LAYOUTS:
+            return originals.rows(self.rows(config, FUSED), config, layout)
         kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
         projection = Row("patch_embed.proj.weight", "vit.embeddings.patch_embeddings.projection.weight", kernel)
         fused = WITHOUT_KEY_BIAS_ROWS if config.qkv_bias and not config.key_bias else FUSED_ROWS
@@ -127,6 +145,8 @@ class Eva(TableConstructor):
 
     def is_certain(self, names: Collection[str]) -> bool:
         """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        if originals.layout_of(names) is not None:
+            return True
         parts = {part_of(name) for name in names}
         return bool(parts & CERTAIN) and parts <= self._parts()
 
