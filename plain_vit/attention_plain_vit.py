@@ -151,6 +151,8 @@ class Attention(nn.Module):
         if self.training and kernel is SDPA:
             kernel = fast_attention_forward
         kwargs |= {"scaling": self.scaling, "dropout": self.attention_dropout if self.training else 0.0}
+        if self.group_size > 1:
+            key, value = (heads.repeat_interleave(self.group_size, dim=1) for heads in (key, value))
         if segments is not None:
             compute = functools.partial(kernel, self)
             return segments.attend(compute, implementation, query, key, value, **kwargs)
@@ -161,8 +163,6 @@ class Attention(nn.Module):
                     'set_attn_implementation("sdpa")'
                 )
             bias = bias[:, : query.shape[2]].to(query.dtype)[None]
-        if self.group_size > 1:
-            key, value = (heads.repeat_interleave(self.group_size, dim=1) for heads in (key, value))
         return kernel(self, query, key, value, bias, **kwargs)
 
 
