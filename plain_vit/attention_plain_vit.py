@@ -5,6 +5,7 @@ Shapes: `B` batch, `L` tokens, `D` hidden size, `d` head width.
 
 import functools
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from .configuration_plain_vit import PlainViTConfig
-from .layers_plain_vit import NORMS, FreshWeights, cast_once, first_tokens, norm_or_identity
+from .layers_plain_vit import NORMS, FreshWeights, cast_once, first_tokens, init_as, norm_or_identity
 from .packed_plain_vit import UNMASKED, ManySizes
 from .positions_plain_vit import Distances, Rotation, relative_position_bias
 
@@ -255,9 +256,84 @@ class PlainViTDifferentialAttention(Attention):
             init.normal_(weight, std=0.1)
 
 
+# Self-attentions that compute their weights in another way
+
+
+class WeighingAttention(PlainViTAttention):
+    """Base class: no kernel computes these weights, so plain matrix products do, with every implementation."""
+
+    @abstractmethod
+    def weigh(self, products: torch.Tensor) -> torch.Tensor:
+        """Return the weights (B, heads, L, L) for the products of queries and keys."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output_attentions: bool,
+        bias: torch.Tensor | None = None,
+        segments: ManySizes | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute attention with the weights of this class; biases and images of many sizes are refused earlier."""
+        weights = self.weigh(torch.matmul(query, key.transpose(2, 3)))
+        return torch.matmul(weights, value).transpose(1, 2), weights
+
+    def drop(self, weights: torch.Tensor) -> torch.Tensor:
+        """Apply the dropout of the weights."""
+        return nn.functional.dropout(weights, p=self.attention_dropout, training=self.training)
+
+
+class HeadMix(nn.Module):
+    """Replace the maps of the heads by learned combinations of them (Shazeer et al. 2020)."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        heads = config.num_attention_heads
+        self.weight = nn.Parameter(torch.zeros(heads, heads))  # from, to
+        self.register_parameter("bias", None)
+        init_as("head_mix", self)
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("bhij,hg->bgij", maps, self.weight)
+
+
+class ReAttention(WeighingAttention):
+    """Attention whose weights are mixed among the heads, then normalised over them (DeepViT: Zhou et al. 2021)."""
+
+    def __init__(self, config: PlainViTConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.head_mix = HeadMix(config)
+        self.head_norm = norm_or_identity(config, True, config.num_attention_heads)
+
+    def weigh(self, products: torch.Tensor) -> torch.Tensor:
+        mixed = self.head_mix(self.drop((products * self.scaling).softmax(dim=-1)))
+        return self.head_norm(mixed.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class LocalityAttention(WeighingAttention):
+    """Attention of each token to the others only, with a learned temperature (Lee et al. 2021, section 3.2)."""
+
+    def __init__(self, config: PlainViTConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.temperature = nn.Parameter(torch.zeros(()))  # logarithm of the factor on the products
+
+    def weigh(self, products: torch.Tensor) -> torch.Tensor:
+        itself = torch.eye(*products.shape[-2:], device=products.device, dtype=torch.bool)
+        scores = (products * self.temperature.exp()).masked_fill(itself, -torch.finfo(products.dtype).max)
+        return self.drop(scores.softmax(dim=-1))
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Start from the usual factor."""
+        init.constant_(self.temperature, math.log(self.scaling))
+
+
 ATTENTIONS: dict[str, Callable[[PlainViTConfig, int], nn.Module]] = {
     "self": PlainViTAttention,
     "differential": PlainViTDifferentialAttention,
+    "re_attention": ReAttention,
+    "locality": LocalityAttention,
 }
 
 

@@ -177,14 +177,15 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         register_tokens_last: Append the registers after the patches, without positions, instead of before them.
         use_mask_token: Add a learned token that replaces masked patches (`bool_masked_pos`).
         patch_projection: "conv" (a strided convolution), "linear" (a dense layer over pixels in the order
-            row, column, channel, like vit-pytorch) or "resnet" (a convolution over the feature map of a ResNet:
-            the paper's hybrids, section 3.1).
+            row, column, channel, like vit-pytorch), "shifted" (the same over the image and four copies of it, moved by
+            one pixel to each side: Lee et al. 2021) or "resnet" (a convolution over the feature map of a ResNet: the
+            paper's hybrids, section 3.1).
         stem_depths: Units in each stage of that ResNet; empty for its root only. The root reduces the resolution by a
             factor of 4, each stage but the first by a factor of 2; `patch_size` is in pixels of the input.
         stem_style: The source it matches: "google" (kernels divided by their deviation + 1e-5, group norms of epsilon
             1e-6) or "timm" (by sqrt(variance + 1e-8), 1e-5).
         patch_bias: Give the patch projection a bias.
-        patch_pre_norm: Normalise the raw pixels of each patch before the projection (linear only).
+        patch_pre_norm: Normalise the raw pixels of each patch before the projection (linear and shifted only).
         patch_post_norm: Normalise each patch after the projection.
         embedding_norm: Normalise all tokens after the positions were added, before the blocks (CLIP).
         position_embedding_type: "learned" (a table), "learned_2d" (a table of rows and one of columns, half of the
@@ -222,7 +223,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         num_branches: Number of attentions and of MLPs in a block of type "branches".
         norm_type: "layer_norm" or "rms_norm", everywhere.
         layer_norm_eps: Epsilon of every norm. timm, Google and torchvision use 1e-6, vit-pytorch and CLIP 1e-5.
-        attention_type: "self" or "differential" (Ye et al. 2024).
+        attention_type: "self", "differential" (Ye et al. 2024), "re_attention" (the weights are mixed among the heads
+            and normalised over them: DeepViT) or "locality" (to the other tokens only, with a learned factor on the
+            scores: Lee et al. 2021). The last two are computed with plain matrix products, with every implementation.
         attention_scale: Factor on the attention scores (default: `head_dim ** -0.5`).
         qkv_bias: Give the query, key and value projections biases.
         key_bias: Give the key projection one too (EVA, BEiT and DINOv3 do not).
@@ -299,7 +302,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     register_tokens_last: bool = False
     use_mask_token: bool = False
 
-    patch_projection: Literal["conv", "linear", "resnet"] = "conv"
+    patch_projection: Literal["conv", "linear", "shifted", "resnet"] = "conv"
     stem_depths: list[int] | tuple[int, ...] = ()
     stem_style: Literal["google", "timm"] = "google"
     patch_bias: bool = True
@@ -335,7 +338,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     num_branches: int = 1
     norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
     layer_norm_eps: float | int = 1e-6
-    attention_type: Literal["self", "differential"] = "self"
+    attention_type: Literal["self", "differential", "re_attention", "locality"] = "self"
     attention_scale: float | int | None = None
     qkv_bias: bool = True
     key_bias: bool = True
@@ -538,8 +541,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         return (
             (self.register_tokens_last and self.use_distillation_token,
              "register_tokens_last is not combined with a distillation token by any source"),
-            (self.patch_pre_norm and self.patch_projection != "linear",
-             'patch_pre_norm needs the flattened pixels of each patch: set patch_projection="linear"'),
+            (self.patch_pre_norm and self.patch_projection not in ("linear", "shifted"),
+             'patch_pre_norm needs the flattened pixels of each patch: set patch_projection="linear" or "shifted"'),
             (len(self.stem_depths) > 0 and self.patch_projection != "resnet",
              f'stem_depths {self.stem_depths} are those of a ResNet: set patch_projection="resnet"'),
             (any(depth < 1 for depth in self.stem_depths),
@@ -573,8 +576,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              "position_resampling_to_square resamples a table of positions: set it to False"),
             (self.position_embedding_type == "sincos_2d" and self.position_resampling == "truncate",
              "sincos_2d is computed for every grid and has no table to truncate: set another position_resampling"),
-            (relative and self.attention_type == "differential",
-             "differential attention is not combined with a relative position bias by any source"),
+            (relative and self.attention_type != "self",
+             f'attention_type "{self.attention_type}" is not combined with a relative position bias by any source'),
             (relative and self.register_tokens_last,
              "register_tokens_last is not combined with a relative position bias by any source"),
             (self.relative_position_bias == "table" and self.num_prefix_tokens > 1,
@@ -582,8 +585,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              "use_distillation_token=False"),
             (relative and bool(self.patch_dropout_prob),
              "patch dropout is not combined with a relative position bias by any source: set patch_dropout_prob=0"),
-            (rotary and self.attention_type == "differential",
-             "differential attention is not combined with a rotation by any source"),
+            (rotary and self.attention_type != "self",
+             f'attention_type "{self.attention_type}" is not combined with a rotation by any source'),
             (rotary and self.register_tokens_last,
              "register_tokens_last is not combined with a rotation by any source: put the registers first"),
             (rotary and head_dim % 4 != 0,
@@ -599,6 +602,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         """Return the impossible combinations inside the blocks: whether each is there, and the remedy."""
         heads, head_dim = self.attention_shape
         shared = self.num_key_value_heads is not None
+        weighs = self.attention_type in ("re_attention", "locality")
         return (
             (not self.attention_output_projection and heads * head_dim != self.hidden_size,
              f"without an output projection the concatenated heads ({heads} x {head_dim}) "
@@ -611,8 +615,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              f"differential attention halves each head: head_dim must be even, not {head_dim}"),
             (self.attention_type == "differential" and self.qk_norm not in (None, "norm"),
              'differential attention takes qk_norm None or "norm"'),
-            (shared and self.attention_type == "differential",
-             "differential attention does not share keys and values in any source: set num_key_value_heads=None"),
+            (shared and self.attention_type != "self",
+             f"{self.attention_type} attention does not share keys and values in any source: set "
+             "num_key_value_heads=None"),
             (shared and self.qk_norm not in (None, "norm"),
              'keys that several heads share take qk_norm None or "norm"'),
             (shared and self.rotary_embedding_type == "mixed",
@@ -621,6 +626,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              "layer_scale_on_mlp=False leaves a LayerScale on the attention: set layer_scale_init_value"),
             (not self.layer_scale_on_mlp and self.block_type != "sequential",
              'a LayerScale on the attention alone is in blocks of type "sequential" in every source'),
+            (weighs and (self.qk_norm is not None or self.attention_inner_norm),
+             f'attention_type "{self.attention_type}" has no norms of queries, keys or heads in any source'),
+            (self.attention_type == "locality" and self.attention_scale is not None,
+             "locality attention learns the factor on the scores: set attention_scale=None"),
+            (self.attention_type == "locality" and not self.use_class_token,
+             "locality attention leaves nothing to attend to for a single token: set use_class_token=True"),
         )  # fmt: skip
 
     def _conflicts_in_heads(self) -> tuple[tuple[bool, str], ...]:
@@ -738,7 +749,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         attention = "layers.*.attention_branches.*.attention" if branches else "layers.*.attention"
         mlp = "layers.*.mlp_branches.*.mlp" if branches else "layers.*.mlp"
         plan: dict[str, str] = {}
-        spanned = self.attention_inner_norm or self.attention_type == "differential"
+        spanned = self.attention_inner_norm or self.attention_type != "self"
         spanned = spanned or self.qk_norm not in (None, "norm") or self.num_key_value_heads is not None
         spanned = spanned or self.rotary_embedding_type == "mixed" or self.relative_position_bias != "none"
         if self.attention_output_projection and not spanned:

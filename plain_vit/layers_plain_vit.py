@@ -70,7 +70,7 @@ def _bias(layer: nn.Linear | nn.Conv2d, draw: Callable[[torch.Tensor], Any]) -> 
 
 def _all_kinds(layers: dict[str, Callable], tokens: dict[str, Callable]) -> dict[str, Callable[[Any, float], Any]]:
     """Return a complete table: kinds of layers default to "dense", kinds of tokens to "tokens"."""
-    kinds = dict.fromkeys(("mlp", "patches", "classifier"), layers["dense"])
+    kinds = dict.fromkeys(("mlp", "patches", "classifier", "head_mix"), layers["dense"])
     names = ("cls_token", "distillation_token", "register_tokens", "positions")
     return {
         **kinds, "last_gain": lambda norm, std: init.ones_(norm.weight), **layers,
@@ -101,7 +101,10 @@ INITIALIZATIONS: dict[str, dict[str, Callable[[Any, float], Any]]] = {
             "cls_token": lambda token, std: init.zeros_(token),
         },
     ),
-    "vit_pytorch": _all_kinds({"dense": _torch_layer}, {"tokens": lambda token, std: init.normal_(token)}),
+    "vit_pytorch": _all_kinds(
+        {"dense": _torch_layer, "head_mix": lambda mix, std: init.normal_(mix.weight)},
+        {"tokens": lambda token, std: init.normal_(token)},
+    ),
 }
 
 
@@ -357,12 +360,18 @@ class BranchesLayer(GradientCheckpointingLayer):
 
 
 class LinearPatchEmbeddings(nn.Module):
-    """Flatten each patch in the order row, column, channel, and project it: vit-pytorch's patch embedding."""
+    """Flatten each patch in the order row, column, channel, and project it: vit-pytorch's patch embedding.
+
+    Attributes:
+        num_views: Images that a patch is cut from, one after the other among its channels.
+    """
+
+    num_views = 1
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
         self.patch_shape = config.patch_shape
-        width = math.prod(self.patch_shape) * config.num_channels
+        width = math.prod(self.patch_shape) * config.num_channels * self.num_views
         self.pre_norm = norm_or_identity(config, config.patch_pre_norm, width)
         self.projection = init_as("patches", nn.Linear(width, config.hidden_size, bias=config.patch_bias))
         self.post_norm = norm_or_identity(config, config.patch_post_norm)
@@ -370,6 +379,19 @@ class LinearPatchEmbeddings(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         patches = pixel_values if pixel_values.ndim < 4 else cut_patches(pixel_values, *self.patch_shape)
         return self.post_norm(self.projection(self.pre_norm(patches)))
+
+
+class ShiftedPatchEmbeddings(LinearPatchEmbeddings):
+    """Cut each patch also from the image moved by one pixel to the four sides (Lee et al. 2021, section 3.1).
+
+    Source: vit-pytorch's `vit_for_small_dataset.py`; the paper moves by half a patch along the diagonals.
+    """
+
+    num_views = 5
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        moves = ((1, -1, 0, 0), (-1, 1, 0, 0), (0, 0, 1, -1), (0, 0, -1, 1))  # left, right, top, bottom
+        return super().forward(torch.cat([pixel_values, *(F.pad(pixel_values, move) for move in moves)], dim=1))
 
 
 def cut_patches(pixel_values: torch.Tensor, height: int, width: int) -> torch.Tensor:

@@ -30,7 +30,7 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_plain_vit import ATTENTIONS
+from .attention_plain_vit import ATTENTIONS, Attention
 from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode, package_hub
 from .heads_plain_vit import (
     PATCH_PREDICTORS,
@@ -49,6 +49,7 @@ from .layers_plain_vit import (
     PatchDropout,
     PostNormLayer,
     ResNetPatchEmbeddings,
+    ShiftedPatchEmbeddings,
     StochasticDepth,
     SwiGLU,
     first_tokens,
@@ -114,6 +115,7 @@ class PlainViTPositionEmbedding(nn.Module):
 PATCH_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "conv": PlainViTPatchEmbeddings,
     "linear": LinearPatchEmbeddings,
+    "shifted": ShiftedPatchEmbeddings,
     "resnet": ResNetPatchEmbeddings,
 }
 POSITION_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
@@ -288,7 +290,7 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):  # type: ignore[
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    _can_record_outputs = {"hidden_states": list(LAYERS.values()), "attentions": list(ATTENTIONS.values())}
+    _can_record_outputs = {"hidden_states": list(LAYERS.values()), "attentions": Attention}
     _input_embed_layer = "patch_embeddings"
 
     @torch.no_grad()

@@ -358,7 +358,8 @@ def _check_mask(mask: torch.Tensor, grids: Sequence[Grid], shape: tuple[int, ...
 def _check_model(config: PlainViTConfig) -> None:
     """Refuse the models that no source has for images of many sizes."""
     unusual = {
-        'patch_projection="resnet"': config.patch_projection == "resnet",
+        f'patch_projection="{config.patch_projection}"': config.patch_projection in ("resnet", "shifted"),
+        f'attention_type="{config.attention_type}"': config.attention_type not in ("self", "differential"),
         "a relative position bias": config.relative_position_bias != "none",
         "register_tokens_last": config.register_tokens_last,
         "a distillation token": config.use_distillation_token,

@@ -39,6 +39,7 @@ from plain_vit.analysis import (
     token_layout,
     token_norms,
 )
+from plain_vit.analysis.attention import SIGNED
 from plain_vit.errors import AnalysisError
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 
@@ -67,9 +68,11 @@ KINDS: dict[str, dict[str, Any]] = {
                                "patch_projection": "linear", "patch_pre_norm": True},
     "rotary": {"rotary_embedding_type": "axial", "num_register_tokens": 1, "key_bias": False},
     "relative": {"relative_position_bias": "table", "pooling": "mean", "final_norm": "after_pooling"},
+    "to the others": {"attention_type": "locality"},
     "one channel, norms, gains": {"num_channels": 1, "qk_norm": "norm", "layer_scale_init_value": 0.5},
 }  # fmt: skip
 every_kind = pytest.mark.parametrize("kind", KINDS)
+with_uniform_attention = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "to the others"])
 
 
 def build(kind: str = "plain", **fields: Any) -> Any:
@@ -194,7 +197,7 @@ def test_the_probe_attends_as_the_pooling_pools() -> None:
 # Rollout
 
 
-@every_kind
+@with_uniform_attention
 def test_rollout_of_uniform_attention_is_known(kind: str) -> None:
     model = uniform(build(kind))
     pixels = images(model)
@@ -298,7 +301,7 @@ def test_identity_attention_has_distance_zero_and_a_step_has_its_length() -> Non
     np.testing.assert_allclose(right, np.full((2, 1, 1), (4 * 4 + 16) / 5), rtol=1e-6)
 
 
-@every_kind
+@with_uniform_attention
 def test_uniform_attention_has_the_mean_distance_of_the_grid(kind: str) -> None:
     model = uniform(build(kind))
     distances = [
@@ -686,13 +689,21 @@ def test_models_without_what_is_asked_for_are_refused() -> None:
         resampled_positions(build(), (13, 20))
     with pytest.raises(AnalysisError, match="count is 0"):
         patch_filters(build(), count=0)
+    with pytest.raises(AnalysisError, match="reads five images"):
+        patch_filters(build(patch_projection="shifted"))
+
+
+@pytest.mark.parametrize("kind", SIGNED)
+def test_attention_with_negative_weights_has_no_rollout(kind: str) -> None:
+    model = build(attention_type=kind)
     for function in (attention_rollout, attention_distance):
-        with pytest.raises(AnalysisError, match="differential attention has negative ones"):
-            function(build(attention_type="differential"), pixels)
+        with pytest.raises(AnalysisError, match=f"{kind!r} has negative ones"):
+            function(model, images(model))
 
 
-def test_differential_attention_has_maps() -> None:
-    model = build(attention_type="differential")
+@pytest.mark.parametrize("kind", SIGNED)
+def test_attention_with_negative_weights_has_maps(kind: str) -> None:
+    model = build(attention_type=kind)
     pixels = images(model)
     expected = attention_by_hand(model, pixels)[1][:, :, 0, 1:].reshape(2, 5, 5, 4)
     np.testing.assert_allclose(attention_maps(model, pixels, layers=1)[:, 0], expected, rtol=1e-6)

@@ -94,6 +94,12 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"block_type": "parallel", "attention_inner_norm": True}, "no norms inside"),
     ({"attention_type": "differential", "head_dim": 7}, "must be even, not 7"),
     ({"attention_type": "differential", "qk_norm": "rms_per_head"}, 'takes qk_norm None or "norm"'),
+    ({"attention_type": "re_attention", "qk_norm": "norm"}, 'attention_type "re_attention" has no norms'),
+    ({"attention_type": "locality", "attention_inner_norm": True}, 'attention_type "locality" has no norms'),
+    ({"attention_type": "locality", "attention_scale": 0.1}, "set attention_scale=None"),
+    ({"attention_type": "locality", "use_class_token": False, "pooling": "mean"}, "set use_class_token=True"),
+    ({"attention_type": "re_attention", "rotary_embedding_type": "axial", "head_dim": 8}, "not combined with a rot"),
+    ({"attention_type": "locality", "relative_position_bias": "table"}, "not combined with a relative"),
     ({"pooling": "map", "num_attention_heads": 3, "head_dim": 8}, "choose a head count that divides it"),
     ({"pooling": "query", "pooling_num_attention_heads": 3}, "choose a head count that divides it"),
     ({"pooling_num_attention_heads": 2}, "set pooling_num_attention_heads=None"),
@@ -320,8 +326,9 @@ def test_the_tensor_parallel_plan_names_layers_that_exist_and_whose_parts_fit(na
         assert style in ("colwise", "rowwise", "replicated_with_grad_allreduce")
     split = {pattern.rpartition(".")[2] for pattern in config.base_model_tp_plan}
     relative = [name for name in VARIATIONS if name.startswith("relative")]
+    other = [name for name, fields in VARIATIONS.items() if fields.get("attention_type", "self") != "self"]
     heads = ("rms_per_head", "rms_all_heads", "shared_keys")
-    whole = ("inner_norms", *heads, "no_projection", "differential", "rotary_mixed", *relative)
+    whole = ("inner_norms", *heads, "no_projection", "rotary_mixed", *other, *relative)
     assert ("o_proj" in split) == (name not in whole)
     assert ("fc2" in split) == (name not in ("inner_norms", "swiglu_packed"))
 

@@ -45,14 +45,14 @@ class Case:
     def record(self) -> dict[str, str]:
         """What the table in the docs says of the source."""
         name = self.file if self.file not in ("vit_pytorch", "vit") else "ViT"
-        options = [f"{name}={value}" for name, value in self.arguments.items()]
+        options = [f"{name}={value}" for name, value in self.arguments.items() if name not in SMALL]
         release = importlib.metadata.version("vit-pytorch") if self.release == NOW else self.release
         source = " ".join(["vit-pytorch", name, *options, f"of release {release}"])
         return {"source": source, "vit-pytorch": release, "torch": torch.__version__}
 
     @property
     def image_size(self) -> tuple[int, int]:
-        return (25, 25) if self.square else (10, 21)
+        return self.arguments.get("image_size", (25, 25) if self.square else (10, 21))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Case:
             "patch_size": patch_size,
             "layout": self.layout,
         }
-        if self.kind in ("ViT", "DistillableViT") and "num_classes" not in self.arguments:
+        if self.kind in ("ViT", "DeepViT", "DistillableViT") and "num_classes" not in self.arguments:
             hints["pooling"] = self.arguments.get("pool", "cls")
         return hints
 
@@ -107,6 +107,7 @@ SQUARE: dict[str, Any] = {"square": True}
 MEAN: dict[str, Any] = {"arguments": {"pool": "mean"}}
 SIMPLE: dict[str, Any] = {"kind": "SimpleViT"}
 FIXED: dict[str, Any] = {"kind": "SimpleViT", "image_size_is_told": True}
+SMALL: dict[str, Any] = {"image_size": (10, 20), "patch_size": 5}  # its patches are squares
 
 CASES = [
     Case("0.0.2", "vit_pytorch", "vit 0.0.2", **SQUARE),
@@ -171,6 +172,24 @@ CASES = [
     Case("0.35.8", "learnable_memory_vit", "learnable_memory_vit 0.31.0"),
     Case("1.2.9", "learnable_memory_vit", "learnable_memory_vit 1.0.0"),
     Case(NOW, "learnable_memory_vit", "learnable_memory_vit 1.0.0"),
+    # The relatives.
+    Case("0.35.8", "parallel_vit", "parallel_vit 0.29.0"),
+    Case("1.0.2", "parallel_vit", "parallel_vit 0.29.0", **MEAN),
+    Case("1.5.3", "parallel_vit", "parallel_vit 1.4.3", arguments={"num_parallel_branches": 1}),
+    Case(NOW, "parallel_vit", "parallel_vit 1.4.3"),
+    Case(NOW, "parallel_vit", "parallel_vit 1.4.3", arguments={"pool": "mean", "num_parallel_branches": 3}),
+    Case(NOW, "parallel_vit", "parallel_vit 1.4.3", arguments={"heads": 1, "dim_head": 20}),
+    Case("0.10.3", "deepvit", "deepvit 0.9.0", "DeepViT", **SQUARE),
+    Case("0.35.8", "deepvit", "deepvit 0.9.0", "DeepViT", **SQUARE, **MEAN),
+    Case("1.0.2", "deepvit", "deepvit 1.0.0", "DeepViT", **SQUARE),
+    Case("1.5.3", "deepvit", "deepvit 1.4.3", "DeepViT", **SQUARE),
+    Case(NOW, "deepvit", "deepvit 1.4.3", "DeepViT", **SQUARE),
+    Case(NOW, "deepvit", "deepvit 1.4.3", "DeepViT", **SQUARE, **MEAN),
+    Case("0.35.8", "vit_for_small_dataset", "vit_for_small_dataset 0.26.0", arguments=SMALL),
+    Case("1.0.2", "vit_for_small_dataset", "vit_for_small_dataset 0.26.0", arguments={**SMALL, "pool": "mean"}),
+    Case("1.5.3", "vit_for_small_dataset", "vit_for_small_dataset 1.4.3", arguments=SMALL),
+    Case(NOW, "vit_for_small_dataset", "vit_for_small_dataset 1.4.3", arguments=SMALL),
+    Case(NOW, "vit_for_small_dataset", "vit_for_small_dataset 1.4.3", arguments={**SMALL, "pool": "mean"}),
     Case(NOW, "vit_detpool", "vit_detpool 1.20.2", kind="ViTDetPool"),
     Case(NOW, "vit_detpool", "vit_detpool 1.20.2", kind="ViTDetPool", arguments={"use_cls_token": False}),
     Case("1.15.7", "distill", "vit 1.4.0", kind="DistillableViT"),

@@ -64,6 +64,8 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "branches": {"block_type": "branches", "num_branches": 2, "layer_scale_init_value": 0.3},
     "rms": {"norm_type": "rms_norm", "qkv_bias": False, "mlp_bias": False, "attention_output_bias": False},
     "differential": {"attention_type": "differential"},
+    "re_attention": {"attention_type": "re_attention"},
+    "locality": {"attention_type": "locality", "patch_projection": "shifted", "patch_pre_norm": True},
     "rms_per_head": {"qk_norm": "rms_per_head", "attention_scale": 0.2},
     "rms_all_heads": {"qk_norm": "rms_all_heads"},
     "shared_keys": {

@@ -28,6 +28,8 @@ from plain_vit.analysis.inspection import (
 from plain_vit.errors import AnalysisError
 from plain_vit.modeling_plain_vit import PlainViTPreTrainedModel
 
+SIGNED = ("differential", "re_attention")  # types of attention whose weights may be negative
+
 HEAD_FUSIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean": lambda weights: weights.mean(dim=1),
     "max": lambda weights: weights.amax(dim=1),
@@ -53,8 +55,8 @@ def attention_maps(
         heads: Heads, in the same way.
 
     Returns:
-        Attention weights of shape (B, layers, heads, h, w). A map sums to 1 minus the attention to other tokens. In
-        blocks with several attentions, their heads are concatenated.
+        Attention weights of shape (B, layers, heads, h, w). A map sums to 1 minus the attention to other tokens, unless
+        the type of attention has negative weights. In blocks with several attentions, their heads are concatenated.
 
     Raises:
         AnalysisError: The model has no such token, patch, layer or head, or the pixels do not fit it.
@@ -306,8 +308,8 @@ def _patches_of(shares: torch.Tensor, layout: TokenLayout) -> np.ndarray:
 
 
 def _refuse_signed(model: PlainViTPreTrainedModel, what: str) -> None:
-    if model.config.attention_type == "differential":
+    if model.config.attention_type in SIGNED:
         raise AnalysisError(
-            f"{what} uses attention as weights, and differential attention has negative ones: use attention_maps "
-            "instead"
+            f"{what} uses attention as weights, and attention of the type {model.config.attention_type!r} has negative "
+            "ones: use attention_maps instead"
         )

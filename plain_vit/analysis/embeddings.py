@@ -36,7 +36,8 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
         count: Number of components; fewer if a patch has fewer values, or the model fewer filters.
 
     Raises:
-        AnalysisError: The count is below 1, or the model is a hybrid, whose projection does not read pixels.
+        AnalysisError: The count is below 1, or the projection reads other than the pixels of a patch: the features of
+            a hybrid, or shifted patches too.
 
     Source:
         Dosovitskiy et al. 2021, Figure 7 (left).
@@ -46,6 +47,8 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
     vit = encoder(model)
     if vit.config.patch_projection == "resnet":
         raise AnalysisError("the patch projection reads the features of a ResNet: it has no filters over pixels")
+    if vit.config.patch_projection == "shifted":
+        raise AnalysisError("the patch projection reads five images, moved by a pixel: it has no filters over one")
     projection: Any = vit.embeddings.patch_embeddings.projection
     weight = projection.weight.detach().double().cpu()
     if weight.ndim == 2:  # dense, over pixels in the order row, column, channel

@@ -4,7 +4,8 @@ Data only; each table says what changed since the one before. Fingerprints and r
 history and are compared with the releases themselves in the tests.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 # Our side of the tables
@@ -23,6 +24,9 @@ OUT = "vit.layers.{}.attention.o_proj"
 NORM_2 = "vit.layers.{}.layernorm_after"
 FC1 = "vit.layers.{}.mlp.fc1"
 FC2 = "vit.layers.{}.mlp.fc2"
+HEAD_MIX = "vit.layers.{}.attention.head_mix.weight"
+HEAD_NORM = "vit.layers.{}.attention.head_norm"
+TEMPERATURE = "vit.layers.{}.attention.temperature"
 FINAL_NORM = "vit.layernorm"
 POOLED_NORM = "vit.pooled_layernorm"
 HIDDEN = "vit.representation.0"
@@ -123,6 +127,34 @@ DECORR: Names = VIT_1_4_0 | {
 WITHOUT_FINAL_NORM: Names = VIT_1_0_0 | UNWRAPPED_BLOCKS
 HEAD_NORMS: Names = {Q_NORM: "transformer.layers.{}.0.q_norm.gamma", K_NORM: "transformer.layers.{}.0.k_norm.gamma"}
 
+# Relatives, in which one part of the plain ViT is another
+
+
+def in_branches(names: Names) -> Names:
+    """Return a table whose blocks have several attentions and MLPs."""
+    for half in ("transformer.layers.{}.0.", "transformer.layers.{}.1."):
+        names = {ours: name.replace(half, half + "fns.{}.") for ours, name in names.items()}
+    return names
+
+
+PARALLEL_0_29_0: Names = in_branches(VIT_0_10_1)
+PARALLEL_1_4_3: Names = in_branches(VIT_0_10_1 | UNWRAPPED_BLOCKS)
+DEEP_0_9_0: Names = VIT_0_7_0 | {
+    HEAD_MIX: "transformer.layers.{}.0.fn.fn.reattn_weights",
+    HEAD_NORM: "transformer.layers.{}.0.fn.fn.reattn_norm.1",
+}
+DEEP_1_0_0: Names = DEEP_0_9_0 | NORMED_PATCHES
+DEEP_1_4_3: Names = WITHOUT_FINAL_NORM | {
+    HEAD_MIX: "transformer.layers.{}.0.reattn_weights",
+    HEAD_NORM: "transformer.layers.{}.0.reattn_norm.1",
+}
+SMALL_0_26_0: Names = VIT_0_10_1 | {
+    PIXEL_NORM: "to_patch_embedding.to_patch_tokens.1",
+    PROJECTION: "to_patch_embedding.to_patch_tokens.2",
+    TEMPERATURE: "transformer.layers.{}.0.fn.temperature",
+}
+SMALL_1_4_3: Names = SMALL_0_26_0 | UNWRAPPED_BLOCKS | {TEMPERATURE: "transformer.layers.{}.0.temperature"}
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -142,6 +174,8 @@ class Layout:
         class_token_has_position: Whether the position table has a row for it.
         optional: Parts of ours that may be absent from one checkpoint and present in another.
         output_bias: Whether the attention ends in a bias.
+        fields: Further fields of our config that the class has.
+        square: Sizes that are squares, of the image and of a patch.
         fault: The reason why these releases are not a plain ViT, though the checkpoint looks like one.
     """
 
@@ -157,6 +191,8 @@ class Layout:
     class_token_has_position: bool = True
     optional: frozenset[str] = frozenset({OUT})
     output_bias: bool = True
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    square: tuple[str, ...] = ()
     fault: str | None = None
 
     @property
@@ -164,12 +200,28 @@ class Layout:
         """The layout as the report calls it and as hints may name it."""
         return f"{self.file} {self.since}"
 
+    @property
+    def states_scale(self) -> bool:
+        """Whether a live attention has the factor on its scores as a setting."""
+        return Q_NORM not in self.names and TEMPERATURE not in self.names
+
 
 EARLY: dict[str, Any] = {"scale": "hidden_size", "poolings": ("cls",), "optional": frozenset()}
 VIDEOS = "they read videos: a patch has frames too"
 SERIES = "they read series of one dimension"
 SAMPLING = "they leave out patches on the way, those that are attended to least"
 SIMPLE: dict[str, Any] = {"poolings": ("mean",), "optional": frozenset(), "output_bias": False}
+PARALLEL: dict[str, Any] = {"fields": {"block_type": "branches"}}
+DEEP: dict[str, Any] = {
+    "optional": frozenset(),
+    "fields": {"attention_type": "re_attention"},
+    "square": ("image_size", "patch_size"),
+}
+SMALL: dict[str, Any] = {
+    "optional": frozenset(),
+    "fields": {"attention_type": "locality", "attention_scale": None, "patch_projection": "shifted"},
+    "square": ("patch_size",),
+}
 
 LAYOUTS = (
     Layout("vit", "0.0.2", VIT_0_0_2, **EARLY),
@@ -206,6 +258,13 @@ LAYOUTS = (
         class_token_has_position=False,
         optional=frozenset({OUT, HEAD, CLASS_TOKEN}),
     ),
+    Layout("parallel_vit", "0.29.0", PARALLEL_0_29_0, **PARALLEL),
+    Layout("parallel_vit", "1.4.3", PARALLEL_1_4_3, **PARALLEL),
+    Layout("deepvit", "0.9.0", DEEP_0_9_0, **DEEP),
+    Layout("deepvit", "1.0.0", DEEP_1_0_0, **DEEP),
+    Layout("deepvit", "1.4.3", DEEP_1_4_3, **DEEP),
+    Layout("vit_for_small_dataset", "0.26.0", SMALL_0_26_0, **SMALL),
+    Layout("vit_for_small_dataset", "1.4.3", SMALL_1_4_3, **SMALL),
     # Models with the names of a plain ViT, most with its shapes too, so that only their owner knows.
     Layout("vit_3d", "0.36.0", VIT_0_10_1, fault=VIDEOS),
     Layout("vit_3d", "1.0.0", VIT_1_0_0, fault=VIDEOS),
@@ -232,6 +291,9 @@ CLASSES = {
     "vit_with_decorr": "ViT",
     "vit_detpool": "ViTDetPool",
     "learnable_memory_vit": "ViT",
+    "parallel_vit": "ViT",
+    "deepvit": "DeepViT",
+    "vit_for_small_dataset": "ViT",
     "simple_vit": "SimpleViT",
     "simple_vit_with_patch_dropout": "SimpleViT",
     "simple_vit_with_register_tokens": "SimpleViT",

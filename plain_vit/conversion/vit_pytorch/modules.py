@@ -15,7 +15,7 @@ from ...errors import ExportError
 from ...positions_plain_vit import SinCos2DPositionEmbedding
 from ..compare_modules import class_path, differences
 from ..format import Hints
-from .layouts import CLASSES, HIDDEN, POSITIONS, Q_NORM, RENAMED_FILES, K, Layout, Names, Q, V
+from .layouts import CLASSES, HIDDEN, POSITIONS, PROJECTION, RENAMED_FILES, K, Layout, Names, Q, V
 from .shapes import name_pattern
 from .tables import RELEASE
 
@@ -38,11 +38,11 @@ def live_hints(module: nn.Module, layout: Layout, hints: Hints) -> Hints:
     names = layout.names
     attentions = [module.get_submodule(path) for path in _attention_paths(module, names)]
     known: dict[str, Any] = {"num_attention_heads": _same("heads", [attention.heads for attention in attentions])}
-    if Q_NORM not in names:
+    if layout.states_scale:
         known["attention_scale"] = _same("attention scale", [attention.scale for attention in attentions])
     if "cls" in layout.poolings:
         known["pooling"] = getattr(module, "pool", "cls")  # releases before 0.5.0 could pool nothing else
-    known["patch_size"] = _patch_size(module)
+    known["patch_size"] = _patch_size(module, names)
     table = getattr(module, "pos_embedding", None)
     if table is not None and POSITIONS not in names and not table.is_meta:
         known["image_size"] = tuple(
@@ -67,10 +67,10 @@ def _same(what: str, values: list[Any]) -> Any:
     return values[0]
 
 
-def _patch_size(module: nn.Module) -> tuple[int, int]:
+def _patch_size(module: nn.Module, names: Names) -> tuple[int, int]:
     """Return the patch size, from the einops layer that cuts the image or the attribute of the oldest releases."""
     if hasattr(module, "to_patch_embedding"):
-        lengths: Any = module.get_submodule("to_patch_embedding.0")
+        lengths: Any = module.get_submodule(f"{names[PROJECTION].rpartition('.')[0]}.0")
         return lengths.axes_lengths["p1"], lengths.axes_lengths["p2"]
     return module.patch_size, module.patch_size  # type: ignore[return-value]
 
@@ -103,7 +103,7 @@ def changed_parts(module: nn.Module, config: PlainViTConfig, layout: Layout) -> 
         kind = _class_of(layout.file)
     with torch.device("meta"):
         fresh = kind(**_arguments(kind, config))
-    if Q_NORM not in layout.names:
+    if layout.states_scale:
         for path in _attention_paths(module, layout.names):  # read into our config
             fresh.get_submodule(path).scale = getattr(module.get_submodule(path), "scale", None)
     vars(fresh).update({name: vars(module)[name] for name in KEPT_ARGUMENTS & vars(module).keys()})
@@ -226,6 +226,7 @@ def _arguments(kind: type[nn.Module], config: PlainViTConfig) -> dict[str, Any]:
         "patch_dropout": config.patch_dropout_prob,
         "num_register_tokens": config.num_register_tokens,
         "use_cls_token": config.use_class_token,
+        "num_parallel_branches": config.num_branches,
     }
     accepted = inspect.signature(kind).parameters
     return {name: value for name, value in arguments.items() if name in accepted}

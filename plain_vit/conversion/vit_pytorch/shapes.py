@@ -7,6 +7,7 @@ from typing import Any
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import SHOWN, AmbiguousCheckpointError, ExportError, MappingError
+from ...layers_plain_vit import ShiftedPatchEmbeddings
 from ..engine import INDEX, LEAF
 from ..format import Hints, Inference, pair
 from ..infer import divisors, grids, head_counts, image_sizes, square_grid
@@ -15,6 +16,7 @@ from .layouts import (
     CLASS_TOKEN,
     FC1,
     HEAD,
+    HEAD_MIX,
     HIDDEN,
     LAYOUTS,
     NORM_1,
@@ -134,11 +136,14 @@ class Reader:
             "initialization": "vit_pytorch",
             "num_register_tokens": self.shape(REGISTERS)[0] if self.has(REGISTERS) else 0,
             "representation_size": self.shape(HIDDEN)[0] if self.has(HIDDEN) else None,
+            "num_branches": self.num_branches(),
+            **self.layouts[0].fields,
         }
         heads, head_dim = self.heads(hidden_size)
         pooling = self.pooling(class_rows > 0)
         layout = self.layout(pooling, class_rows > 0, hidden_size, head_dim)
-        image_size, patch_size, num_channels = self.geometry(pixels, self.patches(class_rows))
+        views = ShiftedPatchEmbeddings.num_views if fields["patch_projection"] == "shifted" else 1
+        image_size, patch_size, num_channels = self.geometry(pixels // views, self.patches(class_rows))
         if self.open:
             raise AmbiguousCheckpointError(
                 f"the tensors of a ViT of vit-pytorch ({layout.title}) do not say all that its logits depend on. "
@@ -158,6 +163,7 @@ class Reader:
             scale = layout_scale(layout, hidden_size, head_dim)
             self.settle("attention_scale", f"{layout.scale}**-0.5", f"what {layout.title} computes")
         fields["attention_scale"] = None if scale == head_dim**-0.5 else scale
+        fields |= layout.fields
         config = PlainViTConfig(**fields)
         for field in ("layer_norm_eps", "hidden_act"):
             if (said := getattr(self.hints, field)) is not None:  # of somebody's own copy of the package
@@ -187,6 +193,13 @@ class Reader:
         step = 2 if "{even}" in self.names[NORM_1] else 1
         return [int(number) // step for _, number in self.found(NORM_1)]
 
+    def num_branches(self) -> int:
+        """Return the number of attentions in a block."""
+        if self.names[NORM_1].count("{}") == 1:
+            return 1
+        matches = (name_pattern(self.names[NORM_1]).fullmatch(name) for name in self.shapes)
+        return 1 + max(int(match[2]) for match in matches if match)
+
     def settle(self, field: str, value: object, source: str) -> None:
         """Record a value and its origin."""
         self.inferences.append(Inference(field, value, source))
@@ -198,6 +211,8 @@ class Reader:
         said = self.hints.num_attention_heads, self.hints.head_dim
         if Q_NORM in self.names:
             exact, source = self.shape(Q_NORM)[0], "the shape of its query norm"
+        elif HEAD_MIX in self.names:
+            exact, source = self.shape(HEAD_MIX)[0], "the shape of what mixes them"
         elif OUT in self.layouts[0].optional and not self.has(OUT):
             exact, source = 1, "the missing output projection"
         elif said == (None, None):

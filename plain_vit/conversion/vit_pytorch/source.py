@@ -33,7 +33,7 @@ from .shapes import Reader, family_of, layouts_of
 from .tables import RELEASE, choose_layout, layout_rows, layouts_at
 
 # The first tensor that every model of the package has, and none of another package.
-ANCHOR = re.compile(r"(?P<prefix>.*?)(to_patch_embedding\.[12]|patch_to_embedding)\.weight")
+ANCHOR = re.compile(r"(?P<prefix>.*?)(to_patch_embedding\.(to_patch_tokens\.)?[12]|patch_to_embedding)\.weight")
 
 # Tensors of the package's wrappers other than the model's.
 BESIDE = (

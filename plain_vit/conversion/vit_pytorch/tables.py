@@ -1,6 +1,7 @@
 """Tables of a layout in both directions: its rows, the fields it determines, and what it cannot represent."""
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from ..engine import (
     each,
     then,
 )
+from ..infer import pair
 from .layouts import (
     CLASS_TOKEN,
     FINAL_NORM,
@@ -67,7 +69,7 @@ def layout_rows(layout: Layout, config: PlainViTConfig) -> list[Row]:
         Q_NORM: DROP_TOKEN_AXIS,
         K_NORM: DROP_TOKEN_AXIS,
     }
-    rows = [Row(name, ours, transforms.get(ours, IDENTITY)) for ours, name in layout.names.items()]
+    rows = [Row(name, _placed(ours, layout), transforms.get(ours, IDENTITY)) for ours, name in layout.names.items()]
     if config.patch_projection == "conv":  # only in reverse: models from vit-pytorch are linear
         rows = [row for row in rows if row.ours != PROJECTION]
         name = layout.names[PROJECTION]
@@ -76,6 +78,24 @@ def layout_rows(layout: Layout, config: PlainViTConfig) -> list[Row]:
             Row(f"{name}.bias", f"{PROJECTION}.bias"),
         ]
     return list(_numbered(rows, config.num_hidden_layers))
+
+
+# Our names inside a block with several attentions and MLPs.
+IN_BRANCHES = {
+    ".layernorm_before": ".attention_branches.{}.layernorm",
+    ".attention.": ".attention_branches.{}.attention.",
+    ".layernorm_after": ".mlp_branches.{}.layernorm",
+    ".mlp.": ".mlp_branches.{}.mlp.",
+}
+
+
+def _placed(ours: str | tuple[str, ...], layout: Layout) -> str | tuple[str, ...]:
+    """Return our names of a part in the blocks that a layout has."""
+    if layout.fields.get("block_type") != "branches":
+        return ours
+    if isinstance(ours, tuple):
+        return tuple(str(_placed(name, layout)) for name in ours)
+    return functools.reduce(lambda name, part: name.replace(part, IN_BRANCHES[part]), IN_BRANCHES, ours)
 
 
 def _numbered(rows: list[Row], depth: int) -> Iterator[Row]:
@@ -141,7 +161,7 @@ def layout_fields(layout: Layout, config: PlainViTConfig) -> dict[str, Any]:
         fields["patch_projection"] = "linear"
     if HIDDEN in has:
         fields["representation_act"] = "gelu"
-    return fields
+    return {**fields, **layout.fields}
 
 
 def layout_scale(layout: Layout, hidden_size: int, head_dim: int) -> float:
@@ -193,11 +213,14 @@ def inexpressible(config: PlainViTConfig, layout: Layout) -> list[str]:
         free |= {"patch_projection", "stem_style"} - settled.keys()
     free |= {"num_register_tokens"} if REGISTERS in has and config.num_register_tokens else set()
     free |= {"representation_size"} if HIDDEN in has and config.representation_size else set()
+    free |= {"num_branches"} if layout.fields.get("block_type") == "branches" else set()
     parts = [
         f"{field} = {getattr(config, field)!r}: {wanted!r} there"
         for field, wanted in {**_defaults(), **settled}.items()
         if field not in free and getattr(config, field) != wanted
     ]
+    sides = {size: pair(getattr(config, size)) for size in layout.square}
+    parts += [f"{size} = {given}: a square there" for size, given in sides.items() if given[0] != given[1]]
     parts += [] if layout.fault is None else [f"it is not a plain ViT: {layout.fault}"]
     parts += [f"{what}: none there" for ours, what in NEEDED.items() if ours in has and not getattr(config, what)]
     head_dim = cast(int, config.head_dim)  # the config fills it in
