@@ -210,7 +210,7 @@ def trial(model_folder: Path, tmp_path: Path) -> Any:
 def test_one_batch_is_learnt_and_nothing_is_written(trial, capsys):
     trial(overfit_batch=60, learning_rate=0.003, label_smoothing=0.0, batch_size=10)
     found = re.search(
-        r"After 60 steps on the same 10 images, their accuracy is (.*)% and their loss (.*)\. A",
+        r"After 60 steps on the same 10 images, their results are: accuracy (.*)%, loss (.*)\. A",
         capsys.readouterr().out,
     )
     assert found

@@ -123,10 +123,10 @@ def of_mistakes(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[s
     return _listed(f"{len(texts)} images", texts)
 
 
-def of_reliability(counts: np.ndarray, confidences: np.ndarray, accuracies: np.ndarray) -> str:
+def of_reliability(counts: np.ndarray, confidences: np.ndarray, accuracies: np.ndarray, *, of: str = "images") -> str:
     """Describe the accuracy of predictions by their confidence; one number per bin."""
     texts = [
-        f"{count} images with a mean confidence of {percent(confidence)}: {percent(accuracy)} correct"
+        f"{count} {of} with a mean confidence of {percent(confidence)}: {percent(accuracy)} correct"
         for count, confidence, accuracy in zip(counts, confidences, accuracies, strict=True)
         if count
     ]

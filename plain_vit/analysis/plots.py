@@ -268,13 +268,22 @@ def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: S
     return figure
 
 
-def plot_reliability(counts: np.ndarray, confidences: np.ndarray, accuracies: np.ndarray) -> Figure:
+def plot_reliability(
+    counts: np.ndarray,
+    confidences: np.ndarray,
+    accuracies: np.ndarray,
+    *,
+    of: str = "images",
+    x: str = "probability of the predicted class",
+) -> Figure:
     """Draw how often predictions of each confidence are correct, and how many there are of each.
 
     Args:
         counts: Number of images in each bin of confidence, of shape (bins,); the bins divide 0 to 1 evenly.
         confidences: Their mean confidence, NaN without images.
         accuracies: The fraction of them predicted correctly.
+        of: What the bins count.
+        x: Label of the horizontal axis.
     """
     figure = plain_figure(4.6, 5.2)
     axis, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -286,10 +295,31 @@ def plot_reliability(counts: np.ndarray, confidences: np.ndarray, accuracies: np
     axis.plot(confidences[filled], accuracies[filled], color=LINES[1], marker="o", markersize=3, linewidth=1)
     axis.set(ylabel="fraction correct", ylim=(0, 1), xlim=(0, 1))
     below.bar(middles, counts, width=width, color=LINES[0])
-    below.set(xlabel="probability of the predicted class", ylabel="images")
+    below.set(xlabel=x, ylabel=of)
     for each in (axis, below):
         _tidy(each)
     below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    return figure
+
+
+def plot_predicted_numbers(targets: np.ndarray, predictions: np.ndarray, names: Sequence[str], most: int = 6) -> Figure:
+    """Draw predicted numbers over true ones.
+
+    Args:
+        targets: True numbers of shape (B, numbers).
+        predictions: Predicted numbers, likewise.
+        names: Names of the numbers.
+        most: Number of numbers that are drawn at most.
+    """
+    count = min(most, len(names))
+    figure = plain_figure(3.6 * count, 3.4)
+    axes = figure.subplots(1, count, squeeze=False)[0]
+    for axis, true, predicted, name in zip(axes, targets.T, predictions.T, names, strict=False):
+        axis.scatter(true, predicted, s=8, color=LINES[0], alpha=0.5, linewidths=0)
+        low, high = min(true.min(), predicted.min()), max(true.max(), predicted.max())
+        axis.plot([low, high], [low, high], color=LINES[1], linewidth=1, linestyle="--")
+        axis.set(xlabel=f"true {drawable(name)}", ylabel="predicted")
+        _tidy(axis)
     return figure
 
 

@@ -203,6 +203,10 @@ class DataOptions(SplitOptions, LabelOptions, ImageOptions):
 
     _argument_group_name: ClassVar[str] = "data"
 
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = option(
+        "single_label_classification",
+        help="one label per image; a list of labels per image; a number, or a list of numbers, per image",
+    )
     validation_fraction: float = option(0.0, help="fraction of the training split to use for validation")
     shots_per_class: int | None = option(None, help="number of training images per class (default: all)")
     max_images: int | None = option(
@@ -236,8 +240,10 @@ class OptimizationOptions(LearnerOptions, StepOptions):
     auto_micro_batch: bool = option(
         False, help="before training, find the number of micro-batches that fits into memory"
     )
-    loss: Literal["cross_entropy", "bce", "bce_sum"] = option(
-        "cross_entropy", help="bce: binary cross-entropy, averaged over the classes; bce_sum: summed over them"
+    loss: Literal["cross_entropy", "bce", "bce_sum", "mse", "l1", "smooth_l1"] | None = option(
+        None,
+        help="bce: binary cross-entropy, averaged over the classes; bce_sum: summed over them; mse, l1, smooth_l1: for "
+        "regression (default: cross_entropy; with several labels bce; regression mse)",
     )
     bce_target_threshold: float | None = option(
         None, help="binary cross-entropy: a class whose share of a blended label is above this counts in full"
@@ -303,8 +309,11 @@ class RunOptions(FolderOptions):
 
     _argument_group_name: ClassVar[str] = "run"
 
-    best_metric: Literal["accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error"] = option(
-        "accuracy", help="result on the validation split by which the best weights are selected"
+    best_metric: str | None = option(
+        None,
+        help="result on the validation split by which the best weights are selected: accuracy, loss, "
+        "balanced_accuracy, macro_f1, calibration_error; mean_average_precision, micro_f1; mean_absolute_error, r2 (default: accuracy; "
+        "with several labels mean_average_precision; regression loss)",
     )
     early_stopping: int | None = option(
         None, help="stop after this many evaluations in a row without a better best_metric"
@@ -520,7 +529,7 @@ def check_options(arguments: Any) -> None:
     if len(trials) > 1:
         raise TrainingError(f"Both {trials[0]} and {trials[1]} are given: give one.")
     _check_rates(arguments)
-    if getattr(arguments, "bce_target_threshold", None) is not None and arguments.loss == "cross_entropy":
+    if getattr(arguments, "bce_target_threshold", None) is not None and arguments.loss in (None, "cross_entropy"):
         raise TrainingError(
             "With the loss cross_entropy, bce_target_threshold has no effect: omit it, or set --loss bce."
         )

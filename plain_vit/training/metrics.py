@@ -101,6 +101,16 @@ class Evaluation:
         metric = Accuracy(keep_in_memory=True)
         return metric.compute(predictions=self.predictions, references=self.labels)["accuracy"]
 
+    @property
+    def summary(self) -> str:
+        """Return the main results in words."""
+        return f"accuracy {self.accuracy:.2%}, loss {self.loss:.4f}"
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Return the results of the model card."""
+        return {"accuracy": self.accuracy, "top5_accuracy": float((self.ranks < 5).mean())}
+
     @cached_property
     def calibration(self) -> Calibration:
         """Return the accuracy by confidence."""
@@ -127,7 +137,7 @@ class Evaluation:
 
 # The values of an evaluation by which weights can be selected.
 METRICS = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error")
-LOWER_IS_BETTER = frozenset({"loss", "calibration_error"})
+LOWER_IS_BETTER = frozenset({"loss", "calibration_error", "mean_absolute_error"})
 
 
 def evaluation_of(classes: torch.Tensor, values: torch.Tensor) -> Evaluation:

@@ -59,7 +59,12 @@ class AugmentedImages(torch.utils.data.Dataset):
             levels, _ = self.transform.read(example["image"], f"row {other}", key)
         if levels is None:
             raise DataError(f"None of the {len(self)} training images can be read, the first one is {broken}.")
-        return {"pixel_values": levels, "labels": example["label"], "broken": broken}
+        label = example["label"]
+        return {
+            "pixel_values": levels,
+            "labels": torch.tensor(label) if isinstance(label, list) else label,
+            "broken": broken,
+        }
 
 
 def input_size(image_processor: Any) -> tuple[int, int]:

@@ -15,6 +15,8 @@ from ..glyphs import CHARACTERS, render_glyphs
 from .benchmarks import BENCHMARKS
 from .decoding import as_files, read_rows
 from .folders import open_folder
+from .splits import carve, few_shots, some_rows
+from .targets import with_vectors
 
 with needs("plain-vit[train]"):
     from datasets import (
@@ -185,13 +187,16 @@ def _is_image(file: str) -> int:
     return Path(file).suffix.lower() in IMAGE_SUFFIXES
 
 
-def find_columns(features: Features, *, image: str | None = None, label: str | None = None) -> tuple[str, str]:
+def find_columns(
+    features: Features, *, image: str | None = None, label: str | None = None, single: bool = True
+) -> tuple[str, str]:
     """Find the image and the label column by their types.
 
     Args:
         features: the columns of the dataset.
         image: the image column, if there are several.
         label: the label column, if there are several, or if labels are plain numbers or strings.
+        single: each image has one label; otherwise the column is found by its name.
 
     Returns:
         The names of the image column and of the label column.
@@ -199,7 +204,10 @@ def find_columns(features: Features, *, image: str | None = None, label: str | N
     Raises:
         DataError: A given column is missing or of another type, or the types match none or several.
     """
-    return _find_column(features, "image", image, Image), _find_column(features, "label", label, ClassLabel)
+    image = _find_column(features, "image", image, Image)
+    if label is None and not single:
+        label = next((name for name in features if name.lower() in LABEL_NAMES), None)
+    return image, _find_column(features, "label", label, ClassLabel)
 
 
 def _is_stored_image(kind: Any) -> bool:
@@ -301,6 +309,7 @@ def load_classification_data(
     shots_per_class: int | None = None,
     max_images: int | None = None,
     label_names: str | None = None,
+    problem_type: str = "single_label_classification",
     skip_unreadable: bool = False,
     streaming: bool = False,
     stream_images: int | None = None,
@@ -322,6 +331,7 @@ def load_classification_data(
         shots_per_class: number of training images per class; None keeps all.
         max_images: largest number of images of each split, drawn at random; None keeps all.
         label_names: a text file with one class per line, for labels that are plain numbers.
+        problem_type: `single_label_classification`; or what `with_vectors` reads.
         skip_unreadable: omit unreadable images from the evaluated splits.
         streaming: stream the training images; the others are stored.
         stream_images: number of training images, if the stream does not say.
@@ -345,18 +355,25 @@ def load_classification_data(
     chosen = _choose_splits(splits, train_split or "train", validation_split, test_split)
     if validation_fraction and "validation" in chosen:
         raise DataError("The dataset already has a validation split: omit --validation_fraction.")
-    image_column, label_column = find_columns(_features(chosen["train"]), image=image_column, label=label_column)
+    single = problem_type == "single_label_classification"
+    image_column, label_column = find_columns(
+        _features(chosen["train"]), image=image_column, label=label_column, single=single
+    )
     chosen = {role: _standard_columns(split, image_column, label_column) for role, split in chosen.items()}
     if streaming:
         chosen |= {role: _stored(split) for role, split in chosen.items() if role != "train"}
-    chosen, names = _with_class_labels(chosen, _read_names(label_names))
-    chosen = _checked(chosen, names, test_is_named=test_split is not None)
+    if single:
+        chosen, names = _with_class_labels(chosen, _read_names(label_names))
+        chosen = _checked(chosen, names, test_is_named=test_split is not None)
+    else:
+        chosen, names = with_vectors(chosen, problem_type, column=label_column, given=_read_names(label_names))
+        chosen = {role: split.cast_column("image", Image(mode="RGB")) for role, split in chosen.items()}
     if validation_fraction:
-        chosen["train"], chosen["validation"] = _carve(chosen["train"], validation_fraction, seed)
+        chosen["train"], chosen["validation"] = carve(chosen["train"], validation_fraction, seed)
     if shots_per_class is not None:
-        chosen["train"] = _few_shots(chosen["train"], shots_per_class, names, seed)
+        chosen["train"] = few_shots(chosen["train"], shots_per_class, names, seed)
     if max_images is not None:
-        chosen = {role: _some(split, max_images, seed) for role, split in chosen.items()}
+        chosen = {role: some_rows(split, max_images, seed) for role, split in chosen.items()}
     unreadable: list[str] = []
     for role in ("validation", "test"):
         if skip_unreadable and role in chosen:
@@ -615,35 +632,3 @@ def _check_labels(role: str, labels: np.ndarray, names: Sequence[str]) -> None:
             f"{len(wrong)} labels of the {role} split are outside 0 to {len(names) - 1}, the first one is "
             f"{labels[wrong[0]]} at row {wrong[0]}: correct or remove those rows."
         )
-
-
-def _carve(train: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    labels = np.asarray(train["label"])
-    try:
-        kept, carved = train_test_split(np.arange(len(labels)), test_size=fraction, stratify=labels, random_state=seed)
-    except ValueError as error:  # fewer images than classes in one of the parts
-        raise DataError(
-            f"No stratified fraction of {fraction} can be split off {len(labels)} images: {error}"
-        ) from error
-    return train.select(np.sort(kept)), train.select(np.sort(carved))
-
-
-def _few_shots(train: Dataset, shots: int, names: Sequence[str], seed: int) -> Dataset:
-    if shots < 1:
-        raise DataError(f"shots_per_class is {shots}: expected at least 1.")
-    labels = np.asarray(train["label"])
-    rng = np.random.default_rng(seed)
-    kept: list[np.ndarray] = []
-    for number, name in enumerate(names):
-        rows = rng.permutation(np.flatnonzero(labels == number))
-        if len(rows) < shots:
-            raise DataError(f"The class {name!r} has {len(rows)} training images, fewer than the {shots} requested.")
-        kept.append(rows[:shots])
-    return train.select(np.sort(np.concatenate(kept)))
-
-
-def _some(split: Dataset, count: int, seed: int) -> Dataset:
-    """Return this many random rows, in their order, or all of a smaller split."""
-    if count < 1:
-        raise DataError(f"max_images is {count}: expected at least 1.")
-    return split.select(np.sort(np.random.default_rng(seed).permutation(len(split))[:count]))

@@ -43,8 +43,8 @@ class Blend:
 
         Args:
             pixels: of the images, [B, C, H, W].
-            labels: of the images, [B].
-            following: `pixel_values` [1, C, H, W] and `labels` [1] of the image after the last one.
+            labels: of the images, [B], or 1 for each of several labels, [B, K].
+            following: `pixel_values` [1, C, H, W] and `labels` [1] or [1, K] of the image after the last one.
             num_classes: K.
         """
         share = self.share
@@ -58,7 +58,8 @@ class Blend:
             box = (..., slice(top, bottom), slice(left, right))
             pixels[box] = torch.cat([pixels[1:][box], following["pixel_values"][box]])
             share = 1 - (bottom - top) * (right - left) / pixels[0, 0].numel()
-        shown = F.one_hot(torch.cat([labels, following["labels"]]), num_classes).to(pixels.dtype)
+        targets = torch.cat([labels, following["labels"]])
+        shown = (F.one_hot(targets, num_classes) if targets.ndim == 1 else targets).to(pixels.dtype)
         return pixels, torch.lerp(shown[1:], shown[:-1], share)
 
 

@@ -13,9 +13,9 @@ from ..learner import Learner
 from ..loop import Loop, Schedule
 from ..metrics import Evaluation
 from ..optimization import scheduled_rate
-from ..tasks.classification import Classification
+from ..tasks.classification import ImageTask
+from ..vector_metrics import VectorEvaluation
 from .dry_run import describe_needs, measure_needs
-from .mistakes import top_accuracy
 from .publishing import training_facts
 from .report import environment
 
@@ -23,6 +23,8 @@ with needs("plain-vit[train]"):
     from accelerate import DistributedType
 
 Facts = dict[str, object]
+# Results of the report's first table.
+SHOWN = ("accuracy", "mean_average_precision", "macro_f1", "mean_absolute_error", "r2", "loss")
 RANDAUGMENT_OPTIONS = {"magnitude_scale", "magnitude", "magnitude_std", "augmentation_layers"}
 
 
@@ -56,15 +58,16 @@ def count_images(data: ImageClassificationData) -> str:
 def report_facts(
     options: ClassifierOptions,
     data: ImageClassificationData,
-    task: Classification,
-    loop: Loop[Evaluation],
+    task: ImageTask[Any],
+    loop: Loop[Any],
     results: dict[str, Any],
 ) -> dict[str, Facts]:
     """Return the tables of the report, by title."""
     model = loop.accelerator.unwrap_model(loop.learner.model)
+    values = {name: results[f"{data.held_out}_{name}"] for name in SHOWN if f"{data.held_out}_{name}" in results}
+    shown = {name: f"{value:.2%}" if name == "accuracy" else f"{value:.4f}" for name, value in values.items()}
     result: Facts = {
-        f"{data.held_out} accuracy": f"{results[f'{data.held_out}_accuracy']:.2%}",
-        f"{data.held_out} loss": f"{results[f'{data.held_out}_loss']:.4f}",
+        **{f"{data.held_out} {name.replace('_', ' ')}": value for name, value in shown.items()},
         "images evaluated": results["images_evaluated"],
         "weights": "selected on the validation split" if data.validation is not None else "the last ones",
         "images per second": f"{results['images_per_second']:.0f}, while training",
@@ -83,7 +86,7 @@ def describe_plan(
     data: ImageClassificationData,
     schedule: Schedule,
     learner: Learner,
-    task: Classification,
+    task: ImageTask[Any],
     image_size: tuple[int, int],
 ) -> dict[str, Facts]:
     """Return tables of the plan and its requirements, by title. This changes the weights.
@@ -135,7 +138,7 @@ def model_facts(
     options: ClassifierOptions,
     data: ImageClassificationData,
     schedule: Schedule,
-    result: Evaluation,
+    result: Evaluation | VectorEvaluation,
     processes: int,
 ) -> ModelFacts:
     """Return the content of the model card about the run."""
@@ -147,7 +150,11 @@ def model_facts(
     without_effect |= set() if options.random_erasing else {"random_erasing_mode"}
     without_effect |= set() if options.mixup or options.cutmix else set(MIXING)
     recipe = {name: value for name, value in recipe.items() if name not in without_effect}
-    top5 = {"top5_accuracy": top_accuracy(result, 5)} if len(data.label_names) > 5 else {}
+    if options.problem_type != "single_label_classification":
+        recipe.pop("label_smoothing", None)
+    scores = {
+        name: value for name, value in result.scores.items() if name != "top5_accuracy" or len(data.label_names) > 5
+    }
     steps = {"steps": schedule.total_steps, "warmup_steps": schedule.warmup_steps}
     return training_facts(
         Path(options.output_dir),
@@ -155,7 +162,7 @@ def model_facts(
         from_scratch=options.from_scratch,
         dataset=options.dataset,
         split_name=data.held_out,
-        results={"accuracy": result.accuracy, **top5},
+        results=scores,
         images=count_images(data),
         recipe={**recipe, **steps, "seed": options.seed},
         environment={"processes": str(processes), **environment()},

@@ -14,6 +14,7 @@ from plain_vit.model_card import ModelFacts, source_facts, write_card
 from plain_vit.training.data import EMBEDDED
 from plain_vit.training.data.benchmarks import BENCHMARKS
 
+METRIC_NAMES = {"top5_accuracy": "top-5 accuracy", "macro_f1": "macro F1", "micro_f1": "micro F1", "r2": "R2"}
 PICTURES = {"Training curves": "report/curves.png", "Confusion matrix": "report/confusion_matrix.png"}
 
 
@@ -38,7 +39,7 @@ def training_facts(
         from_scratch: Only the architecture of the source was used.
         dataset: The dataset, as given.
         split_name: The split of the results.
-        results: Results by metric: `accuracy`, and `top5_accuracy` if there are enough classes.
+        results: Results by metric, such as `accuracy`, and `top5_accuracy` if there are enough classes.
         images: Number of images of each split, in words.
         recipe: Settings and their values.
         environment: Versions and hardware.
@@ -63,13 +64,12 @@ def training_facts(
         origin = f"Fine-tuned from {start} on {data} ({images})."
     if is_hub_model:
         known |= {"base_model": source, "base_model_relation": "finetune"}
-    names = {"accuracy": "accuracy", "top5_accuracy": "top-5 accuracy"}
     return ModelFacts(
         origin=origin,
         results=[
             EvalResult(
                 task_type="image-classification", task_name="Image classification", dataset_type=_name(dataset),
-                dataset_name=_name(dataset), dataset_split=split_name, metric_type=metric, metric_name=names[metric],
+                dataset_name=_name(dataset), dataset_split=split_name, metric_type=metric, metric_name=METRIC_NAMES.get(metric, metric.replace("_", " ")),
                 metric_value=value,
             )
             for metric, value in results.items()

@@ -19,9 +19,11 @@ from ...files.staging import staged_file
 from ..data.decoding import as_files
 from ..data.identity import image_paths
 from ..metrics import Evaluation, predictions_table
+from ..vector_metrics import VectorEvaluation, vector_table
 from .folder import read_log, write_file
 from .mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from .snapshots import OptionalFigure, Snapshots
+from .vector_report import Section, vector_sections
 
 with needs("plain-vit[train]"):
     from datasets import Dataset
@@ -56,7 +58,7 @@ def environment() -> dict[str, str]:
 def write_report(
     snapshots: Snapshots,
     facts: Mapping[str, Mapping[str, object]],
-    evaluation: Evaluation,
+    evaluation: Evaluation | VectorEvaluation,
     split: Dataset,
     *,
     split_name: str,
@@ -87,7 +89,38 @@ def write_report(
         "dropout.",
         {"curves": ("", _curves(run))},
     )
+    if isinstance(evaluation, Evaluation):
+        parts += _class_sections(section, evaluation, split, class_names, image_processor, split_name)
+    else:
+        parts += vector_sections(section, evaluation, class_names, split_name)
     parts += section(
+        "Attention during training",
+        "Attention of the last layer, mean of the heads, from the class token or, in models without one, averaged "
+        "over all patches. Orange marks high values; each map has its own scale, from 0 to the value below it. The "
+        "images are the same throughout.",
+        {"attention": ("", snapshots.attention(model))},
+    )
+    positions = snapshots.positions(model)
+    parts += section(
+        "Position-embedding similarity",
+        "Each tile belongs to the patch of its row and column, and shows the cosine similarity between the position "
+        "embedding of that patch and those of all patches.",
+        {f"positions_{i}": (when, picture) for i, (when, picture) in enumerate(positions.items())},
+    )
+    write_file(folder / "index.html", html_page(f"{run.resolve().name}: report of the run", "\n".join(parts)))
+    return folder / "index.html"
+
+
+def _class_sections(
+    section: Section,
+    evaluation: Evaluation,
+    split: Dataset,
+    class_names: list[str],
+    image_processor: Any,
+    split_name: str,
+) -> list[str]:
+    """Return the sections about the evaluation of a classifier."""
+    parts = section(
         f"Calibration on the {split_name} split",
         "How often predictions of each confidence are correct; on the diagonal, as often as their confidence says. The "
         f"expected calibration error, {evaluation.calibration.error:.1%}, is the mean distance to it over the images.",
@@ -110,24 +143,11 @@ def write_report(
         "class. Wrong labels show up here too.",
         {"mistakes": ("", _mistakes(evaluation, split, class_names, image_processor))},
     )
-    parts.append(_mistake_table(evaluation, split, class_names))
-    parts.append(_class_table(evaluation, class_names, split_name))
-    parts += section(
-        "Attention during training",
-        "Attention of the last layer, mean of the heads, from the class token or, in models without one, averaged "
-        "over all patches. Orange marks high values; each map has its own scale, from 0 to the value below it. The "
-        "images are the same throughout.",
-        {"attention": ("", snapshots.attention(model))},
-    )
-    positions = snapshots.positions(model)
-    parts += section(
-        "Position-embedding similarity",
-        "Each tile belongs to the patch of its row and column, and shows the cosine similarity between the position "
-        "embedding of that patch and those of all patches.",
-        {f"positions_{i}": (when, picture) for i, (when, picture) in enumerate(positions.items())},
-    )
-    write_file(folder / "index.html", html_page(f"{run.resolve().name}: report of the run", "\n".join(parts)))
-    return folder / "index.html"
+    return [
+        *parts,
+        _mistake_table(evaluation, split, class_names),
+        _class_table(evaluation, class_names, split_name),
+    ]
 
 
 def _section(folder: Path, title: str, caption: str, pictures: Mapping[str, tuple[str, OptionalFigure]]) -> list[str]:
@@ -209,7 +229,9 @@ def _mistake_table(evaluation: Evaluation, split: Dataset, class_names: list[str
     return html_table(head, rows, "mistakes") if rows else ""
 
 
-def write_predictions(run: Path, evaluation: Evaluation, split: Dataset, class_names: list[str]) -> Path:
+def write_predictions(
+    run: Path, evaluation: Evaluation | VectorEvaluation, split: Dataset, class_names: list[str]
+) -> Path:
     """Write `predictions.csv`: the file or the row of each image, its label, and the likeliest classes.
 
     Args:
@@ -225,9 +247,11 @@ def write_predictions(run: Path, evaluation: Evaluation, split: Dataset, class_n
     return run / "predictions.csv"
 
 
-def predictions_of(evaluation: Evaluation, split: Dataset, class_names: list[str]) -> str:
+def predictions_of(evaluation: Evaluation | VectorEvaluation, split: Dataset, class_names: list[str]) -> str:
     """Return the CSV table of the predictions for the images of a split; see `write_predictions`."""
     names = [path or f"row {row}" for row, path in enumerate(image_paths(split))]
+    if isinstance(evaluation, VectorEvaluation):
+        return vector_table(evaluation, names, class_names)
     return predictions_table(evaluation, names, class_names)
 
 

@@ -73,11 +73,15 @@ class Snapshots:
         self.steps = frozenset(steps | {self.total_steps}) if steps else frozenset()
         self.taking = loop.accelerator.is_main_process
         labels = np.asarray(split["label"][:])
-        present = np.unique(labels)
-        chosen = present[spread(len(present), IMAGES)]
-        self.rows = [int(np.flatnonzero(labels == label)[0]) for label in chosen]
-        names = class_labels(class_names)
-        self.names = [names[label] for label in chosen]
+        if labels.ndim == 1:
+            present = np.unique(labels)
+            chosen = present[spread(len(present), IMAGES)]
+            self.rows = [int(np.flatnonzero(labels == label)[0]) for label in chosen]
+            names = class_labels(class_names)
+            self.names = [names[label] for label in chosen]
+        else:
+            self.rows = spread(len(labels), IMAGES)
+            self.names = [f"row {row}" for row in self.rows]
         self.files = as_files(split)
 
     def pixels(self) -> torch.Tensor:

@@ -18,6 +18,7 @@ from ..arguments import ClassifierOptions, check_options
 from ..data import ImageClassificationData
 from ..data.sampling import ShuffledStream
 from ..metrics import Evaluation
+from ..vector_metrics import VectorEvaluation
 from .folder import read_log
 from .show_batch import check_picture
 
@@ -28,7 +29,8 @@ RATE_STEPS = 100
 HIGHEST_RATE = 1.0
 SMOOTHING = 0.9  # of losses, per step
 
-Train = Callable[[Any, ImageClassificationData], Evaluation]
+Outcome = Evaluation | VectorEvaluation
+Train = Callable[[Any, ImageClassificationData], Outcome]
 
 
 def check_trial(options: ClassifierOptions, name: str) -> None:
@@ -55,7 +57,7 @@ def _evaluated_on(data: ImageClassificationData, train: Any, test: Any) -> Image
     return dataclasses.replace(data, train=train, validation=None, test=test, train_images=len(train))
 
 
-def overfit(options: ClassifierOptions, data: ImageClassificationData, train: Train) -> Evaluation:
+def overfit(options: ClassifierOptions, data: ImageClassificationData, train: Train) -> Outcome:
     """Train on the images of one batch alone, and evaluate on the same images.
 
     Args:
@@ -69,8 +71,8 @@ def overfit(options: ClassifierOptions, data: ImageClassificationData, train: Tr
     with tempfile.TemporaryDirectory() as folder:
         result = train(_in(folder, options, steps), _evaluated_on(data, images, images))
     print(
-        f"After {steps} steps on the same {result.count} images, their accuracy is {result.accuracy:.2%} and their "
-        f"loss {result.loss:.4f}. A model that can learn comes near 100%. Nothing was kept."
+        f"After {steps} steps on the same {result.count} images, their results are: {result.summary}. A model that can "
+        "learn comes near an accuracy of 100%, or an error of 0. Nothing was kept."
     )
     return result
 

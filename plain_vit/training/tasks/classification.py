@@ -9,33 +9,34 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ...errors import TrainingError
 from ...extras import needs
 from ..arguments import ClassifierOptions
 from ..data import ImageClassificationData
 from ..data.mixing import FOLLOWING, Blend, Mixing
 from ..hardware.sharding import is_sharded, whole_state
-from ..loop import Batch, Task
+from ..loop import Batch, Result, Task
 from ..losses import balancing_weights, classification_loss, distillation_loss
-from ..metrics import LOWER_IS_BETTER, Evaluation, evaluate_classifier
+from ..metrics import LOWER_IS_BETTER, METRICS, Evaluation, evaluate_classifier
 from ..models import Teacher, as_saved, merged
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
 
 
-class Classification(Task[Evaluation]):
-    """Image classification.
+LOSSES = ("cross_entropy", "bce", "bce_sum")
+
+
+class ImageTask(Task[Result]):
+    """A task whose batches are images with targets, and whose model is an image classifier.
 
     Args:
         model: any transformers image classifier, before it is prepared.
         image_processor: the model's image processor.
         data: the dataset with its classes.
-        options: loss, mixup and CutMix, and weight of the teacher.
+        options: mixup and CutMix.
         normalize: normalisation of training pixels from [0, 255].
-        teacher: teacher for distillation.
     """
-
-    measures = {"accuracy": 1}
 
     def __init__(
         self,
@@ -44,16 +45,10 @@ class Classification(Task[Evaluation]):
         data: ImageClassificationData,
         options: ClassifierOptions,
         normalize: Callable[[torch.Tensor], torch.Tensor],
-        teacher: Teacher | None = None,
     ) -> None:
         self.image_processor, self.options, self.normalize = image_processor, options, normalize
         self.kind: type[PreTrainedModel] = type(as_saved(model))
-        self.teacher = teacher
-        self.score = options.best_metric
-        self.lower_is_better = self.score in LOWER_IS_BETTER
-        self.columns = ("loss", "accuracy", self.score)
-        classes = len(data.label_names)
-        self.num_classes = classes
+        self.num_classes = len(data.label_names)
         off_epoch = options.mixup_off_epoch
         self.mixing = Mixing(
             options.mixup,
@@ -64,16 +59,6 @@ class Classification(Task[Evaluation]):
             off_step=None if off_epoch is None else math.ceil(off_epoch * data.train_images / options.batch_size),
         )
         self.blend: Blend | None = None  # of the current step
-        self.class_weights = None
-        if options.class_balance == "loss":
-            self.class_weights = balancing_weights(data.train["label"], classes)
-
-    def prepare(self, accelerator: Accelerator) -> None:
-        """Move the teacher and the class weights to the device."""
-        if self.class_weights is not None:
-            self.class_weights = self.class_weights.to(accelerator.device)
-        if self.teacher is not None:
-            self.teacher = accelerator.prepare_model(self.teacher, evaluation_mode=True)
 
     def begin_step(self, step: int) -> None:
         """Draw the blend of the step."""
@@ -89,6 +74,60 @@ class Classification(Task[Evaluation]):
         following = {**following, "pixel_values": self.normalize(following["pixel_values"])}
         return self.blend(pixels, labels, following, self.num_classes)
 
+    def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
+        """Save the model and the image processor, loadable with the Auto classes."""
+        save_classifier(folder, model, self.image_processor, accelerator)
+
+    def reopen(self, folder: Path) -> nn.Module:
+        """Load what was saved, with LoRA adapters merged."""
+        return self.kind.from_pretrained(folder)
+
+
+class Classification(ImageTask[Evaluation]):
+    """Image classification.
+
+    Args:
+        model: any transformers image classifier, before it is prepared.
+        image_processor: the model's image processor.
+        data: the dataset with its classes.
+        options: loss, mixup and CutMix, and weight of the teacher.
+        normalize: normalisation of training pixels from [0, 255].
+        teacher: teacher for distillation.
+
+    Raises:
+        TrainingError: The loss or the metric is for another problem.
+    """
+
+    measures = {"accuracy": 1}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        image_processor: Any,
+        data: ImageClassificationData,
+        options: ClassifierOptions,
+        normalize: Callable[[torch.Tensor], torch.Tensor],
+        teacher: Teacher | None = None,
+    ) -> None:
+        super().__init__(model, image_processor, data, options, normalize)
+        self.kind_of_loss, self.score = options.loss or LOSSES[0], options.best_metric or METRICS[0]
+        for name, value, known in (("loss", self.kind_of_loss, LOSSES), ("best_metric", self.score, METRICS)):
+            if value not in known:
+                raise TrainingError(f"With one label per image, {name} is {value}: expected {' or '.join(known)}.")
+        self.lower_is_better = self.score in LOWER_IS_BETTER
+        self.columns = ("loss", "accuracy", self.score)
+        self.teacher = teacher
+        self.class_weights = None
+        if options.class_balance == "loss":
+            self.class_weights = balancing_weights(data.train["label"], self.num_classes)
+
+    def prepare(self, accelerator: Accelerator) -> None:
+        """Move the teacher and the class weights to the device."""
+        if self.class_weights is not None:
+            self.class_weights = self.class_weights.to(accelerator.device)
+        if self.teacher is not None:
+            self.teacher = accelerator.prepare_model(self.teacher, evaluation_mode=True)
+
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the mean loss of a batch, and the number of correct predictions."""
         options = self.options
@@ -97,7 +136,7 @@ class Classification(Task[Evaluation]):
         loss = classification_loss(
             logits,
             targets,
-            kind=options.loss,
+            kind=self.kind_of_loss,
             label_smoothing=options.label_smoothing,
             class_weights=self.class_weights,
             target_threshold=options.bce_target_threshold,
@@ -117,14 +156,6 @@ class Classification(Task[Evaluation]):
     ) -> Evaluation:
         """Return accuracy and loss, and the probabilities of each image."""
         return evaluate_classifier(model, batches, accelerator, size=size)
-
-    def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
-        """Save the model and the image processor, loadable with the Auto classes."""
-        save_classifier(folder, model, self.image_processor, accelerator)
-
-    def reopen(self, folder: Path) -> nn.Module:
-        """Load what was saved, with LoRA adapters merged."""
-        return self.kind.from_pretrained(folder)
 
 
 def save_classifier(folder: Path, model: nn.Module, image_processor: Any, accelerator: Accelerator) -> None:

@@ -1,0 +1,110 @@
+"""Targets that are vectors: several labels of an image, and numbers to predict."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError, listed
+from ...extras import needs
+
+with needs("plain-vit[train]"):
+    from datasets import ClassLabel, Dataset, List, Value
+
+MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
+
+
+def with_vectors(
+    splits: Mapping[str, Dataset], problem_type: str, *, column: str, given: Sequence[str] | None
+) -> tuple[dict[str, Dataset], list[str]]:
+    """Return splits whose `label` is a vector of floats, and the names of its entries.
+
+    Args:
+        splits: rows with a `label`: a list of labels, or a number or a list of numbers.
+        problem_type: `multi_label_classification` (1 for each label of an image, else 0) or `regression`.
+        column: name of the label column in the dataset, after which numbers without names are called.
+        given: names from `--label_names`; of labels in lists, all that occur.
+
+    Raises:
+        DataError: A label is missing, unknown, or of another type.
+    """
+    columns = {role: split["label"][:] for role, split in splits.items()}
+    for role, values in columns.items():
+        if None in values:
+            raise DataError(f"Row {values.index(None)} of the {role} split has no label: remove the row.")
+    if problem_type == REGRESSION:
+        vectors = {role: _numbers(role, values) for role, values in columns.items()}
+        names = _names_of_numbers({role: each.shape[1] for role, each in vectors.items()}, column, given)
+    else:
+        classes, names = _classes(splits["train"].features["label"], columns["train"], given)
+        vectors = {role: _shown(role, values, classes) for role, values in columns.items()}
+        lacking = [names[place] for place in np.flatnonzero(vectors["train"].sum(axis=0) == 0)]
+        if lacking:
+            raise DataError(
+                f"{len(lacking)} of the {len(names)} labels have no training images: {listed(lacking)}. Add images, or "
+                "remove the labels."
+            )
+    feature = List(Value("float32"))
+    return {
+        role: split.remove_columns("label").add_column("label", list(vectors[role]), feature=feature)
+        for role, split in splits.items()
+    }, names
+
+
+def _numbers(role: str, values: Sequence[Any]) -> np.ndarray:
+    """Return the numbers of a split, [images, K]."""
+    try:
+        numbers = np.asarray(values, dtype=np.float32)
+        if isinstance(values[0], bool | str) or numbers.ndim > 2:
+            raise ValueError(f"got {values[0]!r}")
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"The labels of the {role} split are no numbers, or lists of different lengths ({error}): expected a "
+            "number, or a list of equally many numbers, for each image."
+        ) from error
+    wrong = np.flatnonzero(~np.isfinite(numbers.reshape(len(numbers), -1)).all(axis=1))
+    if len(wrong):
+        raise DataError(f"Row {wrong[0]} of the {role} split has the label {values[wrong[0]]}: correct or remove it.")
+    return numbers.reshape(len(numbers), -1)
+
+
+def _names_of_numbers(widths: Mapping[str, int], column: str, given: Sequence[str] | None) -> list[str]:
+    width = widths["train"]
+    if set(widths.values()) != {width}:
+        raise DataError(f"The numbers of numbers per image differ between the splits: {dict(widths)}.")
+    if given is not None and len(given) != width:
+        raise DataError(f"--label_names has {len(given)} names for {width} numbers per image: give one for each.")
+    return list(given) if given else [column] if width == 1 else [f"{column} {place}" for place in range(width)]
+
+
+def _classes(feature: Any, values: Sequence[Any], given: Sequence[str] | None) -> tuple[dict[Any, int], list[str]]:
+    """Return the places of the labels that may occur, and their names."""
+    if not all(isinstance(labels, list) for labels in values):
+        raise DataError(f"The label column holds {feature}: expected a list of labels for each image.")
+    inner = getattr(feature, "feature", None)
+    if isinstance(inner, ClassLabel):
+        if given is not None:
+            raise DataError(f"The labels already have names, {', '.join(inner.names[:5])}, ...: omit --label_names.")
+        return {place: place for place in range(len(inner.names))}, list(inner.names)
+    kinds = {type(label) for labels in values for label in labels}
+    if kinds not in ({int}, {str}):
+        raise DataError(f"The label column holds {feature}: expected lists of classes, integers or strings.")
+    if given is not None:
+        places = range(len(given)) if kinds == {int} else given
+        return {label: place for place, label in enumerate(places)}, list(given)
+    found = sorted({label for labels in values for label in labels})
+    return {label: place for place, label in enumerate(found)}, [str(label) for label in found]
+
+
+def _shown(role: str, values: Sequence[Sequence[Any]], classes: Mapping[Any, int]) -> np.ndarray:
+    """Return 1 for each label of an image, and 0 for the others, [images, K]."""
+    unknown = {label for labels in values for label in labels} - classes.keys()
+    if unknown:
+        raise DataError(
+            f"The {role} split has labels that are unknown or that the training split lacks: "
+            f"{listed(sorted(map(str, unknown)))}."
+        )
+    shown = np.zeros((len(values), len(classes)), dtype=np.float32)
+    for row, labels in enumerate(values):
+        shown[row, [classes[label] for label in labels]] = 1
+    return shown

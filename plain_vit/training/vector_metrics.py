@@ -1,0 +1,180 @@
+"""Results of models that predict vectors: several labels of an image, or numbers.
+
+Legend: `N` images, `K` labels or numbers.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from io import StringIO
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..errors import TrainingError
+from ..extras import needs
+from .data.targets import MULTI_LABEL
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
+    from sklearn.metrics import (
+        average_precision_score,
+        f1_score,
+        mean_absolute_error,
+        precision_score,
+        r2_score,
+        recall_score,
+    )
+
+# The values of an evaluation by which weights can be selected; the first one is the default.
+METRICS = {
+    MULTI_LABEL: ("mean_average_precision", "loss", "macro_f1", "micro_f1"),
+    "regression": ("loss", "mean_absolute_error", "r2"),
+}
+
+
+@dataclass(frozen=True)
+class LabelResult:
+    """Result for one label, or for one of the numbers; what does not apply is NaN.
+
+    Args:
+        name: its name.
+        images: number of images that have the label, or all.
+        values: results by their names.
+    """
+
+    name: str
+    images: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class VectorEvaluation:
+    """Result of an evaluation, the same in every process, in the order of the split.
+
+    Args:
+        problem_type: `multi_label_classification` or `regression`.
+        loss: mean binary cross-entropy in nats, or mean squared error.
+        targets: [N, K].
+        outputs: logits, or predicted numbers, [N, K].
+    """
+
+    problem_type: str
+    loss: float
+    targets: np.ndarray
+    outputs: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """Return the number of evaluated images."""
+        return len(self.targets)
+
+    @property
+    def predictions(self) -> np.ndarray:
+        """Return probabilities, or predicted numbers, [N, K]."""
+        return torch.from_numpy(self.outputs).sigmoid().numpy() if self.problem_type == MULTI_LABEL else self.outputs
+
+    @cached_property
+    def values(self) -> dict[str, float]:
+        """Return the logged values; labels without images do not count."""
+        if self.problem_type == MULTI_LABEL:
+            present = np.flatnonzero(self.targets.any(axis=0))
+            shown, given = self.predictions[:, present] > 0.5, self.targets[:, present]
+            return {
+                "loss": self.loss,
+                "mean_average_precision": float(
+                    average_precision_score(given, self.outputs[:, present], average="macro")
+                ),
+                "macro_f1": float(f1_score(given, shown, average="macro", zero_division=0.0)),
+                "micro_f1": float(f1_score(self.targets, self.predictions > 0.5, average="micro", zero_division=0.0)),
+            }
+        return {
+            "loss": self.loss,
+            "mean_absolute_error": float(mean_absolute_error(self.targets, self.outputs)),
+            "r2": float(r2_score(self.targets, self.outputs)),
+        }
+
+    @property
+    def summary(self) -> str:
+        """Return the main results in words."""
+        return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in self.values.items())
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Return the results of the model card."""
+        return {name: value for name, value in self.values.items() if name != "loss"}
+
+    def by_label(self, names: Sequence[str]) -> list[LabelResult]:
+        """Return the results for each label or number."""
+        results = []
+        for place, name in enumerate(names):
+            target, output = self.targets[:, place], self.outputs[:, place]
+            if self.problem_type == MULTI_LABEL:
+                shown, images = output > 0, int(target.sum())
+                values = {
+                    "average precision": float(average_precision_score(target, output)) if images else np.nan,
+                    "recall": float(recall_score(target, shown, zero_division=np.nan)),
+                    "precision": float(precision_score(target, shown, zero_division=np.nan)),
+                }
+            else:
+                images, values = (
+                    len(target),
+                    {
+                        "mean absolute error": float(mean_absolute_error(target, output)),
+                        "R2": float(r2_score(target, output)),
+                    },
+                )
+            results.append(LabelResult(name, images, values))
+        return results
+
+
+def vector_table(evaluation: VectorEvaluation, images: Sequence[str], names: Sequence[str]) -> str:
+    """Return a CSV table with a row per image: its name, and target and prediction of each label or number."""
+    text = StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["path", *(word for name in names for word in (name, f"predicted {name}"))])
+    for image, target, predicted in zip(images, evaluation.targets, evaluation.predictions, strict=True):
+        pairs = zip(target, predicted, strict=True)
+        table.writerow([image, *(f"{value:.6g}" for pair in pairs for value in pair)])
+    return text.getvalue()
+
+
+@torch.no_grad()
+def evaluate_vectors(
+    model: nn.Module,
+    loader: Iterable[Mapping[str, torch.Tensor]],
+    accelerator: Accelerator,
+    *,
+    size: int,
+    problem_type: str,
+) -> VectorEvaluation:
+    """Evaluate a model on a whole split, each image once.
+
+    Args:
+        model: maps `pixel_values` to an output with `logits`; left in evaluation mode.
+        loader: prepared loader, or an iterator over it; batches of `pixel_values` and `labels` [B, K].
+        accelerator: gathers the results of the processes.
+        size: number of images of the split.
+        problem_type: `multi_label_classification` or `regression`.
+
+    Raises:
+        TrainingError: The processes returned another number of images.
+    """
+    model.eval()
+    parts = []
+    for batch in loader:
+        logits = model(pixel_values=batch["pixel_values"]).logits.float()
+        parts.append(accelerator.gather_for_metrics((batch["labels"].float(), logits)))
+    targets, outputs = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
+    if len(targets) != size:
+        raise TrainingError(f"{len(targets)} images were evaluated, but the set has {size}.")
+    if problem_type == MULTI_LABEL:
+        loss = F.binary_cross_entropy_with_logits(outputs.double(), targets.double())
+    else:
+        loss = F.mse_loss(outputs.double(), targets.double())
+    if not loss.isfinite():  # scikit-learn refuses to judge such outputs
+        raise TrainingError("The outputs of the model are not finite: train with a lower --learning_rate.")
+    return VectorEvaluation(problem_type, float(loss), targets.numpy(), outputs.numpy())
