@@ -21,13 +21,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from plain_vit.errors import TrainingError
 from plain_vit.extras import needs
 from plain_vit.hub import check_repository
-from plain_vit.model_card import ModelFacts
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from accelerate import Accelerator
@@ -50,7 +50,6 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Batch, Loop, Schedule, make_schedule, start_run
-    from plain_vit.training.metrics import Evaluation
     from plain_vit.training.models import (
         Teacher,
         checkpoint_hints,
@@ -70,8 +69,9 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.run.report import write_predictions, write_report
     from plain_vit.training.run.show_batch import check_picture, show_batch
     from plain_vit.training.run.snapshots import Snapshots
-    from plain_vit.training.run.trials import check_trial, find_learning_rate, overfit
-    from plain_vit.training.tasks.classification import Classification
+    from plain_vit.training.run.trials import Outcome, check_trial, find_learning_rate, overfit
+    from plain_vit.training.tasks.classification import Classification, ImageTask
+    from plain_vit.training.tasks.vectors import VectorPrediction, check_vector_options
 
 
 @dataclass(kw_only=True)
@@ -82,7 +82,7 @@ class FinetuneArguments(ClassifierOptions):
     """
 
 
-def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None = None) -> Evaluation:
+def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None = None) -> Outcome:
     """Run the fine-tuning.
 
     Args:
@@ -93,10 +93,7 @@ def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None 
         How the saved model does on the held-out split: `test`, or the validation split where there is no other.
     """
     start = time.perf_counter()
-    if arguments.show_batch is not None:
-        check_picture(arguments.show_batch, "show_batch")
-    if arguments.push_to_hub is not None:
-        check_repository(arguments.push_to_hub)
+    check_outputs(arguments)
     accelerator, loading = start_run(arguments)
     processes = accelerator.num_processes
 
@@ -106,7 +103,7 @@ def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None 
     model, image_processor, teacher = make_models(arguments, data)
     transform = training_transform(image_processor, **keywords(arguments, TransformOptions))
     evaluated_processor = processor_of_evaluation(arguments, model, image_processor)
-    task = Classification(model, evaluated_processor, data, arguments, transform.normalize, teacher)
+    task = make_task(arguments, model, evaluated_processor, data, transform, teacher)
     learner = Learner(model, arguments, accelerator, **keywords(arguments, LearnerOptions))
     run = RunFolder(arguments.output_dir, accelerator, deciding(arguments, data, processes), resume=arguments.resume)
     loop = Loop(
@@ -137,33 +134,27 @@ def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None 
     # The weights selected on the validation split, else the last ones, and their results on the held-out split.
     final = loop.final_model()
     result = loop.judge(final, held_out)
-    results = {
-        **{f"{data.held_out}_{name}": value for name, value in result.values.items()},
-        "images_evaluated": result.count,
-        "unreadable_images_left_out": len(data.unreadable),
-        "unreadable_images_replaced": loop.unreadable.count_everywhere(accelerator),
-        **loop.figures(since=start),
-    }
+    results = results_of(data, loop, result, since=start)
     loop.finish(final, results)
     if accelerator.is_main_process:
-        write_predictions(run.path, result, data.splits[data.held_out], data.label_names)
-    if accelerator.is_main_process and arguments.report:
-        facts, shown = report_facts(arguments, data, task, loop, results), accelerator.unwrap_model(final)
-        page = write_report(snapshots, facts, result, data.splits[data.held_out], split_name=data.held_out, model=shown)
-        accelerator.print(f"the report is {page}")
-    accelerator.print(
-        f"{data.held_out} accuracy {result.accuracy:.2%}, loss {result.loss:.4f}, on {result.count} of "
-        f"{len(data.splits[data.held_out])} images, after {results['seconds']} s; the model is in {run.path}"
-    )
-    if accelerator.is_main_process:
-        publish_run(arguments, run, model_facts(arguments, data, schedule, result, processes))
+        describe_result(arguments, data, loop, snapshots, final, result, results)
     accelerator.end_training()
     accelerator.free_memory()
     return result
 
 
+def check_outputs(arguments: FinetuneArguments) -> None:
+    """Refuse pictures and repositories that cannot be written."""
+    if arguments.show_batch is not None:
+        check_picture(arguments.show_batch, "show_batch")
+    if arguments.push_to_hub is not None:
+        check_repository(arguments.push_to_hub)
+
+
 def open_data(arguments: FinetuneArguments) -> ImageClassificationData:
     """Open the dataset."""
+    if arguments.problem_type != "single_label_classification":
+        check_vector_options(arguments)
     return load_classification_data(
         arguments.dataset,
         subset=arguments.dataset_subset,
@@ -172,6 +163,7 @@ def open_data(arguments: FinetuneArguments) -> ImageClassificationData:
         validation_fraction=arguments.validation_fraction,
         shots_per_class=arguments.shots_per_class,
         max_images=arguments.max_images,
+        problem_type=arguments.problem_type,
         skip_unreadable=arguments.corrupted == "skip",
         streaming=arguments.streaming,
         stream_images=arguments.stream_images,
@@ -228,6 +220,7 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         hidden_dropout_prob=arguments.dropout,
         drop_path_rate=arguments.drop_path_rate,
     )
+    model.config.problem_type = arguments.problem_type
     if arguments.test_crop is not None:
         image_processor = with_test_crop(image_processor, arguments.test_crop)
     if arguments.gradient_checkpointing:
@@ -236,6 +229,8 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         model.gradient_checkpointing_enable()
     if arguments.head_bias is not None:
         set_head_bias(model, arguments.head_bias)
+    elif arguments.problem_type == "regression":
+        set_head_bias(model, torch.tensor(data.train["label"][:]).mean(dim=0))
     head = head_of(model)
     if arguments.freeze:
         freeze(model, arguments.freeze, head)
@@ -250,6 +245,20 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         model, rank=arguments.lora_rank, alpha=arguments.lora_alpha, targets=arguments.lora_targets, head=head
     )
     return adapted, image_processor, teacher
+
+
+def make_task(
+    arguments: FinetuneArguments,
+    model: nn.Module,
+    image_processor: Any,
+    data: ImageClassificationData,
+    transform: TrainingTransform,
+    teacher: Teacher | None,
+) -> ImageTask[Any]:
+    """Return what is learnt: one label per image, several, or numbers."""
+    if arguments.problem_type == "single_label_classification":
+        return Classification(model, image_processor, data, arguments, transform.normalize, teacher)
+    return VectorPrediction(model, image_processor, data, arguments, transform.normalize)
 
 
 def processor_of_evaluation(arguments: FinetuneArguments, model: nn.Module, image_processor: Any) -> Any:
@@ -283,7 +292,7 @@ def deciding(arguments: FinetuneArguments, data: ImageClassificationData, proces
     )
 
 
-def enough_micro_batches(loop: Loop[Evaluation], image_processor: Any) -> int:
+def enough_micro_batches(loop: Loop[Any], image_processor: Any) -> int:
     """Return the number of micro-batches per optimizer step that fits into memory."""
     accelerator = loop.accelerator
     trial = training_trial(loop.learner.model, accelerator, (3, *input_size(image_processor)))
@@ -295,7 +304,7 @@ def training_batches(
     arguments: FinetuneArguments,
     data: ImageClassificationData,
     transform: TrainingTransform,
-    loop: Loop[Evaluation],
+    loop: Loop[Any],
     loading: dict[str, Any],
 ) -> Iterable[Batch]:
     """Return the micro-batches of this process, starting at the current step of the run."""
@@ -331,13 +340,13 @@ def show_plan(
     arguments: FinetuneArguments,
     data: ImageClassificationData,
     transform: TrainingTransform,
-    loop: Loop[Evaluation],
+    loop: Loop[Any],
     image_processor: Any,
 ) -> None:
     """Print what the run would do, and draw its first batch with `--show_batch`."""
     if arguments.show_batch is not None:
         draw_first_batch(arguments, data, transform, loop, image_processor)
-    task = cast(Classification, loop.task)
+    task = cast(ImageTask[Any], loop.task)
     plan = describe_plan(arguments, data, loop.schedule, loop.learner, task, input_size(image_processor))
     loop.accelerator.print(text_tables(plan))
 
@@ -346,7 +355,7 @@ def draw_first_batch(
     arguments: FinetuneArguments,
     data: ImageClassificationData,
     transform: TrainingTransform,
-    loop: Loop[Evaluation],
+    loop: Loop[Any],
     image_processor: Any,
 ) -> None:
     """Draw the first batch that the first process would train on."""
@@ -355,7 +364,7 @@ def draw_first_batch(
     if broken := [name for name in batch["broken"] if name]:
         loop.accelerator.print(f"replaced, because it cannot be read: {', '.join(broken)}")
     if loop.accelerator.is_main_process:
-        pixels, targets = cast(Classification, loop.task).inputs(batch)
+        pixels, targets = cast(ImageTask[Any], loop.task).inputs(batch)
         show_batch(arguments.show_batch or "", pixels, targets, image_processor, data.label_names)
         loop.accelerator.print(f"the first batch is drawn in {arguments.show_batch}")
 
@@ -382,13 +391,41 @@ def evaluation_batches(
     return loaders[data.watched], loaders[data.held_out]
 
 
-def publish_run(arguments: FinetuneArguments, run: RunFolder, facts: ModelFacts) -> None:
-    """Write the model card, and push the folder if requested."""
-    pushed = publish(
-        run.path, facts, repo_id=arguments.push_to_hub, private=arguments.hub_private, say=run.accelerator.print
+def results_of(data: ImageClassificationData, loop: Loop[Any], result: Outcome, *, since: float) -> dict[str, Any]:
+    """Return the content of `results.json`."""
+    return {
+        **{f"{data.held_out}_{name}": value for name, value in result.values.items()},
+        "images_evaluated": result.count,
+        "unreadable_images_left_out": len(data.unreadable),
+        "unreadable_images_replaced": loop.unreadable.count_everywhere(loop.accelerator),
+        **loop.figures(since=since),
+    }
+
+
+def describe_result(
+    arguments: FinetuneArguments,
+    data: ImageClassificationData,
+    loop: Loop[Any],
+    snapshots: Snapshots,
+    model: nn.Module,
+    result: Outcome,
+    results: dict[str, Any],
+) -> None:
+    """Write predictions, report and model card, and push the folder if requested."""
+    accelerator, run, held_out = loop.accelerator, loop.run, data.splits[data.held_out]
+    write_predictions(run.path, result, held_out, data.label_names)
+    if arguments.report:
+        facts, shown = report_facts(arguments, data, loop, results), accelerator.unwrap_model(model)
+        page = write_report(snapshots, facts, result, held_out, split_name=data.held_out, model=shown)
+        print(f"the report is {page}")
+    print(
+        f"{data.held_out} {result.summary}, on {result.count} of {len(held_out)} images, after {results['seconds']} s; "
+        f"the model is in {run.path}"
     )
+    card = model_facts(arguments, data, loop.schedule, result, accelerator.num_processes)
+    pushed = publish(run.path, card, repo_id=arguments.push_to_hub, private=arguments.hub_private, say=print)
     if pushed is not None:
-        run.accelerator.print(str(pushed))
+        print(str(pushed))
 
 
 def start(arguments: FinetuneArguments) -> None:

@@ -312,8 +312,8 @@ class RunOptions(FolderOptions):
     best_metric: str | None = option(
         None,
         help="result on the validation split by which the best weights are selected: accuracy, loss, "
-        "balanced_accuracy, macro_f1, calibration_error; mean_average_precision, micro_f1; mean_absolute_error, r2 (default: accuracy; "
-        "with several labels mean_average_precision; regression loss)",
+        "balanced_accuracy, macro_f1, calibration_error; mean_average_precision, micro_f1; mean_absolute_error, r2 "
+        "(default: accuracy; with several labels mean_average_precision; regression loss)",
     )
     early_stopping: int | None = option(
         None, help="stop after this many evaluations in a row without a better best_metric"

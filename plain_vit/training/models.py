@@ -300,8 +300,12 @@ def head_of(model: PreTrainedModel) -> set[str]:
     return {name for name, shape in shapes[0].items() if shape != shapes[1][name]}
 
 
-def set_head_bias(model: PreTrainedModel, value: float) -> None:
+def set_head_bias(model: PreTrainedModel, value: float | torch.Tensor) -> None:
     """Set the biases of the head, such as to minus the logarithm of the number of classes for a sigmoid loss.
+
+    Args:
+        model: any transformers image classifier.
+        value: the bias of all classes, or of each, [K].
 
     Raises:
         TrainingError: The head has no bias.
@@ -311,7 +315,8 @@ def set_head_bias(model: PreTrainedModel, value: float) -> None:
     if not biases:
         raise TrainingError(f"The head of {type(model).__name__} has no bias: omit --head_bias.")
     for bias in biases:
-        nn.init.constant_(bias, value)
+        with torch.no_grad():
+            bias.copy_(torch.as_tensor(value))
 
 
 def _fresh(kind: type[PreTrainedModel], config: PreTrainedConfig, label_names: list[str]) -> PreTrainedModel:

@@ -1,7 +1,7 @@
 """Facts about a fine-tuning run: plan, requirements, results, and content of the model card."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -58,7 +58,6 @@ def count_images(data: ImageClassificationData) -> str:
 def report_facts(
     options: ClassifierOptions,
     data: ImageClassificationData,
-    task: ImageTask[Any],
     loop: Loop[Any],
     results: dict[str, Any],
 ) -> dict[str, Facts]:
@@ -76,7 +75,7 @@ def report_facts(
     }
     return {
         "Result": result,
-        "Run": run_facts(options, data, loop.schedule, model, task.kind),
+        "Run": run_facts(options, data, loop.schedule, model, cast(ImageTask[Any], loop.task).kind),
         "Environment": {"processes": loop.accelerator.num_processes, **environment()},
     }
 

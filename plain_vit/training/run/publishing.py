@@ -69,8 +69,8 @@ def training_facts(
         results=[
             EvalResult(
                 task_type="image-classification", task_name="Image classification", dataset_type=_name(dataset),
-                dataset_name=_name(dataset), dataset_split=split_name, metric_type=metric, metric_name=METRIC_NAMES.get(metric, metric.replace("_", " ")),
-                metric_value=value,
+                dataset_name=_name(dataset), dataset_split=split_name, metric_type=metric,
+                metric_name=METRIC_NAMES.get(metric, metric.replace("_", " ")), metric_value=value,
             )
             for metric, value in results.items()
         ],

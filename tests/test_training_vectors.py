@@ -1,0 +1,245 @@
+"""Several labels per image, and regression: data, training, results, report, model card."""
+
+import csv
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
+from sklearn.metrics import average_precision_score, f1_score, mean_absolute_error, r2_score
+from torch.nn import functional as F
+from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
+
+from plain_vit.errors import DataError, TrainingError
+from plain_vit.training.data import load_classification_data, load_splits
+from plain_vit.training.data.mixing import Blend
+from plain_vit.training.run.folder import read_log
+from tests.training_runs import PYTHON, TORCHRUN, assert_same_bits, launch, open_script, save_plain_vit, weights_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SCRIPT = "finetune_image_classification"
+script = open_script(SCRIPT)
+NAMES = ["even", "round", "small"]
+MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
+
+
+def labels_of(digit):
+    return [
+        name for name, shown in zip(NAMES, (digit % 2 == 0, digit in (0, 6, 8, 9), digit < 5), strict=True) if shown
+    ]
+
+
+def save(folder, column, kind, label_of, images=60):
+    """Save digits with other labels."""
+    splits = {}
+    for split, rows in load_splits("digits").items():
+        some = rows.select(range(images))
+        labels = [label_of(digit) for digit in some["label"][:]]
+        features = Features({"image": Image(), column: kind})
+        splits[split] = Dataset.from_dict({"image": some["image"][:], column: labels}, features=features)
+    DatasetDict(splits).save_to_disk(str(folder))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sets")
+    return {
+        MULTI_LABEL: save(folder / "labels", "labels", List(Value("string")), labels_of),
+        REGRESSION: save(folder / "numbers", "target", List(Value("float64")), lambda digit: [digit / 3, 7.0 - digit]),
+    }
+
+
+@pytest.fixture
+def run(tmp_path, sets):
+    save_plain_vit(tmp_path / "model")
+
+    def train(name, problem, **options):
+        values = {"dataset": sets.get(problem, "digits"), "steps": 8, "batch_size": 12, "evaluations": 4,
+                  "learning_rate": 0.01,
+                  "validation_fraction": 0.3, "report": False, **options}  # fmt: skip
+        script.finetune(script.FinetuneArguments(
+            model=str(tmp_path / "model"), output_dir=str(tmp_path / name), problem_type=problem, **values
+        ))  # fmt: skip
+        return tmp_path / name
+
+    return train
+
+
+def outputs_of(folder, rows):
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
+    pixels = AutoImageProcessor.from_pretrained(folder)(
+        [image.convert("RGB") for image in rows["image"][:]], return_tensors="pt"
+    )
+    with torch.no_grad():
+        return model(**pixels).logits.numpy(), model.config
+
+
+# Data
+
+
+@pytest.mark.parametrize(("kind", "label_of", "names"), [
+    (List(Value("string")), labels_of, None),
+    (List(ClassLabel(names=NAMES)), labels_of, None),
+    (List(Value("int32")), lambda digit: [NAMES.index(name) for name in labels_of(digit)], NAMES),
+])  # fmt: skip
+def test_lists_of_labels_become_one_for_each_label_of_an_image(kind, label_of, names, tmp_path):
+    folder = save(tmp_path / "set", "Labels", kind, label_of)
+    file = None
+    if names:
+        file = tmp_path / "names.txt"
+        file.write_text("\n".join(names))
+    data = load_classification_data(folder, problem_type=MULTI_LABEL, label_names=file and str(file))
+    assert data.label_names == NAMES
+    digits = load_splits("digits")["train"]["label"][:60]
+    expected = [[float(name in labels_of(digit)) for name in NAMES] for digit in digits]
+    assert data.train["label"][:] == expected
+
+
+def test_numbers_are_vectors_with_names(tmp_path):
+    one = load_classification_data(
+        save(tmp_path / "one", "target", Value("int16"), lambda d: 3 * d), problem_type=REGRESSION
+    )
+    assert one.label_names == ["target"]
+    assert one.train["label"][0] == [3.0 * load_splits("digits")["train"]["label"][0]]
+    two = save(tmp_path / "two", "where", List(Value("float32")), lambda d: [d, -d])
+    named = load_classification_data(two, problem_type=REGRESSION, label_column="where", validation_fraction=0.25)
+    assert named.label_names == ["where 0", "where 1"]
+    assert (len(named.train), len(named.validation)) == (45, 15)
+
+
+@pytest.mark.parametrize(("problem", "kind", "label_of", "says"), [
+    (MULTI_LABEL, Value("string"), str, "expected a list of labels for each image"),
+    (MULTI_LABEL, List(Value("float32")), lambda d: [d / 2], "expected lists of classes, integers or strings"),
+    (MULTI_LABEL, List(Value("string")), lambda d: [str(d)] if d != 4 else None, "has no label: remove the row"),
+    (MULTI_LABEL, List(ClassLabel(names=[*NAMES, "blue"])), labels_of, "1 of the 4 labels have no .*: 'blue'"),
+    (REGRESSION, Value("string"), str, "are no numbers"),
+    (REGRESSION, List(Value("float32")), lambda d: [1.0] * (1 + d % 2), "lists of different lengths"),
+    (REGRESSION, Value("float32"), lambda d: math.nan if d == 3 else d, "has the label nan"),
+])  # fmt: skip
+def test_labels_that_do_not_fit_are_refused(problem, kind, label_of, says, tmp_path):
+    folder = save(tmp_path / "set", "label", kind, label_of)
+    with pytest.raises(DataError, match=says):
+        load_classification_data(folder, problem_type=problem)
+
+
+def test_options_of_single_labels_are_refused(run):
+    for problem, options, says in (
+        (MULTI_LABEL, {"loss": "cross_entropy"}, "expected bce or bce_sum"),
+        (REGRESSION, {"loss": "bce"}, "expected mse or l1 or smooth_l1"),
+        (REGRESSION, {"mixup": 0.2}, "mixup or cutmix is for single labels"),
+        (MULTI_LABEL, {"label_smoothing": 0.2}, "label_smoothing is for single labels"),
+        (MULTI_LABEL, {"streaming": True, "validation_fraction": 0.0}, "streaming is for single labels"),
+        (MULTI_LABEL, {"best_metric": "r2"}, "best_metric is r2: expected mean_average_precision"),
+        ("single_label_classification", {"loss": "mse"}, "With one label per image, loss is mse"),
+        (
+            "single_label_classification",
+            {"best_metric": "r2", "dataset": "digits"},
+            "best_metric is r2: expected accuracy",
+        ),
+    ):
+        with pytest.raises(TrainingError, match=says):
+            run("refused", problem, **options)
+
+
+def test_several_labels_are_blended_by_their_shares():
+    targets, following = torch.tensor([[1.0, 0, 1], [0, 1, 1]]), torch.tensor([[0.0, 0, 0]])
+    pixels = torch.rand(2, 3, 4, 5)
+    _, blended = Blend(0.75)(pixels, targets, {"pixel_values": torch.rand(1, 3, 4, 5), "labels": following}, 3)
+    torch.testing.assert_close(blended, torch.tensor([[0.75, 0.25, 1], [0, 0.75, 0.75]]))
+
+
+# Runs
+
+
+def test_a_run_on_several_labels_reports_what_the_saved_model_does(run, sets):
+    folder = run("labels", MULTI_LABEL, report=True, mixup=0.2)
+    test = load_splits(sets[MULTI_LABEL])["test"]
+    outputs, config = outputs_of(folder, test)
+    assert (config.problem_type, list(config.id2label.values())) == (MULTI_LABEL, NAMES)
+    targets = np.array([[name in labels for name in NAMES] for labels in test["labels"][:]])
+    results = json.loads((folder / "results.json").read_text())
+    expected = {
+        "mean_average_precision": average_precision_score(targets, outputs),
+        "macro_f1": f1_score(targets, outputs > 0, average="macro", zero_division=0),
+        "micro_f1": f1_score(targets, outputs > 0, average="micro"),
+        "loss": F.binary_cross_entropy_with_logits(torch.tensor(outputs), torch.tensor(targets).float()),
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert results[f"test_{name}"] == pytest.approx(float(value), abs=1e-5)
+    scores = [row["validation_mean_average_precision"] for row in read_log(folder) if "validation_loss" in row]
+    assert len(scores) == 4
+    with (folder / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["even"] for row in rows] == [str(int(shown)) for shown in targets[:, 0]]
+    shares = np.array([[float(row[f"predicted {name}"]) for name in NAMES] for row in rows])
+    np.testing.assert_allclose(shares, 1 / (1 + np.exp(-outputs)), atol=1e-5)
+    page = (folder / "report" / "index.html").read_text()
+    assert {"curves", "reliability", "attention"} <= {file.stem for file in (folder / "report").glob("*.png")}
+    assert "Every label" in page
+    card = (folder / "README.md").read_text()
+    assert "mean_average_precision" in card
+    assert "micro F1" in card
+    assert "label_smoothing" not in card
+    shown = pipeline("image-classification", model=str(folder), top_k=3)(test[0]["image"].convert("RGB"))
+    assert {each["label"]: each["score"] for each in shown} == pytest.approx(
+        dict(zip(NAMES, shares[0], strict=True)), abs=1e-4
+    )
+
+
+def test_a_regression_reports_what_the_saved_model_does(run, sets):
+    folder = run("numbers", REGRESSION, report=True, loss="smooth_l1", best_metric="r2")
+    test = load_splits(sets[REGRESSION])["test"]
+    outputs, config = outputs_of(folder, test)
+    assert (config.problem_type, list(config.id2label.values())) == (REGRESSION, ["target 0", "target 1"])
+    targets, results = np.array(test["target"][:]), json.loads((folder / "results.json").read_text())
+    assert results["test_mean_absolute_error"] == pytest.approx(mean_absolute_error(targets, outputs), abs=1e-5)
+    assert results["test_r2"] == pytest.approx(r2_score(targets, outputs), abs=1e-5)
+    assert results["test_loss"] == pytest.approx(((targets - outputs) ** 2).mean(), abs=1e-5)
+    rows = [row for row in read_log(folder) if "validation_r2" in row]
+    data = script.open_data(script.FinetuneArguments(
+        model="m", output_dir="o", dataset=sets[REGRESSION], problem_type=REGRESSION, validation_fraction=0.3
+    ))  # fmt: skip
+    best = r2_score(np.array(data.validation["label"][:]), outputs_of(folder, data.validation)[0])
+    assert best == pytest.approx(max(row["validation_r2"] for row in rows), abs=1e-5)
+    assert {"curves", "numbers"} <= {file.stem for file in (folder / "report").glob("*.png")}
+    with (folder / "predictions.csv").open(newline="") as file:
+        assert float(next(csv.DictReader(file))["predicted target 1"]) == pytest.approx(outputs[0, 1], abs=1e-4)
+    assert "mean absolute error" in (folder / "README.md").read_text()
+
+
+def test_a_regression_begins_at_the_mean_of_its_targets(run, sets):
+    folder = run("start", REGRESSION, learning_rate=0.0, validation_fraction=0.0, freeze=["backbone"])
+    means = np.array(load_splits(sets[REGRESSION])["train"]["target"][:]).mean(axis=0)
+    np.testing.assert_allclose(weights_of(folder)["classifier.bias"], means, rtol=1e-5)
+
+
+@pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION])
+def test_a_run_is_resumed_to_the_same_bits(run, problem):
+    options = {"checkpoints_kept": 9, "cutmix": 1.0} if problem == MULTI_LABEL else {"checkpoints_kept": 9}
+    whole = run("whole", problem, **options)
+    half = whole.parent / "half"
+    shutil.copytree(whole, half)
+    for checkpoint in sorted((half / "checkpoints").iterdir())[2:]:
+        shutil.rmtree(checkpoint)
+    assert_same_bits(run("half", problem, **options, resume=True), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION])
+def test_two_processes_give_the_weights_and_results_of_one(problem, sets, tmp_path):
+    save_plain_vit(tmp_path / "model")
+    options = {"model": tmp_path / "model", "dataset": sets[problem], "problem_type": problem, "steps": 8,
+               "batch_size": 12, "learning_rate": 0.01, "optimizer": "sgd", "mixup": 0.3 if problem == MULTI_LABEL else 0.0,
+               "report": "no"}  # fmt: skip
+    for name, launcher in (("one", PYTHON), ("two", TORCHRUN)):
+        launch(SCRIPT, launcher, **options, output_dir=tmp_path / name)
+    one, two = (weights_of(tmp_path / name) for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
+    first, second = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two"))
+    assert first["images_evaluated"] == second["images_evaluated"] == 60
+    assert second["test_loss"] == pytest.approx(first["test_loss"], abs=1e-5)
