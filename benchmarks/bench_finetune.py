@@ -55,7 +55,7 @@ def ours(model: str, dataset: str, budget: dict[str, Any], record: str) -> Calla
             model=model, dataset=dataset, output_dir=folder, seed=seed, checkpoints_kept=0, report=False,
             **budget,
         )  # fmt: skip
-        return finetune(arguments).accuracy
+        return finetune(arguments).values["accuracy"]
 
     return recorded(run, record)
 

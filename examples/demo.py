@@ -176,7 +176,7 @@ def finetune_quietly(options: dict[str, Any]) -> float:
         contextlib.redirect_stdout(file),
         contextlib.redirect_stderr(file),
     ):
-        return finetune(FinetuneArguments(**options)).accuracy
+        return finetune(FinetuneArguments(**options)).values["accuracy"]
 
 
 def support_vector_accuracy(shots_per_class: int | None, seed: int) -> float:

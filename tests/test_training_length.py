@@ -151,7 +151,8 @@ def test_a_run_whose_data_moved_is_resumed_and_other_files_are_refused(run, tmp_
 @pytest.mark.slow
 def test_two_processes_cool_down_to_the_weights_of_one(tmp_path):
     save_plain_vit(tmp_path / "model")
-    options = {**SHORT, "model": tmp_path / "model", "schedule": "constant", "steps": 8, "cooldown_steps": 3, "optimizer": "sgd",
+    options = {**SHORT, "model": tmp_path / "model", "schedule": "constant", "steps": 8, "cooldown_steps": 3,
+               "optimizer": "sgd",
                "report": "no"}  # fmt: skip
     for name, launcher in (("one", PYTHON), ("two", TORCHRUN)):
         launch(SCRIPT, launcher, **options, output_dir=tmp_path / name)

@@ -233,7 +233,8 @@ def test_a_run_is_resumed_to_the_same_bits(run, problem):
 def test_two_processes_give_the_weights_and_results_of_one(problem, sets, tmp_path):
     save_plain_vit(tmp_path / "model")
     options = {"model": tmp_path / "model", "dataset": sets[problem], "problem_type": problem, "steps": 8,
-               "batch_size": 12, "learning_rate": 0.01, "optimizer": "sgd", "mixup": 0.3 if problem == MULTI_LABEL else 0.0,
+               "batch_size": 12, "learning_rate": 0.01, "optimizer": "sgd",
+               "mixup": 0.3 if problem == MULTI_LABEL else 0.0,
                "report": "no"}  # fmt: skip
     for name, launcher in (("one", PYTHON), ("two", TORCHRUN)):
         launch(SCRIPT, launcher, **options, output_dir=tmp_path / name)
