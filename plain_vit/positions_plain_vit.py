@@ -57,11 +57,8 @@ class AxialTables(nn.Module, ABC):
 
     def forward(self, grid_size: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
         h, w = grid_size
-        rows: torch.Tensor = self.rows
-        columns: torch.Tensor = self.columns
-        if torch.compiler.is_exporting() or grid_size != self.grid_size:
-            rows = resample_axis(rows, h, max(grid_size) if self.is_square else h, self.resampling)
-            columns = resample_axis(columns, w, max(grid_size) if self.is_square else w, self.resampling)
+        rows = resample_axis(self.rows, h, max(grid_size) if self.is_square else h, self.resampling)
+        columns = resample_axis(self.columns, w, max(grid_size) if self.is_square else w, self.resampling)
         patches = self.combined(rows[:, None].expand(-1, w, -1), columns.expand(h, -1, -1)).flatten(0, 1)  # N D
         return patches if self.prefix is None else torch.cat((self.prefix, patches))
 

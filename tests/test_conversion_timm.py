@@ -230,7 +230,7 @@ class Derived(vision_transformer.VisionTransformer):
     ("module", "named"),
     [
         (Derived(img_size=32, embed_dim=56, num_heads=7, depth=1), "Derived"),
-        (timm.create_model("naflexvit_base_patch16_gap", embed_dim=64, num_heads=2, depth=1), "NaFlexVit"),
+        (timm.create_model("tnt_s_legacy_patch16_224", depth=1), "TNT"),
         (timm.create_model("vit_base_mci_224", depth=1), "patch_embed"),
     ],
     ids=["derived", "another model", "hybrid"],

@@ -10,6 +10,7 @@ image towers. Nothing is downloaded.
 """
 
 import argparse
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -88,18 +89,25 @@ def constructor_architectures(constructor: Any) -> dict[str, dict[str, Any]]:
     """
     import timm
 
+    from plain_vit.conversion.infer import pair
     from plain_vit.errors import ExportError
 
     caught: dict[str, dict[str, Any]] = {}
 
     def catch(kind: type, variant: str, pretrained: bool, **arguments: Any) -> None:
         unused = {"feature_cfg", "pretrained_filter_fn", *constructor.silent_arguments}
+        if "cfg" in arguments:  # NaFlexVit's, a dataclass
+            described = dataclasses.asdict(arguments.pop("cfg"))
+            arguments |= {name: value for name, value in described.items() if value is not None}
+            rows, columns = arguments["pos_embed_grid_size"]
+            arguments["img_size"] = (rows * arguments["patch_size"], columns * arguments["patch_size"])
         given = {name: _word(value) for name, value in arguments.items() if name not in unused}
         if isinstance(arguments.get("norm_layer"), functools.partial):
             given["norm_eps"] = arguments["norm_layer"].keywords["eps"]
         cfg: Any = timm.get_pretrained_cfg(variant)
         height, width = cfg.input_size[1:]
-        given.setdefault("img_size", height if height == width else (height, width))
+        height, width = pair(given.get("img_size", (height, width)))
+        given["img_size"] = height if height == width else (height, width)
         kept = {name: value for name, value in given.items() if value != constructor.defaults.get(name, ...)}
         caught[variant] = {column: constructor.defaults[column] for column in COLUMNS} | kept
 
@@ -361,6 +369,13 @@ def relpos_module() -> str:
     return constructor_module(RELPOS, "tests/test_conversion_timm_beit.py")
 
 
+def naflex_module() -> str:
+    """Return the text of `timm/naflex/architectures.py`."""
+    from plain_vit.conversion.timm.naflex.source import NAFLEX
+
+    return constructor_module(NAFLEX, "tests/test_conversion_timm_naflex.py")
+
+
 def architectures_module() -> str:
     """Return the text of `timm/architectures.py`."""
     import timm
@@ -516,6 +531,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "timm/eva/architectures.py": eva_module,
     "timm/relative/beit_architectures.py": beit_module,
     "timm/relative/relpos_architectures.py": relpos_module,
+    "timm/naflex/architectures.py": naflex_module,
     "timm/families.py": families_module,
     "torchvision/architectures.py": torchvision_module,
     "open_clip/architectures.py": open_clip_module,

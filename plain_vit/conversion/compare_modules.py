@@ -181,6 +181,8 @@ def _meaning(config: PlainViTConfig) -> dict[str, Any]:
     attends = config.pooling in ("map", "query", "prr")
     fields["pooling_num_attention_heads"] = config.pooling_heads if attends else None
     fields["pooling_intermediate_size"] = config.pooling_width if config.pooling == "map" else None
+    if config.position_embedding_type not in ("learned", "learned_2d", "factorized"):
+        fields["position_resampling_to_square"] = False
     fields["key_bias"] = config.qkv_bias and config.key_bias
     fields["register_tokens_last"] = config.register_tokens_last and config.num_register_tokens > 0
     if config.relative_position_bias != "mlp":

@@ -17,7 +17,7 @@ from .architectures import ARCHITECTURES, OLD_NAMES
 from .families import FAMILIES
 
 # Its classes that open, for errors.
-OPENED = "VisionTransformer, VisionTransformerDistilled, Eva, Beit and VisionTransformerRelPos"
+OPENED = "VisionTransformer, VisionTransformerDistilled, Eva, Beit, VisionTransformerRelPos and NaFlexVit"
 
 # timm's name of a choice, and ours; if timm has several, exports use the first.
 POOLINGS = {"token": "cls", "": "none", "avg": "mean", "max": "max", "avgmax": "mean_max", "map": "map", "prr": "prr"}

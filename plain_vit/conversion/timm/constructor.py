@@ -24,6 +24,7 @@ from ..engine import Row, ignored_names, revert
 from ..format import UNSEEN, Description, Hints, Inference, StateDict, unused_hints
 from .shapes import image_size_of
 
+KERNEL = "patch_embed.proj.weight"
 NO_ROW = "the position table has no row for a patch:"
 
 
@@ -40,6 +41,7 @@ class Constructor(ABC):
         silent_arguments: Arguments that do not affect a trained model.
         code_only: Arguments that no `config.json` can hold, because they are classes.
         unseen: What its tensors do not show, for the error.
+        any_size: Whether all of its models take images of any size.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Constructor(ABC):
     silent_arguments: Collection[str]
     code_only: tuple[str, ...] = ("norm_layer", "norm_eps")
     unseen: str
+    any_size: bool = False
 
     @abstractmethod
     def config_of(self, arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
@@ -147,7 +150,8 @@ class Constructor(ABC):
             CheckpointError: for hints that contradict the architecture.
         """
         given, shown = {key: changes[key] for key in changes if key not in self.silent_arguments}, self.shown(tensors)
-        arguments = {**self.defaults, **self.architectures[name], **given, **_head_and_channels(shown)}
+        arguments = {**self.defaults, **self.architectures[name], **given}
+        arguments |= self.head_and_channels(arguments, shown)
         self.config_of(arguments)  # refuses arguments without a counterpart
         native = (arguments["img_size"], f"the grid of {name}")
         size = self._image_size(arguments, shown, hints, [*stated, native])
@@ -189,6 +193,24 @@ class Constructor(ABC):
         """
         return Description(self.config_of(arguments, **fields), self.layout_of(arguments))
 
+    def native_size(self, config: PlainViTConfig) -> dict[str, Any]:
+        """Return the argument with the native size of a model."""
+        return {"img_size": config.image_shape}
+
+    def could_be(self, arguments: Mapping[str, Any], tensors: StateDict) -> bool:
+        """Return whether width and size of the patches are those of the tensors that are shown."""
+        if KERNEL not in tensors:
+            return False
+        width, *_, patch = tensors[KERNEL].shape
+        return bool((arguments["embed_dim"], arguments["patch_size"]) == (width, patch))
+
+    def head_and_channels(self, arguments: Mapping[str, Any], tensors: StateDict) -> dict[str, Any]:
+        """Return the arguments that the tensors show, and that every user changes."""
+        head, kernel = tensors.get("head.weight"), tensors.get(KERNEL)
+        if kernel is None or kernel.ndim != 4:
+            raise MappingError("the tensors have timm's names, but not all of them:", [repr(KERNEL)])
+        return {"num_classes": 0 if head is None else head.shape[0], "in_chans": kernel.shape[1]}
+
     def position_rows(self, tensors: StateDict) -> str:
         """Return what shows the number of patches."""
         return f"pos_embed has {tensors['pos_embed'].shape[1]} rows"
@@ -228,11 +250,12 @@ class Constructor(ABC):
         That they fit does not prove that the model is one of them. Those with this grid of patches come first.
         """
         shown = self.shown(tensors)
-        kernel, ranked = shown["patch_embed.proj.weight"].shape, {}
+        ranked = {}
         for name, own in self.architectures.items():
-            arguments = {**self.defaults, **own, **_head_and_channels(shown)}
-            if (arguments["embed_dim"], arguments["patch_size"]) != (kernel[0], kernel[-1]):
+            arguments = {**self.defaults, **own}
+            if not self.could_be(arguments, shown):
                 continue
+            arguments |= self.head_and_channels(arguments, shown)
             try:
                 size = self._image_size(arguments, shown, hints, [(arguments["img_size"], name)])
             except (CheckpointError, MappingError):
@@ -284,11 +307,3 @@ class Constructor(ABC):
                 f"timm's {self.name} can build this model, but has no architecture for a config.json with:", parts
             )
         return best
-
-
-def _head_and_channels(tensors: StateDict) -> dict[str, Any]:
-    """Return the arguments that the tensors show, and that every user changes."""
-    head, kernel = tensors.get("head.weight"), tensors.get("patch_embed.proj.weight")
-    if kernel is None or kernel.ndim != 4:
-        raise MappingError("the tensors have timm's names, but not all of them:", ["'patch_embed.proj.weight'"])
-    return {"num_classes": 0 if head is None else head.shape[0], "in_chans": kernel.shape[1]}

@@ -2,10 +2,11 @@
 
 from .constructor import Constructor
 from .eva.source import EVA
+from .naflex.source import NAFLEX
 from .relative.beit import BEIT
 from .relative.relpos import RELPOS
 
-CONSTRUCTORS: tuple[Constructor, ...] = (EVA, BEIT, RELPOS)
+CONSTRUCTORS: tuple[Constructor, ...] = (EVA, BEIT, RELPOS, NAFLEX)
 
 
 def constructor_named(architecture: str | None) -> Constructor | None:

@@ -317,15 +317,6 @@ _FAMILIES: list[tuple[str, str, str, str]] = [
         stages.{}.blocks.{}.norm1 stages.{}.blocks.{}.norm2 stages.{}.blocks.{}.shortcut_proj_attn
         stages.{}.blocks.{}.shortcut_proj_mlp
     """),
-    ("naflexvit", "NaFlex Vision Transformer", """
-        naflexvit_base_patch16_gap naflexvit_base_patch16_map naflexvit_base_patch16_par_gap
-        naflexvit_base_patch16_parfac_gap naflexvit_base_patch16_radio_v3 naflexvit_base_patch16_siglip
-        naflexvit_giant_patch16_radio_v3 naflexvit_huge_patch16_radio_v3 naflexvit_huge_patch16_radio_v4
-        naflexvit_large_patch16_radio_v3 naflexvit_so150m2_patch16_reg1_gap naflexvit_so150m2_patch16_reg1_map
-        naflexvit_so400m_patch16_radio_v4 naflexvit_so400m_patch16_siglip
-    """, """
-        embeds.cls_token embeds.pos_embed embeds.pos_embed_x embeds.pos_embed_y embeds.proj embeds.reg_token
-    """),
     ("nest", "Nested Transformer (NesT) in PyTorch", """
         nest_base nest_base_jx nest_small nest_small_jx nest_tiny nest_tiny_jx
     """, """

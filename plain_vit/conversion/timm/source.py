@@ -42,6 +42,7 @@ from .constructor import Constructor
 from .constructors import CONSTRUCTORS, constructor_named
 from .eva import originals
 from .modules import CLASS_PATHS, arguments_of, build, unknown_parts
+from .naflex.source import NAFLEX
 from .pixels import processor_from_timm, processor_to_timm
 from .shapes import (
     CODE_ONLY,
@@ -332,7 +333,8 @@ class TimmFormat(Format):
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has timm's names."""
-        own = "patch_embed.proj.weight" in names and any(name.startswith("blocks.0.") for name in names)
+        has_patches = "patch_embed.proj.weight" in names or "embeds.proj.weight" in names
+        own = has_patches and any(name.startswith("blocks.0.") for name in names)
         return own or originals.layout_of(names) is not None
 
     def names_of_others(self, names: Collection[str]) -> str | None:
@@ -426,7 +428,10 @@ class TimmFormat(Format):
         given = {"mean": hints.image_mean, "std": hints.image_std}
         cfg |= {name: value for name, value in given.items() if value is not None}
         size: Any = config.image_size
-        if constructor_named(settings.get("architecture")) and hints.image_size is None:
+        constructor = constructor_named(settings.get("architecture") or hints.architecture)
+        if constructor is not None and constructor.any_size:
+            size = hints.image_size  # the grid of its positions is no size of images
+        elif constructor_named(settings.get("architecture")) and hints.image_size is None:
             # Of a model for any size, timm prepares the size in its configuration, not that of the model's own grid.
             size = config.image_size if cfg.get("fixed_input_size", True) else None
         return processor_from_timm(cfg, num_channels=config.num_channels, image_size=size), assumed
@@ -461,7 +466,8 @@ class TimmFormat(Format):
 
         # These arguments may differ from the architecture: head, channels, image size.
         given = dict(settings.get("model_args") or {})
-        given |= {"num_classes": config.num_labels, "in_chans": config.num_channels, "img_size": config.image_shape}
+        given |= {"num_classes": config.num_labels, "in_chans": config.num_channels}
+        given |= {"img_size": config.image_shape} if constructor is None else constructor.native_size(config)
         if "global_pool" in settings:
             given.setdefault("global_pool", settings["global_pool"])
         return timm.create_model(str(named), pretrained=False, **given)
@@ -510,7 +516,9 @@ class TimmFormat(Format):
         else:
             architecture, model_args = constructor.architecture_for(config, layout)
             any_size = {**constructor.architectures[architecture], **model_args}.get("dynamic_img_size", False)
+            any_size |= constructor.any_size
         input_size = (config.num_channels, *config.image_shape)
+        native = {"img_size": config.image_shape} if constructor is None else constructor.native_size(config)
         preprocessing = {} if image_processor is None else processor_to_timm(image_processor)
         if preprocessing and tuple(preprocessing["input_size"]) != input_size and not any_size:
             raise ExportError(
@@ -526,13 +534,13 @@ class TimmFormat(Format):
             "num_features": config.hidden_size,
             "global_pool": timm_name_for(POOLINGS, config.pooling),
             **({"label_names": names} if any(name != f"LABEL_{i}" for i, name in enumerate(names)) else {}),
-            "model_args": {**model_args, "img_size": input_size[1:]},
+            "model_args": {**{name: value for name, value in model_args.items() if name != "img_size"}, **native},
             "pretrained_cfg": {
                 "custom_load": False,
                 "input_size": input_size,
                 "fixed_input_size": not any_size,
                 "pool_size": None,
-                "first_conv": first_convolution(stem_depths),
+                "first_conv": "embeds.proj" if constructor is NAFLEX else first_convolution(stem_depths),
                 "classifier": ["head", "head_dist"] if config.use_distillation_token else "head",
                 "num_classes": labels,
                 **preprocessing,

@@ -64,6 +64,7 @@ class TableConstructor(Constructor):
         parts: The parts of a live model that the table reads.
         classes: Names of the classes of its modules, those of one name compute the same.
         blocks: The classes of its blocks.
+        block_module: Their module, if it is not that of the model.
         free: Arguments that our config does not determine, since they change no number of the model.
     """
 
@@ -71,6 +72,7 @@ class TableConstructor(Constructor):
     parts: type[Parts] = Parts
     classes: Mapping[str, str] = CLASSES
     blocks: Collection[str]
+    block_module: str | None = None
     free: tuple[str, ...] = ()
 
     @abstractmethod
@@ -137,7 +139,8 @@ class TableConstructor(Constructor):
         if len(module.blocks) == 0:
             raise ExportError("the model has no blocks (depth=0): its heads and norms cannot be read")
         block = module.blocks[0]
-        if type(block).__module__ != type(module).__module__ or type(block).__name__ not in self.blocks:
+        home = self.block_module or type(module).__module__
+        if type(block).__module__ != home or type(block).__name__ not in self.blocks:
             raise ExportError(f"{class_path(module)} does not open: its blocks.0 is a {class_path(block)}")
         parts = self.parts(module, block, block.attn, block.mlp)
         arguments = {argument.name: argument.module(parts) for argument in self.arguments}
