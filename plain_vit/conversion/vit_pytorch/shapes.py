@@ -195,7 +195,7 @@ class Reader:
 
     def num_branches(self) -> int:
         """Return the number of attentions in a block."""
-        if self.names[NORM_1].count("{}") == 1:
+        if self.names[NORM_1].count("{}") < 2:
             return 1
         matches = (name_pattern(self.names[NORM_1]).fullmatch(name) for name in self.shapes)
         return 1 + max(int(match[2]) for match in matches if match)
