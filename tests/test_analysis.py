@@ -34,6 +34,7 @@ from plain_vit.analysis import (
     position_similarity,
     predict,
     probe_attention,
+    relative_position_biases,
     resampled_positions,
     rollout,
     token_layout,
@@ -442,6 +443,33 @@ def test_position_similarity_is_the_cosine_and_sets_prefix_tokens_apart() -> Non
     cosine = table @ table.T / np.outer(np.linalg.norm(table, axis=1), np.linalg.norm(table, axis=1))
     np.testing.assert_allclose(result.patches[2, 3], cosine[4 + 13, 4:].reshape(4, 5), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(result.prefix, cosine[:4, 4:].reshape(4, 4, 5), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["table", "mlp"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_bias_is_what_its_distance_adds_to_the_score(kind: str, shared: bool) -> None:
+    fields = {"relative_position_bias": kind, "relative_position_shared": shared, "block_type": "branches"}
+    model = build(num_branches=2, **fields)
+    biases = relative_position_biases(model, (5, 4))
+    layers, heads = 2 * model.config.num_hidden_layers, model.config.num_attention_heads
+    assert biases.shape == (1 if shared else layers, heads, 9, 7)
+    assert model.training
+    for module in model.modules():  # queries of zero leave the biases alone
+        if hasattr(module, "q_proj"):
+            nn.init.zeros_(module.q_proj.weight)
+            nn.init.zeros_(module.q_proj.bias)
+    weights = np.concatenate(attention_by_hand(model, images(model)), axis=1)[0].reshape(layers, heads, 21, 21)
+    scores = np.log(weights[:, :, 1:, 1:]).reshape(layers, heads, 5, 4, 5, 4)
+    found = np.broadcast_to(biases, (layers, heads, 9, 7))
+    for (row, column), (down, across) in (((2, 1), (-2, 2)), ((4, 0), (-3, 1)), ((0, 3), (4, -3))):
+        differences = scores[:, :, row, column, row + down, column + across] - scores[:, :, row, column, row, column]
+        expected = found[:, :, 4 + down, 3 + across] - found[:, :, 4, 3]
+        np.testing.assert_allclose(differences, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_without_a_bias_has_none_to_show() -> None:
+    with pytest.raises(AnalysisError, match='relative_position_bias="none"'):
+        relative_position_biases(build("rotary"))
 
 
 def test_computed_positions_have_a_similarity_on_any_grid() -> None:

@@ -50,6 +50,7 @@ from plain_vit.analysis.plots import (
     plot_position_similarity,
     plot_predictions,
     plot_prefix_similarity,
+    plot_relative_position_biases,
     plot_resampled_positions,
     plot_token_norms,
     plot_top_classes,
@@ -61,6 +62,7 @@ from plain_vit.errors import AnalysisError, DataError, OutputExistsError
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 
 from .conftest import randomize_
+from .tiny import VARIATIONS, tiny_config
 
 NAMES = ["ant", "bee", "cow, ox", "a class whose name is far too long", "e", "f", "g"]
 
@@ -201,6 +203,42 @@ def test_similarities_are_at_the_positions_of_their_patches() -> None:
         plot_prefix_similarity(similarity, ["class"])
 
 
+def test_biases_are_drawn_by_layer_and_head_on_one_scale() -> None:
+    biases = random(10, 3, 7, 5) - 0.5
+    biases[4, 1, 3, 2] = -2.0
+    figure = plot_relative_position_biases(biases)
+    pictures = shown(figure)
+    assert len(pictures) == 8 * 3  # of ten layers
+    np.testing.assert_array_equal(pictures[-1], biases[9, 2])
+    assert {axis.images[0].get_clim() for axis in figure.axes[:-1]} == {(-2.0, 2.0)}
+    text = text_of(figure)
+    assert "layer 9" in text
+    assert "head 2" in text
+    assert "all layers" in text_of(plot_relative_position_biases(biases[:1]))
+
+
+POSITIONS = {name: fields for name, fields in VARIATIONS.items() if name.startswith(("rotary", "relative"))}
+# Sections that show added positions, and those that follow a class token.
+OF_ADDED = {"position-similarity", "prefix-similarity"}
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_every_figure_of_positions_in_the_attention_is_drawn_or_says_why_not(
+    kind: str, tmp_path: Path, files: list[Path]
+) -> None:
+    fields = POSITIONS[kind]
+    model = randomize_(PlainViTForImageClassification(tiny_config(**fields))).eval()
+    prepare = processor(size={"height": 24, "width": 56})
+    text = draw_sheet(files[:1], model, prepare, tmp_path / "out", progress=False).read_text(encoding="utf-8")
+    names = {section.name for section in SECTIONS} - (set() if kind.startswith("relative") else {"relative-biases"})
+    added = fields.get("position_embedding_type") != "none"
+    prefix = model.config.num_prefix_tokens > 0
+    missing = (set() if added else OF_ADDED) | (set() if prefix else {"prefix-similarity"})
+    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == names - missing
+    assert text.count("Nothing to draw: ") == len(missing)
+    assert text.count("the model adds no position embeddings to its tokens") == (0 if added else 2)
+
+
 def test_distances_are_drawn_in_pixels_by_layer() -> None:
     distances = random(3, 4) * 50
     axis = plot_attention_distance(distances, even=60).axes[0]
@@ -326,10 +364,11 @@ def test_a_sheet_holds_every_picture_and_every_array(tmp_path: Path, files: list
     text = (out / "index.html").read_text(encoding="utf-8")
     page = Page(text)
     assert page.open == []
-    assert page.links == [f"{section.name}.png" for section in SECTIONS]
+    drawn = [section for section in SECTIONS if section.name != "relative-biases"]  # which this model has not
+    assert page.links == [f"{section.name}.png" for section in drawn]
     assert sorted(page.links) == sorted(path.name for path in out.glob("*.png"))
     embedded = [base64.b64decode(source.removeprefix("data:image/png;base64,")) for source in page.sources]
-    assert len(embedded) == 3 + len(SECTIONS)  # thumbnails first
+    assert len(embedded) == 3 + len(drawn)  # thumbnails first
     assert page.texts[:3] == [f"The image image <{i}>.png, {size} pixels" for i, size in enumerate(SIZES)]
     likeliest = class_labels(NAMES, 18)[predict(model, prepared(files))[0].argmax()]
     assert f"image <0>: {likeliest} " in page.texts[3]

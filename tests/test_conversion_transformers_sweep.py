@@ -41,6 +41,7 @@ BFLOAT16_REORDERED = 4e-2
 RESIZED: dict[str, dict[str, Any] | None] = {
     "Dinov2": {},
     "DINOv3": {},
+    "Sapiens2": {},
     "InternVL": {},
     "DepthAnything": {},
     "PromptDepthAnything": {},

@@ -77,8 +77,9 @@ def _task(name: str) -> Callable[[], Any]:
     head: dict[str, Any] = {"upsample_out_channels": [6, 4], "conv_out_channels": [5]}
     if name == "PointmapEstimation":
         head |= {"scale_conv_out_channels": [3], "scale_final_hidden_sizes": [4, 2]}
-    config = transformers.Sapiens2Config(**OBLONG, **SHARED, head_config=transformers.Sapiens2HeadConfig(**head))
-    return lambda: getattr(transformers, f"Sapiens2For{name}")(config)
+    return lambda: getattr(transformers, f"Sapiens2For{name}")(
+        transformers.Sapiens2Config(**OBLONG, **SHARED, head_config=transformers.Sapiens2HeadConfig(**head))
+    )
 
 
 def _depth(name: str) -> Callable[[], Any]:

@@ -18,6 +18,7 @@ from .embeddings import (
     ResampledPositions,
     patch_filters,
     position_similarity,
+    relative_position_biases,
     resampled_positions,
 )
 from .gradients import grad_cam, grad_cam_layer, integrated_gradients, tokens_to_grid
@@ -49,6 +50,7 @@ __all__ = [
     "position_similarity",
     "predict",
     "probe_attention",
+    "relative_position_biases",
     "resampled_positions",
     "rollout",
     "token_layout",

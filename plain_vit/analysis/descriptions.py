@@ -72,6 +72,17 @@ def of_positions(similarity: PositionSimilarity) -> str:
     return _listed(f"A tile for each of {h} x {w} patches", texts)
 
 
+def of_biases(biases: np.ndarray) -> str:
+    """Describe the biases of relative positions, of shape (layers, heads, rows, columns)."""
+    rows, columns = biases.shape[2:]
+    middle = biases[:, :, rows // 2, columns // 2].mean()
+    return (
+        f"A map of {rows} x {columns} distances for each of {biases.shape[1]} heads: the biases go from "
+        f"{biases.min():.2f} to {biases.max():.2f}, with a mean of {middle:.2f} from a patch to itself and of "
+        f"{biases.mean():.2f} over all distances"
+    )
+
+
 def of_distances(distances: np.ndarray, even: float) -> str:
     """Describe mean attention distances of shape (layers, heads), in pixels."""
     means = distances.mean(axis=1)

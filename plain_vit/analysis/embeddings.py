@@ -1,4 +1,4 @@
-"""Patch-embedding filters and position embeddings.
+"""Patch-embedding filters, position embeddings, and biases of relative positions.
 
 Legend: `C` channels, `h w` patch grid, `N` patches, `P` tokens before the patches, `D` hidden size.
 """
@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from plain_vit.analysis.inspection import encoder, plain
+from plain_vit.analysis.inspection import encoder, evaluating, plain
 from plain_vit.errors import AnalysisError
+from plain_vit.positions_plain_vit import Distances
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,38 @@ def position_similarity(model: nn.Module, grid_size: tuple[int, int] | None = No
         patches=(patches @ patches.T).reshape(h, w, h, w).numpy(),
         prefix=(prefix @ patches.T).reshape(-1, h, w).numpy(),
     )
+
+
+def relative_position_biases(model: nn.Module, grid_size: tuple[int, int] | None = None) -> np.ndarray:
+    """Return the biases that relative positions add to the attention scores.
+
+    Args:
+        model: A plain ViT.
+        grid_size: Grid (down, across) whose distances they are for (default: the model's own).
+
+    Returns:
+        Biases of shape (layers or 1, heads, 2 h - 1, 2 w - 1), laid out around the querying patch, which is in the
+        middle: below it are the keys that are below it in the image. The first axis is 1 if all blocks share one bias;
+        of blocks with several attentions, those of each follow one another.
+
+    Raises:
+        AnalysisError: The model has no bias of relative positions.
+
+    Source:
+        Bao et al. 2022; Liu et al. 2021, section 3.2.
+    """
+    vit = encoder(model)
+    config = vit.config
+    h, w = config.grid_size if grid_size is None else grid_size
+    if config.relative_position_bias == "none":
+        raise AnalysisError('the model adds no bias of relative positions (relative_position_bias="none")')
+    shape = 2 * h - 1, 2 * w - 1
+    every = torch.arange(shape[0] * shape[1], device=plain(model).device).view(shape)
+    modules = [vit, *(module for layer in vit.layers for module in layer.modules())]
+    owners = [module for module in modules if isinstance(getattr(module, "relative_position_bias", None), nn.Module)]
+    with evaluating(model), torch.no_grad():
+        biases = [owner.relative_position_bias(Distances((h, w), every)) for owner in owners]
+    return torch.stack(biases).flip(-2, -1).float().cpu().numpy()  # ours count from the key to the query
 
 
 @dataclass(frozen=True)

@@ -454,6 +454,40 @@ def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
     return figure
 
 
+def plot_relative_position_biases(biases: np.ndarray) -> Figure:
+    """Draw the bias of each distance between two patches, a row for each layer, a column for each head.
+
+    Args:
+        biases: From `relative_position_biases`; of more layers or heads than eight an even choice is drawn.
+    """
+    layers, heads = spread(len(biases), 8), spread(biases.shape[1], 8)
+    h, w = ((count + 1) // 2 for count in biases.shape[2:])
+    limit = max(float(np.abs(biases).max()), 1e-12)
+    figure = plain_figure(1.6 + 1.0 * len(heads), 1.2 + 1.0 * len(layers) * min(2.0, biases.shape[2] / biases.shape[3]))
+    axes = figure.subplots(len(layers), len(heads), squeeze=False)
+    for row, layer in zip(axes, layers, strict=True):
+        for axis, head in zip(row, heads, strict=True):
+            axis.imshow(biases[layer, head], cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest",
+                        extent=(0.5 - w, w - 0.5, h - 0.5, 0.5 - h))  # fmt: skip
+            axis.set_xticks([])
+            axis.set_yticks([])
+    for axis, head in zip(axes[0], heads, strict=True):
+        axis.set_title(f"head {head}", fontsize=8)
+    for axis, layer in zip(axes[:, 0], layers, strict=True):
+        axis.set_ylabel(f"layer {layer}" if len(biases) > 1 else "all layers", fontsize=8)
+    for side in (axes[-1, 0].xaxis, axes[-1, 0].yaxis):
+        side.set_major_locator(MaxNLocator(3, integer=True))
+    axes[-1, 0].tick_params(labelsize=7)
+    axes[-1, 0].set_xlabel("patches across", fontsize=8)
+    figure.align_ylabels(axes[:, 0])
+    scale = figure.colorbar(
+        ScalarMappable(Normalize(-limit, limit), "RdBu_r"), ax=axes, fraction=0.05, pad=0.02, aspect=20
+    )
+    scale.set_label("added to the attention score", fontsize=8)
+    scale.ax.tick_params(labelsize=8)
+    return figure
+
+
 def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str]) -> Figure:
     """Draw the similarity between the positions of the tokens before the patches and those of the patches.
 

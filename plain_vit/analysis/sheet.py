@@ -21,10 +21,10 @@ from plain_vit.analysis.attention import (
     gradient_rollout,
     patch_distances,
 )
-from plain_vit.analysis.embeddings import patch_filters, position_similarity
+from plain_vit.analysis.embeddings import patch_filters, position_similarity, relative_position_biases
 from plain_vit.analysis.gradients import grad_cam
 from plain_vit.analysis.hidden_states import logit_lens, token_norms
-from plain_vit.analysis.inspection import TokenLayout, plain, token_layout
+from plain_vit.analysis.inspection import TokenLayout, encoder, plain, token_layout
 from plain_vit.analysis.page import framed, html_page, html_table, inline_picture, plain_text
 from plain_vit.analysis.photographs import ImageFiles
 from plain_vit.analysis.results import displayable, predict
@@ -109,12 +109,14 @@ class Section:
         title: Title of the section.
         caption: What the figure shows, and how it was computed.
         draw: Function that computes the arrays and draws them.
+        concerns: Whether a model has what the figure shows; where none has, there is no section.
     """
 
     name: str
     title: str
     caption: str
     draw: Callable[[Subject], Drawn]
+    concerns: Callable[[Subject], bool] = lambda subject: True
 
 
 def draw_sheet(
@@ -163,6 +165,8 @@ def draw_sheet(
         arrays: list[dict[str, np.ndarray]] = [{} for _ in subjects]
         parts = [_facts(subjects, names, files, [Path(path).name for path in paths])]
         for section in SECTIONS:
+            if not any(section.concerns(subject) for subject in subjects):
+                continue
             cells = []
             for i, subject in enumerate(subjects):
                 try:
@@ -280,6 +284,12 @@ def _draw_positions(subject: Subject) -> Drawn:
     return Drawn(arrays, plots.plot_position_similarity(similarity), descriptions.of_positions(similarity))
 
 
+def _draw_biases(subject: Subject) -> Drawn:
+    biases = relative_position_biases(subject.model, subject.layout.grid_size)
+    figure = plots.plot_relative_position_biases(biases)
+    return Drawn({"relative_position_biases": biases}, figure, descriptions.of_biases(biases))
+
+
 def _draw_prefix(subject: Subject) -> Drawn:
     similarity = position_similarity(subject.model, subject.layout.grid_size)
     if not len(similarity.prefix):
@@ -389,6 +399,15 @@ SECTIONS = (
         "embedding of that patch and those of all patches (Figure 7, centre). Similar neighbours show as a bright spot "
         "around the patch itself. For grids larger than 14 x 14 an even selection of patches is drawn.",
         _draw_positions,
+    ),
+    Section(
+        "relative-biases",
+        "Biases of relative positions",
+        "What is added to the attention scores for each distance: the querying patch is in the middle of each map, and "
+        "below it are the keys below it in the image. White is 0, red raises the score, blue lowers it. Of more than "
+        "eight layers or heads an even selection is drawn.",
+        _draw_biases,
+        lambda subject: encoder(subject.model).config.relative_position_bias != "none",
     ),
     Section(
         "prefix-similarity",
