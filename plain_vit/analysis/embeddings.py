@@ -126,7 +126,7 @@ def relative_position_biases(model: nn.Module, grid_size: tuple[int, int] | None
         raise AnalysisError('the model adds no bias of relative positions (relative_position_bias="none")')
     shape = 2 * h - 1, 2 * w - 1
     every = torch.arange(shape[0] * shape[1], device=plain(model).device).view(shape)
-    modules = [vit, *(module for layer in vit.layers for module in layer.modules())]
+    modules: list[Any] = [vit, *(module for layer in vit.layers for module in layer.modules())]
     owners = [module for module in modules if isinstance(getattr(module, "relative_position_bias", None), nn.Module)]
     with evaluating(model), torch.no_grad():
         biases = [owner.relative_position_bias(Distances((h, w), every)) for owner in owners]
