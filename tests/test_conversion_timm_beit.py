@@ -395,6 +395,26 @@ def test_a_folder_of_timm_opens_and_exports_back(name: str, arguments: dict[str,
     assert torch.equal(prepare(image, return_tensors="pt")["pixel_values"][0], theirs)
 
 
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "vit_relpos_base_patch32_plus_rpn_256"])
+def test_a_table_that_timm_reads_as_that_of_a_square_is_not_written(name: str, tmp_path: Path) -> None:
+    patch = 16 if name.startswith("beit") else 32
+    kind = {} if name.startswith("beit") else {"rel_pos_type": "bias"}
+    for grid, refused in (((2, 14), True), ((14, 2), True), ((2, 13), False), ((3, 3), False)):
+        size = tuple(side * patch for side in grid)
+        module = tiny(name, img_size=size, depth=1, **kind)
+        save_for_hf(module, tmp_path / f"theirs {grid}", safe_serialization=True)
+        loaded = timm.create_model(f"local-dir:{tmp_path / f'theirs {grid}'}", pretrained=True)
+        assert same_tensors(module, loaded) == (not refused)  # timm's own file, read by timm
+        model = from_checkpoint(tmp_path / f"theirs {grid}").model
+        assert max(stage_differences(module, model, pixels_for(module)).values()) <= rounding(module)
+        if refused:
+            with pytest.raises(ExportError, match=f"{grid[0]} x {grid[1]} patches, 81 distances"):
+                to_checkpoint(model, tmp_path / f"ours {grid}", format="timm")
+            assert same_tensors(module, to_module(model, "timm"))
+        else:
+            to_checkpoint(model, tmp_path / f"ours {grid}", format="timm")
+
+
 @pytest.mark.parametrize("name", ["beit_base_patch16_224", "vit_relpos_medium_patch16_cls_224"])
 def test_a_pooling_and_a_size_changed_after_construction_are_followed(name: str, tmp_path: Path) -> None:
     module = tiny(name)

@@ -211,6 +211,10 @@ class Constructor(ABC):
             raise MappingError("the tensors have timm's names, but not all of them:", [repr(KERNEL)])
         return {"num_classes": 0 if head is None else head.shape[0], "in_chans": kernel.shape[1]}
 
+    def changed_by_loading(self, config: PlainViTConfig) -> list[str]:
+        """Return what timm's own loader would change of this model as it reads a file."""
+        return []
+
     def position_rows(self, tensors: StateDict) -> str:
         """Return what shows the number of patches."""
         return f"pos_embed has {tensors['pos_embed'].shape[1]} rows"

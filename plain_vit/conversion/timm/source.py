@@ -515,6 +515,10 @@ class TimmFormat(Format):
             architecture, model_args = architecture_for(config)
         else:
             architecture, model_args = constructor.architecture_for(config, layout)
+            if changed := constructor.changed_by_loading(config):
+                raise ExportError(
+                    "timm would change this model as it loads the folder; use to_module instead:", changed
+                )
             any_size = {**constructor.architectures[architecture], **model_args}.get("dynamic_img_size", False)
             any_size |= constructor.any_size
         input_size = (config.num_channels, *config.image_shape)

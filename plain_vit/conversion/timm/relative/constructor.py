@@ -56,6 +56,16 @@ class RelativeConstructor(TableConstructor):
         table = _table(tensors)
         return super().position_rows(tensors) if table is None else f"{TABLE} has {table.shape[0]} rows"
 
+    def changed_by_loading(self, config: PlainViTConfig) -> list[str]:
+        """Return what timm's own loader would change: a table with as many distances as a square grid."""
+        h, w = config.grid_size
+        distances = (2 * h - 1) * (2 * w - 1)
+        if config.relative_position_bias != "table" or h == w or math.isqrt(distances) ** 2 != distances:
+            return []
+        return [
+            f"the biases of a grid of {h} x {w} patches, {distances} distances, which it takes for those of a square"
+        ]
+
     def claims(self, config: PlainViTConfig) -> bool:
         """Return whether a model has parts that this class has and the VisionTransformer has not."""
         return config.relative_position_bias in self.kinds
