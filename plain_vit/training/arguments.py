@@ -130,6 +130,12 @@ class StepOptions:
     warmup_fraction: float = option(0.1, help="fraction of the optimizer steps used for warm-up")
     warmup_steps: int | None = option(None, help="warm-up as a number of optimizer steps")
     max_grad_norm: float = option(1.0, help="norm to which gradients are clipped; 0: no clipping")
+    clip_mode: Literal["norm", "agc"] = option(
+        "norm", help="agc: max_grad_norm, such as 0.01, is relative to the norm of the weights of each unit (NFNets)"
+    )
+    sharpness_radius: float = option(
+        0.0, help="take the gradients where the loss is highest within this distance (SAM), such as 0.1; 0: off"
+    )
 
     @property
     def peak_learning_rate(self) -> float:
@@ -477,7 +483,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         ("epochs", "learning_rate", "weight_decay", "layer_decay", "warmup_steps", "max_grad_norm", "checkpoints_kept",
          "num_workers", "mixup", "cutmix", "augmentation_layers", "magnitude_std", "crop_padding",
-         "distillation_temperature", "min_learning_rate", "epsilon", "restarts", "cooldown_steps",
+         "distillation_temperature", "min_learning_rate", "epsilon", "restarts", "cooldown_steps", "sharpness_radius",
          "mixup_off_epoch"),
         (0, math.inf),
     ),
@@ -529,6 +535,7 @@ def check_options(arguments: Any) -> None:
     if len(trials) > 1:
         raise TrainingError(f"Both {trials[0]} and {trials[1]} are given: give one.")
     _check_rates(arguments)
+    _check_gradients(arguments)
     if getattr(arguments, "bce_target_threshold", None) is not None and arguments.loss in (None, "cross_entropy"):
         raise TrainingError(
             "With the loss cross_entropy, bce_target_threshold has no effect: omit it, or set --loss bce."
@@ -544,6 +551,18 @@ def check_options(arguments: Any) -> None:
         useless = [each for each in companions if getattr(arguments, each) not in (defaults[each], [])]
         if not getattr(arguments, name) and useless:
             raise TrainingError(f"Without {name}, {', '.join(useless)} has no effect: omit it, or give --{name}.")
+
+
+def _check_gradients(arguments: Any) -> None:
+    """Refuse changes of gradients that sharded weights or scaled losses do not allow."""
+    if arguments.clip_mode == "agc" and not arguments.max_grad_norm:
+        raise TrainingError("With max_grad_norm 0, clip_mode has no effect: omit it, or set --max_grad_norm 0.01.")
+    changed = {"clip_mode agc": arguments.clip_mode == "agc", "sharpness_radius": arguments.sharpness_radius}
+    for name in (name for name, is_on in changed.items() if is_on):
+        if getattr(arguments, "shard", False):
+            raise TrainingError(f"{name} needs the whole weights in each process: omit --shard, or {name}.")
+        if arguments.mixed_precision == "fp16":
+            raise TrainingError(f"{name} does not know the scale of fp16 gradients: use --mixed_precision bf16.")
 
 
 def _check_rates(arguments: Any) -> None:

@@ -1,5 +1,6 @@
 """Model with its optimizer and a moving average of its weights, whole or sharded over processes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 
 from ..extras import needs
 from .arguments import LoopOptions
+from .gradients import clip_adaptively, repeat_uphill
 from .hardware.sharding import ShardedState, blocks_to_shard, held_here, local_parameters, shard
 from .models import as_saved
 from .optimization import average_of, make_optimizer
@@ -52,6 +54,7 @@ class Learner:
         self.average = None if ema_decay is None else average_of(model, ema_decay, accelerator)
         self.blocks = blocks_to_shard(model, accelerator) if shard else []
         self.sharded: ShardedState | None = None
+        self.losses: list[Callable[[], torch.Tensor]] = []  # of the micro-batches of the current step
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer(
@@ -96,13 +99,30 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
 
-    def learn(self, loss: torch.Tensor, max_grad_norm: float) -> None:
-        """Accumulate the gradients of a micro-batch, and update the weights with the last one of a step."""
+    def learn(self, loss: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
+        """Accumulate the gradients of a micro-batch, and update the weights with the last one of a step.
+
+        Args:
+            loss: mean loss of the micro-batch.
+            again: computes it again, with changed weights.
+        """
         self.accelerator.backward(loss)
-        if self.accelerator.sync_gradients and max_grad_norm:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm)
+        self.losses.append(again)
+        if self.accelerator.sync_gradients:
+            if self.options.sharpness_radius:
+                repeat_uphill(self.model, self.losses, self.accelerator, self.options.sharpness_radius)
+            self.losses.clear()
+            self._clip()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def _clip(self) -> None:
+        """Clip the gradients; the head's, the last two parameters, are exempt from the adaptive mode (as in timm)."""
+        most = self.options.max_grad_norm
+        if most and self.options.clip_mode == "agc":
+            clip_adaptively([*self.model.parameters()][:-2], most)
+        elif most:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), most)
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite, in all processes."""

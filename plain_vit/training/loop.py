@@ -379,11 +379,10 @@ class Loop(Generic[Result]):
         images = len(next(iter(batch.values())))
         accelerator = self.accelerator
         first = (part * accelerator.num_processes + accelerator.process_index) * self.micro_batch
-        self.learner.places.set(self.step, first, images, accelerator.device)
         states = generator_states(accelerator.device) if self.draws is None else []
         with accelerator.accumulate(self.learner.model):
-            loss, sums = self.task.loss(self.learner.model, batch)
-            self.learner.learn(loss, self.options.max_grad_norm)
+            loss, sums = self._loss(batch, first)
+            self.learner.learn(loss, again=lambda: self._loss(batch, first)[0])
         if self.draws is None:
             now = generator_states(accelerator.device)
             self.draws = not all(map(torch.equal, states, now))
@@ -393,6 +392,11 @@ class Loop(Generic[Result]):
         seen = torch.stack([loss * images, *measured, torch.full_like(loss, images)])
         self.window += seen
         self.since_evaluation += seen
+
+    def _loss(self, batch: Batch, first: int) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Return loss and measures of a micro-batch whose first image has this place in the step."""
+        self.learner.places.set(self.step, first, len(next(iter(batch.values()))), self.accelerator.device)
+        return self.task.loss(self.learner.model, batch)
 
     def _end_step(self) -> None:
         self.step += 1

@@ -1,0 +1,61 @@
+"""What happens to gradients between the backward pass and the step: adaptive clipping, and sharpness-aware steps."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from ..extras import needs
+
+with needs("plain-vit[train]"):
+    from accelerate import Accelerator
+
+SMALLEST_NORM = 1e-3  # of weights, so that those that begin at zero are trained
+
+
+def clip_adaptively(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Clip the gradient of each unit to a multiple of the norm of its weights (AGC; Brock et al. 2021).
+
+    Args:
+        parameters: their first dimension counts the units; one-dimensional ones are one unit.
+        factor: largest norm of a gradient, relative to that of the weights.
+    """
+    for parameter in parameters:
+        if parameter.grad is not None:
+            most = _norms(parameter.detach()).clamp(min=SMALLEST_NORM) * factor
+            norms = _norms(parameter.grad)
+            parameter.grad.mul_(torch.where(norms < most, 1.0, most / norms.clamp(min=1e-6)))
+
+
+def _norms(values: torch.Tensor) -> torch.Tensor:
+    """Return the norm of each unit, for broadcasting."""
+    dims = tuple(range(1, values.ndim)) or None
+    return torch.linalg.vector_norm(values, dim=dims, keepdim=True)
+
+
+def repeat_uphill(
+    model: nn.Module, losses: Sequence[Callable[[], torch.Tensor]], accelerator: Accelerator, radius: float
+) -> None:
+    """Replace the gradients by those at the weights where the loss is highest nearby (SAM; Foret et al. 2021).
+
+    Args:
+        model: prepared model with the gradients of a whole step, over all processes; its weights stay as they are.
+        losses: compute the losses of the micro-batches of the step again.
+        accelerator: accelerator of the run.
+        radius: distance to these weights.
+    """
+    weights = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    before = [weight.detach().clone() for weight in weights]
+    with torch.no_grad():
+        scale = radius / (nn.utils.get_total_norm(gradients) + 1e-12)
+        torch._foreach_add_(weights, [gradient * scale for gradient in gradients])
+    for weight in weights:
+        weight.grad = None
+    for place, loss in enumerate(losses):
+        is_last = place == len(losses) - 1
+        with nullcontext() if is_last else accelerator.no_sync(model):
+            accelerator.backward(loss())
+    with torch.no_grad():
+        torch._foreach_copy_(weights, before)
