@@ -257,7 +257,9 @@ class OptimizationOptions(LearnerOptions, StepOptions):
     class_balance: Literal["none", "loss", "sampler"] = option(
         "none", help="balance classes in the loss, or by sampling rare ones more often"
     )
-    teacher: str | None = option(None, help="classifier of the same classes for distillation")
+    teacher: str | None = option(
+        None, help="classifier of the same classes for distillation; a distillation token learns from it alone (DeiT)"
+    )
     distillation: Literal["soft", "hard"] = option("soft", help="distil the teacher's probabilities, or its decisions")
     distillation_weight: float = option(0.5, help="weight of the teacher in the loss")
     distillation_temperature: float = option(1.0, help="temperature of soft distillation")

@@ -83,6 +83,24 @@ class ImageTask(Task[Result]):
         return self.kind.from_pretrained(folder)
 
 
+HEADS = ("classifier", "distillation_classifier")
+
+
+def token_heads(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the heads of the class token and of the distillation token by name, or none if there is only one head."""
+    heads = {name.rpartition(".")[2]: module for name, module in model.named_modules()}
+    return {name: heads[name] for name in HEADS} if heads.keys() >= set(HEADS) else {}
+
+
+def _keeping(outputs: dict[str, torch.Tensor], name: str) -> Callable[..., None]:
+    """Return a hook that keeps the output of a module."""
+
+    def keep(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        outputs[name] = output
+
+    return keep
+
+
 class Classification(ImageTask[Evaluation]):
     """Image classification.
 
@@ -117,6 +135,8 @@ class Classification(ImageTask[Evaluation]):
         self.lower_is_better = self.score in LOWER_IS_BETTER
         self.columns = ("loss", "accuracy", self.score)
         self.teacher = teacher
+        self.heads = {} if teacher is None else token_heads(model)
+        self.head_logits: dict[str, torch.Tensor] = {}  # of the last forward pass
         self.class_weights = None
         if options.class_balance == "loss":
             self.class_weights = balancing_weights(data.train["label"], self.num_classes)
@@ -127,14 +147,18 @@ class Classification(ImageTask[Evaluation]):
             self.class_weights = self.class_weights.to(accelerator.device)
         if self.teacher is not None:
             self.teacher = accelerator.prepare_model(self.teacher, evaluation_mode=True)
+        for name, head in self.heads.items():
+            head.register_forward_hook(_keeping(self.head_logits, name))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the mean loss of a batch, and the number of correct predictions."""
         options = self.options
         pixels, targets = self.inputs(batch)
         logits = model(pixel_values=pixels).logits.float()
+        # Two tokens learn from the label and from the teacher (DeiT); the model's logits are the mean of both.
+        own, taught = (self.head_logits[name].float() for name in HEADS) if self.heads else (logits, logits)
         loss = classification_loss(
-            logits,
+            own,
             targets,
             kind=self.kind_of_loss,
             label_smoothing=options.label_smoothing,
@@ -143,7 +167,7 @@ class Classification(ImageTask[Evaluation]):
         )
         if self.teacher is not None:
             distilled = distillation_loss(
-                logits,
+                taught,
                 self.teacher(pixels),
                 kind=options.distillation,
                 temperature=options.distillation_temperature,
