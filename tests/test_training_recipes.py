@@ -96,6 +96,10 @@ SOURCES: dict[str, dict[str, Any]] = {
         **BIG_VISION, "batch": 1024, "epochs": 90, "aa": "randaug(2,10)", "mixup": 0.2, "loss": "cross_entropy",
     },
     "deit": {**DEIT, "batch": 64 * 8 * 2, "lr": 5e-4 * 1024 / 512, "wd": 0.05, "epochs": 300, "size": 224},
+    "deit-distilled": {
+        **DEIT, "batch": 64 * 8 * 2, "lr": 5e-4 * 1024 / 512, "wd": 0.05, "epochs": 300, "size": 224,
+        "distillation": ("hard", 0.5, 1.0),
+    },
     "deit-384": {
         **DEIT, "batch": 32 * 8 * 2, "lr": 5e-6, "min_lr": 5e-6, "wd": 1e-8, "epochs": 30, "size": 384,
     },
@@ -182,7 +186,8 @@ def measured(arguments: Any) -> dict[str, Any]:
         "dropout": arguments.dropout,
         "drop_path": arguments.drop_path_rate,
         "head_bias": arguments.head_bias,
-        "loss": (arguments.loss, arguments.bce_target_threshold),
+        "loss": (arguments.loss or "cross_entropy", arguments.bce_target_threshold),
+        "distillation": (arguments.distillation, arguments.distillation_weight, arguments.distillation_temperature),
         "smoothing": arguments.label_smoothing,
         "size": arguments.image_size and arguments.image_size[0],
         "crop": crop_of(arguments),
@@ -198,7 +203,8 @@ def measured(arguments: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_recipe_has_the_numbers_of_its_source(name):
-    arguments = parse_arguments(FINETUNE, [*NEEDED, "--recipe", name], description=None)
+    teacher = ["--teacher", "t"] if "distillation" in RECIPES[name].options else []
+    arguments = parse_arguments(FINETUNE, [*NEEDED, *teacher, "--recipe", name], description=None)
     check_options(arguments)
     source = {"flip": 0.5, **SOURCES[name]} if "crop" in SOURCES[name] else SOURCES[name]
     found = measured(arguments)

@@ -45,12 +45,13 @@ def repeat_uphill(
         accelerator: accelerator of the run.
         radius: distance to these weights.
     """
-    weights = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    weights: list[torch.Tensor] = [parameter for parameter in model.parameters() if parameter.grad is not None]
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     before = [weight.detach().clone() for weight in weights]
     with torch.no_grad():
         scale = radius / (nn.utils.get_total_norm(gradients) + 1e-12)
-        torch._foreach_add_(weights, [gradient * scale for gradient in gradients])
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.add_(gradient * scale)
     for weight in weights:
         weight.grad = None
     for place, loss in enumerate(losses):
@@ -58,4 +59,5 @@ def repeat_uphill(
         with nullcontext() if is_last else accelerator.no_sync(model):
             accelerator.backward(loss())
     with torch.no_grad():
-        torch._foreach_copy_(weights, before)
+        for weight, kept in zip(weights, before, strict=True):
+            weight.copy_(kept)
