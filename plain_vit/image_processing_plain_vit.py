@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -33,6 +33,7 @@ from transformers.image_utils import (
     SizeDict,
     get_image_size_for_max_height_width,
 )
+from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_size_for_max_num_patches
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -74,6 +75,10 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         resize_with: Backend for 8-bit images that are not on an accelerator: "pillow", like the sources, or "torch",
             which is faster on large tensors but not exact.
         pad_color: Value of each channel (0..255) where the crop extends beyond the image (default: black).
+        max_num_patches: Keep the aspect ratio of each image, resize it to at most this many patches, and return these:
+            `pixel_values` (B, max_num_patches, P), `pixel_attention_mask` and `spatial_shapes`, as transformers'
+            Siglip2ImageProcessor does; `size` is not used. None for images of one size.
+        patch_size: Side of these patches, in pixels.
         **kwargs: The settings of every transformers image processor: `size`, `crop_size`, `do_center_crop`,
             `resample`, `image_mean`, `image_std` and so on. `image_mean` has one number per channel of the model.
 
@@ -96,6 +101,8 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
     resize_mode: str | None = None
     resize_with = "pillow"
     pad_color: tuple[int, ...] | None = None
+    max_num_patches: int | None = None
+    patch_size: int | None = None
     _auto_class: str | None = "AutoImageProcessor"  # the code is saved with every folder
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -104,7 +111,8 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
             cls._auto_class = None
 
     def __init__(self, **kwargs: Any) -> None:
-        known = {*self.valid_kwargs.__annotations__, "resize_mode", "resize_with", "pad_color"}
+        own = {"resize_mode", "resize_with", "pad_color", "max_num_patches", "patch_size"}
+        known = {*self.valid_kwargs.__annotations__, *own}
         unknown = sorted(kwargs.keys() - known - WRITTEN_BY_TRANSFORMERS)
         if unknown:
             raise ValueError(f"{type(self).__name__} has no setting {unknown}: the settings are {sorted(known)}")
@@ -123,6 +131,28 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
                     f"pad_color is {self.pad_color}: expected one value from 0 to 255 per channel, "
                     f"{len(self.image_mean)} in total"
                 )
+
+        self._check_patches()
+
+    @property
+    def model_input_names(self) -> list[str]:  # type: ignore[override]  # depends on a setting
+        """Names of what a call returns."""
+        patches = [] if self.max_num_patches is None else ["pixel_attention_mask", "spatial_shapes"]
+        return ["pixel_values", *patches]
+
+    def _check_patches(self) -> None:
+        """Refuse settings of patches that contradict each other or those of images of one size."""
+        if self.max_num_patches is None and self.patch_size is None:
+            return
+        for name in ("max_num_patches", "patch_size"):
+            if not _is_whole(getattr(self, name), 1, MOST_PIXELS):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!a:.200}: expected a positive int, as patches are cut by both "
+                    "max_num_patches and patch_size"
+                )
+        others = {"do_center_crop": self.do_center_crop, "do_pad": self.do_pad, "resize_mode": self.resize_mode}
+        if set_ := [name for name, value in others.items() if value]:
+            raise ValueError(f"max_num_patches keeps the whole image and its aspect ratio: omit {', '.join(set_)}")
 
     def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Validate every setting; the length of mean and deviation is the number of channels."""
@@ -218,7 +248,29 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         if do_resize and on_cpu == {True} and self.resize_with == "pillow":
             images, do_resize = [self.resize(image, size, resample) for image in images], False
         tensors = [_as_tensor(image) for image in images]
-        return self._finish(tensors, do_resize=do_resize, size=size, resample=resample, **kwargs)
+        kwargs |= {"do_resize": do_resize, "size": size, "resample": resample}
+        return self._finish(tensors, **kwargs) if self.max_num_patches is None else self._patches(tensors, **kwargs)
+
+    def _patches(self, images: list[torch.Tensor], return_tensors: Any, **kwargs: Any) -> BatchFeature:
+        """Return the patches of each image, padded with zeros to the largest number of them."""
+        data: dict[str, list[Any]] = {"pixel_values": [], "pixel_attention_mask": [], "spatial_shapes": []}
+        side, most = cast(int, self.patch_size), cast(int, self.max_num_patches)
+        for image in images:
+            whole = _as_tensor(self._finish([image], return_tensors=None, **kwargs)["pixel_values"][0])
+            h, w = whole.shape[-2] // side, whole.shape[-1] // side
+            if (h * side, w * side) != tuple(whole.shape[-2:]) or h * w > most:
+                raise ValueError(
+                    f"got an image of {tuple(whole.shape[-2:])} pixels with do_resize=False: expected a multiple of "
+                    f"{side} in each direction, and at most {most} patches"
+                )
+            patches = whole.unflatten(2, (w, side)).unflatten(1, (h, side)).permute(1, 3, 2, 4, 0).flatten(2)
+            patches = patches.flatten(0, 1)  # N (rows columns C)
+            padded = torch.nn.functional.pad(patches, (0, 0, 0, most - h * w))
+            mask = (torch.arange(most) < h * w).to(device=whole.device, dtype=torch.int32)
+            data["pixel_values"].append(padded)
+            data["pixel_attention_mask"].append(mask)
+            data["spatial_shapes"].append((h, w))
+        return BatchFeature(data=data, tensor_type=return_tensors)
 
     @abstractmethod
     def _finish(self, images: list[torch.Tensor], **kwargs: Any) -> BatchFeature:
@@ -226,7 +278,9 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
 
     def _resized_sides(self, height: int, width: int, size: Any) -> tuple[int, int]:
         """Return (height, width) after the resize, rounded like the sources."""
-        if self.resize_mode is not None:
+        if self.max_num_patches is not None and self.patch_size is not None:
+            sides = get_image_size_for_max_num_patches(height, width, self.patch_size, self.max_num_patches)
+        elif self.resize_mode is not None:
             ratios = height / size.height, width / size.width
             ratio = min(ratios) if self.resize_mode == "cover" else max(ratios)
             sides = round(height / ratio), round(width / ratio)  # half to even, as in timm

@@ -93,6 +93,7 @@ def processor_to_timm(processor: BaseImageProcessor) -> dict[str, Any]:
         "do_rescale=False": not settings["do_rescale"],
         f"rescale_factor={settings['rescale_factor']}": settings["rescale_factor"] != 1 / 255,
         "resize_with='torch'": settings.get("resize_with") == "torch",
+        f"max_num_patches={settings.get('max_num_patches')}": settings.get("max_num_patches") is not None,
         "do_pad=True": bool(settings.get("do_pad")),
         f"resample={settings['resample']}": settings["resample"] not in names,
         "transformers' own centre crop, which rounds down where timm rounds half to even":

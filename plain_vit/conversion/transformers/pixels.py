@@ -7,7 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoImageProcessor, ViTImageProcessor, ViTImageProcessorPil
+from transformers import (
+    AutoImageProcessor,
+    Siglip2ImageProcessor,
+    Siglip2ImageProcessorPil,
+    ViTImageProcessor,
+    ViTImageProcessorPil,
+)
 from transformers.image_processing_utils import BaseImageProcessor
 
 from ...errors import CheckpointError, ExportError, OutputError
@@ -51,8 +57,10 @@ def processor_from_transformers(
     return processor
 
 
-def stock_processor(processor: SourcePreprocessing) -> ViTImageProcessor | ViTImageProcessorPil:
+def stock_processor(processor: SourcePreprocessing) -> BaseImageProcessor:
     """Return transformers' own ViT processor with the same pixels, which needs neither plain-vit nor trust.
+
+    Of patches of images of many sizes it is SigLIP 2's.
 
     The pixels are equal for images without transparency; transformers blends transparency with white, the sources
     drop it. A folder does not say the backend: `AutoImageProcessor` opens what the result saves with torchvision, one
@@ -79,6 +87,12 @@ def stock_processor(processor: SourcePreprocessing) -> ViTImageProcessor | ViTIm
             "transformers' own ViTImageProcessor would prepare other pixels: keep PlainViTImageProcessor",
             [part for part, is_there in faults.items() if is_there],
         )
+    if settings.get("max_num_patches") is not None:
+        is_torch = settings.pop("resize_with") == "torch"
+        kept = {name: value for name, value in settings.items() if name not in ("size", "crop_size", "do_center_crop")}
+        return (Siglip2ImageProcessor if is_torch else Siglip2ImageProcessorPil)(**kept)
+    for name in ("max_num_patches", "patch_size"):
+        settings.pop(name, None)
     settings["do_convert_rgb"] = len(settings["image_mean"]) == 3  # the stock class converts to nothing but RGB
     stock = ViTImageProcessor if settings.pop("resize_with") == "torch" else ViTImageProcessorPil
     return stock(**settings)
