@@ -53,6 +53,7 @@ OUTSIDE = (
     "errors",
     "extras",
     "inference",
+    "packing",
     "system",
 )  # imported by nearly every component, or only by users
 

@@ -150,9 +150,8 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
                     f"{name} is {getattr(self, name)!a:.200}: expected a positive int, as patches are cut by both "
                     "max_num_patches and patch_size"
                 )
-        others = {"do_center_crop": self.do_center_crop, "do_pad": self.do_pad, "resize_mode": self.resize_mode}
-        if set_ := [name for name, value in others.items() if value]:
-            raise ValueError(f"max_num_patches keeps the whole image and its aspect ratio: omit {', '.join(set_)}")
+        if others := [name for name in ("do_center_crop", "do_pad", "resize_mode") if getattr(self, name, None)]:
+            raise ValueError(f"max_num_patches keeps the whole image and its aspect ratio: omit {', '.join(others)}")
 
     def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Validate every setting; the length of mean and deviation is the number of channels."""

@@ -1,0 +1,69 @@
+"""Packing of images of many sizes into batches of about the same number of tokens, without padding.
+
+processor = PlainViTImageProcessor(patch_size=16, max_num_patches=256)
+batches = greedy_packs([len(image) for image in patches], most=4096)
+DataLoader(patches, batch_sampler=batches, collate_fn=pack)
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def greedy_packs(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Distribute images among as few batches as first fit does, the longest image first.
+
+    Args:
+        lengths: Number of tokens of each image.
+        most: Most tokens in a batch.
+
+    Returns:
+        The numbers of the images in each batch, in ascending order. The batches are in the order of their first image.
+
+    Raises:
+        ValueError: An image has more tokens than a batch may have, or none.
+    """
+    wrong = [index for index, length in enumerate(lengths) if not 0 < length <= most]
+    if wrong:
+        raise ValueError(f"image {wrong[0]} has {lengths[wrong[0]]} tokens: expected at least 1, and at most {most}")
+    packs: list[list[int]] = []
+    free: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        fitting = next((pack for pack, left in enumerate(free) if left >= lengths[index]), len(packs))
+        if fitting == len(packs):
+            packs.append([])
+            free.append(most)
+        packs[fitting].append(index)
+        free[fitting] -= lengths[index]
+    return sorted(sorted(pack) for pack in packs)
+
+
+def unpad(inputs: Mapping[str, Any]) -> list[dict[str, torch.Tensor]]:
+    """Return the patches of each image, without padding, from the output of an image processor.
+
+    Args:
+        inputs: `pixel_values` (B, N, P) and `spatial_shapes` (B, 2), as tensors.
+    """
+    shapes = inputs["spatial_shapes"]
+    return [
+        {"pixel_values": row[: int(grid.prod())], "spatial_shapes": grid}
+        for row, grid in zip(inputs["pixel_values"], shapes, strict=True)
+    ]
+
+
+def pack(images: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return a batch for a model: the patches of all images one after the other.
+
+    Args:
+        images: Of each image `pixel_values` (N, P) and `spatial_shapes` (2,), as `unpad` returns them, and others such
+            as `labels`, which are stacked.
+
+    Raises:
+        ValueError: There is no image, or the images do not have the same entries.
+    """
+    if not images or len({frozenset(image) for image in images}) > 1:
+        raise ValueError(f"got {len(images)} images: expected at least one, all with the same entries")
+    batch = {name: torch.stack([torch.as_tensor(image[name]) for image in images])
+             for name in images[0] if name != "pixel_values"}  # fmt: skip
+    return {"pixel_values": torch.cat([image["pixel_values"] for image in images]), **batch}
