@@ -312,6 +312,18 @@ class ReAttention(WeighingAttention):
         return self.head_norm(mixed.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
+class TalkingHeadsAttention(WeighingAttention):
+    """Attention whose scores and weights are both mixed among the heads (Shazeer et al. 2020; CaiT)."""
+
+    def __init__(self, config: PlainViTConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.scores_mix = HeadMix(config)
+        self.weights_mix = HeadMix(config)
+
+    def weigh(self, products: torch.Tensor) -> torch.Tensor:
+        return self.weights_mix(self.drop(self.scores_mix(products * self.scaling).softmax(dim=-1)))
+
+
 class LocalityAttention(WeighingAttention):
     """Attention of each token to the others only, with a learned temperature (Lee et al. 2021, section 3.2)."""
 
@@ -333,6 +345,7 @@ ATTENTIONS: dict[str, Callable[[PlainViTConfig, int], nn.Module]] = {
     "self": PlainViTAttention,
     "differential": PlainViTDifferentialAttention,
     "re_attention": ReAttention,
+    "talking_heads": TalkingHeadsAttention,
     "locality": LocalityAttention,
 }
 

@@ -61,6 +61,7 @@ LARGEST = {
     **dict.fromkeys(("hidden_size", "head_dim", "intermediate_size", "representation_size", "num_channels"), 2**20),
     "relative_position_mlp_size": 2**20,
     "pooling_intermediate_size": 2**20,
+    "pooling_num_layers": MOST_LAYERS,
     **dict.fromkeys(("num_attention_heads", "num_register_tokens", "pooling_num_attention_heads"), 2**16),
     **dict.fromkeys(("num_hidden_layers", "num_branches"), MOST_LAYERS),
     "num_labels": 500_000,
@@ -224,8 +225,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         norm_type: "layer_norm" or "rms_norm", everywhere.
         layer_norm_eps: Epsilon of every norm. timm, Google and torchvision use 1e-6, vit-pytorch and CLIP 1e-5.
         attention_type: "self", "differential" (Ye et al. 2024), "re_attention" (the weights are mixed among the heads
-            and normalised over them: DeepViT) or "locality" (to the other tokens only, with a learned factor on the
-            scores: Lee et al. 2021). The last two are computed with plain matrix products, with every implementation.
+            and normalised over them: DeepViT), "talking_heads" (scores and weights are mixed: CaiT) or "locality" (to
+            the other tokens only, with a learned factor on the scores: Lee et al. 2021). The last three are computed
+            with plain matrix products, with every implementation.
         attention_scale: Factor on the attention scores (default: `head_dim ** -0.5`).
         qkv_bias: Give the query, key and value projections biases.
         key_bias: Give the key projection one too (EVA, BEiT and DINOv3 do not).
@@ -243,11 +245,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         final_norm: Position of the last norm: "before_pooling", "after_pooling", "both" or "none".
         pooling: "cls", "mean", "max", "mean_max" (their average), "cls_mean" (class token and mean concatenated, twice
             as wide: DINOv2's head), "map" (attention pooling), "query" (attention pooling without an MLP: AIMv2's),
-            "prr" (the class token, or the average, after attention between all tokens without parameters) or "none"
-            (every token).
+            "prr" (the class token, or the average, after attention between all tokens without parameters),
+            "class_attention" (a class token that reads the patches in blocks of its own: CaiT) or "none" (every token).
         pooling_num_attention_heads: Heads of the pooling, for "map", "query" and "prr" (default: those of the blocks).
         pooling_intermediate_size: Width inside the MLP of pooling "map" (default: that of the first layer of the
             blocks' MLP).
+        pooling_num_layers: Blocks of pooling "class_attention" (default: 2).
         pool_prefix_tokens: Include class, distillation and register tokens in the pooling, not only the patches.
         representation_size: Width of a dense layer between pooling and classifier (the paper's pre-training head).
         representation_act: Activation of that layer.
@@ -338,7 +341,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     num_branches: int = 1
     norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
     layer_norm_eps: float | int = 1e-6
-    attention_type: Literal["self", "differential", "re_attention", "locality"] = "self"
+    attention_type: Literal["self", "differential", "re_attention", "talking_heads", "locality"] = "self"
     attention_scale: float | int | None = None
     qkv_bias: bool = True
     key_bias: bool = True
@@ -354,9 +357,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     layer_scale_on_mlp: bool = True
 
     final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
-    pooling: Literal["cls", "mean", "max", "mean_max", "cls_mean", "map", "query", "prr", "none"] = "cls"
+    pooling: Literal["cls", "mean", "max", "mean_max", "cls_mean", "map", "query", "prr", "class_attention", "none"] = (
+        "cls"
+    )
     pooling_num_attention_heads: int | None = None
     pooling_intermediate_size: int | None = None
+    pooling_num_layers: int | None = None
     pool_prefix_tokens: bool = False
     representation_size: int | None = None
     representation_act: str = "tanh"
@@ -602,7 +608,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         """Return the impossible combinations inside the blocks: whether each is there, and the remedy."""
         heads, head_dim = self.attention_shape
         shared = self.num_key_value_heads is not None
-        weighs = self.attention_type in ("re_attention", "locality")
+        weighs = self.attention_type in ("re_attention", "talking_heads", "locality")
         return (
             (not self.attention_output_projection and heads * head_dim != self.hidden_size,
              f"without an output projection the concatenated heads ({heads} x {head_dim}) "
@@ -652,6 +658,17 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              f"pooling \"{self.pooling}\" has no heads: set pooling_num_attention_heads=None"),
             (self.pooling_intermediate_size is not None and self.pooling != "map",
              f"pooling \"{self.pooling}\" has no MLP: set pooling_intermediate_size=None"),
+            (self.pooling_num_layers is not None and self.pooling != "class_attention",
+             f"pooling \"{self.pooling}\" has no blocks: set pooling_num_layers=None"),
+            ((self.pooling == "class_attention") != (self.attention_type == "talking_heads"),
+             'pooling "class_attention" and attention_type "talking_heads" are not combined with others by any source: '
+             "set both"),
+            (self.pooling == "class_attention"
+             and (self.num_prefix_tokens > 0 or self.num_register_tokens > 0 or self.mlp_type != "mlp"
+                  or self.mlp_inner_norm or self.block_type != "sequential"),
+             'pooling "class_attention" has its own class token and follows plain blocks of patches in every source: '
+             'set use_class_token=False, num_register_tokens=0, mlp_type="mlp", mlp_inner_norm=False and '
+             'block_type="sequential"'),
             (self.reconstruction_target == "mean_color" and self.num_channels > 4,
              f"mean_color has 8 ** num_channels colours: it takes at most 4 channels, not {self.num_channels}"),
         )  # fmt: skip
@@ -822,6 +839,11 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         """Width inside the MLP of pooling "map"; by default that of the first layer of the blocks' MLP, as in timm."""
         packed = self.mlp_type == "swiglu_packed"
         return self.pooling_intermediate_size or self.intermediate_size * (2 if packed else 1)
+
+    @property
+    def pooling_depth(self) -> int:
+        """Blocks of pooling "class_attention"."""
+        return self.pooling_num_layers or 2
 
     @property
     def stem_stride(self) -> int:

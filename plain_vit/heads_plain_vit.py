@@ -15,8 +15,9 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.utils.output_capturing import capture_outputs
 
+from .attention_plain_vit import ATTENTIONS
 from .configuration_plain_vit import PlainViTConfig
-from .layers_plain_vit import FreshWeights, init_as, norm_or_identity
+from .layers_plain_vit import FreshWeights, init_as, layer_scale_or_identity, norm_or_identity
 
 # Poolers: each maps tokens (B, L, D) to features, and states how many of the first tokens it reads, so that the last
 # block need not compute the others. Of images of many sizes, `valid` (B, L) is false for padding
@@ -202,6 +203,52 @@ class RefinementPooler(Pooler):
         return refined[:, 0] if self.use_class_token else average(refined, valid)
 
 
+class ClassAttentionLayer(nn.Module):
+    """Block that computes a class token alone; it attends to itself, normalised, and to the patches as they are."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.layernorm_before = norm_or_identity(config, True)
+        self.attention = ATTENTIONS[config.attention_type](config, 0)
+        self.layer_scale1 = layer_scale_or_identity(config)
+        self.layernorm_after = norm_or_identity(config, True)
+        self.fc1 = init_as("mlp", nn.Linear(width, inner, bias=config.mlp_bias))
+        self.activation = ACT2FN[config.hidden_act]
+        self.fc2 = init_as("mlp", nn.Linear(inner, width, bias=config.mlp_bias))
+        self.layer_scale2 = layer_scale_or_identity(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, token: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
+        tokens = torch.cat((self.layernorm_before(token), patches), dim=1)
+        attended, _ = self.attention(tokens, num_output_tokens=1)
+        token = token + self.layer_scale1(attended)
+        transformed = self.dropout(self.activation(self.fc1(self.layernorm_after(token))))
+        return token + self.layer_scale2(self.dropout(self.fc2(transformed)))
+
+
+class ClassAttentionPooler(Pooler):
+    """Let a class token read the finished patches in blocks of its own (CaiT: Touvron et al. 2021b, section 3).
+
+    Source: vit-pytorch's `cait.py`; the paper's code also normalises the patches, and its heads do not talk here.
+    """
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.blocks = nn.ModuleList([ClassAttentionLayer(config) for _ in range(config.pooling_depth)])
+
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        token = self.cls_token.expand(hidden_states.shape[0], -1, -1)
+        for block in self.blocks:
+            token = block(token, hidden_states)
+        return token[:, 0]
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Initialise the token."""
+        fresh.draw("cls_token", self.cls_token)
+
+
 POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "cls": ClassTokenPooler,
     "mean": MeanPooler,
@@ -211,6 +258,7 @@ POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "map": MapPooler,
     "query": QueryPooler,
     "prr": RefinementPooler,
+    "class_attention": ClassAttentionPooler,
     "none": NoPooler,
 }
 

@@ -28,7 +28,7 @@ from transformers.modeling_outputs import (
     MaskedImageModelingOutput,
 )
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_plain_vit import ATTENTIONS, Attention
 from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode, package_hub
@@ -290,7 +290,10 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):  # type: ignore[
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    _can_record_outputs = {"hidden_states": list(LAYERS.values()), "attentions": Attention}
+    _can_record_outputs = {
+        "hidden_states": list(LAYERS.values()),
+        "attentions": OutputRecorder(Attention, index=1, layer_name="layers"),
+    }
     _input_embed_layer = "patch_embeddings"
 
     @torch.no_grad()

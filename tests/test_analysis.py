@@ -721,9 +721,23 @@ def test_models_without_what_is_asked_for_are_refused() -> None:
         patch_filters(build(patch_projection="shifted"))
 
 
+CLASS_ATTENTION: dict[str, Any] = {"pooling": "class_attention", "use_class_token": False}
+
+
+def signed(kind: str) -> Any:
+    return build(attention_type=kind, **(CLASS_ATTENTION if kind == "talking_heads" else {}))
+
+
+def test_class_attention_has_no_gradient_rollout() -> None:
+    model = signed("talking_heads")
+    with pytest.raises(AnalysisError, match="in several blocks"):
+        gradient_rollout(model, images(model))
+    assert grad_cam(model, images(model)).shape == (2, 5, 4)
+
+
 @pytest.mark.parametrize("kind", SIGNED)
 def test_attention_with_negative_weights_has_no_rollout(kind: str) -> None:
-    model = build(attention_type=kind)
+    model = signed(kind)
     for function in (attention_rollout, attention_distance):
         with pytest.raises(AnalysisError, match=f"{kind!r} has negative ones"):
             function(model, images(model))
@@ -731,10 +745,12 @@ def test_attention_with_negative_weights_has_no_rollout(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SIGNED)
 def test_attention_with_negative_weights_has_maps(kind: str) -> None:
-    model = build(attention_type=kind)
+    model = signed(kind)
     pixels = images(model)
-    expected = attention_by_hand(model, pixels)[1][:, :, 0, 1:].reshape(2, 5, 5, 4)
-    np.testing.assert_allclose(attention_maps(model, pixels, layers=1)[:, 0], expected, rtol=1e-6)
+    weights = attention_by_hand(model, pixels)[1]
+    rows = weights[:, :, 0, 1:] if model.config.use_class_token else weights.mean(axis=2)
+    expected = rows.reshape(2, 5, 5, 4)
+    np.testing.assert_allclose(attention_maps(model, pixels, layers=1)[:, 0], expected, rtol=1e-5)
     assert expected.min() < 0
 
 

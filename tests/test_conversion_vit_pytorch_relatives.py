@@ -15,7 +15,7 @@ from plain_vit.conversion.vit_pytorch.layouts import CLASSES
 from plain_vit.errors import AmbiguousCheckpointError, ExportError, MappingError
 from tests.test_conversion_vit_pytorch import CASES, NOW, Case, distance, outputs
 
-FILES = ("parallel_vit", "deepvit", "vit_for_small_dataset")
+FILES = ("parallel_vit", "deepvit", "cait", "vit_for_small_dataset")
 RELATIVES = [case for case in CASES if case.release == NOW and case.file in FILES]
 relatives = pytest.mark.parametrize("case", RELATIVES, ids=str)
 
@@ -82,6 +82,23 @@ def test_the_heads_of_a_deepvit_are_known_from_its_file(tmp_path: Path) -> None:
     assert caught.value.candidates.keys() == {"pooling", "patch_size", "image_size"}
     with pytest.raises(MappingError, match="3 by the shape of what mixes them"):
         from_checkpoint(tmp_path / "vit.pt", **{**case.hints, "num_attention_heads": 11})
+
+
+def test_a_cait_that_drops_layers_in_evaluation_is_refused() -> None:
+    case = next(case for case in RELATIVES if case.file == "cait")
+    theirs = case.build()
+    theirs.patch_transformer.layer_dropout = 0.25
+    with pytest.raises(ExportError, match="layer_dropout is 0.25, not 0.0"):
+        from_module(theirs)
+
+
+def test_the_channels_of_a_cait_are_three(tmp_path: Path) -> None:
+    case = next(case for case in RELATIVES if case.file == "cait")
+    torch.save(case.build().state_dict(), tmp_path / "vit.pt")
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        from_checkpoint(tmp_path / "vit.pt")
+    assert caught.value.candidates.keys() == {"patch_size", "image_size"}
+    assert (5, 5) in caught.value.candidates["patch_size"]
 
 
 def test_a_learned_factor_is_no_setting(tmp_path: Path) -> None:

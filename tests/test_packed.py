@@ -17,7 +17,7 @@ from tests.transformers_models import CASES, NAFLEX, tower_of
 
 TOLERANCE = 1e-5
 GRIDS = [(3, 4), (5, 2), (1, 7), (3, 4), (2, 2)]  # (3, 4) is the native one
-REFUSED = ("resnet", "relative", "registers_last", "deit", "re_attention", "locality")
+REFUSED = ("resnet", "relative", "registers_last", "deit", "re_attention", "class_attention", "locality")
 MANY = [name for name in VARIATIONS if not name.startswith((*REFUSED, "truncate"))]  # whose table cannot grow
 
 

@@ -21,7 +21,7 @@ from tests.truthful import TOLERANCE, Tally, logits_differ_by, open_truthfully
 
 NOW = "1.26.11"
 # Files whose models are those of another file.
-SQUARE = {"deepvit", "vit_for_small_dataset"}  # their patches are squares
+SQUARE = {"deepvit", "cait", "vit_for_small_dataset"}  # their patches are squares
 SAME = {"simple_flash_attn_vit": "simple_vit", "simple_vit_with_patch_dropout": "simple_vit", "distill": "vit"}
 
 

@@ -65,6 +65,10 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "rms": {"norm_type": "rms_norm", "qkv_bias": False, "mlp_bias": False, "attention_output_bias": False},
     "differential": {"attention_type": "differential"},
     "re_attention": {"attention_type": "re_attention"},
+    "class_attention": {
+        "pooling": "class_attention", "pooling_num_layers": 4, "attention_type": "talking_heads",
+        "use_class_token": False, "layer_scale_init_value": 0.3, "final_norm": "after_pooling",
+    },
     "locality": {"attention_type": "locality", "patch_projection": "shifted", "patch_pre_norm": True},
     "rms_per_head": {"qk_norm": "rms_per_head", "attention_scale": 0.2},
     "rms_all_heads": {"qk_norm": "rms_all_heads"},

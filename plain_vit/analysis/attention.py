@@ -28,7 +28,7 @@ from plain_vit.analysis.inspection import (
 from plain_vit.errors import AnalysisError
 from plain_vit.modeling_plain_vit import PlainViTPreTrainedModel
 
-SIGNED = ("differential", "re_attention")  # types of attention whose weights may be negative
+SIGNED = ("differential", "re_attention", "talking_heads")  # types of attention whose weights may be negative
 
 HEAD_FUSIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean": lambda weights: weights.mean(dim=1),
@@ -283,6 +283,11 @@ def _readout(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states:
     """Return the weights of the last layer's tokens in the logits, of shape (B, 1, L)."""
     config = model.config
     weights = torch.zeros(hidden_states.shape[:2], device=hidden_states.device)
+    if config.pooling == "class_attention":
+        raise AnalysisError(
+            'pooling "class_attention" reads the patches in several blocks, with negative weights too: use '
+            "attention_maps, grad_cam or integrated_gradients instead"
+        )
     if config.pooling in ("map", "query"):
         weights = _probe_weights(model, layout, hidden_states).mean(dim=1)
     elif config.pooling == "prr":

@@ -183,6 +183,7 @@ def _meaning(config: PlainViTConfig) -> dict[str, Any]:
     fields["pooling_intermediate_size"] = config.pooling_width if config.pooling == "map" else None
     if config.position_embedding_type not in ("learned", "learned_2d", "factorized"):
         fields["position_resampling_to_square"] = False
+    fields["pooling_num_layers"] = config.pooling_depth if config.pooling == "class_attention" else None
     fields["key_bias"] = config.qkv_bias and config.key_bias
     fields["register_tokens_last"] = config.register_tokens_last and config.num_register_tokens > 0
     if config.relative_position_bias != "mlp":

@@ -6,7 +6,6 @@ a layout of `layouts.py`.
 
 # For each model: expressions that some name has, or, after "!", that none has. The first that fits is meant.
 FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("cait's CaiT", (r"^patch_transformer\..*\.scale$",)),
     ("xcit's XCiT", (r"^xcit_transformer\.",)),
     ("cct's CCT, or cct_3d's", (r"^classifier\.attention_pool\.",)),
     ("cross_vit's CrossViT", (r"^sm_mlp_head\.",)),

@@ -27,6 +27,10 @@ FC2 = "vit.layers.{}.mlp.fc2"
 HEAD_MIX = "vit.layers.{}.attention.head_mix.weight"
 HEAD_NORM = "vit.layers.{}.attention.head_norm"
 TEMPERATURE = "vit.layers.{}.attention.temperature"
+SCORES_MIX = "vit.layers.{}.attention.scores_mix.weight"
+WEIGHTS_MIX = "vit.layers.{}.attention.weights_mix.weight"
+SCALE_1, SCALE_2 = "vit.layers.{}.layer_scale1.weight", "vit.layers.{}.layer_scale2.weight"
+POOLER_TOKEN = "vit.pooler.cls_token"
 FINAL_NORM = "vit.layernorm"
 POOLED_NORM = "vit.pooled_layernorm"
 HIDDEN = "vit.representation.0"
@@ -156,6 +160,50 @@ SMALL_0_26_0: Names = VIT_0_10_1 | {
 SMALL_1_4_3: Names = SMALL_0_26_0 | UNWRAPPED_BLOCKS | {TEMPERATURE: "transformer.layers.{}.0.temperature"}
 
 
+def in_pooler(ours: str | tuple[str, ...]) -> Any:
+    """Return our names of a part of a block as those of the pooling's blocks."""
+    if isinstance(ours, tuple):
+        return tuple(map(in_pooler, ours))
+    return ours.replace("vit.layers.", "vit.pooler.blocks.").replace(".mlp.", ".")
+
+
+def class_attention(block: Names) -> Names:
+    """Return the table of blocks for the patches and for the class token, from the names in a block."""
+    patches = {ours: f"patch_transformer.layers.{{}}.{name}" for ours, name in block.items()}
+    return patches | {in_pooler(ours): f"cls_transformer.layers.{{}}.{name}" for ours, name in block.items()}
+
+
+CAIT_1_4_3_BLOCK: Names = {
+    SCALE_1: "0.scale",
+    NORM_1: "0.fn.norm",
+    Q: "0.fn.to_q",
+    (K, V): "0.fn.to_kv",
+    SCORES_MIX: "0.fn.mix_heads_pre_attn",
+    WEIGHTS_MIX: "0.fn.mix_heads_post_attn",
+    OUT: "0.fn.to_out.0",
+    SCALE_2: "1.scale",
+    NORM_2: "1.fn.net.0",
+    FC1: "1.fn.net.1",
+    FC2: "1.fn.net.4",
+}
+CAIT_0_14_0_BLOCK: Names = {ours: name.replace("0.fn.", "0.fn.fn.") for ours, name in CAIT_1_4_3_BLOCK.items()} | {
+    NORM_1: "0.fn.norm",
+    NORM_2: "1.fn.norm",
+    FC1: "1.fn.fn.net.0",
+    FC2: "1.fn.fn.net.3",
+}
+AROUND_CAIT: Names = {
+    POOLER_TOKEN: "cls_token",
+    POSITIONS: "pos_embedding",
+    PROJECTION: "to_patch_embedding.1",
+    POOLED_NORM: "mlp_head.0",
+    HEAD: "mlp_head.1",
+}
+CAIT_0_14_0: Names = AROUND_CAIT | class_attention(CAIT_0_14_0_BLOCK)
+CAIT_1_0_0: Names = CAIT_0_14_0 | NORMED_PATCHES
+CAIT_1_4_3: Names = AROUND_CAIT | NORMED_PATCHES | class_attention(CAIT_1_4_3_BLOCK)
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """The layout of a file of the package from one release on.
@@ -217,6 +265,13 @@ DEEP: dict[str, Any] = {
     "fields": {"attention_type": "re_attention"},
     "square": ("image_size", "patch_size"),
 }
+CAIT: dict[str, Any] = {
+    "poolings": ("class_attention",),
+    "class_token_has_position": False,
+    "optional": frozenset(),
+    "fields": {"attention_type": "talking_heads", "layer_scale_init_value": 0.1, "num_channels": 3},
+    "square": ("image_size", "patch_size"),
+}
 SMALL: dict[str, Any] = {
     "optional": frozenset(),
     "fields": {"attention_type": "locality", "attention_scale": None, "patch_projection": "shifted"},
@@ -263,6 +318,9 @@ LAYOUTS = (
     Layout("deepvit", "0.9.0", DEEP_0_9_0, **DEEP),
     Layout("deepvit", "1.0.0", DEEP_1_0_0, **DEEP),
     Layout("deepvit", "1.4.3", DEEP_1_4_3, **DEEP),
+    Layout("cait", "0.14.0", CAIT_0_14_0, **CAIT),
+    Layout("cait", "1.0.0", CAIT_1_0_0, **CAIT),
+    Layout("cait", "1.4.3", CAIT_1_4_3, **CAIT),
     Layout("vit_for_small_dataset", "0.26.0", SMALL_0_26_0, **SMALL),
     Layout("vit_for_small_dataset", "1.4.3", SMALL_1_4_3, **SMALL),
     # Models with the names of a plain ViT, most with its shapes too, so that only their owner knows.
@@ -293,6 +351,7 @@ CLASSES = {
     "learnable_memory_vit": "ViT",
     "parallel_vit": "ViT",
     "deepvit": "DeepViT",
+    "cait": "CaiT",
     "vit_for_small_dataset": "ViT",
     "simple_vit": "SimpleViT",
     "simple_vit_with_patch_dropout": "SimpleViT",

@@ -227,6 +227,7 @@ def _arguments(kind: type[nn.Module], config: PlainViTConfig) -> dict[str, Any]:
         "num_register_tokens": config.num_register_tokens,
         "use_cls_token": config.use_class_token,
         "num_parallel_branches": config.num_branches,
+        "cls_depth": config.pooling_depth,
     }
     accepted = inspect.signature(kind).parameters
     return {name: value for name, value in arguments.items() if name in accepted}

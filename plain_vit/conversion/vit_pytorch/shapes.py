@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...configuration_plain_vit import PlainViTConfig
@@ -26,10 +27,12 @@ from .layouts import (
     PROJECTION,
     Q_NORM,
     REGISTERS,
+    SCORES_MIX,
     K,
     Layout,
     Q,
     V,
+    in_pooler,
 )
 from .tables import layout_fields, layout_scale, layouts_at
 
@@ -114,6 +117,8 @@ class Reader:
             )
         self.layouts = plain if live else layouts
         self.names = self.layouts[0].names  # layouts that fit the same names have the same names
+        if hints.num_channels is None:  # some classes have a fixed number
+            self.hints = replace(hints, num_channels=self.layouts[0].fields.get("num_channels"))
         self.inferences: list[Inference] = []
         self.open: dict[str, Sequence[object]] = {}
 
@@ -137,6 +142,7 @@ class Reader:
             "num_register_tokens": self.shape(REGISTERS)[0] if self.has(REGISTERS) else 0,
             "representation_size": self.shape(HIDDEN)[0] if self.has(HIDDEN) else None,
             "num_branches": self.num_branches(),
+            "pooling_num_layers": self.num_class_layers(),
             **self.layouts[0].fields,
         }
         heads, head_dim = self.heads(hidden_size)
@@ -200,6 +206,11 @@ class Reader:
         matches = (name_pattern(self.names[NORM_1]).fullmatch(name) for name in self.shapes)
         return 1 + max(int(match[2]) for match in matches if match)
 
+    def num_class_layers(self) -> int | None:
+        """Return the number of the pooling's blocks; None if it has none."""
+        norm = in_pooler(NORM_1)
+        return 1 + max(int(number) for _, number in self.found(norm)) if norm in self.names else None
+
     def settle(self, field: str, value: object, source: str) -> None:
         """Record a value and its origin."""
         self.inferences.append(Inference(field, value, source))
@@ -211,8 +222,8 @@ class Reader:
         said = self.hints.num_attention_heads, self.hints.head_dim
         if Q_NORM in self.names:
             exact, source = self.shape(Q_NORM)[0], "the shape of its query norm"
-        elif HEAD_MIX in self.names:
-            exact, source = self.shape(HEAD_MIX)[0], "the shape of what mixes them"
+        elif mix := {HEAD_MIX, SCORES_MIX} & self.names.keys():
+            exact, source = self.shape(mix.pop())[0], "the shape of what mixes them"
         elif OUT in self.layouts[0].optional and not self.has(OUT):
             exact, source = 1, "the missing output projection"
         elif said == (None, None):

@@ -57,13 +57,19 @@ class VitPytorchFormat(Format):
     probes = (
         Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer.norm", attention="eager"),
         Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),
+        Probes(
+            *("to_patch_embedding", "patch_transformer.layers.{}.0", "patch_transformer"),
+            end_is_norm=False,
+            attention="eager",
+        ),
         Probes("patch_to_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),
     )
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict with these names is of vit-pytorch, wrapped or not."""
         prefixes = _prefixes(names)
-        return any(name.startswith(f"{prefix}transformer.") for prefix in prefixes for name in names)
+        blocks = ("transformer.", "patch_transformer.")
+        return any(name.removeprefix(prefix).startswith(blocks) for prefix in prefixes for name in names)
 
     def names_of_others(self, names: Collection[str]) -> str | None:
         """Return the model of the package that has these names and does not open yet, wrapped or not."""

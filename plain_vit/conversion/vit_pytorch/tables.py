@@ -14,6 +14,7 @@ from ...errors import ExportError
 from ..compare_modules import NEUTRAL_FIELDS
 from ..engine import (
     ADD_FIRST_AXIS,
+    ADD_TWO_AXES,
     DROP_FIRST_AXIS,
     IDENTITY,
     PIXELS_TO_KERNEL,
@@ -22,6 +23,7 @@ from ..engine import (
     Row,
     Transform,
     each,
+    inverse,
     then,
 )
 from ..infer import pair
@@ -40,10 +42,13 @@ from .layouts import (
     PROJECTION,
     Q_NORM,
     REGISTERS,
+    SCALE_1,
+    SCALE_2,
     K,
     Layout,
     Q,
     V,
+    in_pooler,
 )
 
 RELEASE = "1.26.11"  # the newest release that this file was compared with
@@ -54,6 +59,7 @@ DROP_TOKEN_AXIS = each(
     lambda gain, config: gain.squeeze(1),
     lambda gain, config: gain.unsqueeze(1),
 )
+DROP_TWO_AXES = inverse("DROP_TWO_AXES", ADD_TWO_AXES)
 TOKEN_TRANSFORMS = {3: IDENTITY, 2: ADD_FIRST_AXIS, 1: then(ADD_FIRST_AXIS, ADD_FIRST_AXIS)}
 POSITION_TRANSFORMS = {3: DROP_FIRST_AXIS, 2: IDENTITY}
 
@@ -68,7 +74,10 @@ def layout_rows(layout: Layout, config: PlainViTConfig) -> list[Row]:
         (K, V): SPLIT_KV,
         Q_NORM: DROP_TOKEN_AXIS,
         K_NORM: DROP_TOKEN_AXIS,
+        SCALE_1: DROP_TWO_AXES,
+        SCALE_2: DROP_TWO_AXES,
     }
+    transforms |= {in_pooler(ours): transform for ours, transform in transforms.items()}
     rows = [Row(name, _placed(ours, layout), transforms.get(ours, IDENTITY)) for ours, name in layout.names.items()]
     if config.patch_projection == "conv":  # only in reverse: models from vit-pytorch are linear
         rows = [row for row in rows if row.ours != PROJECTION]
@@ -213,6 +222,9 @@ def inexpressible(config: PlainViTConfig, layout: Layout) -> list[str]:
         free |= {"patch_projection", "stem_style"} - settled.keys()
     free |= {"num_register_tokens"} if REGISTERS in has and config.num_register_tokens else set()
     free |= {"representation_size"} if HIDDEN in has and config.representation_size else set()
+    free |= {"layer_scale_init_value"} if SCALE_1 in has and config.layer_scale_init_value is not None else set()
+    free |= {"pooling_num_layers"} if config.pooling in layout.poolings else set()
+    free -= {"num_channels"} & layout.fields.keys()
     free |= {"num_branches"} if layout.fields.get("block_type") == "branches" else set()
     parts = [
         f"{field} = {getattr(config, field)!r}: {wanted!r} there"
