@@ -220,7 +220,7 @@ def test_other_poolings_read_every_token(name: str) -> None:
 
 @pytest.mark.parametrize("pooling", sorted(POOLERS))
 def test_a_pooler_reads_as_many_of_the_first_tokens_as_it_says(pooling: str) -> None:
-    model: Any = build(pooling=pooling)
+    model: Any = build(pooling) if pooling in VARIATIONS and "attention" in pooling else build(pooling=pooling)
     tokens = torch.randn(2, 13, 40, generator=torch.Generator().manual_seed(3))
     expected, read = model.vit.pooler(tokens), model.vit.pooler.num_tokens_read
     changed = []
