@@ -100,7 +100,8 @@ def eva_of(draw: random.Random) -> nn.Module:
         "use_pre_transformer_norm": draw.random() < 0.2,
         "use_post_transformer_norm": draw.choice([None, None, True, False]),
         "use_fc_norm": draw.choice([None, None, True, False]),
-        "attn_pool_num_heads": draw.choice([None, None, 1]),
+        "attn_pool_num_heads": draw.choice([None, None, 1]), "attn_only_layer_scale": draw.random() < 0.2,
+        "num_kv_heads": draw.choice([None, None, None, 1]),
     }  # fmt: skip
     return built(eva.Eva, arguments)
 
