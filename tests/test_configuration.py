@@ -104,6 +104,16 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"attention_type": "locality", "use_class_token": False, "pooling": "mean"}, "set use_class_token=True"),
     ({"attention_type": "re_attention", "rotary_embedding_type": "axial", "head_dim": 8}, "not combined with a rot"),
     ({"attention_type": "locality", "relative_position_bias": "table"}, "not combined with a relative"),
+    ({"num_key_value_heads": 3}, "that divides num_attention_heads 5"),
+    ({"num_key_value_heads": [5, 1]}, "one for each of the 3 blocks"),
+    ({"num_key_value_heads": [5, 1, 2]}, "that divides num_attention_heads 5"),
+    ({"num_key_value_heads": 1, "attention_type": "differential"}, "num_key_value_heads=None"),
+    ({"num_key_value_heads": 1, "attention_type": "re_attention"}, "num_key_value_heads=None"),
+    ({"num_key_value_heads": 1, "qk_norm": "rms_all_heads"}, 'take qk_norm None or "norm"'),
+    ({"num_key_value_heads": 1, "rotary_embedding_type": "mixed"}, "set num_key_value_heads=None"),
+    ({"attention_type": "differential", "qk_norm": "rms_all_heads"}, 'takes qk_norm None or "norm"'),
+    ({"layer_scale_on_mlp": False}, "set layer_scale_init_value"),
+    ({"layer_scale_on_mlp": False, "layer_scale_init_value": 0.1, "block_type": "parallel"}, 'type "sequential"'),
     ({"pooling": "map", "num_attention_heads": 3, "head_dim": 8}, "choose a head count that divides it"),
     ({"pooling": "query", "pooling_num_attention_heads": 3}, "choose a head count that divides it"),
     ({"pooling_num_attention_heads": 2}, "set pooling_num_attention_heads=None"),
@@ -132,6 +142,13 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 def test_impossible_settings_are_refused_with_the_remedy(fields: dict[str, Any], remedy: str) -> None:
     with pytest.raises(ValueError, match=remedy):
         tiny_config(**fields)
+
+
+def test_heads_of_keys_and_values_have_one_form() -> None:
+    for given, kept in ((None, None), (5, None), ([5, 5, 5], None), ([1, 1, 1], 1), ([5, 1, 5], (5, 1, 5)), (1, 1)):
+        config = tiny_config(num_key_value_heads=given)
+        assert config.num_key_value_heads == kept
+        assert PlainViTConfig.from_dict(json.loads(config.to_json_string())).num_key_value_heads == kept
 
 
 NUMBERS = [field.name for field in dataclasses.fields(PlainViTConfig)
