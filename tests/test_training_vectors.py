@@ -217,6 +217,7 @@ def test_a_regression_begins_at_the_mean_of_its_targets(run, sets):
     np.testing.assert_allclose(weights_of(folder)["classifier.bias"], means, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION])
 def test_a_run_is_resumed_to_the_same_bits(run, problem):
     options = {"checkpoints_kept": 9, "cutmix": 1.0} if problem == MULTI_LABEL else {"checkpoints_kept": 9}
