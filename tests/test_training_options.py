@@ -82,7 +82,8 @@ def test_every_recipe_sets_options_that_exist_to_values_they_take(name):
         with pytest.raises(TrainingError, match=f"is for examples/{recipe.script}"):
             parse(*NEEDED, "--recipe", name)
         return
-    arguments = parse(*NEEDED, "--recipe", name)
+    teacher = ["--teacher", "t"] if "distillation" in recipe.options else []
+    arguments = parse(*NEEDED, *teacher, "--recipe", name)
     for option, value in recipe.options.items():
         assert getattr(arguments, option) == value
     check_options(arguments)
