@@ -14,7 +14,6 @@ over all processes, and everything random is a function of the seed and of the p
 epoch. Only dropout, batch normalisation and streams do depend on it.
 """
 
-import math
 import sys
 import time
 from collections.abc import Iterable
@@ -380,7 +379,7 @@ def evaluation_batches(
     for broken in data.unreadable:
         accelerator.print(f"omitted from the evaluation, because it cannot be read: {broken}")
     options = {
-        "batch_size": math.ceil(arguments.eval_batch_size / accelerator.num_processes),
+        "batch_size": arguments.eval_batch_size,
         "collate_fn": ProcessedImages(image_processor),
         **loading,
     }

@@ -14,8 +14,12 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from plain_vit.errors import OutputError
+from plain_vit.files.manifest import manifest_problem, write_manifest
 from plain_vit.training.hardware.processes import start_accelerator
+from plain_vit.training.run import folder as run_folder
 from plain_vit.training.run.folder import RunFolder
+from tests.kill_matrix import SETTINGS, run_matrix
 
 processes = get_context("fork")  # what is imported need not be imported again
 tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it
@@ -49,8 +53,8 @@ def save_for_ever(folder: Path, resume: bool, saved: Any) -> None:
     while True:
         step += 1
         set_all(model, optimizer, step)
-        run.save({"step": step}, keep=2)
-        saved.value = step
+        run.save({"step": step}, keep=2)  # the one before is complete
+        saved.value = step - 1
 
 
 def survive_kills(folder: Path, kills: int) -> None:
@@ -68,10 +72,11 @@ def survive_kills(folder: Path, kills: int) -> None:
         assert child.exitcode == -signal.SIGKILL
         left += any(path.name.startswith(".plain-vit-new") for path in (folder / "checkpoints").iterdir())
 
+        assert not [path for path in (folder / "checkpoints").glob("step_*") if manifest_problem(path)]
         run, model, optimizer = prepared(folder, resume=True)
         progress = run.begin()
         assert progress is not None
-        assert progress["step"] in (saved.value, saved.value + 1)
+        assert progress["step"] in (saved.value, saved.value + 1, saved.value + 2)
         assert all((parameter == progress["step"]).all() for parameter in model.parameters())
         moments = [state for of in optimizer.state.values() for state in of.values()]
         assert len(moments) == 3 * 40
@@ -87,3 +92,55 @@ def test_killed_at_ten_random_moments_the_newest_checkpoint_is_whole(tmp_path: P
 @pytest.mark.slow
 def test_killed_at_a_hundred_random_moments_the_newest_checkpoint_is_whole(tmp_path: Path) -> None:
     survive_kills(tmp_path / "run", 100)
+
+
+def test_checkpoint_is_completed_while_training_goes_on(tmp_path, monkeypatch):
+    hashed, may_go_on = [], threading.Event()
+
+    def slowly(folder: Path) -> None:
+        may_go_on.wait(60)
+        hashed.append(folder.name)
+        write_manifest(folder)
+
+    monkeypatch.setattr(run_folder, "write_manifest", slowly)
+    run, model, optimizer = prepared(tmp_path / "run", resume=False)
+    run.begin()
+    for step in (1, 2):
+        set_all(model, optimizer, step)
+        may_go_on.clear()
+        run.save({"step": step}, keep=2)
+        assert len(hashed) == step - 1, "it did not wait for its own"
+        assert run.newest_checkpoint() == (tmp_path / "run/checkpoints/step_00000001" if step == 2 else None)
+        set_all(model, optimizer, 99)  # the files are written already
+        may_go_on.set()
+    run.finish_saving()
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step_00000001", "step_00000002"]
+    again, model, _ = prepared(tmp_path / "run", resume=True)
+    assert again.begin() == {"step": 2}
+    assert all((parameter == 2).all() for parameter in model.parameters())
+
+
+def test_checkpoint_that_cannot_be_completed_stops_the_run_at_the_next_one(tmp_path, monkeypatch):
+    run, *_ = prepared(tmp_path / "run", resume=False)
+    run.begin()
+    run.save({"step": 1}, keep=2)
+    run.finish_saving()
+
+    def full(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "write_manifest", full)
+    for finish in (run.finish_saving, lambda: run.save({"step": 3}, keep=2)):
+        run.save({"step": 2}, keep=2)
+        with pytest.raises(OutputError, match="step_00000002 was not written: No space left on device"):
+            finish()
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_00000001"]
+    again, *_ = prepared(tmp_path / "run", resume=True)
+    assert again.begin() == {"step": 1}
+
+
+@pytest.mark.slow
+def test_killed_runs_of_every_setting_resume_to_the_same_bits(tmp_path):
+    outcomes = run_matrix([*SETTINGS], tmp_path / "runs", kills=2 * len(SETTINGS), seed=1)
+    assert not [difference for outcome in outcomes.values() for difference in outcome.differences]
+    assert all(outcome.kills.total() for outcome in outcomes.values())

@@ -202,6 +202,26 @@ def test_damaged_files_of_a_run_are_an_error_that_names_them(name, finished, mod
         run(model_folder, again, ema_decay=0.9, resume=True)
 
 
+def test_damaged_selected_weights_are_an_error_that_names_them(model_folder, tmp_path, monkeypatch):
+    options = {"validation_fraction": 0.5, "shots_per_class": 4, "steps": 4, "evaluations": 2}
+    run(model_folder, tmp_path / "run", **options)
+    assert manifest_problem(tmp_path / "run" / "best") == ""
+    flip(tmp_path / "run" / "best" / "model.safetensors", 2000, 1)
+    message = r"The selected weights in .*best are damaged: the content of model\.safetensors has changed"
+    with pytest.raises(TrainingError, match=message):
+        run(model_folder, tmp_path / "run", **options, resume=True)
+    monkeypatch.setattr(Classification, "reopen", lambda *args: pytest.fail("opened"))
+    save_best = script.Loop._save_best
+
+    def spoil(loop):
+        save_best(loop)
+        flip(tmp_path / "again" / "best" / "model.safetensors", 2000, 1)
+
+    monkeypatch.setattr(script.Loop, "_save_best", spoil)
+    with pytest.raises(TrainingError, match=message):
+        run(model_folder, tmp_path / "again", **options)
+
+
 def flipped_bytes_are_noticed(checkpoint: Path, count: int) -> None:
     rng = random.Random(5)
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())

@@ -236,15 +236,10 @@ def _only_writer(place: Path) -> Iterator[None]:
         ) from None
     except OutputError:
         raise
-    except SafetensorError as error:  # as transformers and others write safetensors; its text contains the error number
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        if found is None or int(found[1]) not in DISK_FULL:
-            raise
-        raise _disk_full(place, os.strerror(int(found[1]))) from error
-    except OSError as error:
-        if error.errno in DISK_FULL:
-            raise _disk_full(place, error.strerror) from error
-        if began:  # raised in the caller's block, maybe for an unrelated file
+    except (SafetensorError, OSError) as error:
+        if (full := full_disk(place, error)) is not None:
+            raise full from error
+        if began or isinstance(error, SafetensorError):  # raised in the caller's block, maybe for an unrelated file
             raise
         raise OutputError(f"{place} cannot be written: {error.strerror} ({error.filename}).") from error
     finally:
@@ -261,9 +256,16 @@ def _only_writer(place: Path) -> Iterator[None]:
             interrupts.give_back()
 
 
-def _disk_full(place: Path, reason: str | None) -> OutputError:
+def full_disk(place: Path, error: OSError | SafetensorError) -> OutputError | None:
+    """Return the error of a full disk for what another library raised while it wrote, or None if it is another one."""
+    code = error.errno if isinstance(error, OSError) else None
+    if code is None and (found := re.search(r"\(os error (\d+)\)", str(error))):  # of safetensors
+        code = int(found[1])
+    if code not in DISK_FULL:
+        return None
     return OutputError(
-        f"{place} was not written: {reason}. Free disk space or give another path; the previous content is unchanged."
+        f"{place} was not written: {os.strerror(code)}. Free disk space or give another path; the previous content is "
+        "unchanged."
     )
 
 

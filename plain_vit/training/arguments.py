@@ -136,6 +136,7 @@ class StepOptions:
     sharpness_radius: float = option(
         0.0, help="take the gradients where the loss is highest within this distance (SAM), such as 0.1; 0: off"
     )
+    tf32: bool = option(True, help="on GPUs, multiply float32 matrices in TF32 while training; never in evaluations")
 
     @property
     def peak_learning_rate(self) -> float:
@@ -326,7 +327,7 @@ class RunOptions(FolderOptions):
     early_stopping: int | None = option(
         None, help="stop after this many evaluations in a row without a better best_metric"
     )
-    eval_batch_size: int = option(256, help="images per evaluation batch, over all processes")
+    eval_batch_size: int = option(256, help="images per evaluation batch, in each process")
     report: bool = option(True, help="write a report with curves, confusion matrix and mistakes to output_dir/report")
     picture_every: float = option(
         5.0, help="epochs between snapshots of attention and positions for the report; 0: none"

@@ -17,12 +17,14 @@ from tqdm import tqdm
 
 from ..errors import TrainingError
 from ..extras import needs
+from ..files.manifest import manifest_problem, write_manifest
 from .arguments import LoopOptions, as_yaml, check_options
 from .data.decoding import UnreadableImages
 from .data.mixing import collate_followed
 from .data.sampling import MicroBatches, ShuffledStream, randomness
 from .data.streaming import Position, StreamedBatches
 from .hardware.memory import explain_out_of_memory
+from .hardware.precision import tf32
 from .hardware.processes import StepExchange, StopRequest, generator_states, loading_options, start_accelerator
 from .learner import Learner
 from .optimization import scheduled_rate, train_mode
@@ -35,6 +37,7 @@ with needs("plain-vit[train]"):
     from accelerate.utils import gather_object, send_to_device, set_seed
 
 Batch = dict[str, Any]
+BEST = "best"  # folder of the selected weights
 
 
 class Judged(Protocol):
@@ -257,6 +260,8 @@ class Loop(Generic[Result]):
             write_file(self.run.path / "arguments.yaml", as_yaml(options))
             self.run.write_options()
         self.best_score = progress.get("best_score")
+        if self.best_score is not None:
+            self._check_best()
         self.unreadable.count = progress.get("unreadable", 0) * is_main
         self.stream_positions: dict[int, Position] = {part: (*of,) for part, *of in progress.get("stream", ())}
         start_trackers(self.accelerator, self.trackers, self.run.path, dataclasses.asdict(options), step=self.step)
@@ -319,7 +324,7 @@ class Loop(Generic[Result]):
         )
         collate = collate_followed if followed else None
         loader: DataLoader[Any] = DataLoader(images, batch_sampler=own, collate_fn=collate, **loading)
-        return (send_to_device(batch, accelerator.device) for batch in loader)
+        return (send_to_device(batch, accelerator.device, non_blocking=True) for batch in loader)
 
     # The run.
 
@@ -380,7 +385,7 @@ class Loop(Generic[Result]):
         accelerator = self.accelerator
         first = (part * accelerator.num_processes + accelerator.process_index) * self.micro_batch
         states = generator_states(accelerator.device) if self.draws is None else []
-        with accelerator.accumulate(self.learner.model):
+        with accelerator.accumulate(self.learner.model), tf32(self.options.tf32):
             loss, sums = self._loss(batch, first)
             self.learner.learn(loss, again=lambda: self._loss(batch, first)[0])
         if self.draws is None:
@@ -417,6 +422,7 @@ class Loop(Generic[Result]):
             self.look(self.step, self.learner.evaluated)
         if stop:
             self._save_checkpoint()
+            self.run.finish_saving()
             self.accelerator.end_training()
             self.bar.say(f"Stopped after step {self.step} of {self.schedule.total_steps}: continue with --resume.")
             sys.exit(128 + stop)
@@ -425,6 +431,7 @@ class Loop(Generic[Result]):
                 self._save_checkpoint()
 
     def _what_is_left(self) -> str:
+        self.run.finish_saving()
         checkpoint = self.run.newest_checkpoint()
         left = (
             "there is no checkpoint" if checkpoint is None else f"the newest checkpoint, {checkpoint}, is from before"
@@ -486,11 +493,22 @@ class Loop(Generic[Result]):
             self.reductions += 1
 
     def _judge(self, model: nn.Module, loader: DataLoader) -> Result:
-        return self.task.evaluate(model, self.unreadable.watch(loader), self.accelerator, size=_size(loader))
+        with tf32(enabled=False):
+            return self.task.evaluate(model, self.unreadable.watch(loader), self.accelerator, size=_size(loader))
 
     def _save_best(self) -> None:
-        with shared_staging(self.run.path / "best", self.accelerator) as folder:
+        with shared_staging(self.run.path / BEST, self.accelerator) as folder:
             self.task.save(folder, self.learner.evaluated, self.accelerator)
+            self.accelerator.wait_for_everyone()  # all have written
+            if self.accelerator.is_main_process:
+                write_manifest(folder)
+
+    def _check_best(self) -> None:
+        if problem := manifest_problem(self.run.path / BEST):
+            raise TrainingError(
+                f"The selected weights in {self.run.path / BEST} are damaged: {problem}. They cannot be computed again "
+                "without their checkpoint: start the run anew in another folder."
+            )
 
     def _save_checkpoint(self) -> None:
         if not self.learner.is_finite():
@@ -528,7 +546,8 @@ class Loop(Generic[Result]):
             return self.learner.final().eval()
         if self.chooses_by is None:
             self._save_best()
-        chosen = self.task.reopen(self.run.path / "best")
+        self._check_best()
+        chosen = self.task.reopen(self.run.path / BEST)
         return self.accelerator.prepare_model(chosen, evaluation_mode=True).eval()
 
     def judge(self, model: nn.Module, loader: DataLoader) -> Result:
@@ -544,6 +563,7 @@ class Loop(Generic[Result]):
 
     def finish(self, model: nn.Module, results: Mapping[str, Any]) -> None:
         """Write the results, and replace the model in the folder."""
+        self.run.finish_saving()
         if self.accelerator.is_main_process:
             write_file(self.run.path / "results.json", as_json(results, indent=2) + "\n")
         with shared_staging(self.run.path / "model", self.accelerator) as folder:

@@ -158,4 +158,4 @@ class StreamedBatches:
         for batch in itertools.islice(self.loader, self.count):
             part, *position = batch.pop("position")[-1].tolist()
             self.positions[part] = tuple(position)
-            yield send_to_device(batch, self.device)
+            yield send_to_device(batch, self.device, non_blocking=True)

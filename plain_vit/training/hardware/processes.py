@@ -4,6 +4,7 @@ import math
 import os
 import signal
 import time
+from datetime import timedelta
 from types import FrameType
 from typing import Any, Self
 
@@ -15,9 +16,16 @@ from ...system import handled_signals, keep_freed_memory, start_fork_server
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
-    from accelerate.utils import str_to_bool
+    from accelerate.utils import (
+        DataLoaderConfiguration,
+        DistributedDataParallelKwargs,
+        InitProcessGroupKwargs,
+        str_to_bool,
+    )
 
 CPU_SETTING = "ACCELERATE_USE_CPU"  # of `accelerate launch` to its processes
+# How long processes wait for one that lists images, writes a model or draws the report.
+PATIENCE = timedelta(hours=1)
 
 
 def start_accelerator(
@@ -37,7 +45,14 @@ def start_accelerator(
     # Without a GPU and an explicit setting, Accelerate would treat each of several processes as the only one.
     cpu = True if launched > 1 and not torch.accelerator.is_available() else None
     accelerator = Accelerator(
-        cpu=bool(cpu), gradient_accumulation_steps=gradient_accumulation_steps, mixed_precision=mixed_precision
+        cpu=bool(cpu),
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        mixed_precision=mixed_precision,
+        dataloader_config=DataLoaderConfiguration(non_blocking=True),
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=PATIENCE),
+        ],
     )
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and accelerator.device.type == "cpu":
         raise TrainingError("On CPUs Accelerate's FSDP is plain DDP: use another config file, and add --shard.")
@@ -65,7 +80,7 @@ PREPARED_MODULES = ["plain_vit.training.metrics", "plain_vit.training.models", "
 
 
 def loading_options(num_workers: int) -> dict[str, Any]:
-    """Return the options of a `DataLoader`: workers and pinned memory.
+    """Return the options of a `DataLoader`: workers, which are kept from one evaluation to the next, and pinned memory.
 
     Call it early: the workers' imports then overlap with the preparation of the run. They import the script too, which
     must do its work under `if __name__ == "__main__":`.
@@ -77,6 +92,8 @@ def loading_options(num_workers: int) -> dict[str, Any]:
         num_workers: number of data loader workers; 0 loads in the training process.
     """
     options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": torch.cuda.is_available()}
+    if num_workers:
+        options["persistent_workers"] = True
     if num_workers and start_fork_server(PREPARED_MODULES, ignored=STOP_SIGNALS):
         options |= {"multiprocessing_context": "forkserver", "worker_init_fn": _leave_group}
     return options

@@ -5,18 +5,20 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
 from ...errors import OutputError, OutputExistsError, TrainingError, in_bytes
 from ...extras import needs
 from ...files.manifest import manifest_problem, write_manifest
-from ...files.staging import staged_file, staged_folder
+from ...files.staging import full_disk, staged_file, staged_folder
 from ..hardware.sharding import ShardedState
 
 with needs("plain-vit[train]"):
@@ -24,6 +26,7 @@ with needs("plain-vit[train]"):
     from accelerate.utils import broadcast_object_list
 
 OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
+WRITTEN, DELETED = ".written", ".deleted"  # files of the next checkpoint, and of an old one
 PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, in addition to Accelerate's files
 
 
@@ -68,6 +71,8 @@ class RunFolder:
         self.options = json.loads(json.dumps(options))  # as read back from JSON
         self.checkpoints = self.path / CHECKPOINTS
         self.before: dict[str, Any] = {}  # the settings with which the run was begun, or resumed the last time
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self.saving: Future[None] | None = None  # in the main process
         self._check()
 
     def _check(self) -> None:
@@ -105,6 +110,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.write_options()
         progress = None
+        if self.accelerator.is_main_process:
+            for left in (WRITTEN, DELETED):
+                shutil.rmtree(self.checkpoints / left, ignore_errors=True)
         checkpoint = self._undamaged_checkpoint()
         if checkpoint is not None:
             progress = read_json(checkpoint / PROGRESS)
@@ -196,7 +204,7 @@ class RunFolder:
         average: nn.Module | None = None,
         sharded: ShardedState | None = None,
     ) -> None:
-        """Write a checkpoint, then delete old ones.
+        """Write the files of a checkpoint; a thread completes it while training goes on, and deletes old ones.
 
         Args:
             progress: plain values, including `step`, the number of optimizer steps.
@@ -204,21 +212,49 @@ class RunFolder:
             average: moving average of the weights.
             sharded: see `begin`.
         """
-        target = self.checkpoints / f"step_{progress['step']:08d}"
-        with shared_staging(target, self.accelerator) as folder:
-            self.accelerator.save_state(str(folder))
+        self.finish_saving()
+        written = self.checkpoints / WRITTEN
+        is_main = self.accelerator.is_main_process
+        if is_main:
+            written.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        try:
+            self.accelerator.save_state(str(written))
             if sharded is not None:
-                sharded.save(folder)
-            if self.accelerator.is_main_process:
-                if average is not None and sharded is None:
-                    save_model(average, str(folder / AVERAGE))
-                (folder / PROGRESS).write_text(as_json(progress), encoding="utf-8")
-            self.accelerator.wait_for_everyone()  # all have written
-            if self.accelerator.is_main_process:
-                write_manifest(folder)
-        if self.accelerator.is_main_process:
-            for old in sorted(self.checkpoints.glob("step_*"))[:-keep]:
-                shutil.rmtree(old)
+                sharded.save(written)
+            if is_main and average is not None and sharded is None:
+                save_model(average, str(written / AVERAGE))
+            if is_main:
+                (written / PROGRESS).write_text(as_json(progress), encoding="utf-8")
+        except (OSError, SafetensorError) as error:
+            if (full := full_disk(written, error)) is None:
+                raise
+            raise full from error
+        self.accelerator.wait_for_everyone()  # all have written
+        if is_main:
+            self.saving = self.thread.submit(self._complete, written, f"step_{progress['step']:08d}", keep)
+
+    def _complete(self, written: Path, name: str, keep: int) -> None:
+        """Make a checkpoint of its files: hash them, sync them to the disk, rename, delete old checkpoints."""
+        with staged_folder(self.checkpoints / name, force=True, keep=False) as folder:
+            for file in written.iterdir():
+                file.rename(folder / file.name)
+            written.rmdir()
+            write_manifest(folder)
+        for old in sorted(self.checkpoints.glob("step_*"))[:-keep]:
+            old.rename(self.checkpoints / DELETED)  # at no moment it is there in part
+            shutil.rmtree(self.checkpoints / DELETED)
+
+    def finish_saving(self) -> None:
+        """Wait until the last checkpoint is complete; all processes must call this.
+
+        Raises:
+            OutputError: It could not be written.
+        """
+        if self.saving is not None:
+            saving, self.saving = self.saving, None
+            saving.result()
+        self.accelerator.wait_for_everyone()
 
     def require_space(self, needed: int, what: str) -> None:
         """Check that there is enough disk space.
