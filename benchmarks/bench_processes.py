@@ -41,7 +41,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "data parallel": {},
     "data parallel, static graph": {"static_graph": True},
     "2 micro-batches": {"gradient_accumulation_steps": 2},
-    "2 micro-batches, static graph": {"gradient_accumulation_steps": 2, "static_graph": True},
     "sharded": {"shard": True},
 }
 FIRST = 2  # number of the first measured step
@@ -56,7 +55,7 @@ def train(rank: int, count: int, port: int, options: dict[str, Any], delay: floa
     os.dup2(quiet, 2)
     if options.pop("static_graph", False):
         kind: Any = hardware.DistributedDataParallelKwargs
-        hardware.DistributedDataParallelKwargs = functools.partial(kind, static_graph=True)  # type: ignore[misc]
+        hardware.DistributedDataParallelKwargs = functools.partial(kind, static_graph=True)
     script = open_script("finetune_image_classification")
     trace = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
     begin, started = Loop._begin_step, [0.0, 0.0]
@@ -74,7 +73,7 @@ def train(rank: int, count: int, port: int, options: dict[str, Any], delay: floa
         time.sleep(delay * (loop.step % count == rank))
         begin(loop)
 
-    Loop._begin_step = begin_step  # type: ignore[method-assign]
+    Loop._begin_step = begin_step  # type: ignore[assignment, method-assign]
     code = 0
     try:
         script.finetune(script.FinetuneArguments(**options))

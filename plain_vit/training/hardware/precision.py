@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ def tf32(enabled: bool) -> Iterator[None]:
         enabled: whether they do. TF32 is several times as fast; CPUs and 16-bit types are not affected.
     """
     # The old names: the new ones, `fp32_precision`, do not set these, which torch.compile reads.
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [switch.allow_tf32 for switch in switches]
     for switch in switches:
         switch.allow_tf32 = enabled
