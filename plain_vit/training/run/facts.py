@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from ...extras import needs
@@ -45,8 +46,13 @@ def run_facts(
         "optimizer": f"{options.optimizer}, weight decay {options.weight_decay}",
         "learning rate": f"{options.peak_learning_rate:g}, {options.schedule} after {schedule.warmup_steps} warm-up "
         "steps" + (f", down to {options.min_learning_rate:g}" if options.min_learning_rate else ""),
+        "precision": options.mixed_precision + (", float32 products in TF32 while training" if _tf32(options) else ""),
         "seed": options.seed,
     }
+
+
+def _tf32(options: ClassifierOptions) -> bool:
+    return options.tf32 and torch.cuda.is_available()
 
 
 def count_images(data: ImageClassificationData) -> str:
@@ -114,7 +120,6 @@ def describe_plan(
         "a step": f"{options.batch_size} images = {processes} processes x {accumulation} micro-batches x "
         f"{micro_batch} images",
         **note,
-        "precision": options.mixed_precision,
         "evaluations": f"{len(schedule.evaluation_steps)} of {len(splits[data.watched]):,} {data.watched} images, "
         f"at the end {len(splits[data.held_out]):,} {data.held_out} images",
         "checkpoints": f"{len(schedule.checkpoint_steps)}" if options.checkpoints_kept else "none",
@@ -146,6 +151,7 @@ def model_facts(
     if options.teacher is None:
         recipe = {name: value for name, value in recipe.items() if not name.startswith("distillation")}
     without_effect = set() if options.augmentation == "randaugment" else RANDAUGMENT_OPTIONS
+    without_effect |= set() if _tf32(options) else {"tf32"}
     without_effect |= set() if options.random_erasing else {"random_erasing_mode"}
     without_effect |= set() if options.mixup or options.cutmix else set(MIXING)
     recipe = {name: value for name, value in recipe.items() if name not in without_effect}
