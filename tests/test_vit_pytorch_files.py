@@ -208,7 +208,7 @@ def drawn(rng: random.Random) -> tuple[nn.Module, Truth, tuple[int, int, int]]:
         taken = inspect.signature(kind).parameters
         patch = rng.randint(1, 6), rng.randint(1, 6)
         grid = rng.randint(1, 5), rng.randint(1, 5)
-        channels = rng.randint(1, 5)
+        channels = 3 if file == "cait" else rng.randint(1, 5)
         if number(release) < (0, 19) or file in SQUARE:
             patch, grid = (patch[0], patch[0]), (grid[0] + 4, grid[0] + 4)
         size = patch[0] * grid[0], patch[1] * grid[1]
@@ -222,7 +222,7 @@ def drawn(rng: random.Random) -> tuple[nn.Module, Truth, tuple[int, int, int]]:
             "num_classes": rng.choice([3, 5, 7]), "dim": rng.choice([heads * head_dim, 12, 16, 20]), "depth": depth,
             "heads": heads, "dim_head": head_dim, "mlp_dim": rng.randint(1, 30), "pool": rng.choice(["cls", "mean"]),
             "num_register_tokens": rng.randint(1, 3), "patch_dropout": 0.25, "use_cls_token": rng.random() < 0.5,
-            "qk_norm": True,
+            "qk_norm": True, "cls_depth": 2,
         }  # fmt: skip
         if file in ("simple_vit_1d", "vit_1d"):
             arguments["patch_size"] = patch[0]
