@@ -236,7 +236,8 @@ def learning_rate_factor(
         return 1e-7 ** (1 - step / max(1, total - 1))
     done = (step - warmup) / max(1, total - warmup)
     if schedule == "cosine":
-        done = (step - warmup) * (restarts + 1) % max(1, total - warmup) / max(1, total - warmup)
+        length = max(1, total - warmup)
+        done = (step - warmup) * (restarts + 1) % length / length if step < total else 1.0
         return minimum + (1 - minimum) * 0.5 * (1 + math.cos(math.pi * done))
     return minimum + (1 - minimum) * (1 - done) if schedule == "linear" else left
 
