@@ -99,6 +99,21 @@ class ForwardOptions(ProcessOptions, LabelOptions, ImageOptions, CheckpointOptio
 
 
 @dataclass(kw_only=True)
+class BulkOptions(ProcessOptions, ImageOptions, WeightsOptions):
+    """The images, the model and the output of scripts that run a model over many images."""
+
+    split: str | None = option(None, help="split (default: train, else the only one)")
+    streaming: bool = option(False, help="stream the dataset instead of storing it first")
+    batch_size: int = option(32, help="images per forward pass of each process")
+    shard_size: int = option(1000, help="images per file; a killed run loses at most one file of each process")
+    corrupted: Literal["stop", "skip"] = option(
+        "stop", help="what to do about an image that cannot be read; those left out are named in manifest.json"
+    )
+    output_dir: str = option(help="new or empty folder")
+    resume: bool = option(False, help="go on with a run that ended early: compute only what is missing")
+
+
+@dataclass(kw_only=True)
 class StepOptions:
     """Optimization: steps, batch size, optimizer, learning rate schedule."""
 

@@ -428,8 +428,13 @@ def load_labelled_split(
 
 
 def load_images(
-    name: str, split: str | None = None, *, subset: str | None = None, image_column: str | None = None
-) -> Dataset:
+    name: str,
+    split: str | None = None,
+    *,
+    subset: str | None = None,
+    image_column: str | None = None,
+    streaming: bool = False,
+) -> Any:
     """Open the images of one split, without labels.
 
     Args:
@@ -437,22 +442,23 @@ def load_images(
         split: the split (default: `train`, else the only one).
         subset: see `load_splits`.
         image_column: the image column, if there are several.
+        streaming: stream the rows instead of storing them first.
 
     Returns:
-        Rows with an RGB `image`.
+        Rows with an RGB `image`; an `IterableDataset` of them if they are streamed.
 
     Raises:
         DataError: The split or the column is unknown.
     """
     if name in BENCHMARKS and not Path(name).is_dir():
         image_column = image_column or BENCHMARKS[name].image
-    rows = _one_split(load_splits(name, subset=subset), split, ("train",))
-    column = _find_column(rows.features, "image", image_column, Image)
+    rows = _one_split(load_splits(name, subset=subset, streaming=streaming), split, ("train",))
+    column = _find_column(_features(rows), "image", image_column, Image)
     rows = _with_images(rows.select_columns([column]), column)
     return (rows if column == "image" else rows.rename_column(column, "image")).cast_column("image", Image(mode="RGB"))
 
 
-def _one_split(splits: DatasetDict, name: str | None, usual: Sequence[str]) -> Dataset:
+def _one_split(splits: DatasetDict | IterableDatasetDict, name: str | None, usual: Sequence[str]) -> Any:
     if name is None:
         name = next((each for each in usual if each in splits), None)
         if name is None and len(splits) > 1:
@@ -460,7 +466,7 @@ def _one_split(splits: DatasetDict, name: str | None, usual: Sequence[str]) -> D
         name = name or next(iter(splits))
     if name not in splits:
         raise DataError(f"There is no split {name!r}, only {', '.join(splits)}: correct --split.")
-    if splits[name].num_rows == 0:
+    if isinstance(splits[name], Dataset) and splits[name].num_rows == 0:
         raise DataError(f"The split {name!r} is empty.")
     return splits[name]
 

@@ -21,12 +21,12 @@ class Progress:
     needs to get its next batch, even if an accelerator is still busy with the previous one.
 
     Args:
-        total: Number of training images, over all epochs and processes.
+        total: Number of images, over all epochs and processes; None if the data do not say it.
         done: Number of images before the run was resumed.
         shown: Whether to print; only one of several processes does.
     """
 
-    def __init__(self, *, total: int, done: int, shown: bool) -> None:
+    def __init__(self, *, total: int | None, done: int, shown: bool) -> None:
         self.images, self.waited, self.paused = 0, 0.0, 0.0
         self.begun = time.perf_counter()
         self.last_row = (0, 0.0)  # images and seconds at the last row of the table
@@ -87,12 +87,12 @@ class Progress:
         text = ", ".join(f"{name} {value}" for name, value in values.items())
         self.bar.set_postfix_str(text, refresh=False)
         if not self.in_terminal:
-            seen = self.done + self.images
+            seen, rate = self.done + self.images, f"{rates['images_per_second']:.0f} images/s"
+            if self.total is None:
+                self.say(f"{seen} images, {rate}, {text}")
+                return
             left = tqdm.format_interval((self.total - seen) / max(rates["images_per_second"], 1e-9))
-            self.say(
-                f"{seen / self.total:4.0%}, {seen} of {self.total} images, {rates['images_per_second']:.0f} images/s, "
-                f"{left} left, {text}"
-            )
+            self.say(f"{seen / self.total:4.0%}, {seen} of {self.total} images, {rate}, {left} left, {text}")
 
     def row(self, cells: Mapping[str, str]) -> None:
         """Print one row of the table, with images per second since the last one, and the time; the header comes first.

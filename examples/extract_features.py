@@ -1,0 +1,87 @@
+"""Write the features of any number of images, in parquet shards.
+
+    python            examples/extract_features.py --model DIR --dataset digits --output_dir features
+    torchrun --nproc_per_node 2 examples/extract_features.py --model DIR --dataset FOLDER --output_dir features
+    python            examples/extract_features.py ... --resume
+
+Each row has the number of the image, the path of its file, and its feature, a list of fixed size. The shards are the
+same however many processes share the work. A run that was killed goes on with --resume, and ends with the same files.
+The shards open with `datasets.load_dataset("parquet", data_dir="features/data")`, pandas and polars.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from tqdm import tqdm
+
+from plain_vit.extras import needs
+
+with needs("plain-vit[train]", script=__name__ == "__main__"):
+    from plain_vit.training.arguments import BulkOptions, option, run_script
+    from plain_vit.training.bulk_inference import (
+        Run,
+        as_columns,
+        check_features,
+        features_of,
+        open_images,
+        open_model,
+        prepared,
+        settings_of,
+    )
+    from plain_vit.training.hardware.processes import loading_options, start_accelerator
+
+
+@dataclass(kw_only=True)
+class ExtractArguments(BulkOptions):
+    """Options of the extraction."""
+
+    _argument_group_name: ClassVar[str] = "features"
+
+    feature: Literal["pooled", "cls", "mean", "cls_mean", "patches"] = option(
+        "pooled",
+        help="what a classifier would read; the class token, the mean of the patch tokens, or both after one another; "
+        "or all patch tokens, as a grid",
+    )
+    layers: list[int] = option([], help="blocks, from 1, whose outputs are used (default: the last, after its norm)")
+    dtype: Literal["float32", "float16"] = option("float32", help="of the stored features")
+
+
+def extract(arguments: ExtractArguments) -> dict[str, Any]:
+    """Run the extraction.
+
+    Args:
+        arguments: as on the command line.
+
+    Returns:
+        The contents of `manifest.json`.
+    """
+    accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
+    loading = loading_options(arguments.num_workers)
+    images = open_images(arguments)
+    opened, image_processor = open_model(arguments)
+    check_features(opened.config, arguments.feature, arguments.layers)
+    own = {name: getattr(arguments, name) for name in ("feature", "layers", "dtype")}
+    settings = settings_of(arguments, images, opened, image_processor) | own
+    model, dtype = prepared(opened.base_model, arguments, accelerator), getattr(torch, arguments.dtype)
+
+    @torch.no_grad()
+    def columns_of(pixel_values: torch.Tensor) -> dict[str, Any]:
+        pixel_values = pixel_values.to(model.dtype)
+        features = features_of(model, pixel_values, kind=arguments.feature, layers=arguments.layers)
+        return as_columns({name: values.to(dtype) for name, values in features.items()})
+
+    run = Run(Path(arguments.output_dir), images, image_processor, columns_of, arguments, settings)
+    manifest = run.to_end(accelerator, loading)
+    if accelerator.is_main_process:
+        tqdm.write(f"the features of {manifest['images']} images are in {run.folder}")
+    return manifest
+
+
+def main() -> None:
+    run_script(extract, ExtractArguments, description=__doc__)
+
+
+if __name__ == "__main__":
+    main()

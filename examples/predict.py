@@ -1,0 +1,76 @@
+"""Write the likeliest classes of any number of images, in parquet shards.
+
+    python            examples/predict.py --model DIR --dataset digits --split test --output_dir predictions
+    torchrun --nproc_per_node 2 examples/predict.py --model DIR --dataset FOLDER --output_dir predictions
+    python            examples/predict.py ... --resume
+
+Each row has the number of the image, the path of its file, its class with its probability, and the first of all
+classes with theirs. The shards are the same however many processes share the work. A run that was killed goes on with
+--resume, and ends with the same files.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from tqdm import tqdm
+
+from plain_vit import PlainViTForImageClassification
+from plain_vit.errors import TrainingError
+from plain_vit.extras import needs
+
+with needs("plain-vit[train]", script=__name__ == "__main__"):
+    from plain_vit.training.arguments import BulkOptions, option, run_script
+    from plain_vit.training.bulk_inference import Run, open_images, open_model, predictions_of, prepared, settings_of
+    from plain_vit.training.hardware.processes import loading_options, start_accelerator
+
+
+@dataclass(kw_only=True)
+class PredictArguments(BulkOptions):
+    """Options of the predictions."""
+
+    _argument_group_name: ClassVar[str] = "predictions"
+
+    top: int = option(5, help="classes of each image")
+
+
+def predict(arguments: PredictArguments) -> dict[str, Any]:
+    """Run the predictions.
+
+    Args:
+        arguments: as on the command line.
+
+    Returns:
+        The contents of `manifest.json`.
+    """
+    if arguments.top < 1:
+        raise TrainingError(f"--top is {arguments.top}: give at least 1.")
+    accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
+    loading = loading_options(arguments.num_workers)
+    images = open_images(arguments)
+    opened, image_processor = open_model(arguments)
+    if not isinstance(opened, PlainViTForImageClassification):
+        raise TrainingError(f"{arguments.model} has no classifier: give a fine-tuned model, or extract features.")
+    class_names = [str(name) for _, name in sorted((opened.config.id2label or {}).items())]
+    settings = settings_of(arguments, images, opened, image_processor) | {"top": arguments.top}
+    model = prepared(opened, arguments, accelerator)
+
+    @torch.no_grad()
+    def columns_of(pixel_values: torch.Tensor) -> dict[str, Any]:
+        logits = model(pixel_values.to(model.dtype)).logits
+        return predictions_of(logits, class_names, top=arguments.top)
+
+    run = Run(Path(arguments.output_dir), images, image_processor, columns_of, arguments, settings)
+    manifest = run.to_end(accelerator, loading)
+    if accelerator.is_main_process:
+        tqdm.write(f"the predictions for {manifest['images']} images are in {run.folder}")
+    return manifest
+
+
+def main() -> None:
+    run_script(predict, PredictArguments, description=__doc__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,458 @@
+"""Features and predictions of many images, in parquet shards that a killed run need not compute again.
+
+The data are parts: of stored rows one for each shard, of a stream one for each of its files. A part is read in order
+by one process, and cut into shards of `shard_size` rows and these into batches; so the contents of a shard depend on
+the data, not on the number of processes or workers. A shard is written when its last image is done.
+
+Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D` hidden size.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, get_worker_info
+
+from ..configuration_plain_vit import PlainViTConfig
+from ..conversion import from_checkpoint
+from ..errors import DataError, OutputExistsError, TrainingError
+from ..extras import needs
+from ..files.staging import staged_file
+from ..inference import prepare_for_inference
+from .arguments import BulkOptions
+from .data import load_images
+from .data.decoding import BLANK, UNREADABLE, as_files, decode_image, name_broken, open_stored
+from .models import checkpoint_hints
+from .run.folder import as_json, read_json, write_file
+from .run.progress import Progress
+from .run.report import environment
+
+with needs("plain-vit[train]"):
+    import pyarrow as pa
+    from accelerate import Accelerator
+    from datasets import Dataset, IterableDataset
+    from pyarrow import parquet
+
+MANIFEST, SHARDS = "manifest.json", "data/part-*.parquet"
+METADATA = b"plain_vit"  # of a shard: its place in the data, and the images that cannot be read
+
+Columns = dict[str, pa.Array]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The place of a shard in the data.
+
+    Args:
+        part: Number of the part of the data.
+        number: Number in this part.
+    """
+
+    part: int
+    number: int
+
+    def file(self, folder: Path) -> Path:
+        """Return the path of its file; sorted names are in the order of the data."""
+        return folder / "data" / f"part-{self.part:06d}-{self.number:04d}.parquet"
+
+
+class Parts(torch.utils.data.IterableDataset):
+    """The rows of a dataset in parts, as processed batches, from the shards on that are not written yet.
+
+    Args:
+        rows: Rows with an undecoded `image`.
+        image_processor: The model's image processor.
+        shard_size: Rows in a shard.
+        batch_size: Images in a batch.
+        begin: The shards of each part to begin with.
+    """
+
+    def __init__(
+        self,
+        rows: Dataset | IterableDataset,
+        image_processor: Any,
+        shard_size: int,
+        batch_size: int,
+        begin: Sequence[Shard],
+    ) -> None:
+        super().__init__()
+        self.rows, self.image_processor = rows, image_processor
+        self.shard_size, self.batch_size, self.begin = shard_size, batch_size, begin
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield batches: `shard`, `rows`, `paths`, `pixel_values`, `broken`, and `ends`: "", "shard" or "part"."""
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for begin in self.begin[first::step]:
+            yield from self._part(begin)
+
+    def _part(self, begin: Shard) -> Iterator[dict[str, Any]]:
+        batches = self._batches(numbered_rows(self.rows, begin, self.shard_size), begin)
+        following = next(batches, None)
+        while following is not None:
+            (shard, batch, fills_shard), following = following, next(batches, None)
+            ends = "part" if following is None else "shard" if fills_shard else ""
+            yield self._processed(shard, batch) | {"ends": ends}
+
+    def _batches(
+        self, rows: Iterator[tuple[int, dict[str, Any]]], begin: Shard
+    ) -> Iterator[tuple[Shard, list[tuple[int, dict[str, Any]]], bool]]:
+        for number in itertools.count(begin.number):
+            left = self.shard_size
+            while left:
+                batch = list(itertools.islice(rows, min(self.batch_size, left)))
+                left -= len(batch)
+                if not batch:
+                    return
+                yield Shard(begin.part, number), batch, left == 0
+
+    def _processed(self, shard: Shard, batch: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+        """Decode and process images; those that cannot be read are left out and named."""
+        images, numbers, paths, broken = [], [], [], []
+        for number, row in batch:
+            stored = row["image"]
+            try:
+                images.append(decode_image(open_stored(stored)))
+            except UNREADABLE as error:
+                broken.append(name_broken(stored, f"row {number}", error))
+                continue
+            numbers.append(number)
+            paths.append((stored or {}).get("path"))
+        pixels = self.image_processor(images, return_tensors="pt")["pixel_values"] if images else None
+        return {"shard": shard, "rows": numbers, "paths": paths, "pixel_values": pixels, "broken": broken}
+
+
+def numbered_rows(
+    rows: Dataset | IterableDataset, begin: Shard, shard_size: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows of a part from a shard on, with their numbers: in the split, or in the file of a stream."""
+    if isinstance(rows, IterableDataset):
+        done = begin.number * shard_size
+        stream = rows.shard(num_shards=rows.num_shards, index=begin.part)
+        yield from enumerate(stream.skip(done), start=done)
+        return
+    first = begin.part * shard_size
+    for row in range(first, min(first + shard_size, len(rows))):
+        yield row, rows[row]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a model over all images of a split.
+
+    Args:
+        folder: Gets `manifest.json`, and the shards in `data/`.
+        rows: Rows with an undecoded `image`.
+        image_processor: The model's image processor.
+        columns_of: Maps pixels [B, C, H, W] to the columns of a shard.
+        options: How the work is divided, and what happens to images that cannot be read.
+        settings: Everything that determines the contents of the shards.
+    """
+
+    folder: Path
+    rows: Dataset | IterableDataset
+    image_processor: Any
+    columns_of: Callable[[torch.Tensor], Columns]
+    options: BulkOptions
+    settings: Mapping[str, Any]
+
+    @property
+    def count(self) -> int | None:
+        """The number of images, if the data say it."""
+        return len(self.rows) if isinstance(self.rows, Dataset) else None
+
+    def to_end(self, accelerator: Accelerator, loading: Mapping[str, Any]) -> dict[str, Any]:
+        """Compute what is missing, and write the manifest.
+
+        Args:
+            accelerator: The processes; each computes a share of the parts.
+            loading: Options of the `DataLoader`.
+
+        Returns:
+            The manifest.
+
+        Raises:
+            OutputExistsError: The folder has other contents, or a run to resume, which was not asked for.
+            DataError: An image cannot be read, and such images are not to be left out.
+        """
+        self._start(accelerator)
+        begin = self._pending()
+        accelerator.wait_for_everyone()  # now all processes have seen the same files
+        mine = begin[accelerator.process_index :: accelerator.num_processes]
+        parts = Parts(self.rows, self.image_processor, self.options.shard_size, self.options.batch_size, mine)
+        done = 0 if self.count is None else max(0, self.count - len(begin) * self.options.shard_size)
+        with Progress(total=self.count, done=done, shown=accelerator.is_main_process) as bar:
+            self._compute(bar.batches(DataLoader(parts, batch_size=None, **loading)), accelerator, bar)
+            if accelerator.is_main_process:
+                bar.show()
+        accelerator.wait_for_everyone()
+        manifest = self._manifest()
+        if accelerator.is_main_process:
+            write_file(self.folder / MANIFEST, as_json(manifest, indent=2) + "\n")
+        return manifest
+
+    def _start(self, accelerator: Accelerator) -> None:
+        """Make the folder, or check that it is that of the same run."""
+        file, wanted = self.folder / MANIFEST, json.loads(as_json(self.settings))
+        if file.is_file():
+            before = read_json(file)["settings"]
+            changed = [
+                f"{name} (was {before.get(name)!r}, is {wanted.get(name)!r})"
+                for name in sorted({*before, *wanted})
+                if before.get(name) != wanted.get(name)
+            ]
+            if changed:
+                raise OutputExistsError(
+                    f"{self.folder} holds the output of another run: {', '.join(changed)}. Give another folder."
+                )
+            if not self.options.resume:
+                raise OutputExistsError(
+                    f"{self.folder} holds the output of this run: add --resume to compute what is missing."
+                )
+        elif self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            raise OutputExistsError(f"{self.folder} is not an empty folder: give another one.")
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process and not file.is_file():
+            (self.folder / "data").mkdir(parents=True, exist_ok=True)
+            write_file(file, as_json({"complete": False, "settings": wanted}, indent=2) + "\n")
+        accelerator.wait_for_everyone()
+
+    def _pending(self) -> list[Shard]:
+        """Return the first shard of each part that is not written."""
+        written: dict[int, list[Path]] = {}
+        for file in sorted(self.folder.glob(SHARDS)):
+            written.setdefault(int(file.name.split("-")[1]), []).append(file)
+        stored = isinstance(self.rows, Dataset)
+        count = -(-len(self.rows) // self.options.shard_size) if stored else self.rows.num_shards
+        files = [written.get(part, []) for part in range(count)]
+        return [
+            Shard(part, len(each)) for part, each in enumerate(files) if not each or not notes_of(each[-1])["ends_part"]
+        ]
+
+    def _compute(self, batches: Iterable[dict[str, Any]], accelerator: Accelerator, bar: Progress) -> None:
+        """Compute batches, and write each shard after its last one."""
+        unfinished: dict[Shard, list[dict[str, Any]]] = {}
+        for batch in batches:
+            for broken in batch["broken"]:
+                if self.options.corrupted == "stop":
+                    raise DataError(
+                        f"An image cannot be read: {broken}. Repair it, or leave such images out with --corrupted skip."
+                    )
+                bar.say(f"left out an image that cannot be read: {broken}")
+            pixels = batch.pop("pixel_values")
+            batch["columns"] = self._columns(pixels, accelerator.device)
+            unfinished.setdefault(batch["shard"], []).append(batch)
+            seen = (len(batch["rows"]) + len(batch["broken"])) * accelerator.num_processes
+            bar.update(seen if self.count is None else min(seen, self.count - bar.done - bar.images))
+            if batch["ends"]:
+                write_shard(batch["shard"].file(self.folder), unfinished.pop(batch["shard"]))
+
+    def _columns(self, pixel_values: torch.Tensor | None, device: torch.device) -> Columns:
+        """Return the columns of a batch; where it has no image that can be read, empty ones of the same types."""
+        if pixel_values is not None:
+            return self.columns_of(pixel_values.to(device, non_blocking=True))
+        blank = self.image_processor([BLANK], return_tensors="pt")["pixel_values"]
+        return {name: values.slice(1) for name, values in self.columns_of(blank.to(device)).items()}
+
+    def _manifest(self) -> dict[str, Any]:
+        """Return the manifest of a complete run, from what its shards say."""
+        shards, broken = {}, []
+        for file in sorted(self.folder.glob(SHARDS)):
+            shards[file.name] = parquet.read_metadata(file).num_rows
+            broken += notes_of(file)["broken"]
+        return {
+            "complete": True,
+            "settings": self.settings,
+            "images": sum(shards.values()),
+            "unreadable_images": broken,
+            "shards": shards,
+            "environment": environment(),
+        }
+
+
+def write_shard(file: Path, batches: Sequence[Mapping[str, Any]]) -> None:
+    """Write a shard, complete or not at all."""
+    columns: dict[str, list[pa.Array]] = {}
+    for batch in batches:
+        shown = {"row": pa.array(batch["rows"], pa.int64()), "path": pa.array(batch["paths"], pa.string())}
+        for name, values in (shown | batch["columns"]).items():
+            columns.setdefault(name, []).append(values)
+    table = pa.table({name: pa.chunked_array(values) for name, values in columns.items()})
+    notes = {
+        "ends_part": batches[-1]["ends"] == "part",
+        "broken": [broken for batch in batches for broken in batch["broken"]],
+    }
+    with staged_file(file, force=True) as new:
+        parquet.write_table(table.replace_schema_metadata({METADATA: json.dumps(notes)}).combine_chunks(), new)
+
+
+def notes_of(file: Path) -> dict[str, Any]:
+    """Return what a shard says of itself: `ends_part`, and the `broken` images that are left out.
+
+    Raises:
+        OutputExistsError: The file is not one of ours.
+    """
+    try:
+        return dict(json.loads(parquet.read_schema(file).metadata[METADATA]))
+    except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+        raise OutputExistsError(f"{file} is not a shard of this run: remove it, or give another folder.") from error
+
+
+# Columns
+
+
+FEATURES = ("pooled", "cls", "mean", "cls_mean", "patches")
+
+
+def features_of(model: Any, pixel_values: torch.Tensor, *, kind: str, layers: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Return the features of images, by the names of their columns.
+
+    Args:
+        model: A `PlainViTModel`.
+        pixel_values: [B, C, H, W].
+        kind: `pooled`: what a classifier would read; `cls`; `mean` of the patches; `cls_mean`: both after one another;
+            `patches`: a grid [B, h, w, D].
+        layers: Numbers of blocks, from 1, whose outputs are used; none for the last one, after the final norm.
+    """
+    outputs = model(pixel_values, output_hidden_states=bool(layers))
+    if kind == "pooled":
+        return {"feature": outputs.pooler_output}
+    tokens = {f"feature_{layer}": outputs.hidden_states[layer] for layer in layers}
+    size = (pixel_values.shape[-2], pixel_values.shape[-1])
+    return {
+        name: _gather(model, states, size, kind)
+        for name, states in (tokens or {"feature": outputs.last_hidden_state}).items()
+    }
+
+
+def _gather(model: Any, states: torch.Tensor, size: tuple[int, int], kind: str) -> torch.Tensor:
+    grid = model.tokens_to_map(states, *size)  # B D h w
+    if kind == "patches":
+        return grid.permute(0, 2, 3, 1)
+    parts = []
+    if "cls" in kind:
+        parts.append(states[:, 0])
+    if "mean" in kind:
+        parts.append(grid.flatten(2).mean(dim=2))
+    return torch.cat(parts, dim=1)
+
+
+def check_features(config: PlainViTConfig, kind: str, layers: Sequence[int]) -> None:
+    """Refuse features that a model does not have.
+
+    Raises:
+        TrainingError: It has no class token, no pooling, or fewer blocks; or pooled features of a block are asked for.
+    """
+    if "cls" in kind and not config.use_class_token:
+        raise TrainingError("The model has no class token: give --feature mean or patches.")
+    if kind == "pooled" and config.pooling == "none":
+        raise TrainingError("The model does not pool its tokens: give --feature mean or patches.")
+    if kind == "pooled" and layers:
+        raise TrainingError("Only the last block is pooled: omit --layers, or give --feature cls, mean or patches.")
+    wrong = [layer for layer in layers if not 1 <= layer <= config.num_hidden_layers]
+    if wrong:
+        raise TrainingError(f"--layers {wrong[0]}: the model has the blocks 1 to {config.num_hidden_layers}.")
+
+
+def as_columns(tensors: Mapping[str, torch.Tensor]) -> Columns:
+    """Return tensors of shape (B, ...) as columns of lists of a fixed size."""
+    columns = {}
+    for name, tensor in tensors.items():
+        values = pa.array(tensor.cpu().flatten().numpy())
+        for size in reversed(tensor.shape[1:]):
+            values = pa.FixedSizeListArray.from_arrays(values, size)
+        columns[name] = values
+    return columns
+
+
+def predictions_of(logits: torch.Tensor, names: Sequence[str], *, top: int) -> Columns:
+    """Return the likeliest classes of images: `label` and `probability`, and lists of the first `top`.
+
+    Args:
+        logits: [B, classes].
+        names: Names of the classes.
+        top: How many, at most all.
+    """
+    probabilities, classes = logits.float().softmax(dim=-1).topk(min(top, len(names)), dim=-1)
+    labels = np.asarray(names, dtype=object)[classes.cpu().numpy()]
+    shares = probabilities.cpu().numpy()
+    return {
+        "label": pa.array(labels[:, 0], pa.string()),
+        "probability": pa.array(shares[:, 0]),
+        "labels": pa.array(labels.tolist(), pa.list_(pa.string())),
+        "probabilities": pa.array(shares.tolist(), pa.list_(pa.float32())),
+    }
+
+
+# Inputs
+
+
+def open_images(options: BulkOptions) -> Dataset | IterableDataset:
+    """Open the images of a split, undecoded."""
+    rows = load_images(
+        options.dataset,
+        options.split,
+        subset=options.dataset_subset,
+        image_column=options.image_column,
+        streaming=options.streaming,
+    )
+    return as_files(rows)
+
+
+def open_model(options: BulkOptions) -> tuple[Any, Any]:
+    """Open a checkpoint as our model, in float32, with its image processor.
+
+    Raises:
+        TrainingError: It has no image processor.
+    """
+    converted = from_checkpoint(options.model, **checkpoint_hints(options.model_hints))
+    if converted.image_processor is None:
+        raise TrainingError(f"{options.model} has no image processor: convert it first, with its mean and deviation.")
+    return converted.model.float(), converted.image_processor
+
+
+def prepared(model: Any, options: BulkOptions, accelerator: Accelerator) -> Any:
+    """Return a model for fast inference on the device of a process, in the precision of the options."""
+    dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.mixed_precision]
+    return prepare_for_inference(model.to(accelerator.device), dtype=dtype, batch_size=options.batch_size)
+
+
+def settings_of(options: BulkOptions, rows: Dataset | IterableDataset, model: Any, processor: Any) -> dict[str, Any]:
+    """Return what determines the contents of the shards: model, images, how they are divided, and versions."""
+    deciding = ("model", "model_hints", "dataset", "dataset_subset", "image_column", "split", "streaming", "batch_size",
+                "shard_size", "corrupted", "mixed_precision")  # fmt: skip
+    return {
+        **{name: getattr(options, name) for name in deciding},
+        "weights": weights_hash(model),
+        "revision": getattr(model.config, "_commit_hash", None),
+        "image_processor": processor.to_dict(),
+        "images": len(rows) if isinstance(rows, Dataset) else None,
+        "paths": paths_hash(rows),
+    }
+
+
+def weights_hash(model: nn.Module) -> str:
+    """Return the SHA-256 of all weights and their names, in 16 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def paths_hash(rows: Dataset | IterableDataset) -> str | None:
+    """Return a hash of the names of the image files, in order; None for a stream."""
+    if isinstance(rows, IterableDataset):
+        return None
+    digest = hashlib.sha256()
+    for chunk in rows.flatten().data.column("image.path").chunks:
+        for path in chunk:
+            digest.update(str(path.as_py()).encode() + b"\0")
+    return digest.hexdigest()[:16]

@@ -1,0 +1,285 @@
+"""Features and predictions of many images: numbers, borders of shards, processes, kills, and unreadable images."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset, load_dataset
+from PIL import Image
+from pyarrow import parquet
+from transformers import pipeline
+
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
+from plain_vit.errors import DataError, OutputExistsError, TrainingError
+from plain_vit.training.bulk_inference import MANIFEST, SHARDS
+from tests.conftest import randomize_
+from tests.tiny import difference, tiny_config
+from tests.training_runs import PYTHON, TORCHRUN, children_of, finish, launch, open_script, start
+
+extraction, prediction = open_script("extract_features"), open_script("predict")
+IMAGES, SHARD = 23, 7  # the last shard is short, and the batches of 3 do not divide a shard
+TOLERANCE = 1e-5
+
+
+def extract(**options: Any) -> dict[str, Any]:
+    return extraction.extract(extraction.ExtractArguments(**{"shard_size": SHARD, "batch_size": 3, **options}))
+
+
+def predict(**options: Any) -> dict[str, Any]:
+    return prediction.predict(prediction.PredictArguments(**{"shard_size": SHARD, "batch_size": 3, **options}))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved classifier of 4 classes, every parameter random."""
+    folder = tmp_path_factory.mktemp("model")
+    config = tiny_config(num_labels=4, id2label={number: f"class {number}" for number in range(4)})
+    randomize_(PlainViTForImageClassification(config)).eval().save_pretrained(folder)
+    height, width = config.image_shape
+    PlainViTImageProcessor(size={"height": height, "width": width}).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images of many sizes."""
+    folder, generator = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for number in range(IMAGES):
+        height, width = generator.integers(5, 60, 2)
+        pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:02d}.png")
+    return folder
+
+
+def opened(folder: Path) -> tuple[PlainViTForImageClassification, PlainViTImageProcessor]:
+    model = PlainViTForImageClassification.from_pretrained(folder).eval()
+    return model, PlainViTImageProcessor.from_pretrained(folder)
+
+
+def pixels_of(images: Path, processor: PlainViTImageProcessor) -> torch.Tensor:
+    pictures = [Image.open(file) for file in sorted(images.glob("*.png"))]
+    return processor(pictures, return_tensors="pt")["pixel_values"]
+
+
+def table_of(folder: Path) -> pd.DataFrame:
+    return pd.read_parquet(folder / "data")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("feature", ["pooled", "cls", "mean", "cls_mean", "patches"])
+def test_features_are_those_of_the_model(model: Path, images: Path, tmp_path: Path, feature: str) -> None:
+    manifest = extract(model=str(model), dataset=str(images), output_dir=str(tmp_path / "out"), feature=feature)
+    assert manifest["images"] == IMAGES
+    assert manifest["complete"]
+    assert list(manifest["shards"].values()) == [7, 7, 7, 2]
+    classifier, processor = opened(model)
+    body: PlainViTModel = classifier.base_model
+    pixels = pixels_of(images, processor)
+    with torch.no_grad():
+        outputs = body(pixels)
+    tokens, prefix = outputs.last_hidden_state, body.num_prefix_tokens
+    patches = tokens[:, prefix:]
+    expected = {
+        "pooled": outputs.pooler_output,
+        "cls": tokens[:, 0],
+        "mean": patches.mean(dim=1),
+        "cls_mean": torch.cat((tokens[:, 0], patches.mean(dim=1)), dim=1),
+        "patches": patches.unflatten(1, body.config.grid_size),
+    }[feature]
+    rows = table_of(tmp_path / "out")
+    assert list(rows["row"]) == list(range(IMAGES))
+    assert [Path(path).name for path in rows["path"]] == [f"{number:02d}.png" for number in range(IMAGES)]
+    stored = load_dataset(
+        "parquet", data_dir=str(tmp_path / "out" / "data"), split="train", cache_dir=tmp_path / "cache"
+    )
+    got = torch.tensor(np.asarray(stored["feature"]))
+    assert difference(got, expected) <= TOLERANCE
+
+
+def test_the_layers_asked_for_are_columns_and_float16_rounds_them(model: Path, images: Path, tmp_path: Path) -> None:
+    options = {"model": str(model), "dataset": str(images), "feature": "mean", "layers": [1, 3]}
+    extract(**options, output_dir=str(tmp_path / "whole"))
+    extract(**options, output_dir=str(tmp_path / "half"), dtype="float16")
+    classifier, processor = opened(model)
+    body = classifier.base_model
+    with torch.no_grad():
+        states = body(pixels_of(images, processor), output_hidden_states=True).hidden_states
+    whole, half = table_of(tmp_path / "whole"), table_of(tmp_path / "half")
+    assert list(whole.columns) == ["row", "path", "feature_1", "feature_3"]
+    for layer in (1, 3):
+        expected = states[layer][:, body.num_prefix_tokens :].mean(dim=1)
+        got = torch.tensor(np.stack(list(whole[f"feature_{layer}"])))
+        assert difference(got, expected) <= TOLERANCE
+        rounded = torch.tensor(np.stack(list(half[f"feature_{layer}"])))
+        assert rounded.dtype == torch.float16
+        assert torch.equal(rounded, got.half())
+
+
+def test_predictions_are_those_of_the_pipeline(model: Path, images: Path, tmp_path: Path) -> None:
+    predict(model=str(model), dataset=str(images), output_dir=str(tmp_path / "out"), top=3)
+    files = sorted(map(str, images.glob("*.png")))
+    expected = pipeline("image-classification", model=str(model), top_k=3, function_to_apply="softmax")(files)
+    rows = table_of(tmp_path / "out")
+    for (_, row), likeliest in zip(rows.iterrows(), expected, strict=True):
+        assert list(row["labels"]) == [each["label"] for each in likeliest]
+        assert row["label"] == likeliest[0]["label"]
+        assert row["probability"] == row["probabilities"][0]
+        assert np.allclose(row["probabilities"], [each["score"] for each in likeliest], rtol=0, atol=TOLERANCE)
+
+
+# Borders, processes, streams, kills
+
+
+def as_parquet(images: Path, folder: Path, sizes: list[int]) -> Path:
+    """Write the images as parquet files of these numbers of rows."""
+    files, begin = sorted(images.glob("*.png")), 0
+    for number, size in enumerate(sizes):
+        rows = [{"bytes": file.read_bytes(), "path": file.name} for file in files[begin : begin + size]]
+        Dataset.from_dict({"image": rows}).cast_column("image", load_dataset_image()).to_parquet(
+            folder / f"train-{number:05d}-of-{len(sizes):05d}.parquet"
+        )
+        begin += size
+    return folder
+
+
+def load_dataset_image() -> Any:
+    from datasets import Image as ImageFeature
+
+    return ImageFeature(decode=False)
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
+def test_two_processes_with_workers_write_the_bytes_of_one(
+    model: Path, images: Path, tmp_path: Path, streaming: bool
+) -> None:
+    (tmp_path / "files").mkdir()
+    data = as_parquet(images, tmp_path / "files", [14, 2, 7])  # of the second shard, of one short one, of a whole one
+    options = {"model": model, "dataset": data, "shard_size": SHARD, "batch_size": 3, "streaming": streaming}
+    launch("extract_features", PYTHON, output_dir=tmp_path / "one", **options)
+    launch("extract_features", TORCHRUN, output_dir=tmp_path / "two", num_workers=2, **options)
+    one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
+    assert one == two
+    assert len(one) == 5
+    rows = table_of(tmp_path / "one")
+    assert [Path(path).name for path in rows["path"]] == [f"{number:02d}.png" for number in range(IMAGES)]
+    classifier, processor = opened(model)
+    with torch.no_grad():
+        expected = classifier.base_model(pixels_of(images, processor)).pooler_output
+    assert difference(torch.tensor(np.stack(list(rows["feature"]))), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
+def test_a_killed_run_goes_on_to_the_same_bytes_and_keeps_what_it_wrote(
+    model: Path, images: Path, tmp_path: Path, streaming: bool
+) -> None:
+    (tmp_path / "files").mkdir()
+    data = as_parquet(images, tmp_path / "files", [IMAGES - 2, 2])
+    options = {"model": model, "dataset": data, "shard_size": 2, "batch_size": 1, "streaming": streaming}
+    launch("extract_features", PYTHON, output_dir=tmp_path / "whole", **options)
+    folder = tmp_path / "killed"
+    process = start("extract_features", PYTHON, output_dir=folder, **options)
+    while len(list(folder.glob(SHARDS))) < 2 and process.poll() is None:
+        time.sleep(0.002)
+    for each in [*children_of(process.pid), process.pid]:
+        os.kill(each, signal.SIGKILL)
+    finish(process)
+    before = {file: file.stat().st_mtime_ns for file in folder.glob(SHARDS)}
+    assert 2 <= len(before) < 12, "the run was over before it was killed"
+    assert not json.loads((folder / MANIFEST).read_text())["complete"]
+    with pytest.raises(OutputExistsError, match="--resume"):
+        extract(**{**options, "model": str(model), "dataset": str(data), "output_dir": str(folder)})
+    launch("extract_features", PYTHON, output_dir=folder, resume=True, **options)
+    whole, resumed = contents(tmp_path / "whole"), contents(folder)
+    assert {name: whole[name] for name in whole} == {name: resumed[name] for name in whole}
+    assert all(file.stat().st_mtime_ns == when for file, when in before.items())
+    launch("extract_features", PYTHON, output_dir=folder, resume=True, **options)  # nothing is missing
+    assert contents(folder) == resumed
+
+
+# Images that cannot be read, and what is refused
+
+
+def test_images_that_cannot_be_read_are_named_and_left_out_on_request(
+    model: Path, images: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for file in images.glob("*.png"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    broken = ["03.png", *(f"{number:02d}.png" for number in range(7, 14))]  # among them a whole shard
+    for name in broken:
+        (folder / name).write_bytes(b"\x89PNG\r\n\x1a\n cut off")
+    options = {"model": str(model), "dataset": str(folder)}
+    with pytest.raises(DataError, match=r"03.png .*--corrupted skip"):
+        extract(**options, output_dir=str(tmp_path / "stopped"))
+    manifest = extract(**options, output_dir=str(tmp_path / "out"), corrupted="skip")
+    assert [Path(text.split(" (")[0]).name for text in manifest["unreadable_images"]] == broken
+    assert list(manifest["shards"].values()) == [6, 0, 7, 2]
+    assert manifest["images"] == IMAGES - len(broken)
+    schemas = [parquet.read_schema(file).remove_metadata() for file in sorted((tmp_path / "out").glob(SHARDS))]
+    assert all(schema == schemas[0] for schema in schemas)
+    kept = [number for number in range(IMAGES) if f"{number:02d}.png" not in broken]
+    assert list(table_of(tmp_path / "out")["row"]) == kept
+
+
+def test_a_folder_of_another_run_or_with_other_files_is_refused(model: Path, images: Path, tmp_path: Path) -> None:
+    options = {"model": str(model), "dataset": str(images)}
+    extract(**options, output_dir=str(tmp_path / "out"))
+    with pytest.raises(OutputExistsError, match=r"of another run: feature \(was 'pooled', is 'mean'\)"):
+        extract(**options, output_dir=str(tmp_path / "out"), feature="mean", resume=True)
+    other = tmp_path / "model"
+    classifier, processor = opened(model)
+    torch.nn.init.ones_(classifier.classifier.bias)
+    classifier.save_pretrained(other)
+    processor.save_pretrained(other)
+    with pytest.raises(OutputExistsError, match="weights"):
+        extract(model=str(other), dataset=str(images), output_dir=str(tmp_path / "out"), resume=True)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    with pytest.raises(OutputExistsError, match="not an empty folder"):
+        extract(**options, output_dir=str(tmp_path / "full"))
+    assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"layers": [4], "feature": "mean"}, r"--layers 4: the model has the blocks 1 to"),
+        ({"layers": [1]}, "Only the last block is pooled"),
+    ],
+)
+def test_features_that_a_model_does_not_have_are_refused(
+    model: Path, images: Path, tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(TrainingError, match=named):
+        extract(model=str(model), dataset=str(images), output_dir=str(tmp_path / "out"), **change)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_a_classifier_predicts_nothing(images: Path, tmp_path: Path) -> None:
+    config = tiny_config(use_class_token=False, pooling="none")
+    randomize_(PlainViTModel(config)).save_pretrained(tmp_path / "model")
+    height, width = config.image_shape
+    PlainViTImageProcessor(size={"height": height, "width": width}).save_pretrained(tmp_path / "model")
+    options = {"model": str(tmp_path / "model"), "dataset": str(images), "output_dir": str(tmp_path / "out")}
+    with pytest.raises(TrainingError, match="has no classifier"):
+        predict(**options)
+    with pytest.raises(TrainingError, match="--top is 0"):
+        predict(**options, top=0)
+    for feature, named in (("cls", "no class token"), ("pooled", "does not pool")):
+        with pytest.raises(TrainingError, match=named):
+            extract(**options, feature=feature)
+    assert extract(**options, feature="mean")["images"] == IMAGES
