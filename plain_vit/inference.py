@@ -60,7 +60,10 @@ def prepare_for_inference(
         pack(prepared, batch_size * (config.num_prefix_tokens + math.prod(config.grid_size)))
     if ALL_ATTENTION_FUNCTIONS.get(config._attn_implementation) is SDPA:
         prepared.set_attn_implementation(FAST_ATTENTION)
-    prepared.__class__ = type(type(model).__name__, (Prepared, type(prepared)), {})
+    kind: Any = type(type(model).__name__, (Prepared, type(prepared)), {})
+    with torch.device("meta"), no_init_weights():
+        kind(config)  # transformers notes for each class, when one is made, which outputs it records
+    prepared.__class__ = kind
     if compile:
         prepared.compile(options={"freezing": True} if prepared.device.type == "cpu" else None)
     height, width = (count * pixels for count, pixels in zip(config.grid_size, config.patch_shape, strict=True))

@@ -165,3 +165,12 @@ def test_compiled_the_logits_stay_within_rounding(name: str) -> None:
     prepared = prepare_for_inference(model, compile=True, batch_size=2)
     with torch.no_grad():
         assert difference(prepared(pixels()).logits, model(pixels()).logits) < REORDERED
+
+
+def test_a_prepared_body_returns_hidden_states() -> None:
+    model = randomize_(PlainViTModel(tiny_config())).eval()
+    with torch.no_grad():
+        expected = model(pixels(), output_hidden_states=True)
+    outputs = prepare_for_inference(model)(pixels(), output_hidden_states=True)
+    for ours, theirs in zip(outputs.hidden_states, expected.hidden_states, strict=True):
+        assert difference(ours, theirs) <= 1e-5

@@ -95,7 +95,7 @@ class Parts(torch.utils.data.IterableDataset):
 
     def _part(self, begin: Shard) -> Iterator[dict[str, Any]]:
         batches = self._batches(numbered_rows(self.rows, begin, self.shard_size), begin)
-        following = next(batches, None)
+        following: Any = next(batches, (begin, [], False))  # a file of a stream may be empty
         while following is not None:
             (shard, batch, fills_shard), following = following, next(batches, None)
             ends = "part" if following is None else "shard" if fills_shard else ""
@@ -136,7 +136,9 @@ def numbered_rows(
     if isinstance(rows, IterableDataset):
         done = begin.number * shard_size
         stream = rows.shard(num_shards=rows.num_shards, index=begin.part)
-        yield from enumerate(stream.skip(done), start=done)
+        # Not `iter(stream)`, which would divide its shards among the workers again.
+        for number, row in enumerate(stream.skip(done).iter(batch_size=1), start=done):
+            yield number, {"image": row["image"][0]}
         return
     first = begin.part * shard_size
     for row in range(first, min(first + shard_size, len(rows))):
@@ -180,7 +182,7 @@ class Run:
 
         Raises:
             OutputExistsError: The folder has other contents, or a run to resume, which was not asked for.
-            DataError: An image cannot be read, and such images are not to be left out.
+            DataError: An image cannot be read, and such images are not to be left out; or rows are missing.
         """
         self._start(accelerator)
         begin = self._pending()
@@ -193,6 +195,8 @@ class Run:
             if accelerator.is_main_process:
                 bar.show()
         accelerator.wait_for_everyone()
+        if missing := self._pending():
+            raise DataError(f"{len(missing)} parts of the data were not read to their end: run again with --resume.")
         manifest = self._manifest()
         if accelerator.is_main_process:
             write_file(self.folder / MANIFEST, as_json(manifest, indent=2) + "\n")
