@@ -11,7 +11,7 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +31,7 @@ SCRIPTS = {
     "pretrain": ("pretrain_masked_patches", "pre-train without labels", "--output_dir runs/masked"),
     "probe": ("linear_probe", "evaluate frozen features", "--output_dir runs/probe"),
 }
+FEATURES = ("pooled", "cls", "mean", "cls_mean", "patches")
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
 NOT_FOUND = 3  # the exit code of a CheckpointError
@@ -105,10 +106,14 @@ def missing(named: Any) -> str | None:
     return None
 
 
+Command = Callable[..., argparse.ArgumentParser]
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     main_parser = Parser(
-        prog="plain-vit", description="Inspect, convert, verify and export Vision Transformer checkpoints."
+        prog="plain-vit",
+        description="Inspect, convert, verify, export and use Vision Transformer checkpoints.",
     )
     main_parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version and exit")
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
@@ -121,6 +126,18 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(command=name, reads=reads, refuse=added.error)
         return added
 
+    add_conversions(command)
+    add_uses(command)
+    for name, (script, text, last) in SCRIPTS.items():
+        text = f"{text} (the options are those of {script}.py: {name} --help)"
+        example = f"example: plain-vit {name} --model glyphs --dataset digits {last}"
+        commands.add_parser(name, help=text, description=text, epilog=example, add_help=False)
+    add_others(command)
+    return main_parser
+
+
+def add_conversions(command: Command) -> None:
+    """Add the commands that open and write checkpoints."""
     text = "report the format and config of a checkpoint, what was inferred and what is missing"
     added = command("inspect", text, "vit.pt --num-attention-heads 12", ["source"])
     added.add_argument("source", help="file, folder or Hub id")
@@ -160,20 +177,37 @@ def parser() -> argparse.ArgumentParser:
     )
     add_hints(added)
 
-    command("env", "print installed versions and hardware, for bug reports", "")
 
-    text = "write the example scripts, images and small trained checkpoint that come with the package"
-    added = command("examples", text, "my-examples")
-    added.add_argument("out", type=Path, nargs="?", default=Path("examples"), help="new folder (default: ./examples)")
-    added.add_argument(
-        "--path", action="store_true", help="print the folder in which they are installed, and write nothing"
-    )
+def add_uses(command: Command) -> None:
+    """Add the commands that run a model on images."""
+    text = "print the likeliest classes of image files"
+    added = command("predict", text, "cat.jpg dog.jpg --model vit-b-16", ["images", "model"])
+    add_images_and_model(added)
+    added.add_argument("--top", type=int, default=5, help="classes of each image (default: 5)")
+    shown = added.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    shown.add_argument("--csv", action="store_true", help="print CSV instead of a table")
+    add_hints(added)
 
-    for name, (script, text, last) in SCRIPTS.items():
-        text = f"{text} (the options are those of {script}.py: {name} --help)"
-        example = f"example: plain-vit {name} --model glyphs --dataset digits {last}"
-        commands.add_parser(name, help=text, description=text, epilog=example, add_help=False)
+    text = "write the features of image files to a parquet file"
+    added = command("embed", text, "cat.jpg dog.jpg --model vit-b-16 --out features.parquet", ["images", "model"])
+    add_images_and_model(added)
+    added.add_argument("--out", required=True, type=Path, help="new file")
+    kinds = "what a classifier would read (default); class token, mean of the patches, both; or the grid of patches"
+    added.add_argument("--feature", choices=FEATURES, default="pooled", help=kinds)
+    added.add_argument("--force", action="store_true", help="replace OUT")
+    add_hints(added)
 
+    text = "draw attention and other figures of a model on images: one page, PNG files and arrays"
+    added = command("show", text, "cat.jpg dog.jpg --model vit-b-16 --out page", ["images", "model"])
+    add_images_and_model(added)
+    added.add_argument("--compare", help="a second model, shown side by side with the first")
+    added.add_argument("--out", required=True, type=Path, help="new or empty folder")
+    add_hints(added)
+
+
+def add_others(command: Command) -> None:
+    """Add the commands for the Hub, the examples and bug reports."""
     added = command("push", "upload the folder of a saved model to the Hub, in one commit", "vit-b-16 user/vit-b-16")
     added.add_argument("folder", type=Path, help="folder of a saved model")
     added.add_argument("repo", help="user/name; created if it does not exist")
@@ -185,14 +219,20 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--exclude", nargs="+", default=[], metavar="PATTERN", help="do not upload these files")
     added.add_argument("--message", default="Upload model", help="commit message")
 
-    text = "draw attention and other figures of a model on images: one page, PNG files and arrays"
-    added = command("show", text, "cat.jpg dog.jpg --model vit-b-16 --out page", ["images", "model"])
-    added.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
-    added.add_argument("--model", required=True, help="file, folder or Hub id; the options describe this one")
-    added.add_argument("--compare", help="a second model, shown side by side with the first")
-    added.add_argument("--out", required=True, type=Path, help="new or empty folder")
-    add_hints(added)
-    return main_parser
+    command("env", "print installed versions and hardware, for bug reports", "")
+
+    text = "write the example scripts, images and small trained checkpoint that come with the package"
+    added = command("examples", text, "my-examples")
+    added.add_argument("out", type=Path, nargs="?", default=Path("examples"), help="new folder (default: ./examples)")
+    added.add_argument(
+        "--path", action="store_true", help="print the folder in which they are installed, and write nothing"
+    )
+
+
+def add_images_and_model(command: argparse.ArgumentParser) -> None:
+    """Add the images of a command and the model that sees them."""
+    command.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
+    command.add_argument("--model", required=True, help="file, folder or Hub id; the options describe this one")
 
 
 def add_hints(command: argparse.ArgumentParser) -> None:

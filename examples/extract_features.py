@@ -66,10 +66,8 @@ def extract(arguments: ExtractArguments) -> dict[str, Any]:
     settings = settings_of(arguments, images, opened, image_processor) | own
     model, dtype = prepared(opened.base_model, arguments, accelerator), getattr(torch, arguments.dtype)
 
-    @torch.no_grad()
-    def columns_of(pixel_values: torch.Tensor) -> dict[str, Any]:
-        pixel_values = pixel_values.to(model.dtype)
-        features = features_of(model, pixel_values, kind=arguments.feature, layers=arguments.layers)
+    def columns_of(inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+        features = features_of(model, inputs, kind=arguments.feature, layers=arguments.layers)
         return as_columns({name: values.to(dtype) for name, values in features.items()})
 
     run = Run(Path(arguments.output_dir), images, image_processor, columns_of, arguments, settings)

@@ -52,14 +52,11 @@ def predict(arguments: PredictArguments) -> dict[str, Any]:
     opened, image_processor = open_model(arguments)
     if not isinstance(opened, PlainViTForImageClassification):
         raise TrainingError(f"{arguments.model} has no classifier: give a fine-tuned model, or extract features.")
-    class_names = [str(name) for _, name in sorted((opened.config.id2label or {}).items())]
     settings = settings_of(arguments, images, opened, image_processor) | {"top": arguments.top}
     model = prepared(opened, arguments, accelerator)
 
-    @torch.no_grad()
-    def columns_of(pixel_values: torch.Tensor) -> dict[str, Any]:
-        logits = model(pixel_values.to(model.dtype)).logits
-        return predictions_of(logits, class_names, top=arguments.top)
+    def columns_of(inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+        return predictions_of(model, inputs, top=arguments.top)
 
     run = Run(Path(arguments.output_dir), images, image_processor, columns_of, arguments, settings)
     manifest = run.to_end(accelerator, loading)

@@ -1,12 +1,15 @@
 """Commands of `plain-vit`; `plain_vit_command.py` parses their arguments."""
 
 import argparse
+import csv
 import io
+import json
 import os
 import shutil
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +19,7 @@ from plain_vit_command import HINTS, examples_folder, main
 
 from .errors import (
     CheckpointError,
+    DataError,
     OutputExistsError,
     PlainViTError,
     UnsafeFileError,
@@ -171,6 +175,73 @@ def show(options: argparse.Namespace) -> None:
     say(f"written: {page}")
 
 
+def predict(options: argparse.Namespace) -> None:
+    """Print the likeliest classes of images."""
+    from .modeling_plain_vit import PlainViTForImageClassification
+    from .training.bulk_inference import predictions_of, table_of_files
+
+    if options.top < 1:
+        options.refuse(f"--top is {options.top}: give at least 1")
+    model, image_processor = open_for_inference(options)
+    if not isinstance(model, PlainViTForImageClassification):
+        raise CheckpointError(f"{options.model} has no classifier: give a fine-tuned model, or use plain-vit embed")
+    table, broken = table_of_files(
+        options.images, image_processor, lambda inputs: predictions_of(model, inputs, top=options.top)
+    )
+    images = table.select(["path", "labels", "probabilities"]).to_pylist()
+    if options.json:
+        print(json.dumps(images, indent=2))
+    elif options.csv:
+        rows = csv.writer(sys.stdout, lineterminator="\n")
+        rows.writerow(["path", "rank", "label", "probability"])
+        for image in images:
+            likeliest = zip(image["labels"], image["probabilities"], strict=True)
+            rows.writerows([image["path"], rank, *each] for rank, each in enumerate(likeliest, start=1))
+    else:
+        for image in images:
+            say(image["path"])
+            for label, probability in zip(image["labels"], image["probabilities"], strict=True):
+                say(f"  {probability:7.2%}  {label}")
+    refuse_broken(broken)
+
+
+def embed(options: argparse.Namespace) -> None:
+    """Write the features of images."""
+    from pyarrow import parquet
+
+    from .files.staging import staged_file
+    from .training.bulk_inference import as_columns, check_features, features_of, table_of_files
+
+    model, image_processor = open_for_inference(options)
+    body = model.base_model
+    check_features(body.config, options.feature, [])
+    with staged_file(options.out, force=options.force, sources=options.images) as new:
+        table, broken = table_of_files(
+            options.images,
+            image_processor,
+            lambda inputs: as_columns(features_of(body, inputs, kind=options.feature, layers=[])),
+        )
+        parquet.write_table(table, new)
+    say(f"written: {options.out}, {table.num_rows} images")
+    refuse_broken(broken)
+
+
+def open_for_inference(options: argparse.Namespace) -> tuple[Any, Any]:
+    """Open the model of a command in float32, without gradients, and its image processor."""
+    from .conversion import from_checkpoint
+
+    converted = from_checkpoint(options.model, **hints_of(options))
+    if converted.image_processor is None:
+        raise CheckpointError(f"{options.model} has no image processor: give --image-mean and --image-std")
+    return converted.model.float().requires_grad_(False), converted.image_processor
+
+
+def refuse_broken(broken: Sequence[str]) -> None:
+    """Fail for images that cannot be read, after the others are done."""
+    if broken:
+        raise DataError(f"left out, because they cannot be read: {', '.join(broken)}")
+
+
 def env(options: argparse.Namespace) -> None:
     """Print versions and hardware for a bug report."""
     from .environment import describe_environment
@@ -230,7 +301,7 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
 
 COMMANDS = {
     "inspect": inspect, "convert": convert, "verify": verify, "export": export, "push": push, "show": show, "env": env,
-    "examples": examples,
+    "examples": examples, "predict": predict, "embed": embed,
 }  # fmt: skip
 
 if __name__ == "__main__":

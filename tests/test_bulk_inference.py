@@ -17,6 +17,7 @@ from pyarrow import parquet
 from transformers import pipeline
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
+from plain_vit.cli import main
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
 from plain_vit.training.bulk_inference import MANIFEST, SHARDS
 from tests.conftest import randomize_
@@ -86,7 +87,7 @@ def test_features_are_those_of_the_model(model: Path, images: Path, tmp_path: Pa
     assert manifest["complete"]
     assert list(manifest["shards"].values()) == [7, 7, 7, 2]
     classifier, processor = opened(model)
-    body: PlainViTModel = classifier.base_model
+    body: Any = classifier.base_model
     pixels = pixels_of(images, processor)
     with torch.no_grad():
         outputs = body(pixels)
@@ -283,3 +284,39 @@ def test_a_model_without_a_classifier_predicts_nothing(images: Path, tmp_path: P
         with pytest.raises(TrainingError, match=named):
             extract(**options, feature=feature)
     assert extract(**options, feature="mean")["images"] == IMAGES
+
+
+# The command, for a few files
+
+
+def test_the_command_predicts_and_embeds_files_like_the_scripts(
+    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted(map(str, images.glob("*.png")))[:11]
+    predict(model=str(model), dataset=str(images), output_dir=str(tmp_path / "predictions"), top=2)
+    extract(model=str(model), dataset=str(images), output_dir=str(tmp_path / "features"), feature="cls_mean")
+    assert main(["predict", *files, "--model", str(model), "--top", "2", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    expected = table_of(tmp_path / "predictions")[:11]
+    assert [each["path"] for each in printed] == files
+    assert [each["labels"] for each in printed] == [list(labels) for labels in expected["labels"]]
+    shares = np.stack([each["probabilities"] for each in printed])
+    assert np.allclose(shares, np.stack(list(expected["probabilities"])), rtol=0, atol=TOLERANCE)
+    out = str(tmp_path / "few.parquet")
+    assert main(["embed", *files, "--model", str(model), "--out", out, "--feature", "cls_mean"]) == 0
+    got = torch.tensor(np.stack(list(pd.read_parquet(out)["feature"])))
+    assert difference(got, torch.tensor(np.stack(list(table_of(tmp_path / "features")["feature"][:11])))) <= TOLERANCE
+
+
+def test_the_command_prints_what_can_be_read_and_then_fails(
+    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad, out = str(images / "00.png"), tmp_path / "bad.png", tmp_path / "out.parquet"
+    bad.write_bytes(b"not an image")
+    assert main(["predict", good, str(bad), "--model", str(model), "--csv"]) == DataError.exit_code
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 1 + 4  # the header, and all 4 classes
+    assert "left out, because they cannot be read" in printed.err
+    assert "bad.png" in printed.err
+    assert main(["embed", str(bad), "--model", str(model), "--out", str(out)]) == DataError.exit_code
+    assert not out.exists()

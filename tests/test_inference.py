@@ -168,7 +168,7 @@ def test_compiled_the_logits_stay_within_rounding(name: str) -> None:
 
 
 def test_a_prepared_body_returns_hidden_states() -> None:
-    model = randomize_(PlainViTModel(tiny_config())).eval()
+    model: Any = randomize_(PlainViTModel(tiny_config())).eval()
     with torch.no_grad():
         expected = model(pixels(), output_hidden_states=True)
     outputs = prepare_for_inference(model)(pixels(), output_hidden_states=True)

@@ -43,6 +43,8 @@ with needs("plain-vit[train]"):
 MANIFEST, SHARDS = "manifest.json", "data/part-*.parquet"
 METADATA = b"plain_vit"  # of a shard: its place in the data, and the images that cannot be read
 
+BATCH = 8  # images in a forward pass over a few files
+
 Columns = dict[str, pa.Array]
 
 
@@ -76,7 +78,7 @@ class Parts(torch.utils.data.IterableDataset):
 
     def __init__(
         self,
-        rows: Dataset | IterableDataset,
+        rows: Dataset | IterableDataset | Sequence[dict[str, Any]],
         image_processor: Any,
         shard_size: int,
         batch_size: int,
@@ -87,7 +89,7 @@ class Parts(torch.utils.data.IterableDataset):
         self.shard_size, self.batch_size, self.begin = shard_size, batch_size, begin
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield batches: `shard`, `rows`, `paths`, `pixel_values`, `broken`, and `ends`: "", "shard" or "part"."""
+        """Yield batches: `shard`, `rows`, `paths`, `inputs` of the model, `broken`; `ends`: "", "shard" or "part"."""
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for begin in self.begin[first::step]:
@@ -125,12 +127,12 @@ class Parts(torch.utils.data.IterableDataset):
                 continue
             numbers.append(number)
             paths.append((stored or {}).get("path"))
-        pixels = self.image_processor(images, return_tensors="pt")["pixel_values"] if images else None
-        return {"shard": shard, "rows": numbers, "paths": paths, "pixel_values": pixels, "broken": broken}
+        inputs = dict(self.image_processor(images, return_tensors="pt")) if images else None
+        return {"shard": shard, "rows": numbers, "paths": paths, "inputs": inputs, "broken": broken}
 
 
 def numbered_rows(
-    rows: Dataset | IterableDataset, begin: Shard, shard_size: int
+    rows: Dataset | IterableDataset | Sequence[dict[str, Any]], begin: Shard, shard_size: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the rows of a part from a shard on, with their numbers: in the split, or in the file of a stream."""
     if isinstance(rows, IterableDataset):
@@ -153,7 +155,7 @@ class Run:
         folder: Gets `manifest.json`, and the shards in `data/`.
         rows: Rows with an undecoded `image`.
         image_processor: The model's image processor.
-        columns_of: Maps pixels [B, C, H, W] to the columns of a shard.
+        columns_of: Maps the image processor's outputs, on the device, to the columns of a shard.
         options: How the work is divided, and what happens to images that cannot be read.
         settings: Everything that determines the contents of the shards.
     """
@@ -161,7 +163,7 @@ class Run:
     folder: Path
     rows: Dataset | IterableDataset
     image_processor: Any
-    columns_of: Callable[[torch.Tensor], Columns]
+    columns_of: Callable[[dict[str, torch.Tensor]], Columns]
     options: BulkOptions
     settings: Mapping[str, Any]
 
@@ -250,20 +252,18 @@ class Run:
                         f"An image cannot be read: {broken}. Repair it, or leave such images out with --corrupted skip."
                     )
                 bar.say(f"left out an image that cannot be read: {broken}")
-            pixels = batch.pop("pixel_values")
-            batch["columns"] = self._columns(pixels, accelerator.device)
+            batch["columns"] = self._columns(batch.pop("inputs"), accelerator.device)
             unfinished.setdefault(batch["shard"], []).append(batch)
             seen = (len(batch["rows"]) + len(batch["broken"])) * accelerator.num_processes
             bar.update(seen if self.count is None else min(seen, self.count - bar.done - bar.images))
             if batch["ends"]:
                 write_shard(batch["shard"].file(self.folder), unfinished.pop(batch["shard"]))
 
-    def _columns(self, pixel_values: torch.Tensor | None, device: torch.device) -> Columns:
+    def _columns(self, inputs: dict[str, torch.Tensor] | None, device: torch.device) -> Columns:
         """Return the columns of a batch; where it has no image that can be read, empty ones of the same types."""
-        if pixel_values is not None:
-            return self.columns_of(pixel_values.to(device, non_blocking=True))
-        blank = self.image_processor([BLANK], return_tensors="pt")["pixel_values"]
-        return {name: values.slice(1) for name, values in self.columns_of(blank.to(device)).items()}
+        shown = dict(self.image_processor([BLANK], return_tensors="pt")) if inputs is None else inputs
+        columns = self.columns_of({name: values.to(device, non_blocking=True) for name, values in shown.items()})
+        return columns if inputs is not None else {name: values.slice(1) for name, values in columns.items()}
 
     def _manifest(self) -> dict[str, Any]:
         """Return the manifest of a complete run, from what its shards say."""
@@ -281,20 +281,24 @@ class Run:
         }
 
 
-def write_shard(file: Path, batches: Sequence[Mapping[str, Any]]) -> None:
-    """Write a shard, complete or not at all."""
+def table_of(batches: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return the columns of batches as one table."""
     columns: dict[str, list[pa.Array]] = {}
     for batch in batches:
         shown = {"row": pa.array(batch["rows"], pa.int64()), "path": pa.array(batch["paths"], pa.string())}
         for name, values in (shown | batch["columns"]).items():
             columns.setdefault(name, []).append(values)
-    table = pa.table({name: pa.chunked_array(values) for name, values in columns.items()})
+    return pa.table({name: pa.chunked_array(values) for name, values in columns.items()}).combine_chunks()
+
+
+def write_shard(file: Path, batches: Sequence[Mapping[str, Any]]) -> None:
+    """Write a shard, complete or not at all."""
     notes = {
         "ends_part": batches[-1]["ends"] == "part",
         "broken": [broken for batch in batches for broken in batch["broken"]],
     }
     with staged_file(file, force=True) as new:
-        parquet.write_table(table.replace_schema_metadata({METADATA: json.dumps(notes)}).combine_chunks(), new)
+        parquet.write_table(table_of(batches).replace_schema_metadata({METADATA: json.dumps(notes)}), new)
 
 
 def notes_of(file: Path) -> dict[str, Any]:
@@ -309,29 +313,56 @@ def notes_of(file: Path) -> dict[str, Any]:
         raise OutputExistsError(f"{file} is not a shard of this run: remove it, or give another folder.") from error
 
 
+def table_of_files(
+    files: Sequence[str], image_processor: Any, columns_of: Callable[[dict[str, torch.Tensor]], Columns]
+) -> tuple[pa.Table, list[str]]:
+    """Return the columns of image files, and which of them cannot be read and why.
+
+    Args:
+        files: Their paths.
+        image_processor: The model's image processor.
+        columns_of: As for `Run`.
+
+    Raises:
+        DataError: None of them can be read.
+    """
+    rows = [{"image": {"path": file, "bytes": None}} for file in files]
+    batches = list(Parts(rows, image_processor, len(rows), BATCH, [Shard(0, 0)]))
+    broken = [each for batch in batches for each in batch["broken"]]
+    if len(broken) == len(files):
+        raise DataError(f"No image can be read: {', '.join(broken)}.")
+    readable = [batch for batch in batches if batch["rows"]]
+    return table_of([batch | {"columns": columns_of(batch["inputs"])} for batch in readable]), broken
+
+
 # Columns
 
 
-FEATURES = ("pooled", "cls", "mean", "cls_mean", "patches")
-
-
-def features_of(model: Any, pixel_values: torch.Tensor, *, kind: str, layers: Sequence[int]) -> dict[str, torch.Tensor]:
+def features_of(
+    model: Any, inputs: Mapping[str, torch.Tensor], *, kind: str, layers: Sequence[int]
+) -> dict[str, torch.Tensor]:
     """Return the features of images, by the names of their columns.
 
     Args:
         model: A `PlainViTModel`.
-        pixel_values: [B, C, H, W].
+        inputs: Outputs of the image processor.
         kind: `pooled`: what a classifier would read; `cls`; `mean` of the patches; `cls_mean`: both after one another;
             `patches`: a grid [B, h, w, D].
         layers: Numbers of blocks, from 1, whose outputs are used; none for the last one, after the final norm.
+
+    Raises:
+        TrainingError: The images have many sizes, and their features are not the pooled ones.
     """
-    outputs = model(pixel_values, output_hidden_states=bool(layers))
+    if kind != "pooled" and "spatial_shapes" in inputs:
+        raise TrainingError("Of images of many sizes only pooled features can be extracted: give --feature pooled.")
+    inputs = {name: values.to(model.dtype) if name == "pixel_values" else values for name, values in inputs.items()}
+    outputs = model(**inputs, output_hidden_states=bool(layers))
     if kind == "pooled":
         return {"feature": outputs.pooler_output}
     tokens = {f"feature_{layer}": outputs.hidden_states[layer] for layer in layers}
-    size = (pixel_values.shape[-2], pixel_values.shape[-1])
+    size = inputs["pixel_values"].shape[-2:]
     return {
-        name: _gather(model, states, size, kind)
+        name: _gather(model, states, (size[0], size[1]), kind)
         for name, states in (tokens or {"feature": outputs.last_hidden_state}).items()
     }
 
@@ -376,22 +407,24 @@ def as_columns(tensors: Mapping[str, torch.Tensor]) -> Columns:
     return columns
 
 
-def predictions_of(logits: torch.Tensor, names: Sequence[str], *, top: int) -> Columns:
+def predictions_of(model: Any, inputs: Mapping[str, torch.Tensor], *, top: int) -> Columns:
     """Return the likeliest classes of images: `label` and `probability`, and lists of the first `top`.
 
     Args:
-        logits: [B, classes].
-        names: Names of the classes.
+        model: A `PlainViTForImageClassification`.
+        inputs: Outputs of the image processor.
         top: How many, at most all.
     """
-    probabilities, classes = logits.float().softmax(dim=-1).topk(min(top, len(names)), dim=-1)
-    labels = np.asarray(names, dtype=object)[classes.cpu().numpy()]
-    shares = probabilities.cpu().numpy()
+    inputs = {name: values.to(model.dtype) if name == "pixel_values" else values for name, values in inputs.items()}
+    shares = model(**inputs).logits.float().softmax(dim=-1)
+    probabilities, classes = (values.cpu().numpy() for values in shares.topk(min(top, shares.shape[-1]), dim=-1))
+    names = [str(name) for _, name in sorted(model.config.id2label.items())]
+    labels = np.asarray(names, dtype=object)[classes]
     return {
         "label": pa.array(labels[:, 0], pa.string()),
-        "probability": pa.array(shares[:, 0]),
+        "probability": pa.array(probabilities[:, 0]),
         "labels": pa.array(labels.tolist(), pa.list_(pa.string())),
-        "probabilities": pa.array(shares.tolist(), pa.list_(pa.float32())),
+        "probabilities": pa.array(probabilities.tolist(), pa.list_(pa.float32())),
     }
 
 
