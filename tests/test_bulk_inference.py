@@ -295,6 +295,7 @@ def test_the_command_predicts_and_embeds_files_like_the_scripts(
     files = sorted(map(str, images.glob("*.png")))[:11]
     predict(model=str(model), dataset=str(images), output_dir=str(tmp_path / "predictions"), top=2)
     extract(model=str(model), dataset=str(images), output_dir=str(tmp_path / "features"), feature="cls_mean")
+    capsys.readouterr()
     assert main(["predict", *files, "--model", str(model), "--top", "2", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     expected = table_of(tmp_path / "predictions")[:11]
