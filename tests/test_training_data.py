@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import PIL.Image
-import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow as pa
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Sequence, Value
 from pyarrow import parquet

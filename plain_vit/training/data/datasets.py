@@ -37,7 +37,7 @@ with needs("plain-vit[train]"):
         load_from_disk,
     )
     from datasets.exceptions import DatasetNotFoundError
-    from pyarrow import parquet  # type: ignore[import-untyped]
+    from pyarrow import parquet
     from sklearn.datasets import load_digits as load_scikit_learn_digits
     from sklearn.model_selection import train_test_split
 

@@ -20,7 +20,7 @@ from glob import has_magic
 from pathlib import Path
 
 import filelock
-import pyarrow  # type: ignore[import-untyped]
+import pyarrow
 
 from ...errors import DataError, OutputError, listed
 from ...extras import needs
