@@ -11,7 +11,7 @@ predictions of several views of an image. Each image counts once, however many p
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -103,15 +103,8 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         )
     )
     with Progress(total=len(split), done=0, shown=accelerator.is_main_process) as bar:
-
-        def counted() -> Iterator[dict[str, Any]]:
-            for batch in bar.batches(loader):
-                for broken in filter(None, batch.pop("broken")):
-                    raise DataError(f"An image cannot be read: {broken}. Repair it, or remove it.")
-                yield batch
-                bar.update(min(len(batch["labels"]) * accelerator.num_processes, len(split) - bar.images))
-
-        result = evaluate_classifier(prepared, counted(), accelerator, size=len(split))
+        batches = readable_batches(bar, loader, accelerator.num_processes)
+        result = evaluate_classifier(prepared, batches, accelerator, size=len(split))
         if not math.isfinite(result.loss):
             raise TrainingError(f"The loss of {arguments.model} is not finite: {result.loss}.")
         rates = bar.rates()
@@ -133,6 +126,19 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
             write_file(Path(arguments.predictions), predictions_of(result, split, class_names))
     accelerator.free_memory()
     return results
+
+
+def readable_batches(bar: Progress, loader: Iterable[dict[str, Any]], processes: int) -> Iterator[dict[str, Any]]:
+    """Yield batches, and count their images and those of the other processes.
+
+    Raises:
+        DataError: An image cannot be read.
+    """
+    for batch in bar.batches(loader):
+        for broken in filter(None, batch.pop("broken")):
+            raise DataError(f"An image cannot be read: {broken}. Repair it, or remove it.")
+        yield batch
+        bar.update(min(len(batch["labels"]) * processes, (bar.total or 0) - bar.images))
 
 
 def matching_classes(

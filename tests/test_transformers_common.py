@@ -71,7 +71,9 @@ def test_hidden_states_and_attentions_are_all_there(model_class: Any, name: str,
     last = config.num_register_tokens * config.register_tokens_last
     tokens = math.prod(config.grid_size) + config.num_prefix_tokens + last
     assert [tuple(state.shape) for state in outputs.hidden_states] == [(2, tokens, 40)] * 4
-    assert [tuple(a.shape) for a in outputs.attentions] == [(2, 5, tokens, tokens)] * 3 * config.num_branches
+    assert [tuple(a.shape) for a in outputs.attentions] == [
+        (2, config.num_attention_heads, tokens, tokens)
+    ] * 3 * config.num_branches
     without = model(pixels(), output_hidden_states=False, output_attentions=False)
     assert without.hidden_states is None
     assert without.attentions is None

@@ -374,11 +374,7 @@ def load_classification_data(
         chosen["train"] = few_shots(chosen["train"], shots_per_class, names, seed)
     if max_images is not None:
         chosen = {role: some_rows(split, max_images, seed) for role, split in chosen.items()}
-    unreadable: list[str] = []
-    for role in ("validation", "test"):
-        if skip_unreadable and role in chosen:
-            chosen[role], broken = _readable(chosen[role])
-            unreadable += broken
+    unreadable = _leave_out_unreadable(chosen) if skip_unreadable else []
     return ImageClassificationData(
         train=chosen["train"],
         validation=chosen.get("validation"),
@@ -519,6 +515,17 @@ def _stream_size(stream: IterableDataset, given: int | None) -> int:
             "The stream does not say how many training images it has, as .tar shards never do: set --stream_images."
         )
     return int(said.num_examples)
+
+
+def _leave_out_unreadable(splits: dict[str, Any]) -> list[str]:
+    """Replace the evaluated splits by their readable images, and return the errors of the others."""
+    unreadable: list[str] = []
+    for role in ("validation", "test"):
+        if role not in splits:
+            continue
+        splits[role], broken = _readable(splits[role])
+        unreadable += broken
+    return unreadable
 
 
 def _readable(split: Dataset) -> tuple[Dataset, list[str]]:
