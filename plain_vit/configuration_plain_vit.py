@@ -193,7 +193,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             channels each: appendix D.4), "factorized" (the same with all channels, added: NaViT), "sincos_2d" (Beyer et
             al. 2022, computed) or "none".
         position_embedding_on_prefix: Also add position embeddings to the tokens before the patches.
-        position_resampling: How the table is resampled to another grid. "truncate" uses the first rows in raster order.
+        position_resampling: How the table is resampled to another grid. "truncate" uses the first rows in raster order,
+            or the first of each of the "factorized" tables.
         position_resampling_to_square: Resample to the square of the grid's longer side, and use the part of that at the
             top left, which keeps the aspect ratio (timm's NaFlexVit).
         rotary_embedding_type: "none", "axial" (queries and keys are rotated by the row and the column of their patch,
@@ -246,7 +247,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         pooling: "cls", "mean", "max", "mean_max" (their average), "cls_mean" (class token and mean concatenated, twice
             as wide: DINOv2's head), "map" (attention pooling), "query" (attention pooling without an MLP: AIMv2's),
             "prr" (the class token, or the average, after attention between all tokens without parameters),
-            "class_attention" (a class token that reads the patches in blocks of its own: CaiT) or "none" (every token).
+            "class_attention" (a class token that reads the patches in blocks of its own: CaiT), "query_block" (a
+            learned query that reads the patches as in a block without an MLP: vit-pytorch's NaViT) or "none" (every
+            token).
         pooling_num_attention_heads: Heads of the pooling, for "map", "query" and "prr" (default: those of the blocks).
         pooling_intermediate_size: Width inside the MLP of pooling "map" (default: that of the first layer of the
             blocks' MLP).
@@ -255,6 +258,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         representation_size: Width of a dense layer between pooling and classifier (the paper's pre-training head).
         representation_act: Activation of that layer.
         representation_bias: Give that layer a bias (the projections of CLIP have none).
+        classifier_bias: Give the classifier a bias.
         hidden_dropout_prob: Dropout after each dense layer except query, key and value (paper, appendix B.1).
         embedding_dropout_prob: Dropout after adding positions (default: `hidden_dropout_prob`).
         attention_probs_dropout_prob: Dropout of the attention weights.
@@ -357,9 +361,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     layer_scale_on_mlp: bool = True
 
     final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
-    pooling: Literal["cls", "mean", "max", "mean_max", "cls_mean", "map", "query", "prr", "class_attention", "none"] = (
-        "cls"
-    )
+    pooling: Literal[
+        "cls", "mean", "max", "mean_max", "cls_mean", "map", "query", "prr", "class_attention", "query_block", "none",
+    ] = "cls"  # fmt: skip
     pooling_num_attention_heads: int | None = None
     pooling_intermediate_size: int | None = None
     pooling_num_layers: int | None = None
@@ -367,6 +371,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     representation_size: int | None = None
     representation_act: str = "tanh"
     representation_bias: bool = True
+    classifier_bias: bool = True
 
     hidden_dropout_prob: float | int = 0.0
     embedding_dropout_prob: float | int | None = None
@@ -574,9 +579,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              "sincos_2d has no positions for the tokens before the patches: set position_embedding_on_prefix=False"),
             (self.position_embedding_type == "learned_2d" and self.hidden_size % 2 != 0,
              f"learned_2d positions halve the channels: hidden_size must be even, not {self.hidden_size}"),
-            (self.position_embedding_type in ("learned_2d", "factorized") and self.position_resampling == "truncate",
-             f"{self.position_embedding_type} has a table for each axis, whose first rows are no grid: set another "
-             "position_resampling"),
+            (self.position_embedding_type == "learned_2d" and self.position_resampling == "truncate",
+             "learned_2d positions are not truncated by any source: set another position_resampling"),
             (self.position_resampling_to_square and (self.position_resampling == "truncate"
              or self.position_embedding_type not in ("learned", "learned_2d", "factorized")),
              "position_resampling_to_square resamples a table of positions: set it to False"),
@@ -669,6 +673,10 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              'pooling "class_attention" has its own class token and follows plain blocks of patches in every source: '
              'set use_class_token=False, num_register_tokens=0, mlp_type="mlp", mlp_inner_norm=False and '
              'block_type="sequential"'),
+            (self.pooling == "query_block" and (self.attention_type != "self" or self.num_key_value_heads is not None
+                                                or self.relative_position_bias != "none"),
+             'pooling "query_block" follows plain attention in every source: set attention_type="self", '
+             'num_key_value_heads=None and relative_position_bias="none"'),
             (self.reconstruction_target == "mean_color" and self.num_channels > 4,
              f"mean_color has 8 ** num_channels colours: it takes at most 4 channels, not {self.num_channels}"),
         )  # fmt: skip

@@ -15,7 +15,7 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_plain_vit import ATTENTIONS
+from .attention_plain_vit import ATTENTIONS, PlainViTAttention
 from .configuration_plain_vit import PlainViTConfig
 from .layers_plain_vit import FreshWeights, init_as, layer_scale_or_identity, norm_or_identity
 
@@ -112,12 +112,17 @@ class ClassMeanPooler(PatchPooler):
 
 
 def fused_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, valid: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    valid: torch.Tensor | None,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Compute attention to the valid tokens with torch's fused kernel, which does not accept an empty batch."""
     if query.shape[0] == 0:
         return query @ key.transpose(-2, -1) @ value
-    return F.scaled_dot_product_attention(query, key, value, None if valid is None else valid[:, None, None])
+    mask = None if valid is None else valid[:, None, None]
+    return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
 
 
 class MapPooler(PatchPooler):
@@ -249,6 +254,33 @@ class ClassAttentionPooler(Pooler):
         fresh.draw("cls_token", self.cls_token)
 
 
+class QueryBlockPooler(PatchPooler):
+    """Let a learned query read the finished patches as in a pre-norm block without an MLP.
+
+    Source: vit-pytorch's `na_vit.py`.
+    """
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        self.query = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.layernorm_before = norm_or_identity(config, True)
+        self.attention = PlainViTAttention(config, 0)
+
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        patches, valid = self.select(hidden_states, valid)
+        attention, heads = self.attention, (-1, self.attention.head_dim)
+        token = self.query.expand(patches.shape[0], -1, -1)
+        query = attention.q_norm(attention.q_proj(self.layernorm_before(token)).unflatten(-1, heads)).transpose(1, 2)
+        key = attention.k_norm(attention.k_proj(patches).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
+        value = attention.v_proj(patches).unflatten(-1, heads).transpose(1, 2)
+        pooled = fused_attention(query, key, value, valid, attention.scaling)
+        return (token + attention.o_proj(attention.norm(pooled.transpose(1, 2).flatten(2))))[:, 0]
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Initialise the query."""
+        fresh.draw("cls_token", self.query)
+
+
 POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "cls": ClassTokenPooler,
     "mean": MeanPooler,
@@ -259,6 +291,7 @@ POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "query": QueryPooler,
     "prr": RefinementPooler,
     "class_attention": ClassAttentionPooler,
+    "query_block": QueryBlockPooler,
     "none": NoPooler,
 }
 
@@ -302,7 +335,7 @@ def classifier(config: PlainViTConfig) -> nn.Module:
     if not config.num_labels:
         return nn.Identity()
     width = config.representation_size or config.pooled_size
-    return init_as("classifier", nn.Linear(width, config.num_labels))
+    return init_as("classifier", nn.Linear(width, config.num_labels, bias=config.classifier_bias))
 
 
 def image_classification_loss(

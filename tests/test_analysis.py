@@ -735,6 +735,13 @@ def test_class_attention_has_no_gradient_rollout() -> None:
     assert grad_cam(model, images(model)).shape == (2, 5, 4)
 
 
+def test_a_query_that_reads_as_a_block_has_no_gradient_rollout() -> None:
+    model = build(pooling="query_block", use_class_token=False)
+    with pytest.raises(AnalysisError, match="adds what it reads to a query"):
+        gradient_rollout(model, images(model))
+    assert grad_cam(model, images(model)).shape == (2, 5, 4)
+
+
 @pytest.mark.parametrize("kind", SIGNED)
 def test_attention_with_negative_weights_has_no_rollout(kind: str) -> None:
     model = signed(kind)

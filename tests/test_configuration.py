@@ -100,6 +100,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"pooling": "class_attention", "use_class_token": False}, "are not combined with others by any source"),
     ({"pooling": "class_attention", "attention_type": "talking_heads"}, "has its own class token"),
     ({"pooling_num_layers": 2}, "set pooling_num_layers=None"),
+    ({"pooling": "query_block", "relative_position_bias": "table"}, "follows plain attention in every source"),
     ({"attention_type": "locality", "attention_scale": 0.1}, "set attention_scale=None"),
     ({"attention_type": "locality", "use_class_token": False, "pooling": "mean"}, "set use_class_token=True"),
     ({"attention_type": "re_attention", "rotary_embedding_type": "axial", "head_dim": 8}, "not combined with a rot"),

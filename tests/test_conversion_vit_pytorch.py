@@ -254,7 +254,8 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def test_every_layout_has_a_case() -> None:
-    assert {case.layout for case in CASES} == {layout.title for layout in LAYOUTS if layout.fault is None}
+    elsewhere = {"na_vit 1.6.7"}  # tests/test_conversion_vit_pytorch_many_sizes.py
+    assert {case.layout for case in CASES} | elsewhere == {layout.title for layout in LAYOUTS if layout.fault is None}
 
 
 @cases

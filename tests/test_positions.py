@@ -324,7 +324,8 @@ def test_tables_of_rows_and_columns_are_resampled_like_the_whole_table(mode: Any
 
 
 @pytest.mark.parametrize(
-    ("fields", "text"), [({"hidden_size": 45}, "must be even"), ({"position_resampling": "truncate"}, "no grid")]
+    ("fields", "text"),
+    [({"hidden_size": 45}, "must be even"), ({"position_resampling": "truncate"}, "not truncated by any source")],
 )
 def test_tables_of_rows_and_columns_without_a_meaning_are_refused(fields: dict, text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -211,6 +211,8 @@ def drawn(rng: random.Random) -> tuple[nn.Module, Truth, tuple[int, int, int]]:
         channels = 3 if file == "cait" else rng.randint(1, 5)
         if number(release) < (0, 19) or file in SQUARE:
             patch, grid = (patch[0], patch[0]), (grid[0] + 4, grid[0] + 4)
+        if file == "na_vit":
+            patch = patch[0], patch[0]
         size = patch[0] * grid[0], patch[1] * grid[1]
         square = number(release) < (0, 19) or file in SQUARE
         heads, head_dim = rng.randint(1, 4), rng.choice([4, 6, 8])
@@ -224,7 +226,7 @@ def drawn(rng: random.Random) -> tuple[nn.Module, Truth, tuple[int, int, int]]:
             "num_register_tokens": rng.randint(1, 3), "patch_dropout": 0.25, "use_cls_token": rng.random() < 0.5,
             "qk_norm": True, "cls_depth": 2,
         }  # fmt: skip
-        if file in ("simple_vit_1d", "vit_1d"):
+        if file in ("simple_vit_1d", "vit_1d", "na_vit"):
             arguments["patch_size"] = patch[0]
         if "dim_head" not in taken:
             arguments["dim"] = heads * head_dim

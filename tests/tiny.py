@@ -90,6 +90,10 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "map_sizes": {"pooling": "map", "pooling_num_attention_heads": 2, "pooling_intermediate_size": 44},
     "query": {"pooling": "query", "use_class_token": False, "qkv_bias": False},
     "prr": {"pooling": "prr"},
+    "query_block": {
+        "pooling": "query_block", "use_class_token": False, "qk_norm": "norm", "head_dim": 12,
+        "final_norm": "both",
+    },
     "no_pooling": {"pooling": "none"},
     "representation": {"representation_size": 30},
     "projection": {"representation_size": 30, "representation_act": "linear", "representation_bias": False},

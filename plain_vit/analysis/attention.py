@@ -288,6 +288,11 @@ def _readout(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states:
             'pooling "class_attention" reads the patches in several blocks, with negative weights too: use '
             "attention_maps, grad_cam or integrated_gradients instead"
         )
+    if config.pooling == "query_block":
+        raise AnalysisError(
+            'pooling "query_block" adds what it reads to a query, and is not read out here: use attention_maps, '
+            "grad_cam or integrated_gradients instead"
+        )
     if config.pooling in ("map", "query"):
         weights = _probe_weights(model, layout, hidden_states).mean(dim=1)
     elif config.pooling == "prr":

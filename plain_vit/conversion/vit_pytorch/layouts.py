@@ -13,6 +13,7 @@ from typing import Any
 CLASS_TOKEN = "vit.embeddings.cls_token"
 REGISTERS = "vit.embeddings.register_tokens"
 POSITIONS = "vit.embeddings.position_embeddings.weight"
+ROWS, COLUMNS = "vit.embeddings.position_embeddings.rows", "vit.embeddings.position_embeddings.columns"
 PIXEL_NORM = "vit.embeddings.patch_embeddings.pre_norm"
 PROJECTION = "vit.embeddings.patch_embeddings.projection"
 PATCH_NORM = "vit.embeddings.patch_embeddings.post_norm"
@@ -31,6 +32,7 @@ SCORES_MIX = "vit.layers.{}.attention.scores_mix.weight"
 WEIGHTS_MIX = "vit.layers.{}.attention.weights_mix.weight"
 SCALE_1, SCALE_2 = "vit.layers.{}.layer_scale1.weight", "vit.layers.{}.layer_scale2.weight"
 POOLER_TOKEN = "vit.pooler.cls_token"
+POOLER_QUERY = "vit.pooler.query"
 FINAL_NORM = "vit.layernorm"
 POOLED_NORM = "vit.pooled_layernorm"
 HIDDEN = "vit.representation.0"
@@ -160,11 +162,11 @@ SMALL_0_26_0: Names = VIT_0_10_1 | {
 SMALL_1_4_3: Names = SMALL_0_26_0 | UNWRAPPED_BLOCKS | {TEMPERATURE: "transformer.layers.{}.0.temperature"}
 
 
-def in_pooler(ours: str | tuple[str, ...]) -> Any:
-    """Return our names of a part of a block as those of the pooling's blocks."""
+def in_pooler(ours: str | tuple[str, ...], place: str = "vit.pooler.blocks.{}.") -> Any:
+    """Return our names of a part of a block as those of the pooling's blocks, or of its only one."""
     if isinstance(ours, tuple):
-        return tuple(map(in_pooler, ours))
-    return ours.replace("vit.layers.", "vit.pooler.blocks.").replace(".mlp.", ".")
+        return tuple(in_pooler(name, place) for name in ours)
+    return ours.replace("vit.layers.{}.", place).replace(".mlp.", ".")
 
 
 def class_attention(block: Names) -> Names:
@@ -204,6 +206,41 @@ CAIT_1_0_0: Names = CAIT_0_14_0 | NORMED_PATCHES
 CAIT_1_4_3: Names = AROUND_CAIT | NORMED_PATCHES | class_attention(CAIT_1_4_3_BLOCK)
 
 
+def gains(ours: str, name: str) -> Names:
+    """Return the names of a norm of na_vit, whose shift is a buffer of zeros."""
+    return {f"{ours}.weight": f"{name}.gamma", f"{ours}.bias": f"{name}.beta"}
+
+
+def na_vit_attention(name: str) -> Names:
+    """Return the table of an attention of na_vit, and of its norms."""
+    return gains(NORM_1, f"{name}.norm") | {
+        Q_NORM: f"{name}.q_norm.gamma",
+        K_NORM: f"{name}.k_norm.gamma",
+        Q: f"{name}.to_q",
+        (K, V): f"{name}.to_kv",
+        OUT: f"{name}.to_out.0",
+    }
+
+
+BLOCK_OF_QUERY = "vit.pooler."  # our place of the attention that pools
+NA_VIT: Names = {
+    **gains(PIXEL_NORM, "to_patch_embedding.0"),
+    PROJECTION: "to_patch_embedding.1",
+    **gains(PATCH_NORM, "to_patch_embedding.2"),
+    ROWS: "pos_embed_height",
+    COLUMNS: "pos_embed_width",
+    **na_vit_attention("transformer.layers.{}.0"),
+    **gains(NORM_2, "transformer.layers.{}.1.0"),
+    FC1: "transformer.layers.{}.1.1",
+    FC2: "transformer.layers.{}.1.4",
+    **gains(FINAL_NORM, "transformer.norm"),
+    POOLER_QUERY: "attn_pool_queries",
+    **{in_pooler(ours, BLOCK_OF_QUERY): name for ours, name in na_vit_attention("attn_pool").items()},
+    **gains(POOLED_NORM, "mlp_head.0"),
+    HEAD: "mlp_head.1",
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """The layout of a file of the package from one release on.
@@ -224,6 +261,7 @@ class Layout:
         output_bias: Whether the attention ends in a bias.
         fields: Further fields of our config that the class has.
         square: Sizes that are squares, of the image and of a patch.
+        channels_first: Whether the values of a patch are in the order channel, row, column.
         fault: The reason why these releases are not a plain ViT, though the checkpoint looks like one.
     """
 
@@ -241,6 +279,7 @@ class Layout:
     output_bias: bool = True
     fields: Mapping[str, Any] = field(default_factory=dict)
     square: tuple[str, ...] = ()
+    channels_first: bool = False
     fault: str | None = None
 
     @property
@@ -277,6 +316,18 @@ SMALL: dict[str, Any] = {
     "fields": {"attention_type": "locality", "attention_scale": None, "patch_projection": "shifted"},
     "square": ("patch_size",),
 }
+NAVIT: dict[str, Any] = {
+    "scale": "nothing",
+    "poolings": ("query_block",),
+    "optional": frozenset(),
+    "output_bias": False,
+    "fields": {
+        "patch_pre_norm": True, "patch_post_norm": True, "patch_projection": "linear", "final_norm": "both",
+        "position_embedding_type": "factorized", "position_resampling": "truncate", "classifier_bias": False,
+    },
+    "square": ("patch_size",),
+    "channels_first": True,
+}  # fmt: skip
 
 LAYOUTS = (
     Layout("vit", "0.0.2", VIT_0_0_2, **EARLY),
@@ -323,6 +374,8 @@ LAYOUTS = (
     Layout("cait", "1.4.3", CAIT_1_4_3, **CAIT),
     Layout("vit_for_small_dataset", "0.26.0", SMALL_0_26_0, **SMALL),
     Layout("vit_for_small_dataset", "1.4.3", SMALL_1_4_3, **SMALL),
+    Layout("na_vit", "1.2.6", NA_VIT, fault="attention leaves out every patch and reads the padding", **NAVIT),
+    Layout("na_vit", "1.6.7", NA_VIT, **NAVIT),
     # Models with the names of a plain ViT, most with its shapes too, so that only their owner knows.
     Layout("vit_3d", "0.36.0", VIT_0_10_1, fault=VIDEOS),
     Layout("vit_3d", "1.0.0", VIT_1_0_0, fault=VIDEOS),
@@ -353,6 +406,7 @@ CLASSES = {
     "deepvit": "DeepViT",
     "cait": "CaiT",
     "vit_for_small_dataset": "ViT",
+    "na_vit": "NaViT",
     "simple_vit": "SimpleViT",
     "simple_vit_with_patch_dropout": "SimpleViT",
     "simple_vit_with_register_tokens": "SimpleViT",

@@ -68,11 +68,12 @@ def _same(what: str, values: list[Any]) -> Any:
 
 
 def _patch_size(module: nn.Module, names: Names) -> tuple[int, int]:
-    """Return the patch size, from the einops layer that cuts the image or the attribute of the oldest releases."""
-    if hasattr(module, "to_patch_embedding"):
-        lengths: Any = module.get_submodule(f"{names[PROJECTION].rpartition('.')[0]}.0")
-        return lengths.axes_lengths["p1"], lengths.axes_lengths["p2"]
-    return module.patch_size, module.patch_size  # type: ignore[return-value]
+    """Return the patch size, from the attribute of some classes or the einops layer that cuts the image."""
+    size: Any = getattr(module, "patch_size", None)
+    if isinstance(size, int):
+        return size, size
+    lengths: Any = module.get_submodule(f"{names[PROJECTION].rpartition('.')[0]}.0")
+    return lengths.axes_lengths["p1"], lengths.axes_lengths["p2"]
 
 
 def _sincos_grid(table: torch.Tensor) -> tuple[int, int]:
@@ -131,6 +132,19 @@ def mlp_reads_norm(mlp: nn.Module) -> bool:
     return read[0] is not tokens
 
 
+@torch.no_grad()
+def reads_patches(module: Any) -> bool:
+    """Return whether the attention of a na_vit reads patches: before release 1.6.7 it reads padding alone."""
+    masks: list[torch.Tensor] = []
+    hook = module.transformer.register_forward_pre_hook(
+        lambda _, args, options: masks.append(options["attn_mask"]), with_kwargs=True
+    )
+    patch = module.attn_pool_queries.new_zeros(module.channels, module.patch_size, module.patch_size)
+    module([[patch]])
+    hook.remove()
+    return bool(masks[0].all())
+
+
 def with_dropouts(config: PlainViTConfig, module: Any, names: Names) -> PlainViTConfig:
     """Return the config with the dropouts of a live module: one for the blocks, one for the embeddings."""
     paths = _attention_paths(module, names)
@@ -140,12 +154,14 @@ def with_dropouts(config: PlainViTConfig, module: Any, names: Names) -> PlainViT
             parent, _, name = path.rpartition(".")
             kind = (
                 "head"
-                if path.startswith("mlp_head")
+                if path.startswith(("mlp_head", "attn_pool"))
                 else "weights"
                 if parent in paths and name == "dropout"
                 else "blocks"
             )
             rates[kind].append(child.p)
+    attentions: list[Any] = [module.get_submodule(path) for path in paths]
+    rates["weights"] += [attention.dropout_p for attention in attentions if hasattr(attention, "dropout_p")]
     config = copy.deepcopy(config)
     config.hidden_dropout_prob = _same("dropout", rates["blocks"] or [0.0])
     config.attention_probs_dropout_prob = _same("dropout", rates["weights"] or [0.0])
@@ -154,6 +170,10 @@ def with_dropouts(config: PlainViTConfig, module: Any, names: Names) -> PlainViT
         module.dropout.p if isinstance(getattr(module, "dropout", None), nn.Dropout) else 0.0
     )
     config.patch_dropout_prob = module.patch_dropout.prob if hasattr(module, "patch_dropout") else 0.0
+    rate = getattr(module, "calc_token_dropout", None)
+    if rate is not None and getattr(rate, "__qualname__", "").startswith("NaViT.__init__"):
+        # Made of a constant; other functions are refused as changes.
+        config.patch_dropout_prob = rate(0, 0)
     return config
 
 
@@ -193,7 +213,9 @@ def build(layout: Layout, config: PlainViTConfig) -> nn.Module:
         "attention_probs_dropout_prob": dropout if "dropout" in accepted else 0,
         "classifier_dropout_prob": dropout if HIDDEN in layout.names else 0,
         "drop_path_rate": 0,
-        "patch_dropout_prob": config.patch_dropout_prob if "patch_dropout" in accepted else 0,
+        "patch_dropout_prob": config.patch_dropout_prob
+        if {"patch_dropout", "token_dropout_prob"} & accepted.keys()
+        else 0,
     }
     parts = [
         f"{field} = {getattr(config, field)}: {rate} there"
@@ -224,6 +246,7 @@ def _arguments(kind: type[nn.Module], config: PlainViTConfig) -> dict[str, Any]:
         "dropout": dropout,
         "emb_dropout": dropout if embedding_dropout is None else embedding_dropout,
         "patch_dropout": config.patch_dropout_prob,
+        "token_dropout_prob": config.patch_dropout_prob or None,
         "num_register_tokens": config.num_register_tokens,
         "use_cls_token": config.use_class_token,
         "num_parallel_branches": config.num_branches,

@@ -11,22 +11,23 @@ from ...errors import SHOWN, AmbiguousCheckpointError, ExportError, MappingError
 from ...layers_plain_vit import ShiftedPatchEmbeddings
 from ..engine import INDEX, LEAF
 from ..format import Hints, Inference, pair
-from ..infer import divisors, grids, head_counts, image_sizes, square_grid
+from ..infer import divisors, grids, head_counts, square_grid
 from .families import FAMILIES
 from .layouts import (
     CLASS_TOKEN,
+    COLUMNS,
     FC1,
     HEAD,
     HEAD_MIX,
     HIDDEN,
     LAYOUTS,
-    NORM_1,
     OUT,
     POOLED_NORM,
     POSITIONS,
     PROJECTION,
     Q_NORM,
     REGISTERS,
+    ROWS,
     SCORES_MIX,
     K,
     Layout,
@@ -196,20 +197,20 @@ class Reader:
 
     def layer_numbers(self) -> list[int]:
         """Return the numbers of the layers."""
-        step = 2 if "{even}" in self.names[NORM_1] else 1
-        return [int(number) // step for _, number in self.found(NORM_1)]
+        step = 2 if "{odd}" in self.names[FC1] else 1
+        return [int(number) // step for _, number in self.found(FC1)]
 
     def num_branches(self) -> int:
         """Return the number of attentions in a block."""
-        if self.names[NORM_1].count("{}") < 2:
+        if self.names[FC1].count("{}") < 2:
             return 1
-        matches = (name_pattern(self.names[NORM_1]).fullmatch(name) for name in self.shapes)
+        matches = (name_pattern(self.names[FC1]).fullmatch(name) for name in self.shapes)
         return 1 + max(int(match[2]) for match in matches if match)
 
     def num_class_layers(self) -> int | None:
         """Return the number of the pooling's blocks; None if it has none."""
-        norm = in_pooler(NORM_1)
-        return 1 + max(int(number) for _, number in self.found(norm)) if norm in self.names else None
+        dense = in_pooler(FC1)
+        return 1 + max(int(number) for _, number in self.found(dense)) if dense in self.names else None
 
     def settle(self, field: str, value: object, source: str) -> None:
         """Record a value and its origin."""
@@ -290,7 +291,9 @@ class Reader:
         return (of_that_scale or opened)[-1]
 
     def patches(self, class_rows: int) -> int | None:
-        """Return the count of the patches, which a position table has; sines and cosines say nothing."""
+        """Return the count of the patches, which position tables have; sines and cosines say nothing."""
+        if ROWS in self.names:
+            return self.shape(ROWS)[0] * self.shape(COLUMNS)[0]
         if POSITIONS not in self.names:
             return None
         return self.shape(POSITIONS)[-2] - (class_rows if self.layouts[0].class_token_has_position else 0)
@@ -316,7 +319,7 @@ class Reader:
                 f"patch_size {hints.patch_size} and num_channels {hints.num_channels} do not fit: a patch has "
                 f"{numbers} numbers"
             )
-        patch_sizes = [size for size in patch_sizes if said is None or _cuts(said, size, patches)]
+        patch_sizes = [size for size in patch_sizes if said is None or _cuts(said, size, self.grids(patches))]
         if not patch_sizes:
             counted = "" if patches is None else f"; the position table is for {patches} patches"
             raise MappingError(
@@ -333,10 +336,12 @@ class Reader:
         return image_size, patch_sizes[0], count
 
     def image_size(self, patch_sizes: Sequence[tuple[int, int]], patches: int | None) -> tuple[int, int] | None:
-        """Return the native image size of a live module whose patches form a square; otherwise record it as missing."""
-        possible = [] if patches is None else grids(patches)
-        if self.live and patches is not None and square_grid(patches):
-            return image_sizes(patches, patch_sizes[0])[0]
+        """Return the native image size, if the grid and the patch size are known; otherwise record it as missing."""
+        possible = self.grids(patches) or []
+        is_known = ROWS in self.names or (self.live and patches is not None and square_grid(patches) is not None)
+        if is_known and self.hints.patch_size is not None:
+            (rows, columns), (height, width) = possible[0], patch_sizes[0]
+            return rows * height, columns * width
         pairs = itertools.product(enumerate(patch_sizes[:FEW]), enumerate(possible))
         ranked = {
             (rows * height, columns * width): None
@@ -346,6 +351,12 @@ class Reader:
         }
         self.open["image_size"] = list(ranked)[:FEW]
         return None
+
+    def grids(self, patches: int | None) -> list[tuple[int, int]] | None:
+        """Return the possible grids of so many patches; None for any."""
+        if ROWS in self.names:
+            return [(self.shape(ROWS)[0], self.shape(COLUMNS)[0])]
+        return None if patches is None else grids(patches)
 
 
 def name_pattern(name: str) -> re.Pattern[str]:
@@ -365,8 +376,8 @@ def _patch_sizes(numbers: int, num_channels: int | None) -> list[tuple[int, int]
     return [size for _, size in sizes]
 
 
-def _cuts(image_size: tuple[int, int], patch_size: tuple[int, int], patches: int | None) -> bool:
-    """Return whether these patches cut this image into so many."""
+def _cuts(image_size: tuple[int, int], patch_size: tuple[int, int], possible: Sequence[tuple[int, int]] | None) -> bool:
+    """Return whether these patches cut this image into one of the possible grids."""
     (height, width), (rows, columns) = image_size, patch_size
     whole = height % rows == 0 and width % columns == 0
-    return whole and patches in (None, (height // rows) * (width // columns))
+    return whole and (possible is None or (height // rows, width // columns) in possible)

@@ -27,6 +27,7 @@ from .modules import (
     live_hints,
     mlp_reads_norm,
     overridden_methods,
+    reads_patches,
     with_dropouts,
 )
 from .shapes import Reader, family_of, layouts_of
@@ -103,6 +104,8 @@ class VitPytorchFormat(Format):
         if layout.file == "vit_with_decorr":
             reads_norm = mlp_reads_norm(module.get_submodule("transformer.layers.0.1"))
             hints = replace(hints, layout=f"vit_with_decorr {'1.21.5' if reads_norm else '1.15.0'}")
+        if layout.file == "na_vit":
+            hints = replace(hints, layout=f"na_vit {'1.6.7' if reads_patches(module) else '1.2.6'}")
         description = self._describe(state, live_hints(module, layout, hints), live=True)
         config = with_dropouts(description.config, module, layout.names)
         if changed := changed_parts(module, config, layout):

@@ -28,6 +28,7 @@ from ..engine import (
 )
 from ..infer import pair
 from .layouts import (
+    BLOCK_OF_QUERY,
     CLASS_TOKEN,
     FINAL_NORM,
     HEAD,
@@ -38,6 +39,7 @@ from .layouts import (
     PATCH_NORM,
     PIXEL_NORM,
     POOLED_NORM,
+    POOLER_QUERY,
     POSITIONS,
     PROJECTION,
     Q_NORM,
@@ -60,6 +62,12 @@ DROP_TOKEN_AXIS = each(
     lambda gain, config: gain.unsqueeze(1),
 )
 DROP_TWO_AXES = inverse("DROP_TWO_AXES", ADD_TWO_AXES)
+# The values of a patch, in the order channel, row, column there.
+CHANNELS_LAST = each(
+    "CHANNELS_LAST",
+    lambda values, config: values.unflatten(-1, (config.num_channels, *config.patch_shape)).movedim(-3, -1).flatten(-3),
+    lambda values, config: values.unflatten(-1, (*config.patch_shape, config.num_channels)).movedim(-1, -3).flatten(-3),
+)
 TOKEN_TRANSFORMS = {3: IDENTITY, 2: ADD_FIRST_AXIS, 1: then(ADD_FIRST_AXIS, ADD_FIRST_AXIS)}
 POSITION_TRANSFORMS = {3: DROP_FIRST_AXIS, 2: IDENTITY}
 
@@ -77,13 +85,23 @@ def layout_rows(layout: Layout, config: PlainViTConfig) -> list[Row]:
         SCALE_1: DROP_TWO_AXES,
         SCALE_2: DROP_TWO_AXES,
     }
-    transforms |= {in_pooler(ours): transform for ours, transform in transforms.items()}
+    transforms |= {
+        in_pooler(ours, *place): transform
+        for ours, transform in list(transforms.items())
+        for place in ((), (BLOCK_OF_QUERY,))
+    }
+    transforms[POOLER_QUERY] = TOKEN_TRANSFORMS[1]
+    if layout.channels_first:
+        transforms |= {f"{PIXEL_NORM}.weight": CHANNELS_LAST, f"{PIXEL_NORM}.bias": CHANNELS_LAST}
     rows = [Row(name, _placed(ours, layout), transforms.get(ours, IDENTITY)) for ours, name in layout.names.items()]
+    kernels = CHANNELS_LAST if layout.channels_first else None
     if config.patch_projection == "conv":  # only in reverse: models from vit-pytorch are linear
+        kernels = PIXELS_TO_KERNEL
+    if kernels is not None:
         rows = [row for row in rows if row.ours != PROJECTION]
         name = layout.names[PROJECTION]
         rows += [
-            Row(f"{name}.weight", f"{PROJECTION}.weight", PIXELS_TO_KERNEL),
+            Row(f"{name}.weight", f"{PROJECTION}.weight", kernels),
             Row(f"{name}.bias", f"{PROJECTION}.bias"),
         ]
     return list(_numbered(rows, config.num_hidden_layers))
