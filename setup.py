@@ -33,7 +33,8 @@ EXTRAS = {
     "train": [
         "accelerate>=1.12",
         "datasets>=4.4",
-        "pyarrow>=21.0",  # which datasets brings too
+        "fsspec>=2023.1",  # these two datasets brings too
+        "pyarrow>=21.0",
         "peft>=0.18",
         "evaluate>=0.4.6",
         "scikit-learn>=1.7",

@@ -207,10 +207,8 @@ def predict(options: argparse.Namespace) -> None:
 
 def embed(options: argparse.Namespace) -> None:
     """Write the features of images."""
-    from pyarrow import parquet
-
     from .files.staging import staged_file
-    from .training.bulk_inference import as_columns, check_features, features_of, table_of_files
+    from .training.bulk_inference import as_columns, check_features, features_of, parquet, table_of_files
 
     model, image_processor = open_for_inference(options)
     body = model.base_model

@@ -242,7 +242,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         mlp_inner_norm: Normalise inside the MLP, after the activation (BEiT-3).
         hidden_act: Activation of the MLP. "gelu" is exact; "gelu_pytorch_tanh" is JAX's default approximation.
         layer_scale_init_value: Initial value of the learned gain on each residual branch; None for no gain.
-        layer_scale_on_mlp: Give the branch of the MLP a gain too (Sapiens2 does not).
+        gain_on_mlp: Give the branch of the MLP a gain too (Sapiens2 does not).
         final_norm: Position of the last norm: "before_pooling", "after_pooling", "both" or "none".
         pooling: "cls", "mean", "max", "mean_max" (their average), "cls_mean" (class token and mean concatenated, twice
             as wide: DINOv2's head), "map" (attention pooling), "query" (attention pooling without an MLP: AIMv2's),
@@ -358,7 +358,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     mlp_inner_norm: bool = False
     hidden_act: str = "gelu"
     layer_scale_init_value: float | int | None = None
-    layer_scale_on_mlp: bool = True
+    gain_on_mlp: bool = True
 
     final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
     pooling: Literal[
@@ -632,9 +632,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              'keys that several heads share take qk_norm None or "norm"'),
             (shared and self.rotary_embedding_type == "mixed",
              'a "mixed" rotation has frequencies for each head of the queries: set num_key_value_heads=None'),
-            (not self.layer_scale_on_mlp and self.layer_scale_init_value is None,
-             "layer_scale_on_mlp=False leaves a LayerScale on the attention: set layer_scale_init_value"),
-            (not self.layer_scale_on_mlp and self.block_type != "sequential",
+            (not self.gain_on_mlp and self.layer_scale_init_value is None,
+             "gain_on_mlp=False leaves a LayerScale on the attention: set layer_scale_init_value"),
+            (not self.gain_on_mlp and self.block_type != "sequential",
              'a LayerScale on the attention alone is in blocks of type "sequential" in every source'),
             (weighs and (self.qk_norm is not None or self.attention_inner_norm),
              f'attention_type "{self.attention_type}" has no norms of queries, keys or heads in any source'),

@@ -236,7 +236,7 @@ class PlainViTLayer(GradientCheckpointingLayer):
         self.layer_scale1 = layer_scale_or_identity(config)
         self.layernorm_after = norm_or_identity(config, True)
         self.mlp = mlp(config)
-        self.layer_scale2 = layer_scale_or_identity(config, config.layer_scale_on_mlp)
+        self.layer_scale2 = layer_scale_or_identity(config, config.gain_on_mlp)
         self.drop_path = StochasticDepth(config, layer_idx)
 
     def forward(

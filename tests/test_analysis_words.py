@@ -65,6 +65,10 @@ DRAWN: dict[str, Callable[[list[str]], Figure]] = {
         IMAGES, np.ones((ROWS, 3, 6, 5), dtype=np.float32), titles=names, unit=names[0]
     ),
     "prefix": lambda names: plots.plot_prefix_similarity(PositionSimilarity(np.ones((3, 2, 3, 2)), MAPS), names),
+    "reliability": lambda names: plots.plot_reliability(
+        np.ones(ROWS, dtype=int), np.full(ROWS, 0.5), np.full(ROWS, 0.4), of=names[0], x=names[1]
+    ),
+    "numbers": lambda names: plots.plot_predicted_numbers(np.eye(ROWS), np.eye(ROWS) * 0.9, names),
     "curves": lambda names: plots.plot_training_curves(
         [{names[0] + "x": 1, f"loss {name}": 2.0, f"accuracy {name}": 0.5} for name in names], x=names[0] + "x"
     ),
@@ -110,7 +114,7 @@ def test_every_picture_draws_two_thousand_names_as_they_are(case: str, names: li
 
 def test_every_function_that_takes_names_is_among_those_tried() -> None:
     source = Path(plots.__file__).read_text(encoding="utf-8")
-    assert source.count("\ndef plot_") == len(DRAWN) + 7  # seven draw no names
+    assert source.count("\ndef plot_") == len(DRAWN) + 8  # eight draw no names
     assert "Figure(" not in source  # but `plain_figure`
 
 

@@ -262,7 +262,7 @@ def test_hundreds_of_random_models_open_with_equal_numbers_and_go_back() -> None
         {"rotary_embedding_type": "axial", "rotary_theta": 100.0, "rotary_axes": "xy", "rotary_offset": 1.0},
         {"rotary_embedding_type": "mixed", "rotary_dtype": "weights", "num_register_tokens": 2},
         {"key_bias": False, "final_norm": "both"},
-        {"num_key_value_heads": (5, 1, 1), "layer_scale_init_value": 0.3, "layer_scale_on_mlp": False},
+        {"num_key_value_heads": (5, 1, 1), "layer_scale_init_value": 0.3, "gain_on_mlp": False},
         {"num_key_value_heads": 1, "qkv_bias": False, "rotary_embedding_type": "axial"},
         {
             "pooling": "map",

@@ -822,3 +822,12 @@ def test_a_centre_crop_that_transformers_cannot_do_is_refused_and_can_be_left_ou
     assert main([*command, "--no-image-processor"]) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
     shutil.rmtree(tmp_path / "out")
+
+
+def test_a_folder_whose_names_only_the_whole_models_loader_knows_has_the_weights_of_the_live_model(
+    folder: Callable[[str], Path],
+) -> None:
+    case = "QianfanOCRForConditionalGeneration"
+    live, opened = from_module(tiny_transformers(case)).state_dict(), from_checkpoint(folder(case)).model.state_dict()
+    assert live.keys() == opened.keys()
+    assert all(torch.equal(live[name], opened[name]) for name in live)

@@ -19,8 +19,8 @@ from plain_vit.extras import needs
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = (
-    "demo.py", "evaluate_image_classification.py", "finetune_image_classification.py", "linear_probe.py",
-    "pretrain_masked_patches.py", "train_vit_pytorch_on_glyphs.py", "space/app.py",
+    "demo.py", "evaluate_image_classification.py", "extract_features.py", "finetune_image_classification.py",
+    "linear_probe.py", "predict.py", "pretrain_masked_patches.py", "train_vit_pytorch_on_glyphs.py", "space/app.py",
 )  # fmt: skip
 NEED_NOTHING = {"convert_your_own.py", "verify_public_checkpoints.py"}
 IMPORTED_AS = {"scikit-learn": "sklearn", "vit-pytorch": "vit_pytorch", "pyyaml": "yaml", "pillow": "PIL"}

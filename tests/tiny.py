@@ -73,8 +73,8 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "rms_per_head": {"qk_norm": "rms_per_head", "attention_scale": 0.2},
     "rms_all_heads": {"qk_norm": "rms_all_heads"},
     "shared_keys": {
-        "num_attention_heads": 4, "num_key_value_heads": (4, 2, 1), "qk_norm": "norm", "layer_scale_init_value": 0.3,
-        "layer_scale_on_mlp": False,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "qk_norm": "norm", "layer_scale_init_value": 0.3,
+        "gain_on_mlp": False,
     },
     "wide_heads": {"head_dim": 12},
     "inner_norms": {"attention_inner_norm": True, "mlp_inner_norm": True},

@@ -295,7 +295,7 @@ def plot_reliability(
     axis.plot(confidences[filled], accuracies[filled], color=LINES[1], marker="o", markersize=3, linewidth=1)
     axis.set(ylabel="fraction correct", ylim=(0, 1), xlim=(0, 1))
     below.bar(middles, counts, width=width, color=LINES[0])
-    below.set(xlabel=x, ylabel=of)
+    below.set(xlabel=drawable(x), ylabel=drawable(of))
     for each in (axis, below):
         _tidy(each)
     below.yaxis.set_major_locator(MaxNLocator(3, integer=True))

@@ -713,7 +713,7 @@ DINOV3 = Family(
 )  # fmt: skip
 SAPIENS2 = Family(
     "sapiens2", SAPIENS2_ROWS, SAPIENS2_ON_DISK, SAPIENS2_SETTINGS,
-    {**DINOV3.fixed, "norm_type": "rms_norm", "layer_scale_on_mlp": False},
+    {**DINOV3.fixed, "norm_type": "rms_norm", "gain_on_mlp": False},
     {
         **DINOV3.unread,
         **dict.fromkeys(("head_config", "flip_pairs", "semantic_loss_ignore_index"), "of heads that do not open"),

@@ -23,8 +23,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import CheckpointError, ExportError, UnknownFormatError
 from ...image_processing_plain_vit import SourcePreprocessing
-from ..compare_modules import MASKED, class_path, differences, lost_fields
-from ..engine import Row, ignored_names, revert
+from ..compare_modules import MASKED, class_path, differences, empty_model, lost_fields
+from ..engine import Row, convert, ignored_names, revert
 from ..format import UNSEEN, Description, Format, Hints, Inference, Probes, StateDict
 from ..infer import pair
 from .families import (
@@ -224,6 +224,9 @@ class TransformersFormat(Format):
         architecture = _architecture(name)
         if architecture.family is ALTCLIP:  # only the loader of the whole model knows the names that it writes
             return {tensor.replace(".layer.", ".layers."): tensors[tensor] for tensor in tensors}
+        if architecture.family is QIANFAN_OCR and words == ["4.x"]:  # likewise
+            ours = convert(self.rows(config, layout), tensors, empty_model(config).state_dict(), config)
+            return revert(self.rows(config, f"{name} bare"), ours, config)
         if words:
             beside = tuple(str(row.source) for row in architecture.head)
             stored = {tensor if tensor.startswith(beside) else architecture.prefix + tensor: tensors[tensor]

@@ -20,7 +20,6 @@ from glob import has_magic
 from pathlib import Path
 
 import filelock
-import pyarrow
 
 from ...errors import DataError, OutputError, listed
 from ...extras import needs
@@ -29,6 +28,7 @@ from ...files.staging import staged_file, staged_folder
 
 with needs("plain-vit[train]"):
     import datasets
+    import pyarrow
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, NamedSplit
     from datasets.data_files import ALL_DEFAULT_PATTERNS, FILES_TO_IGNORE, SPLIT_PATTERN_SHARDED
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder

@@ -56,7 +56,9 @@ def layout_of(names: Collection[str]) -> str | None:
     if f"{prefix}conv1.weight" not in names or f"{prefix}transformer.resblocks.0.ln_1.weight" not in names:
         return None
     pooled, clip = f"{prefix}attn_pool.probe" in names, f"{prefix}ln_post.weight" in names  # every CLIP has the latter
-    return None if clip and not pooled else PERCEPTION_WHOLE if whole else PERCEPTION
+    if not pooled and (clip or "token_embedding.weight" in names):  # beside a text tower, this encoder pools so
+        return None
+    return PERCEPTION_WHOLE if whole else PERCEPTION
 
 
 def shown(tensors: Mapping[str, torch.Tensor], layout: str) -> dict[str, torch.Tensor]:
