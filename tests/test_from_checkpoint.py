@@ -428,9 +428,9 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
     path = saved(nn.Sequential(nn.Conv2d(3, 5, 7), nn.Linear(5, 3)).state_dict(), tmp_path)
     with pytest.raises(UnknownFormatError, match="its tensors are '0.weight', '0.bias'"):
         from_checkpoint(path)
-    deepvit = vit_pytorch_release("1.15.7", "deepvit").DeepViT(**{**SIZES, "image_size": 15, "patch_size": 5})
-    with pytest.raises(MappingError, match="left over: 'transformer.layers.0.0.reattn_weights'"):
-        from_checkpoint(saved(deepvit.state_dict(), tmp_path))
+    merging = vit_pytorch_release("1.15.7", "vit_with_patch_merger").ViT(**SIZES)
+    with pytest.raises(MappingError, match="left over: 'transformer.patch_merger.queries'"):
+        from_checkpoint(saved(merging.state_dict(), tmp_path), **SAID)
 
 
 def test_releases_whose_decorrelated_mlp_skips_its_norm_are_asked_for_and_refused(tmp_path: Path) -> None:
