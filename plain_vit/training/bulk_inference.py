@@ -62,7 +62,7 @@ class Shard:
 
     def file(self, folder: Path) -> Path:
         """Return the path of its file; sorted names are in the order of the data."""
-        return folder / "data" / f"part-{self.part:06d}-{self.number:04d}.parquet"
+        return folder / "data" / f"part-{self.part:06d}-{self.number:06d}.parquet"
 
 
 class Parts(torch.utils.data.IterableDataset):
