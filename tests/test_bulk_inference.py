@@ -168,9 +168,17 @@ def test_two_processes_with_workers_write_the_bytes_of_one(
 ) -> None:
     (tmp_path / "files").mkdir()
     data = as_parquet(images, tmp_path / "files", [14, 2, 0, 7])  # two shards, a short one, an empty one, a whole one
-    options = {"model": model, "dataset": data, "shard_size": SHARD, "batch_size": 3, "streaming": streaming}
-    launch("extract_features", PYTHON, output_dir=tmp_path / "one", **options)
-    launch("extract_features", TORCHRUN, output_dir=tmp_path / "two", num_workers=2, **options)
+    options = {"model": str(model), "dataset": str(data), "streaming": streaming}
+    extract(output_dir=str(tmp_path / "one"), **options)
+    launch(
+        "extract_features",
+        TORCHRUN,
+        output_dir=tmp_path / "two",
+        num_workers=2,
+        shard_size=SHARD,
+        batch_size=3,
+        **options,
+    )
     one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
     assert one == two
     assert len(one) == (6 if streaming else 5)
@@ -188,8 +196,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_keeps_what_it_wrote(
 ) -> None:
     (tmp_path / "files").mkdir()
     data = as_parquet(images, tmp_path / "files", [IMAGES - 2, 2])
-    options = {"model": model, "dataset": data, "shard_size": 2, "batch_size": 1, "streaming": streaming}
-    launch("extract_features", PYTHON, output_dir=tmp_path / "whole", **options)
+    options = {"model": str(model), "dataset": str(data), "shard_size": 2, "batch_size": 1, "streaming": streaming}
+    extract(output_dir=str(tmp_path / "whole"), **options)
     folder = tmp_path / "killed"
     process = start("extract_features", PYTHON, output_dir=folder, **options)
     while len(list(folder.glob(SHARDS))) < 2 and process.poll() is None:
@@ -201,12 +209,12 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_keeps_what_it_wrote(
     assert 2 <= len(before) < 12, "the run was over before it was killed"
     assert not json.loads((folder / MANIFEST).read_text())["complete"]
     with pytest.raises(OutputExistsError, match="--resume"):
-        extract(**{**options, "model": str(model), "dataset": str(data), "output_dir": str(folder)})
-    launch("extract_features", PYTHON, output_dir=folder, resume=True, **options)
+        extract(output_dir=str(folder), **options)
+    extract(output_dir=str(folder), resume=True, **options)
     whole, resumed = contents(tmp_path / "whole"), contents(folder)
     assert {name: whole[name] for name in whole} == {name: resumed[name] for name in whole}
     assert all(file.stat().st_mtime_ns == when for file, when in before.items())
-    launch("extract_features", PYTHON, output_dir=folder, resume=True, **options)  # nothing is missing
+    extract(output_dir=str(folder), resume=True, **options)  # nothing is missing
     assert contents(folder) == resumed
 
 
