@@ -53,6 +53,7 @@ from tests.transformers_models import (
     stage_differences,
     tiny_transformers,
     tolerance,
+    tower_of,
 )
 
 
@@ -833,3 +834,18 @@ def test_a_folder_whose_names_only_the_whole_models_loader_knows_has_the_weights
     live, opened = from_module(tiny_transformers(case)).state_dict(), from_checkpoint(folder(case)).model.state_dict()
     assert live.keys() == opened.keys()
     assert all(torch.equal(live[name], opened[name]) for name in live)
+
+
+@pytest.mark.parametrize("case", ["QianfanOCRForConditionalGeneration", "QianfanOCRModel", "AltCLIPModel"])
+def test_the_model_to_compare_with_gets_its_weights_from_transformers_own_loader(
+    folder: Callable[[str], Path], case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tiny_transformers(case)
+    config, live = from_module(module).config, tower_of(module).state_dict()
+    tensors = load_file(folder(case) / "model.safetensors")
+    (prefix,) = {name.split(".")[0] + "." for name in tensors if name.startswith("vision")}
+    stored = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
+    monkeypatch.setattr(type(TRANSFORMERS), "rows", None)  # our own table is not asked
+    loaded = TRANSFORMERS.for_module(stored, config, f"{type(tower_of(module)).__name__} 4.x")
+    assert loaded.keys() == live.keys()
+    assert all(torch.equal(loaded[name], live[name]) for name in live)

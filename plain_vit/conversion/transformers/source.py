@@ -23,13 +23,12 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import CheckpointError, ExportError, UnknownFormatError
 from ...image_processing_plain_vit import SourcePreprocessing
-from ..compare_modules import MASKED, class_path, differences, empty_model, lost_fields
-from ..engine import Row, convert, ignored_names, revert
+from ..compare_modules import MASKED, class_path, differences, lost_fields
+from ..engine import Row, ignored_names, revert
 from ..format import UNSEEN, Description, Format, Hints, Inference, Probes, StateDict
 from ..infer import pair
 from .families import (
     AIMV2,
-    ALTCLIP,
     ARCHITECTURES,
     BEIT,
     BOOKKEEPING,
@@ -75,6 +74,11 @@ ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "
 KERNELS = {
     f"transformers.models.data2vec.modeling_data2vec_vision.Data2VecVision{kind}SelfAttention": "Data2VecVision's"
     for kind in ("", "Sdpa")
+}
+# Towers whose names in files only the loader of the whole model knows: its class, and the tower in it.
+LOADED_WHOLE = {
+    "altclip_vision_model": ("AltCLIPModel", "vision_model."),
+    "qianfan_ocr_vision": ("QianfanOCRModel", "vision_tower."),
 }
 # Classes whose logits do not read the pooling head of the tower, and the type of their configuration.
 WITH_UNREAD_HEAD = {"SiglipForImageClassification": "siglip", "Siglip2ForImageClassification": "siglip2"}
@@ -222,11 +226,8 @@ class TransformersFormat(Format):
         """Return tensors under the names of the module: those of a file as transformers' own loader names them."""
         name, *words = (layout or _class_for(config)).split()
         architecture = _architecture(name)
-        if architecture.family is ALTCLIP:  # only the loader of the whole model knows the names that it writes
-            return {tensor.replace(".layer.", ".layers."): tensors[tensor] for tensor in tensors}
-        if architecture.family is QIANFAN_OCR and words == ["4.x"]:  # likewise
-            ours = convert(self.rows(config, layout), tensors, empty_model(config).state_dict(), config)
-            return revert(self.rows(config, f"{name} bare"), ours, config)
+        if words and architecture.family.model_type in LOADED_WHOLE:
+            return _loaded_whole(_recipe(config, name)[0], tensors)
         if words:
             beside = tuple(str(row.source) for row in architecture.head)
             stored = {tensor if tensor.startswith(beside) else architecture.prefix + tensor: tensors[tensor]
@@ -558,6 +559,19 @@ def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[s
     else:
         stock.num_labels = 0
     return stock, _options(config, architecture)
+
+
+def _loaded_whole(stock: PreTrainedConfig, tensors: StateDict) -> StateDict:
+    """Return the tensors of a tower as the loader of the whole model names them; its text model is a tiny one."""
+    name, tower = LOADED_WHOLE[stock.model_type]
+    kind = getattr(transformers, name)
+    text = {"vocab_size": 4, "hidden_size": 2, "intermediate_size": 2, "num_hidden_layers": 1, "num_attention_heads": 1}
+    whole = kind.config_class(vision_config=stock.to_dict(), text_config=text)
+    fresh = kind(whole).state_dict()
+    stored = {tensor: fresh[tensor] for tensor in fresh if not tensor.startswith(tower)}
+    stored |= {tower + tensor: tensors[tensor] for tensor in tensors}
+    loaded = kind.from_pretrained(None, config=whole, state_dict=stored).state_dict()
+    return {tensor.removeprefix(tower): loaded[tensor] for tensor in loaded if tensor.startswith(tower)}
 
 
 def _options(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
