@@ -363,8 +363,9 @@ def draw_first_batch(
     if broken := [name for name in batch["broken"] if name]:
         loop.accelerator.print(f"replaced, because it cannot be read: {', '.join(broken)}")
     if loop.accelerator.is_main_process:
-        pixels, targets = cast(ImageTask[Any], loop.task).inputs(batch)
-        show_batch(arguments.show_batch or "", pixels, targets, image_processor, data.label_names)
+        task = cast(ImageTask[Any], loop.task)
+        pixels, targets = task.inputs(batch)
+        show_batch(arguments.show_batch or "", task.resized(pixels), targets, image_processor, data.label_names)
         loop.accelerator.print(f"the first batch is drawn in {arguments.show_batch}")
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from plain_vit import PlainViTModel
 from plain_vit.errors import TrainingError
+from plain_vit.files.manifest import manifest_problem
 from plain_vit.training.arguments import LoopOptions
 from plain_vit.training.data.sampling import ShuffledStream
 from plain_vit.training.learner import Learner
@@ -147,6 +148,38 @@ def test_third_task_resumes_to_the_same_bits(tmp_path):
     assert read_log(tmp_path / "stopped") == read_log(tmp_path / "whole")
     whole, stopped = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
     assert all(torch.equal(tensor, stopped[name]) for name, tensor in whole.items())
+
+
+def test_the_best_models_are_kept_by_step(tmp_path):
+    regress(tmp_path / "run", best_kept=2, evaluations=9)
+    losses = {line["step"]: line["validation_loss"] for line in read_log(tmp_path / "run") if "validation_loss" in line}
+    first, second = sorted(losses, key=losses.__getitem__)[:2]
+    folder = tmp_path / "run" / "best_models"
+    assert {path.name for path in folder.iterdir()} == {f"step_{step:08d}" for step in (first, second)}
+    judged = {}
+    for step in (first, second):
+        assert manifest_problem(folder / f"step_{step:08d}") == ""
+        model, images = Regression().reopen(folder / f"step_{step:08d}").eval(), BrightnessOf(seed=1)
+        with torch.no_grad():
+            judged[step] = F.mse_loss(model(images.pixels), images.brightness).item()
+    assert judged == pytest.approx({step: losses[step] for step in judged}, rel=1e-4)
+    best = load_file(tmp_path / "run" / "best" / "model.safetensors")
+    kept = load_file(folder / f"step_{first:08d}" / "model.safetensors")
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in best.items())
+
+
+def test_a_resumed_run_keeps_the_same_best_models(tmp_path):
+    options = {"best_kept": 3, "evaluations": 9}
+    regress(tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        regress(tmp_path / "stopped", stop_after=7, **options)
+    regress(tmp_path / "stopped", resume=True, **options)
+    whole, stopped = (
+        {file.relative_to(tmp_path / name): file.read_bytes() for file in (tmp_path / name).rglob("best*/**/*.*")}
+        for name in ("whole", "stopped")
+    )
+    assert whole == stopped
+    assert len({file.parent for file in whole}) == 4
 
 
 def test_task_that_cannot_be_evaluated_is_an_error_when_it_is_made():

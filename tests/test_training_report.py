@@ -510,11 +510,11 @@ def test_needs_are_what_a_model_of_known_layers_takes():
     assert needs.memory(19) == 2 * all_weights + 2 * trained + 19 * 4 * 129
     assert needs.memory(19, shards=2) == (2 * all_weights + 2 * trained) // 2 + 19 * 4 * 129
     assert needs.checkpoint == 2 * all_weights + trained
-    assert needs.disk(checkpoints_kept=3, keeps_best=True) == 4 * needs.checkpoint + 3 * all_weights
-    assert needs.disk(checkpoints_kept=0, keeps_best=False) == all_weights
+    assert needs.disk(checkpoints_kept=3, models_kept=1) == 4 * needs.checkpoint + 3 * all_weights
+    assert needs.disk(checkpoints_kept=0, models_kept=0) == all_weights
 
 
 def test_too_little_disk_space_is_reported(tmp_path):
     needs = Needs(10**18, 0, 0, 0, 0)
-    tables = describe_needs(needs, tmp_path / "a" / "b", micro_batch=3, shards=1, checkpoints_kept=1, keeps_best=False)
+    tables = describe_needs(needs, tmp_path / "a" / "b", micro_batch=3, shards=1, checkpoints_kept=1, models_kept=0)
     assert str(tables["Disk"]["free"]).endswith(f"at {tmp_path}: NOT ENOUGH")

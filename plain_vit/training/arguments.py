@@ -171,6 +171,9 @@ class FolderOptions(ProcessOptions):
         None, help="optimizer steps between checkpoints (default: at each evaluation)"
     )
     checkpoints_kept: int = option(2, help="number of checkpoints to keep; 0: write none")
+    best_kept: int = option(
+        1, help="models with the best results on the validation split to keep; more than one: by step, in best_models"
+    )
     report_to: str = option(
         "none", help="tensorboard, trackio, wandb, mlflow, comet_ml and clearml, separated by commas"
     )
@@ -315,6 +318,10 @@ class AugmentationOptions(TransformOptions):
 
     _argument_group_name: ClassVar[str] = "augmentation"
 
+    initial_image_size: int | None = option(
+        None, help="shorter edge of the first training images, which then grow to the model's size (default: that size)"
+    )
+    growth_epochs: float | None = option(None, help="epochs after which they have that size")
     repeated_augmentation: int = option(
         1, help="differently augmented copies of an image in a batch; an epoch has that many times fewer images"
     )
@@ -495,14 +502,15 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         ("steps", "batch_size", "gradient_accumulation_steps", "evaluations", "eval_batch_size", "log_every",
          "checkpoint_every", "early_stopping", "lora_rank", "lora_alpha", "stream_images", "stream_buffer",
-         "resize_to", "repeated_augmentation", "base_batch_size", "overfit_batch", "plateau_patience"),
+         "resize_to", "repeated_augmentation", "base_batch_size", "overfit_batch", "plateau_patience",
+         "best_kept", "initial_image_size"),
         (1, math.inf),
     ),
     **dict.fromkeys(
         ("epochs", "learning_rate", "weight_decay", "layer_decay", "warmup_steps", "max_grad_norm", "checkpoints_kept",
          "num_workers", "mixup", "cutmix", "augmentation_layers", "magnitude_std", "crop_padding",
          "distillation_temperature", "min_learning_rate", "epsilon", "restarts", "cooldown_steps", "sharpness_radius",
-         "mixup_off_epoch"),
+         "mixup_off_epoch", "growth_epochs"),
         (0, math.inf),
     ),
     **dict.fromkeys(
@@ -529,6 +537,7 @@ COMPANIONS = {
     "streaming": ("stream_images", "stream_buffer"),
     "report": ("picture_every",),
     "dry_run": ("show_batch",),
+    "initial_image_size": ("growth_epochs",),
     "push_to_hub": ("hub_private",),
 }
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -38,6 +39,7 @@ with needs("plain-vit[train]"):
 
 Batch = dict[str, Any]
 BEST = "best"  # folder of the selected weights
+BEST_MODELS = "best_models"  # folder of the models with the best scores, by step, where more than one is kept
 
 
 class Judged(Protocol):
@@ -227,6 +229,8 @@ class Loop(Generic[Result]):
             raise TrainingError(
                 "The schedule plateau needs a validation split whose results it follows: add --validation_fraction 0.1."
             )
+        if options.best_kept > 1 and self.chooses_by is None:
+            raise TrainingError("best_kept needs a validation split to choose by: add --validation_fraction 0.1.")
         self.accelerator = run.accelerator
         self.trackers = tracker_names(options.report_to)
         self.checkpoint_size = checkpoint_bytes(learner.model, learner.average)
@@ -235,7 +239,7 @@ class Loop(Generic[Result]):
         )
         self.step, self.stale = 0, 0
         self.reductions = 0  # of the learning rate, with the schedule plateau
-        self.best_score: float | None = None
+        self.best: list[tuple[float, int]] = []  # scores and steps of the models kept, the best first
         self.result: Result | None = None  # on the watched split, of the weights after step `result_step`
         self.result_step = -1
         self.exchange = StepExchange(self.accelerator)
@@ -246,9 +250,9 @@ class Loop(Generic[Result]):
     def begin(self) -> None:
         """Create the folder or load its newest checkpoint, then start the trackers."""
         options = self.options
-        # The next checkpoint is written before an old one is deleted; the best model and the last one are also kept.
+        # The next checkpoint is written before an old one is deleted; the best models and the last one are also kept.
         checkpoints = options.checkpoints_kept + 1 if options.checkpoints_kept else 0
-        self.run.require_space((checkpoints + 2) * self.checkpoint_size, "the run")
+        self.run.require_space((checkpoints + folders_of_best(options) + 1) * self.checkpoint_size, "the run")
         self.learner.prepare()
         self.task.prepare(self.accelerator)
         progress = self.run.begin(self.learner.average, self.learner.sharded) or {}
@@ -259,8 +263,8 @@ class Loop(Generic[Result]):
         if is_main:
             write_file(self.run.path / "arguments.yaml", as_yaml(options))
             self.run.write_options()
-        self.best_score = progress.get("best_score")
-        if self.best_score is not None:
+        self.best = [(score, step) for score, step in progress.get("best", ())]
+        if self.best:
             self._check_best()
         self.unreadable.count = progress.get("unreadable", 0) * is_main
         self.stream_positions: dict[int, Position] = {part: (*of,) for part, *of in progress.get("stream", ())}
@@ -486,9 +490,7 @@ class Loop(Generic[Result]):
         self.stale += 1
         if self.chooses_by is not None:
             score = result.values[self.chooses_by] * (-1 if self.task.lower_is_better else 1)
-            if self.best_score is None or score > self.best_score:
-                self.best_score, self.stale = score, 0
-                self._save_best()
+            self._rank(score)
         if self.options.schedule == "plateau" and self.stale and self.stale % self.options.plateau_patience == 0:
             self.reductions += 1
 
@@ -496,8 +498,23 @@ class Loop(Generic[Result]):
         with tf32(enabled=False):
             return self.task.evaluate(model, self.unreadable.watch(loader), self.accelerator, size=_size(loader))
 
-    def _save_best(self) -> None:
-        with shared_staging(self.run.path / BEST, self.accelerator) as folder:
+    def _rank(self, score: float) -> None:
+        """Keep the weights if they are among the best; of equal scores the first one counts as better."""
+        here = (score, self.step)
+        self.best = sorted([*self.best, here], key=lambda each: -each[0])
+        dropped = self.best[self.options.best_kept :]
+        self.best = self.best[: self.options.best_kept]
+        if here == self.best[0]:
+            self.stale = 0
+            self._save_best()
+        if self.options.best_kept > 1 and here in self.best:
+            self._save_best(_of_step(self.step))
+        if self.accelerator.is_main_process:
+            for _, step in dropped:
+                shutil.rmtree(self.run.path / _of_step(step), ignore_errors=True)
+
+    def _save_best(self, name: str = BEST) -> None:
+        with shared_staging(self.run.path / name, self.accelerator) as folder:
             self.task.save(folder, self.learner.evaluated, self.accelerator)
             self.accelerator.wait_for_everyone()  # all have written
             if self.accelerator.is_main_process:
@@ -520,7 +537,7 @@ class Loop(Generic[Result]):
             "stream": gather_object(positions),
             "processes": self.accelerator.num_processes,
             "tied_to_processes": self._tied_to_processes(),
-            "best_score": self.best_score,
+            "best": self.best,
             "stale": self.stale,
             "reductions": self.reductions,
             # Per process: with their total, a resumed run would sum in another order.
@@ -570,6 +587,15 @@ class Loop(Generic[Result]):
             self.task.save(folder, model, self.accelerator)
         if self.accelerator.is_main_process:
             move_into(self.run.path / "model", self.run.path)
+
+
+def folders_of_best(options: LoopOptions) -> int:
+    """Return the number of folders with the best models: several have one each, beside the best one's."""
+    return options.best_kept + (options.best_kept > 1)
+
+
+def _of_step(step: int) -> str:
+    return f"{BEST_MODELS}/step_{step:08d}"
 
 
 def _shown(options: Mapping[str, Any]) -> str:

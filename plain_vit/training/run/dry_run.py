@@ -50,15 +50,15 @@ class Needs:
         """Return the bytes of one checkpoint on disk."""
         return self.weights + self.optimizer + self.average
 
-    def disk(self, *, checkpoints_kept: int, keeps_best: bool) -> int:
+    def disk(self, *, checkpoints_kept: int, models_kept: int) -> int:
         """Return the peak bytes on disk: the next checkpoint is written before one is deleted.
 
         Args:
             checkpoints_kept: Number of checkpoints to keep; 0 if none is written.
-            keeps_best: The best weights are kept too, and new ones are written before they are deleted.
+            models_kept: Number of folders with the best models; a new one is written before one is deleted.
         """
         checkpoints = (checkpoints_kept + 1) * self.checkpoint if checkpoints_kept else 0
-        return checkpoints + (2 * keeps_best + 1) * self.weights
+        return checkpoints + (models_kept + (models_kept > 0) + 1) * self.weights
 
 
 def measure_needs(
@@ -113,7 +113,7 @@ def describe_needs(
     micro_batch: int,
     shards: int,
     checkpoints_kept: int,
-    keeps_best: bool,
+    models_kept: int,
 ) -> dict[str, dict[str, object]]:
     """Return tables of memory and disk requirements, by title.
 
@@ -123,7 +123,7 @@ def describe_needs(
         micro_batch: Images of one forward pass of one process.
         shards: Number of processes over which weights, gradients, states and average are sharded.
         checkpoints_kept: Number of checkpoints to keep; 0 if none is written.
-        keeps_best: The best weights are kept too.
+        models_kept: Number of folders with the best models.
     """
 
     def divided(number: int) -> str:
@@ -143,7 +143,7 @@ def describe_needs(
     place = folder.absolute()
     while not place.exists():
         place = place.parent
-    free, most = shutil.disk_usage(place).free, needs.disk(checkpoints_kept=checkpoints_kept, keeps_best=keeps_best)
+    free, most = shutil.disk_usage(place).free, needs.disk(checkpoints_kept=checkpoints_kept, models_kept=models_kept)
     disk: dict[str, object] = {
         "a checkpoint": f"about {size(needs.checkpoint)}",
         "at most": f"about {size(most)} at once"

@@ -11,7 +11,7 @@ from ...model_card import ModelFacts
 from ..arguments import MIXING, AugmentationOptions, ClassifierOptions, OptimizationOptions, keywords
 from ..data import ImageClassificationData
 from ..learner import Learner
-from ..loop import Loop, Schedule
+from ..loop import Loop, Schedule, folders_of_best
 from ..metrics import Evaluation
 from ..optimization import scheduled_rate
 from ..tasks.classification import ImageTask
@@ -133,7 +133,7 @@ def describe_plan(
         micro_batch=micro_batch,
         shards=processes if sharded else 1,
         checkpoints_kept=options.checkpoints_kept,
-        keeps_best=data.validation is not None,
+        models_kept=0 if data.validation is None else folders_of_best(options),
     )
     return {"Run": facts, **tables}
 

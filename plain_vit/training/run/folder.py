@@ -32,7 +32,8 @@ PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, i
 
 # Options that may change when a run is resumed, because they do not affect the result.
 FREE_ON_RESUME = (
-    "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "eval_batch_size",
+    "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "best_kept",
+    "eval_batch_size",
     "report_to", "report", "picture_every", "dry_run",
     "license", "push_to_hub", "hub_private",
 )  # fmt: skip

@@ -48,8 +48,8 @@ def _in(folder: str, options: ClassifierOptions, steps: int, **changes: Any) -> 
     """Return the options of a trial in a temporary folder."""
     return dataclasses.replace(
         options, output_dir=f"{folder}/run", overfit_batch=None, lr_find=None, steps=steps, epochs=None, evaluations=1,
-        early_stopping=None, checkpoints_kept=0, report=False, report_to="none", push_to_hub=None, resume=False,
-        **changes,
+        early_stopping=None, checkpoints_kept=0, best_kept=1, report=False, report_to="none", push_to_hub=None,
+        resume=False, **changes,
     )  # fmt: skip
 
 

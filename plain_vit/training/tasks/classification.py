@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ...configuration_plain_vit import PlainViTConfig
 from ...errors import TrainingError
 from ...extras import needs
 from ..arguments import ClassifierOptions
 from ..data import ImageClassificationData
 from ..data.mixing import FOLLOWING, Blend, Mixing
+from ..data.progressive import ProgressiveResizing
 from ..hardware.sharding import is_sharded, whole_state
 from ..loop import Batch, Result, Task
 from ..losses import balancing_weights, classification_loss, distillation_loss
@@ -34,8 +36,11 @@ class ImageTask(Task[Result]):
         model: any transformers image classifier, before it is prepared.
         image_processor: the model's image processor.
         data: the dataset with its classes.
-        options: mixup and CutMix.
+        options: mixup, CutMix and progressive resizing.
         normalize: normalisation of training pixels from [0, 255].
+
+    Raises:
+        TrainingError: The model takes images of one size, and they are to grow.
     """
 
     def __init__(
@@ -59,10 +64,16 @@ class ImageTask(Task[Result]):
             off_step=None if off_epoch is None else math.ceil(off_epoch * data.train_images / options.batch_size),
         )
         self.blend: Blend | None = None  # of the current step
+        self.resizing = progressive_resizing(options, model.config, data.train_images)
+        self.step = 0
 
     def begin_step(self, step: int) -> None:
         """Draw the blend of the step."""
-        self.blend = self.mixing.blend(step)
+        self.step, self.blend = step, self.mixing.blend(step)
+
+    def resized(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return pixels in the size of the step."""
+        return pixels if self.resizing is None else self.resizing(pixels, self.step)
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return pixels and targets, blended if the step has a blend."""
@@ -81,6 +92,36 @@ class ImageTask(Task[Result]):
     def reopen(self, folder: Path) -> nn.Module:
         """Load what was saved, with LoRA adapters merged."""
         return self.kind.from_pretrained(folder)
+
+
+def progressive_resizing(options: ClassifierOptions, config: Any, images: int) -> ProgressiveResizing | None:
+    """Return the sizes of the training images by step, or None if all have the model's.
+
+    Raises:
+        TrainingError: The model takes images of one size, or the sizes do not fit it.
+    """
+    if options.initial_image_size is None:
+        return None
+    if options.growth_epochs is None:
+        raise TrainingError("With initial_image_size, growth_epochs is missing: give it, such as 0.8 of all epochs.")
+    if not isinstance(config, PlainViTConfig):
+        raise TrainingError(
+            f"{type(config).__name__} takes images of one size: omit --initial_image_size, or convert the model to a "
+            "plain ViT with `plain-vit convert` first."
+        )
+    steps = options.growth_epochs * images / options.batch_size
+    resizing = ProgressiveResizing(config.image_shape, config.patch_shape, options.initial_image_size, steps)
+    if options.initial_image_size > min(config.image_shape):
+        height, width = config.image_shape
+        raise TrainingError(
+            f"initial_image_size is {options.initial_image_size}, above the model's {height} x {width}: give a smaller "
+            "one."
+        )
+    try:
+        type(config)(**{**config.to_dict(), "image_size": resizing.size(0)})
+    except ValueError as error:
+        raise TrainingError(f"The model cannot be trained at --initial_image_size: {error}") from error
+    return resizing
 
 
 HEADS = ("classifier", "distillation_classifier")
@@ -154,7 +195,7 @@ class Classification(ImageTask[Evaluation]):
         """Return the mean loss of a batch, and the number of correct predictions."""
         options = self.options
         pixels, targets = self.inputs(batch)
-        logits = model(pixel_values=pixels).logits.float()
+        logits = model(pixel_values=self.resized(pixels)).logits.float()
         # Two tokens learn from the label and from the teacher (DeiT); the model's logits are the mean of both.
         own, taught = (self.head_logits[name].float() for name in HEADS) if self.heads else (logits, logits)
         loss = classification_loss(

@@ -59,7 +59,7 @@ class VectorPrediction(ImageTask[VectorEvaluation]):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the mean loss of a batch."""
         pixels, targets = self.inputs(batch)
-        logits = model(pixel_values=pixels).logits.float()
+        logits = model(pixel_values=self.resized(pixels)).logits.float()
         if self.problem_type == MULTI_LABEL:
             return classification_loss(logits, targets.float(), kind=self.kind_of_loss), {}
         return REGRESSION_LOSSES[self.kind_of_loss](logits, targets.float()), {}
