@@ -202,6 +202,8 @@ def add_uses(command: Command) -> None:
     added = command("show", text, "cat.jpg dog.jpg --model vit-b-16 --out page", ["images", "model"])
     add_images_and_model(added)
     added.add_argument("--compare", help="a second model, shown side by side with the first")
+    place = "place in the first image to compare all patches with: 0 0 top left, 1 1 bottom right (default: 0.5 0.5)"
+    added.add_argument("--point", type=float, nargs=2, default=(0.5, 0.5), metavar=("DOWN", "ACROSS"), help=place)
     added.add_argument("--out", required=True, type=Path, help="new or empty folder")
     add_hints(added)
 

@@ -171,7 +171,10 @@ def show(options: argparse.Namespace) -> None:
     if options.compare is not None:
         second = from_checkpoint(options.compare)
         names, compare = (options.model, options.compare), (second.model, second.image_processor)
-    page = draw_sheet(options.images, first.model, first.image_processor, options.out, compare=compare, names=names)
+    point = options.point[0], options.point[1]
+    page = draw_sheet(
+        options.images, first.model, first.image_processor, options.out, compare=compare, point=point, names=names
+    )
     say(f"written: {page}")
 
 

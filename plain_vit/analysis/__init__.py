@@ -12,6 +12,14 @@ from .attention import (
     probe_attention,
     rollout,
 )
+from .dense_features import (
+    Correspondences,
+    PatchComponents,
+    correspondences,
+    patch_components,
+    patch_features,
+    patch_similarity,
+)
 from .embeddings import (
     PatchFilters,
     PositionSimilarity,
@@ -28,6 +36,8 @@ from .results import confusion_matrix, displayable, predict
 from .streams import augmented_views, average_over_images, pixel_batches
 
 __all__ = [
+    "Correspondences",
+    "PatchComponents",
     "PatchFilters",
     "PositionSimilarity",
     "ResampledPositions",
@@ -38,14 +48,18 @@ __all__ = [
     "augmented_views",
     "average_over_images",
     "confusion_matrix",
+    "correspondences",
     "displayable",
     "grad_cam",
     "grad_cam_layer",
     "gradient_rollout",
     "integrated_gradients",
     "logit_lens",
+    "patch_components",
     "patch_distances",
+    "patch_features",
     "patch_filters",
+    "patch_similarity",
     "pixel_batches",
     "position_similarity",
     "predict",

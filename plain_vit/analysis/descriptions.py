@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from plain_vit.analysis.dense_features import Correspondences, PatchComponents
 from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity
 from plain_vit.analysis.inspection import TokenLayout
 from plain_vit.analysis.plots import percent, short_number
@@ -47,6 +48,25 @@ def of_a_table_of_maps(maps: np.ndarray, rows: Sequence[str], columns: Sequence[
             f"{columns[flat]} (up to {short_number(highest[flat])})"
         )
     return _listed(f"Attention to {maps.shape[2]} x {maps.shape[3]} patches, {len(columns)} maps for each row", texts)
+
+
+def of_components(components: PatchComponents, titles: Sequence[str]) -> str:
+    """Describe the share of foreground in each image, and the variance of the components."""
+    shares = ", ".join(f"{share:.1%}" for share in components.explained_variance)
+    texts = [
+        f"{title}: {percent(grid.mean())} foreground" for title, grid in zip(titles, components.foreground, strict=True)
+    ]
+    return _listed(f"Patches in colours of components that hold {shares} of the variance of the foreground", texts)
+
+
+def of_correspondences(matches: Correspondences) -> str:
+    """Describe the best pairs."""
+    pairs = zip(matches.first, matches.second, matches.similarity, strict=True)
+    texts = [
+        f"row {row}, column {column} and row {other_row}, column {other_column}: {cosine:.2f}"
+        for (row, column), (other_row, other_column), cosine in pairs
+    ]
+    return _listed(f"Lines between the two images. There are {len(texts)} pairs of patches, with cosines", texts)
 
 
 def of_filters(filters: PatchFilters) -> str:

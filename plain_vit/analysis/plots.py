@@ -12,6 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from plain_vit.analysis.dense_plots import (
+    plot_correspondences as plot_correspondences,
+)
+from plain_vit.analysis.dense_plots import (
+    plot_patch_components as plot_patch_components,
+)
+from plain_vit.analysis.dense_plots import (
+    plot_patch_similarity as plot_patch_similarity,
+)
+from plain_vit.analysis.drawing import aspect, blank, label_below, short_number, show_image, show_map, tint_scale
 from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity, ResampledPositions
 from plain_vit.analysis.inspection import TokenLayout
 from plain_vit.analysis.words import class_labels, drawable, plain_figure
@@ -20,14 +30,12 @@ from plain_vit.extras import needs
 with needs("plain-vit[analysis]"):
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
 SEQUENTIAL, SIGNED = "cividis", "PuOr"
-TINT = LinearSegmentedColormap.from_list("tint", [(1.0, 0.55, 0.0, 0.0), (1.0, 0.55, 0.0, 0.9)])  # clear to orange
 RIGHT, WRONG, NEUTRAL = "#00735a", "#c04a00", "#404040"  # Okabe and Ito's bluish green and vermilion, darkened for text
-OVER_GREY = ListedColormap([(1 - a) * 0.5 + a * np.array([r, g, b]) for r, g, b, a in TINT(np.linspace(0, 1, 256))])
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
@@ -47,7 +55,7 @@ def plot_maps_over_images(
     count = len(images)
     pairs = min(4, count)  # image and map side by side, at most four pairs per row
     rows = math.ceil(count / pairs)
-    height = 1.1 * _aspect(images) + (0.5 if titles is not None else 0.3)
+    height = 1.1 * aspect(images) + (0.5 if titles is not None else 0.3)
     figure = plain_figure(1.3 + 2.3 * pairs, max(1.9, height * rows + 0.1))
     axes = figure.subplots(rows, 2 * pairs, squeeze=False)
     for axis in axes.flat:
@@ -56,12 +64,12 @@ def plot_maps_over_images(
     for i, (image, weights) in enumerate(zip(images, maps, strict=True)):
         row, column = divmod(i, pairs)
         plain, covered = axes[row, 2 * column], axes[row, 2 * column + 1]
-        _show_image(plain, image)
-        _show_map(covered, image, weights, low, high)
-        _label_below(covered, f"{short_number(weights.min())} to {short_number(weights.max())}")
+        show_image(plain, image)
+        show_map(covered, image, weights, low, high)
+        label_below(covered, f"{short_number(weights.min())} to {short_number(weights.max())}")
         if titles is not None:
             plain.set_title(drawable(titles[i]), fontsize=9)
-    _tint_scale(figure, axes, drawable(meaning), (short_number(low), short_number(high)))
+    tint_scale(figure, axes, drawable(meaning), (short_number(low), short_number(high)))
     return figure
 
 
@@ -90,19 +98,19 @@ def plot_attention_heads(
     row_names = [drawable(name) for name in row_names or [f"layer {i}" for i in range(rows)]]
     column_names = [drawable(name) for name in column_names or [f"head {i}" for i in range(columns)]]
     size = 1.15 if columns <= 6 else 0.75  # twelve maps fit a page
-    figure = plain_figure(1.4 + size * columns, max(1.9, 0.4 + (size * _aspect(pictures) + 0.17) * rows))
+    figure = plain_figure(1.4 + size * columns, max(1.9, 0.4 + (size * aspect(pictures) + 0.17) * rows))
     axes = figure.subplots(rows, columns, squeeze=False)
     for i, image in enumerate(pictures):
         for j in range(columns):
             axis = axes[i, j]
             highest = float(maps[i, j].max())
-            _show_map(axis, image, maps[i, j], 0.0, highest)
-            _label_below(axis, short_number(highest))
+            show_map(axis, image, maps[i, j], 0.0, highest)
+            label_below(axis, short_number(highest))
             if i == 0:
                 axis.set_title(column_names[j], fontsize=8)
             if j == 0:
                 axis.set_ylabel(row_names[i], fontsize=8)
-    _tint_scale(figure, axes, "attention", ("0", "number\nbelow\nthe map"))
+    tint_scale(figure, axes, "attention", ("0", "number\nbelow\nthe map"))
     return figure
 
 
@@ -134,7 +142,7 @@ def plot_top_classes(
     for i, image in enumerate(images):
         row, column = divmod(i, pairs)
         picture, axis = axes[row, 2 * column], axes[row, 2 * column + 1]
-        _show_image(picture, image)
+        show_image(picture, image)
         if titles is not None:
             picture.set_title(drawable(titles[i]), fontsize=9)
         axis.set_axis_on()
@@ -180,7 +188,7 @@ def plot_predictions(
             right = predicted == labels[i]
             colour = RIGHT if right else WRONG
             text = f"✓ {text}" if right else f"✗ {text}\nis {names[labels[i]]}"
-        _show_image(axis, image)
+        show_image(axis, image)
         axis.set_axis_on()
         axis.set_xticks([])
         axis.set_yticks([])
@@ -205,7 +213,7 @@ def plot_training_batch(images: np.ndarray, shares: np.ndarray, class_names: Seq
     for axis in axes.flat:
         axis.set_axis_off()
     for axis, image, of_image in zip(axes.flat, images, shares, strict=False):
-        _show_image(axis, image)
+        show_image(axis, image)
         likeliest = np.argsort(-of_image, kind="stable")
         shown = [number for number in likeliest[:2] if of_image[number] > 0]
         blended = of_image[likeliest[0]] < 1
@@ -566,7 +574,7 @@ def plot_logit_lens(
     axes = figure.subplots(len(images), 2, squeeze=False, width_ratios=(1.5, width))
     for i, (image, curves) in enumerate(zip(images, probabilities, strict=True)):
         picture, axis = axes[i]
-        _show_image(picture, image)
+        show_image(picture, image)
         picture.set_axis_off()
         if titles is not None:
             picture.set_title(drawable(titles[i]), fontsize=9)
@@ -606,12 +614,12 @@ def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) 
     _layer_ticks(axis, depth)
     _tidy(axis)
     figure.legend(fontsize=8, frameon=False, loc="outside lower left", ncols=4)
-    _show_image(picture, image)
+    show_image(picture, image)
     picture.set_axis_off()
     picture.set_title("image", fontsize=9)
     shown = grid.imshow(patches[-1].reshape(layout.grid_size), cmap="viridis", interpolation="nearest")
     grid.set_aspect(layout.patch_size[0] / layout.patch_size[1])
-    _blank(grid)
+    blank(grid)
     grid.set_title(f"patches after layer {depth - 1}", fontsize=9)
     figure.colorbar(shown, ax=grid, label="norm of a token", shrink=0.85).ax.tick_params(labelsize=8)
     return figure
@@ -638,7 +646,7 @@ def plot_contributions(
     for i, (image, parts) in enumerate(zip(images, contributions.sum(axis=1), strict=True)):
         row, column = divmod(i, pairs)
         picture, axis = axes[row, 2 * column], axes[row, 2 * column + 1]
-        _show_image(picture, image)
+        show_image(picture, image)
         if titles is not None:
             picture.set_title(drawable(titles[i]), fontsize=9)
         # On the full range, a few strong pixels would leave the rest white.
@@ -694,32 +702,12 @@ def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Fi
     axes = figure.subplots(rows, count + 1, squeeze=False)
     for i in range(rows):
         for axis, image in zip(axes[i], (originals[i], *views[i]), strict=True):
-            _show_image(axis, image)
+            show_image(axis, image)
             axis.set_axis_off()
     axes[0, 0].set_title("original", fontsize=9)
     for draw in range(count):
         axes[0, draw + 1].set_title(f"draw {draw}", fontsize=9)
     return figure
-
-
-def _show_image(axis: Axes, image: np.ndarray) -> None:
-    axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-
-
-def _show_map(axis: Axes, image: np.ndarray, weights: np.ndarray, low: float, high: float) -> None:
-    """Overlay a grey image with a map: transparent at `low`, orange at `high`."""
-    grey = image if image.ndim == 2 else image @ np.array([0.299, 0.587, 0.114])
-    height, width = grey.shape
-    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-    axis.imshow(grey, cmap="gray", vmin=-0.25, vmax=1.25, interpolation="nearest")  # neither black nor white
-    axis.imshow(weights, cmap=TINT, vmin=low, vmax=high, extent=extent, interpolation="nearest")
-
-
-def _label_below(axis: Axes, text: str) -> None:
-    """Write a label below a map, and hide its frame and ticks."""
-    axis.set_axis_on()
-    _blank(axis)
-    axis.set_xlabel(text, fontsize=7.5, labelpad=2)
 
 
 def _legend(axis: Axes, labels: Sequence[str], **place: Any) -> None:
@@ -733,31 +721,9 @@ def _layer_ticks(axis: Axes, depth: int) -> None:
     axis.set_xticks(range(depth + 1)[::every], ["emb.", *(str(layer) for layer in range(depth))][::every], fontsize=8)
 
 
-def _tint_scale(figure: Figure, axes: np.ndarray, label: str, ends: tuple[str, str]) -> None:
-    """Add the colour scale of maps: the tint over mid-grey, since the images are grey."""
-    scale = figure.colorbar(
-        ScalarMappable(Normalize(0, 1), OVER_GREY), ax=axes, label=label, fraction=0.03, pad=0.02, aspect=15
-    )
-    scale.set_ticks([0, 1], labels=ends)
-    scale.ax.tick_params(labelsize=8)
-    scale.ax.yaxis.label.set_fontsize(8)
-
-
-def _aspect(images: np.ndarray) -> float:
-    """Return the aspect ratio, height over width, of a batch of images."""
-    return float(images.shape[1] / images.shape[2])
-
-
 def spread(count: int, most: int) -> list[int]:
     """Return up to `most` numbers, evenly spread from the first to the last."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
-
-
-def _blank(axis: Axes) -> None:
-    """Hide ticks and frame, but keep the labels."""
-    axis.set_xticks([])
-    axis.set_yticks([])
-    axis.spines[:].set_visible(False)
 
 
 def _whole_ticks(axis: Axes) -> None:
@@ -778,11 +744,6 @@ def _with_unit(label: str, field: str) -> str:
     """Return the name of a panel's only field, with the unit from the panel's label."""
     _, bracket, unit = label.partition(" (")
     return drawable(field.replace("_", " ")) + bracket + unit
-
-
-def short_number(value: float) -> str:
-    """Return a value with as many digits as tell something."""
-    return "0" if value == 0 else f"{value:.2g}"
 
 
 def percent(share: float) -> str:

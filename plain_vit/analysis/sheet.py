@@ -21,6 +21,7 @@ from plain_vit.analysis.attention import (
     gradient_rollout,
     patch_distances,
 )
+from plain_vit.analysis.dense_features import correspondences, patch_components, patch_features, patch_similarity
 from plain_vit.analysis.embeddings import patch_filters, position_similarity, relative_position_biases
 from plain_vit.analysis.gradients import grad_cam
 from plain_vit.analysis.hidden_states import logit_lens, token_norms
@@ -38,6 +39,7 @@ with needs("plain-vit[analysis]"):
     from matplotlib.figure import Figure
 
 SHOWN = 6  # images in the figures; attention distance averages over all
+CENTER = (0.5, 0.5)
 COLUMNS = 12  # heads or layers per row; if there are more, an even selection is drawn
 DPI = 110
 
@@ -52,6 +54,7 @@ class Subject:
         images: All images, read one at a time.
         pixel_values: The first `SHOWN` of them, normalised, of shape (B, C, H, W).
         titles: Titles of these.
+        point: The place in the first image with which all patches are compared, as fractions of its sides.
         progress: Show a progress bar while all images are read.
     """
 
@@ -60,6 +63,7 @@ class Subject:
     images: ImageFiles
     pixel_values: torch.Tensor
     titles: Sequence[str]
+    point: tuple[float, float]
     progress: bool
 
     @property
@@ -78,6 +82,11 @@ class Subject:
         """Return the class names in order."""
         id2label: Any = plain(self.model).config.id2label
         return [str(id2label[number]) for number in sorted(id2label)]
+
+    @cached_property
+    def features(self) -> np.ndarray:
+        """Return the patch features of the last layer for the first images."""
+        return patch_features(self.model, self.pixel_values)
 
     @cached_property
     def probabilities(self) -> np.ndarray:
@@ -126,6 +135,7 @@ def draw_sheet(
     out: str | Path,
     *,
     compare: tuple[nn.Module, BaseImageProcessor | None] | None = None,
+    point: tuple[float, float] = CENTER,
     names: tuple[str, str] = ("model", "compared with"),
     progress: bool = True,
 ) -> Path:
@@ -139,6 +149,8 @@ def draw_sheet(
         out: A new or empty folder for `index.html`, which contains all figures, the figures as PNG files, and their
             arrays as `arrays.npz`.
         compare: A second model and its image processor, shown side by side; its arrays are `arrays-compared.npz`.
+        point: The place (down, across) in the first image, as the image processor prepares it, with which all patches
+            are compared, from (0, 0), top left, to (1, 1), bottom right.
         names: Names of the model and of the second one.
         progress: Show a progress bar while all images are read.
 
@@ -146,12 +158,14 @@ def draw_sheet(
         The path of `index.html`.
 
     Raises:
-        AnalysisError: There is no image or no image processor, or a model is not a plain ViT.
+        AnalysisError: There is no image or no image processor, a model is not a plain ViT, or the point is outside.
         DataError: An image cannot be read, or is too large.
         OutputExistsError: The folder is not empty.
     """
     if not images:
         raise AnalysisError("there is no image to show: give one or more")
+    if not all(0 <= place <= 1 for place in point):
+        raise AnalysisError(f"point is {point}: expected two numbers from 0 to 1, down and across the first image")
     files = ImageFiles(images)
     files.check()
     paths = _names(images[:SHOWN])
@@ -159,7 +173,7 @@ def draw_sheet(
     models = [(model, image_processor), *([compare] if compare else [])]
     with staged_folder(out) as folder:
         subjects = [
-            _subject(a_model, processor, name, files, titles, progress)
+            _subject(a_model, processor, name, files, titles, point, progress)
             for (a_model, processor), name in zip(models, names, strict=False)
         ]
         arrays: list[dict[str, np.ndarray]] = [{} for _ in subjects]
@@ -201,13 +215,14 @@ def _subject(
     name: str,
     images: ImageFiles,
     titles: Sequence[str],
+    point: tuple[float, float],
     progress: bool,
 ) -> Subject:
     if image_processor is None:
         raise AnalysisError(f"{name} has no image processor to prepare its images: give one")
     pixel_values = next(_prepared(images.first(SHOWN), image_processor, SHOWN))
     token_layout(model, pixel_values)  # refuses other models, and pixels that do not fit
-    return Subject(model, image_processor, images, pixel_values, titles, progress)
+    return Subject(model, image_processor, images, pixel_values, titles, point, progress)
 
 
 def _prepared(images: ImageFiles, image_processor: BaseImageProcessor, batch_size: int = 32) -> Iterator[torch.Tensor]:
@@ -320,6 +335,32 @@ def _draw_norms(subject: Subject) -> Drawn:
     return Drawn({"token_norms": norms}, figure, descriptions.of_norms(norms[0], subject.layout))
 
 
+def _draw_components(subject: Subject) -> Drawn:
+    components = patch_components(subject.features)
+    figure = plots.plot_patch_components(subject.pictures, components, titles=subject.titles)
+    arrays = {"patch_components": components.values, "patch_components_foreground": components.foreground,
+              "patch_components_explained_variance": components.explained_variance}  # fmt: skip
+    return Drawn(arrays, figure, descriptions.of_components(components, subject.titles))
+
+
+def _draw_similarity(subject: Subject) -> Drawn:
+    (h, w), (down, across) = subject.layout.grid_size, subject.point
+    patch = min(int(down * h), h - 1), min(int(across * w), w - 1)
+    similarity = patch_similarity(subject.features, patch)
+    figure = plots.plot_patch_similarity(subject.pictures, similarity, patch, titles=subject.titles)
+    seen = f"The patch in row {patch[0]}, column {patch[1]} of the first image has a cross. "
+    return Drawn({"patch_similarity": similarity}, figure, seen + descriptions.of_maps(similarity, subject.titles))
+
+
+def _draw_correspondences(subject: Subject) -> Drawn:
+    matches = correspondences(*subject.features[:2])
+    titles = subject.titles[0], subject.titles[1]
+    figure = plots.plot_correspondences(*subject.pictures[:2], matches, titles=titles)
+    arrays = {"correspondences_first": matches.first, "correspondences_second": matches.second,
+              "correspondences_similarity": matches.similarity}  # fmt: skip
+    return Drawn(arrays, figure, descriptions.of_correspondences(matches))
+
+
 def _predictions(subject: Subject) -> list[str]:
     """Return the most likely class of each image, for which the gradients are computed."""
     names = class_labels(subject.class_names)
@@ -384,6 +425,31 @@ SECTIONS = (
         "norm, pooling and classifier are applied to the tokens of each layer. The five classes are the most likely "
         "ones after the last layer.",
         _draw_logit_lens,
+    ),
+    Section(
+        "patch-components",
+        "Patch features as colours",
+        "The features of the patches after the last layer: their first three principal components as red, green and "
+        "blue, fitted to all images together, so that similar patches have similar colours. White patches are "
+        "background, the side of the first component that is more common at the borders; the colours are fitted to the "
+        "others (Oquab et al. 2023, section 7.5). Colours cannot be compared between models.",
+        _draw_components,
+    ),
+    Section(
+        "patch-similarity",
+        "Patches similar to one",
+        TINT + "The cosine similarity between the features of the patch with the cross, in the first image, and those "
+        "of all patches. Negative values are drawn as 0; the range of each map is below it. The option --point chooses "
+        "the patch.",
+        _draw_similarity,
+    ),
+    Section(
+        "correspondences",
+        "Correspondences of two images",
+        "Patches of the first two images that are each other's most similar patch, by the cosine of their features. "
+        "The 30 most similar pairs are drawn; colours only tell lines apart.",
+        _draw_correspondences,
+        lambda subject: len(subject.pixel_values) > 1,
     ),
     Section(
         "patch-filters",

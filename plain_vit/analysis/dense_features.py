@@ -1,0 +1,238 @@
+"""Patch features: their principal components, their similarity, and correspondences between images.
+
+All functions but the first take arrays, so features of any layer, model or file will do.
+
+Legend: `B` images, `C` channels, `H W` pixels, `h w` patch grid, `D` hidden size, `M` matches.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from plain_vit.analysis.inspection import (
+    as_batch,
+    chosen,
+    encoder,
+    evaluating,
+    plain,
+    recorded_outputs,
+    token_layout,
+)
+from plain_vit.errors import AnalysisError
+
+Foreground = Literal["center", "border", "all"]
+CHUNK = 1024  # patches compared with all others at a time
+RESOLUTION = float(np.finfo(np.float32).eps)  # deviations smaller than this share of the features are rounding
+
+
+def patch_features(
+    model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any], layer: int | None = None
+) -> np.ndarray:
+    """Return the features of the patches after a layer, without class, distillation and register tokens.
+
+    The model's final norm is applied to them, unless it follows the pooling (`final_norm="after_pooling"`).
+
+    Args:
+        model: A plain ViT.
+        pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
+        layer: The layer, counted from 0 or, if negative, from the end (default: the last).
+
+    Returns:
+        Features of shape (B, h, w, D), in float32.
+
+    Raises:
+        AnalysisError: The model has no such layer, or the pixels do not fit it.
+    """
+    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    layout, vit = token_layout(model, pixel_values), encoder(model)
+    number = None if layer is None else chosen("layer", layer, len(vit.layers))[0]
+    module = [vit.embeddings, *vit.layers][-1] if number is None else vit.layers[number]
+    with torch.no_grad(), evaluating(model), recorded_outputs(module) as states:
+        vit(pixel_values)
+        tokens = vit.layernorm(states[0])[:, layout.patches].float()
+    return tokens.unflatten(1, layout.grid_size).cpu().numpy()
+
+
+@dataclass(frozen=True)
+class PatchComponents:
+    """The principal components of the patches of one or more images.
+
+    Args:
+        values: Patches projected on the components, of shape (B, h, w, count), the background too.
+        foreground: Which patches the components were fitted to, of shape (B, h, w).
+        explained_variance: Fraction of the variance of these patches along each, of shape (count,).
+    """
+
+    values: np.ndarray
+    foreground: np.ndarray
+    explained_variance: np.ndarray
+
+
+def patch_components(features: np.ndarray, count: int = 3, *, foreground: Foreground = "center") -> PatchComponents:
+    """Return the principal components of patch features, fitted to all images together.
+
+    The first component of all patches separates foreground from background: its sign does. The components are then
+    fitted to the foreground alone. The background is the side on which the patches at the border of the images are on
+    average. Components that the patches do not have, for example the third of three patches, are 0.
+
+    Args:
+        features: Features of shape (B, h, w, D), such as `patch_features` returns.
+        count: Number of components.
+        foreground: "center", the side that is rarer at the border; "border", the other one; or "all" patches.
+
+    Returns:
+        The components; the sign of each makes the entry with the largest magnitude of its direction positive.
+
+    Raises:
+        AnalysisError: The features have another shape or are not finite, or an argument is out of range.
+
+    Source:
+        Oquab et al. 2023, section 7.5.
+    """
+    if count < 1:
+        raise AnalysisError(f"count is {count}: expected 1 or more principal components")
+    if foreground not in ("center", "border", "all"):
+        raise AnalysisError(f'foreground is {foreground!r}: expected "center", "border" or "all"')
+    tokens = _checked(features, 4)
+    grid = tokens.shape[:3]
+    flat = tokens.reshape(-1, tokens.shape[-1])
+    chosen_patches = np.ones(len(flat), dtype=bool)
+    if foreground != "all":
+        first = _project(flat, flat, 1)[0].reshape(grid)
+        at_border = np.ones(grid[1:], dtype=bool)
+        at_border[1:-1, 1:-1] = False
+        if not at_border.all() and first[:, at_border].mean() > 0:
+            first = -first
+        inside = (first if foreground == "center" else -first) > 0
+        if inside.any():  # else all patches are equal
+            chosen_patches = inside.ravel()
+    values, shares = _project(flat, flat[chosen_patches], count)
+    return PatchComponents(
+        values=values.reshape(*grid, count).astype(np.float32),
+        foreground=chosen_patches.reshape(grid),
+        explained_variance=shares.astype(np.float32),
+    )
+
+
+def patch_similarity(features: np.ndarray, patch: tuple[int, int], image: int = 0) -> np.ndarray:
+    """Return the cosine similarity between one patch and the patches of all images.
+
+    Args:
+        features: Features of shape (B, h, w, D), such as `patch_features` returns.
+        patch: (row, column) of the patch, from 0.
+        image: Number of its image, from 0.
+
+    Returns:
+        Cosines of shape (B, h, w), from -1 to 1; 0 where all features are 0.
+
+    Raises:
+        AnalysisError: There is no such image or patch, or the features have another shape or are not finite.
+    """
+    tokens = _unit(_checked(features, 4))
+    count, h, w, _ = tokens.shape
+    row, column = patch
+    if not 0 <= image < count:
+        raise AnalysisError(f"image {image} is out of range: there are {count}, numbered 0 to {count - 1}")
+    if not (0 <= row < h and 0 <= column < w):
+        raise AnalysisError(
+            f"the patch {(row, column)} is outside the grid: expected a row from 0 to {h - 1} and a column from 0 to "
+            f"{w - 1}"
+        )
+    return (tokens @ tokens[image, row, column]).clip(-1, 1).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Correspondences:
+    """Pairs of patches of two images, the most similar first.
+
+    Args:
+        first: (row, column) of the patches in the first image, of shape (M, 2).
+        second: Those in the second image, of shape (M, 2).
+        similarity: Cosine similarity of each pair, of shape (M,).
+        grid_sizes: Patch grid (down, across) of both images.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    similarity: np.ndarray
+    grid_sizes: tuple[tuple[int, int], tuple[int, int]]
+
+
+def correspondences(first: np.ndarray, second: np.ndarray) -> Correspondences:
+    """Return the patches of two images that are each other's nearest neighbours by cosine similarity.
+
+    Of patches that are equally near, the first in raster order is the nearest.
+
+    Args:
+        first: Features of shape (h, w, D) of one image: `patch_features(...)[0]`.
+        second: Features of the other image, on the same grid or another.
+
+    Returns:
+        The pairs; at least one.
+
+    Raises:
+        AnalysisError: The features have other shapes or are not finite.
+
+    Source:
+        Dekel et al. 2015 (best-buddies pairs), on the features of a ViT as in Amir et al. 2022, section 4.3.
+    """
+    grids = [_checked(features, 3) for features in (first, second)]
+    if grids[0].shape[-1] != grids[1].shape[-1]:
+        raise AnalysisError(
+            f"the features of the two images have widths {grids[0].shape[-1]} and {grids[1].shape[-1]}: expected those "
+            "of one layer of one model"
+        )
+    ours, theirs = (_unit(grid).reshape(-1, grid.shape[-1]) for grid in grids)
+    nearest, similarity = np.zeros(len(ours), dtype=np.intp), np.zeros(len(ours))
+    nearest_back, highest = np.zeros(len(theirs), dtype=np.intp), np.full(len(theirs), -np.inf)
+    for start in range(0, len(ours), CHUNK):
+        cosines = ours[start : start + CHUNK] @ theirs.T
+        rows = slice(start, start + len(cosines))
+        nearest[rows], similarity[rows] = cosines.argmax(axis=1), cosines.max(axis=1)
+        higher = cosines.max(axis=0) > highest
+        nearest_back[higher] = start + cosines.argmax(axis=0)[higher]
+        highest[higher] = cosines.max(axis=0)[higher]
+    mutual = np.flatnonzero(nearest_back[nearest] == np.arange(len(ours)))
+    mutual = mutual[np.argsort(-similarity[mutual], kind="stable")]
+    sizes = [(grid.shape[0], grid.shape[1]) for grid in grids]
+    pairs = zip((mutual, nearest[mutual]), sizes, strict=True)
+    places = [np.stack(np.unravel_index(numbers, size), axis=1) for numbers, size in pairs]
+    return Correspondences(*places, similarity[mutual].clip(-1, 1).astype(np.float32), (sizes[0], sizes[1]))
+
+
+def _checked(features: np.ndarray, ndim: int) -> np.ndarray:
+    """Return features in float64, which sums of the squares of float16 features need."""
+    features = np.asarray(features)
+    shape = "(B, h, w, D)" if ndim == 4 else "(h, w, D)"
+    if features.ndim != ndim or 0 in features.shape:
+        raise AnalysisError(f"got features of shape {features.shape}: expected {shape}, none of them 0")
+    if not np.isfinite(features).all():
+        raise AnalysisError("the features are not finite: compute them in float32 or bfloat16")
+    return features.astype(np.float64)
+
+
+def _unit(tokens: np.ndarray) -> np.ndarray:
+    """Return vectors of norm 1; those of norm 0 unchanged."""
+    norms = np.linalg.norm(tokens, axis=-1, keepdims=True)
+    return np.divide(tokens, norms, out=np.zeros_like(tokens), where=norms > 0)
+
+
+def _project(tokens: np.ndarray, fitted: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (patches, D) projected on the principal components of some of them, and the variance along each."""
+    mean = fitted.mean(axis=0)
+    centred = fitted - mean
+    # The covariance, because there are many more patches than features.
+    variances, directions = np.linalg.eigh(centred.T @ centred / len(fitted))
+    variances, directions = variances[::-1][:count], directions[:, ::-1][:, :count]
+    rounding = RESOLUTION**2 * np.square(fitted).sum(axis=1).mean()
+    real = variances > rounding
+    total = np.square(centred).sum(axis=1).mean()
+    farthest = directions[np.abs(directions).argmax(axis=0), np.arange(directions.shape[1])]
+    directions = directions * np.sign(farthest) * real
+    missing = count - directions.shape[1]
+    values = np.pad((tokens - mean) @ directions, ((0, 0), (0, missing)))
+    return values, np.pad(variances * real / (total or 1.0), (0, missing))

@@ -1,0 +1,162 @@
+"""Figures of patch features, in the style of those in `plots`, which has them too.
+
+Legend: `B` images, `H W` pixels, `h w` patch grid.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from plain_vit.analysis.dense_features import Correspondences, PatchComponents
+from plain_vit.analysis.drawing import aspect, blank, label_below, short_number, show_image, show_map, tint_scale
+from plain_vit.analysis.words import drawable, plain_figure
+from plain_vit.extras import needs
+
+with needs("plain-vit[analysis]"):
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+MARK = "#56b4e9"  # of the chosen patch: against orange, for colour-blind readers too
+EXTREMES = (0.01, 0.99)  # quantiles of a component that get the least and the most of its colour
+
+
+def plot_patch_components(
+    images: np.ndarray, components: PatchComponents, *, titles: Sequence[str] | None = None
+) -> Figure:
+    """Draw each image next to its patches, whose first three components are red, green and blue.
+
+    The scale of each colour is the same in all images; the background is white.
+
+    Args:
+        images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
+        components: Their components, from `patch_components`; of fewer than three, the colours left are constant.
+        titles: One title per image.
+    """
+    colours = component_colours(components)
+    count = len(images)
+    pairs = min(3, count)
+    rows = math.ceil(count / pairs)
+    figure = plain_figure(0.2 + 3.2 * pairs, max(1.9, (1.55 * aspect(images) + (0.4 if titles else 0.15)) * rows))
+    axes = figure.subplots(rows, 2 * pairs, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for i, (image, grid) in enumerate(zip(images, colours, strict=True)):
+        row, column = divmod(i, pairs)
+        plain, coloured = axes[row, 2 * column], axes[row, 2 * column + 1]
+        show_image(plain, image)
+        height, width = image.shape[:2]
+        coloured.imshow(grid, interpolation="nearest", extent=(-0.5, width - 0.5, height - 0.5, -0.5))
+        if titles is not None:
+            plain.set_title(drawable(titles[i]), fontsize=9)
+    return figure
+
+
+def component_colours(components: PatchComponents) -> np.ndarray:
+    """Return the colours of patches: their first three components, from 0 to 1, and white for the background.
+
+    Args:
+        components: From `patch_components`.
+
+    Returns:
+        Red, green and blue of shape (B, h, w, 3).
+    """
+    values = components.values[..., :3]
+    low, high = np.quantile(values[components.foreground], EXTREMES, axis=0)
+    spread = np.where(high > low, high - low, 1.0)
+    colours = np.where(high > low, (values - low) / spread, 0.5).clip(0, 1)
+    colours = np.pad(colours, ((0, 0), (0, 0), (0, 0), (0, 3 - colours.shape[-1])), constant_values=0.5)
+    return np.where(components.foreground[..., None], colours, 1.0)
+
+
+def plot_patch_similarity(
+    images: np.ndarray,
+    similarity: np.ndarray,
+    patch: tuple[int, int],
+    image: int = 0,
+    *,
+    titles: Sequence[str] | None = None,
+) -> Figure:
+    """Draw the similarity of all patches to one of them over the images, and a cross on that one.
+
+    All maps share one scale, from 0 to 1: negative cosines are drawn as 0. The range of each map is below it.
+
+    Args:
+        images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
+        similarity: Cosines of shape (B, h, w), from `patch_similarity`.
+        patch: (row, column) of the chosen patch.
+        image: Number of its image.
+        titles: One title per image.
+    """
+    count = len(images)
+    columns = min(6, count)
+    rows = math.ceil(count / columns)
+    size = 2.4 if count <= 3 else 1.7
+    figure = plain_figure(
+        max(3.2, 1.2 + size * columns), max(1.9, (size * aspect(images) + (0.5 if titles else 0.3)) * rows)
+    )
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for i, (axis, picture, cosines) in enumerate(zip(axes.flat, images, similarity, strict=False)):
+        show_map(axis, picture, cosines, 0.0, 1.0)
+        label_below(axis, f"{short_number(cosines.min())} to {short_number(cosines.max())}")
+        if titles is not None:
+            axis.set_title(drawable(titles[i]), fontsize=9)
+    (x, y), *_ = _centres(np.array([patch]), similarity.shape[1:], images.shape[1:3])
+    axes.flat[image].plot([x], [y], marker="+", markersize=13, markeredgewidth=2.5, color=MARK)
+    tint_scale(figure, axes, "cosine", ("0", "1"))
+    return figure
+
+
+def plot_correspondences(
+    first: np.ndarray,
+    second: np.ndarray,
+    matches: Correspondences,
+    *,
+    most: int = 30,
+    titles: tuple[str, str] | None = None,
+) -> Figure:
+    """Draw two images side by side, and lines between patches that are each other's nearest neighbours.
+
+    Args:
+        first: Values in [0, 1] of shape (H, W, 3) or (H, W), as returned by `displayable`.
+        second: The other image, likewise, of any size.
+        matches: From `correspondences`.
+        most: Number of lines, those of the highest similarity; colours only tell them apart.
+        titles: One title per image.
+    """
+    height = first.shape[0]
+    factor = height / second.shape[0]  # the second image is drawn as high as the first
+    gap = 0.06 * first.shape[1]
+    left, width = first.shape[1] + gap, first.shape[1] + gap + second.shape[1] * factor
+    figure = plain_figure(8.4, max(1.9, 8.0 * height / width + (0.55 if titles else 0.3)))
+    axis = figure.subplots()
+    show_image(axis, first)
+    axis.imshow(
+        second, cmap="gray", vmin=0, vmax=1, interpolation="nearest",
+        extent=(left - 0.5, width - 0.5, height - 0.5, -0.5),
+    )  # fmt: skip
+    starts = _centres(matches.first[:most], matches.grid_sizes[0], first.shape[:2])
+    ends = _centres(matches.second[:most], matches.grid_sizes[1], second.shape[:2]) * factor + (left, 0)
+    colours = colormaps["turbo"](np.linspace(0.05, 0.95, len(starts)))
+    for rank, number in enumerate(np.argsort(starts[:, 1], kind="stable")):  # from top to bottom
+        xs, ys = zip(starts[number], ends[number], strict=True)
+        axis.plot(xs, ys, color=colours[rank], linewidth=1.2, marker="o", markersize=3.5, markeredgewidth=0)
+    axis.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
+    blank(axis)
+    axis.set_xlabel(f"{len(starts)} of {len(matches.similarity)} pairs", fontsize=8)
+    if titles is not None:
+        middles = first.shape[1] / 2, (left + width) / 2
+        for x, title in zip(middles, titles, strict=True):
+            axis.annotate(drawable(title), (x, 0), (0, 5), textcoords="offset points", ha="center", fontsize=9)
+    return figure
+
+
+def _centres(patches: np.ndarray, grid_size: tuple[int, ...], image_size: tuple[int, ...]) -> np.ndarray:
+    """Return the (x, y) of the centres of patches (row, column), in pixels."""
+    steps = np.divide(image_size, grid_size)
+    return ((patches + 0.5) * steps - 0.5)[:, ::-1]
+
+
+__all__ = ["component_colours", "plot_correspondences", "plot_patch_components", "plot_patch_similarity"]
