@@ -67,6 +67,7 @@ EXTRAS = {
         "twine>=6.2",
         "playwright>=1.55",
         "fonttools>=4.55",
+        "scikit-image>=0.25",  # photographs for the documentation
     ],
     "space": ["gradio>=6.0", "matplotlib>=3.11", "playwright>=1.55", "pytest>=9.0", "hypothesis>=6.140"],
     "quality": ["ruff>=0.14", "mypy>=1.19"],

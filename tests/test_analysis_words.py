@@ -23,7 +23,14 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from plain_vit.analysis import PositionSimilarity, plots, words
+from plain_vit.analysis import (
+    Correspondences,
+    PatchComponents,
+    PositionSimilarity,
+    dense_plots,
+    plots,
+    words,
+)
 from plain_vit.analysis.inspection import TokenLayout
 from plain_vit.analysis.words import class_labels, distinct_labels, drawable, lacking_letters, plain_figure
 
@@ -63,6 +70,16 @@ DRAWN: dict[str, Callable[[list[str]], Figure]] = {
     "lens": lambda names: plots.plot_logit_lens(IMAGES, np.stack([PROBABILITIES] * 2, axis=1), names, titles=names),
     "contributions": lambda names: plots.plot_contributions(
         IMAGES, np.ones((ROWS, 3, 6, 5), dtype=np.float32), titles=names, unit=names[0]
+    ),
+    "components": lambda names: plots.plot_patch_components(
+        IMAGES, PatchComponents(np.stack([MAPS] * 3, axis=-1), MAPS > 0.2, np.full(3, 0.1)), titles=names
+    ),
+    "similarity": lambda names: plots.plot_patch_similarity(IMAGES, MAPS, (1, 1), titles=names),
+    "correspondences": lambda names: plots.plot_correspondences(
+        IMAGES[0],
+        IMAGES[1],
+        Correspondences(np.array([[0, 1]]), np.array([[2, 0]]), np.array([0.5]), ((3, 2), (3, 2))),
+        titles=(names[0], names[1]),
     ),
     "prefix": lambda names: plots.plot_prefix_similarity(PositionSimilarity(np.ones((3, 2, 3, 2)), MAPS), names),
     "reliability": lambda names: plots.plot_reliability(
@@ -113,7 +130,7 @@ def test_every_picture_draws_two_thousand_names_as_they_are(case: str, names: li
 
 
 def test_every_function_that_takes_names_is_among_those_tried() -> None:
-    source = Path(plots.__file__).read_text(encoding="utf-8")
+    source = "".join(Path(module.__file__ or "").read_text(encoding="utf-8") for module in (plots, dense_plots))
     assert source.count("\ndef plot_") == len(DRAWN) + 8  # eight draw no names
     assert "Figure(" not in source  # but `plain_figure`
 

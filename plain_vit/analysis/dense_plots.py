@@ -89,12 +89,10 @@ def plot_patch_similarity(
         titles: One title per image.
     """
     count = len(images)
-    columns = min(6, count)
+    columns = min(3, count)
     rows = math.ceil(count / columns)
-    size = 2.4 if count <= 3 else 1.7
-    figure = plain_figure(
-        max(3.2, 1.2 + size * columns), max(1.9, (size * aspect(images) + (0.5 if titles else 0.3)) * rows)
-    )
+    height = 2.4 * aspect(images) + (0.5 if titles else 0.3)
+    figure = plain_figure(1.2 + 2.4 * columns, max(1.9, height * rows))
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -130,7 +128,7 @@ def plot_correspondences(
     factor = height / second.shape[0]  # the second image is drawn as high as the first
     gap = 0.06 * first.shape[1]
     left, width = first.shape[1] + gap, first.shape[1] + gap + second.shape[1] * factor
-    figure = plain_figure(8.4, max(1.9, 8.0 * height / width + (0.55 if titles else 0.3)))
+    figure = plain_figure(7.0, max(1.9, 6.7 * height / width + (0.55 if titles else 0.3)))
     axis = figure.subplots()
     show_image(axis, first)
     axis.imshow(
@@ -138,14 +136,18 @@ def plot_correspondences(
         extent=(left - 0.5, width - 0.5, height - 0.5, -0.5),
     )  # fmt: skip
     starts = _centres(matches.first[:most], matches.grid_sizes[0], first.shape[:2])
-    ends = _centres(matches.second[:most], matches.grid_sizes[1], second.shape[:2]) * factor + (left, 0)
+    ends = _centres(matches.second[:most], matches.grid_sizes[1], (height, width - left))
+    ends[:, 0] += left
     colours = colormaps["turbo"](np.linspace(0.05, 0.95, len(starts)))
     for rank, number in enumerate(np.argsort(starts[:, 1], kind="stable")):  # from top to bottom
         xs, ys = zip(starts[number], ends[number], strict=True)
         axis.plot(xs, ys, color=colours[rank], linewidth=1.2, marker="o", markersize=3.5, markeredgewidth=0)
     axis.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
     blank(axis)
-    axis.set_xlabel(f"{len(starts)} of {len(matches.similarity)} pairs", fontsize=8)
+    cosines = [short_number(cosine) for cosine in (matches.similarity[len(starts) - 1], matches.similarity[0])]
+    axis.set_xlabel(
+        f"{len(starts)} of {len(matches.similarity)} pairs, with cosines from {cosines[0]} to {cosines[1]}", fontsize=8
+    )
     if titles is not None:
         middles = first.shape[1] / 2, (left + width) / 2
         for x, title in zip(middles, titles, strict=True):
@@ -153,7 +155,7 @@ def plot_correspondences(
     return figure
 
 
-def _centres(patches: np.ndarray, grid_size: tuple[int, ...], image_size: tuple[int, ...]) -> np.ndarray:
+def _centres(patches: np.ndarray, grid_size: tuple[int, ...], image_size: tuple[float, ...]) -> np.ndarray:
     """Return the (x, y) of the centres of patches (row, column), in pixels."""
     steps = np.divide(image_size, grid_size)
     return ((patches + 0.5) * steps - 0.5)[:, ::-1]
