@@ -199,9 +199,12 @@ def correspondences(first: np.ndarray, second: np.ndarray) -> Correspondences:
     mutual = np.flatnonzero(nearest_back[nearest] == np.arange(len(ours)))
     mutual = mutual[np.argsort(-similarity[mutual], kind="stable")]
     sizes = [(grid.shape[0], grid.shape[1]) for grid in grids]
-    pairs = zip((mutual, nearest[mutual]), sizes, strict=True)
-    places = [np.stack(np.unravel_index(numbers, size), axis=1) for numbers, size in pairs]
-    return Correspondences(*places, similarity[mutual].clip(-1, 1).astype(np.float32), (sizes[0], sizes[1]))
+    return Correspondences(
+        first=np.stack(np.divmod(mutual, sizes[0][1]), axis=1),
+        second=np.stack(np.divmod(nearest[mutual], sizes[1][1]), axis=1),
+        similarity=similarity[mutual].clip(-1, 1).astype(np.float32),
+        grid_sizes=(sizes[0], sizes[1]),
+    )
 
 
 def _checked(features: np.ndarray, ndim: int) -> np.ndarray:

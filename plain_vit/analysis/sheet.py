@@ -353,9 +353,9 @@ def _draw_similarity(subject: Subject) -> Drawn:
 
 
 def _draw_correspondences(subject: Subject) -> Drawn:
-    matches = correspondences(*subject.features[:2])
+    matches = correspondences(subject.features[0], subject.features[1])
     titles = subject.titles[0], subject.titles[1]
-    figure = plots.plot_correspondences(*subject.pictures[:2], matches, titles=titles)
+    figure = plots.plot_correspondences(subject.pictures[0], subject.pictures[1], matches, titles=titles)
     arrays = {"correspondences_first": matches.first, "correspondences_second": matches.second,
               "correspondences_similarity": matches.similarity}  # fmt: skip
     return Drawn(arrays, figure, descriptions.of_correspondences(matches))
