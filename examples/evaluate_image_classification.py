@@ -8,6 +8,9 @@ Prints top-1 and top-5 accuracy, balanced accuracy, F1 and calibration, every cl
 often, and images per second. `--output` writes all of it as JSON, with every confused pair, from which the whole
 confusion matrix follows; `--predictions` writes the five likeliest classes of each image as CSV. `--views` averages the
 predictions of several views of an image. Each image counts once, however many processes share the work.
+
+The labels of a model of several labels, or of numbers, are those that `finetune_image_classification.py` reads with its
+`--problem_type`; results and predictions are then those of each label or number.
 """
 
 import math
@@ -16,17 +19,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
 from plain_vit.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
+    from datasets import Dataset
+
     from plain_vit.training.arguments import ForwardOptions, LabelOptions, keywords, option, run_script
     from plain_vit.training.data import load_labelled_split
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
+    from plain_vit.training.data.targets import MULTI_LABEL, REGRESSION
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
     from plain_vit.training.metrics import Evaluation, evaluate_classifier
     from plain_vit.training.models import checkpoint_hints, open_classifier
@@ -34,9 +40,12 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.run.mistakes import confused_pairs, results_by_class, top_accuracy
     from plain_vit.training.run.progress import Progress
     from plain_vit.training.run.report import environment, predictions_of
+    from plain_vit.training.vector_metrics import METRICS, VectorEvaluation, evaluate_vectors
     from plain_vit.training.views import with_views
 
 SHOWN = 30  # classes and pairs that are printed; the output file has all
+VECTORS = (MULTI_LABEL, REGRESSION)
+MEANS = {name for names in METRICS.values() for name in names}  # results over all labels or numbers
 
 
 @dataclass(kw_only=True)
@@ -74,22 +83,14 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
             raise OutputExistsError(f"{file} already exists: give another file.")
     accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
-    split, data_classes = load_labelled_split(
-        arguments.dataset,
-        arguments.split,
-        subset=arguments.dataset_subset,
-        image_column=arguments.image_column,
-        **keywords(arguments, LabelOptions),
-    )
     model, image_processor = open_classifier(
         arguments.model,
         trust_remote_code=arguments.trust_remote_code,
         hints=checkpoint_hints(arguments.model_hints),
     )
+    problem_type = model.config.problem_type or "single_label_classification"
     class_names = [str(name) for _, name in sorted((model.config.id2label or {}).items())]
-    numbers = matching_classes(model, class_names, data_classes, labels_by=arguments.labels_by)
-    labels = [numbers[label] for label in split["label"][:]]
-    split = split.remove_columns("label").add_column("label", labels)
+    split = open_split(arguments, class_names, problem_type)
 
     prepared, image_processor = with_views(
         accelerator.prepare_model(model, evaluation_mode=True), image_processor, arguments.views
@@ -104,7 +105,11 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     )
     with Progress(total=len(split), done=0, shown=accelerator.is_main_process) as bar:
         batches = readable_batches(bar, loader, accelerator.num_processes)
-        result = evaluate_classifier(prepared, batches, accelerator, size=len(split))
+        result: Evaluation | VectorEvaluation
+        if problem_type in VECTORS:
+            result = evaluate_vectors(prepared, batches, accelerator, size=len(split), problem_type=problem_type)
+        else:
+            result = evaluate_classifier(prepared, batches, accelerator, size=len(split))
         if not math.isfinite(result.loss):
             raise TrainingError(f"The loss of {arguments.model} is not finite: {result.loss}.")
         rates = bar.rates()
@@ -128,6 +133,39 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     return results
 
 
+def open_split(arguments: EvaluateArguments, class_names: list[str], problem_type: str) -> Dataset:
+    """Return the rows to evaluate on, with the labels in the order of the model.
+
+    Raises:
+        DataError: Data and model do not fit together, or the views do not fit the problem.
+    """
+    if problem_type in VECTORS and arguments.views != "one":
+        raise DataError(f"views are for single labels, and the model's problem is {problem_type}: omit --views.")
+    split, data_classes = load_labelled_split(
+        arguments.dataset,
+        arguments.split,
+        subset=arguments.dataset_subset,
+        image_column=arguments.image_column,
+        **keywords(arguments, LabelOptions),
+        problem_type=problem_type,
+    )
+    if problem_type == REGRESSION:
+        if len(data_classes) != len(class_names):
+            raise DataError(
+                f"Each image has {len(data_classes)} numbers, and the model predicts {len(class_names)}: give the data "
+                "that it was trained on, or name the column with --label_column."
+            )
+        return split
+    numbers = matching_classes(class_names, data_classes, labels_by=arguments.labels_by)
+    labels = split["label"][:]
+    if problem_type == MULTI_LABEL:
+        given = np.asarray(labels, dtype=np.float32)
+        vectors = np.zeros((len(given), len(class_names)), dtype=np.float32)
+        vectors[:, numbers] = given
+        return split.remove_columns("label").add_column("label", list(vectors))
+    return split.remove_columns("label").add_column("label", [numbers[label] for label in labels])
+
+
 def readable_batches(bar: Progress, loader: Iterable[dict[str, Any]], processes: int) -> Iterator[dict[str, Any]]:
     """Yield batches, and count their images and those of the other processes.
 
@@ -141,9 +179,7 @@ def readable_batches(bar: Progress, loader: Iterable[dict[str, Any]], processes:
         bar.update(min(len(batch["labels"]) * processes, (bar.total or 0) - bar.images))
 
 
-def matching_classes(
-    model: PreTrainedModel, class_names: list[str], data_classes: list[str], *, labels_by: str
-) -> list[int]:
+def matching_classes(class_names: list[str], data_classes: list[str], *, labels_by: str) -> list[int]:
     """Return the model class of each class of the data.
 
     Raises:
@@ -166,15 +202,24 @@ def matching_classes(
     return [numbers[name] for name in data_classes]
 
 
-def summarize(result: Evaluation, class_names: list[str]) -> dict[str, Any]:
-    """Return accuracies, the classes that the data has, and every confused pair, the worst first."""
+def summarize(result: Evaluation | VectorEvaluation, class_names: list[str]) -> dict[str, Any]:
+    """Return accuracies, the classes that the data has, and every confused pair, the worst first.
+
+    Of several labels, or numbers: the results of all and of each.
+    """
+    if isinstance(result, VectorEvaluation):
+        rows = [
+            {"name": row.name, "images": row.images, **{name: _number(value) for name, value in row.values.items()}}
+            for row in result.by_label(class_names)
+        ]
+        return {**result.values, "labels": rows}
     pairs = confused_pairs(result, count=len(class_names) ** 2)
     return {
         "top1_accuracy": top_accuracy(result, 1),
         **({"top5_accuracy": top_accuracy(result, 5)} if len(class_names) > 5 else {}),
         **{name: value for name, value in result.values.items() if name != "accuracy"},
         "classes": [
-            {name: None if value != value else value for name, value in asdict(row).items()}  # JSON knows no NaN
+            {name: _number(value) for name, value in asdict(row).items()}
             for row in results_by_class(result, class_names)
             if row.images
         ],
@@ -186,8 +231,15 @@ def summarize(result: Evaluation, class_names: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _number(value: Any) -> Any:
+    """Return None for NaN, which JSON does not know."""
+    return None if value != value else value
+
+
 def as_text(results: dict[str, Any]) -> str:
     """Format the results as text."""
+    if "labels" in results:
+        return text_of_labels(results)
     top5 = f", top-5 {results['top5_accuracy']:.2%}" if "top5_accuracy" in results else ""
     classes, pairs = results["classes"], results["confused"]
     worst = sorted(classes, key=lambda row: row["recall"])[:SHOWN] if len(classes) > SHOWN else classes
@@ -198,8 +250,7 @@ def as_text(results: dict[str, Any]) -> str:
         f"on {results['images']} images",
         f"balanced accuracy {results['balanced_accuracy']:.2%}, macro F1 {results['macro_f1']:.2%}, calibration error "
         f"{results['calibration_error']:.2%}",
-        f"{results['images_per_second']:.0f} images/s in {results['processes']} processes, "
-        f"{results['waiting_for_data']:.0%} of the time waiting for data",
+        text_of_rates(results),
         "",
         f"{title:<{width}}{'images':>9}{'right':>8}{'recall':>9}{'precision':>11}{'F1':>9}",
     ]
@@ -214,6 +265,35 @@ def as_text(results: dict[str, Any]) -> str:
             f"{pair['true']} predicted as {pair['predicted']}: {pair['count']} ({pair['share']:.1%} of the class)"
             for pair in pairs[:10]
         ]
+    return "\n".join(lines)
+
+
+def text_of_rates(results: dict[str, Any]) -> str:
+    """Format images per second."""
+    return (
+        f"{results['images_per_second']:.0f} images/s in {results['processes']} processes, "
+        f"{results['waiting_for_data']:.0%} of the time waiting for data"
+    )
+
+
+def text_of_labels(results: dict[str, Any]) -> str:
+    """Format the results of several labels, or of numbers, as text."""
+    rows = results["labels"]
+    measures = [name for name in rows[0] if name not in ("name", "images")]
+    means = [f"{name.replace('_', ' ')} {results[name]:.4f}" for name in results if name in MEANS]
+    width = max(len("label"), *(len(row["name"]) for row in rows))
+    head = "".join(f"{name:>{len(name) + 3}}" for name in measures)
+    lines = [
+        f"{', '.join(means)}, on {results['images']} images",
+        text_of_rates(results),
+        "",
+        f"{'label':<{width}}{'images':>9}{head}",
+    ]
+    for row in rows[:SHOWN]:
+        values = "".join(f"{'–' if row[name] is None else f'{row[name]:.4f}':>{len(name) + 3}}" for name in measures)
+        lines.append(f"{row['name']:<{width}}{row['images']:>9}{values}")
+    if len(rows) > SHOWN:
+        lines.append(f"and {len(rows) - SHOWN} more, in the file of --output")
     return "\n".join(lines)
 
 

@@ -22,6 +22,7 @@ from tests.training_runs import PYTHON, TORCHRUN, assert_same_bits, launch, open
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = "finetune_image_classification"
 script = open_script(SCRIPT)
+evaluation = open_script("evaluate_image_classification")
 NAMES = ["even", "round", "small"]
 MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
 
@@ -215,6 +216,53 @@ def test_a_regression_begins_at_the_mean_of_its_targets(run, sets):
     folder = run("start", REGRESSION, learning_rate=0.0, validation_fraction=0.0, freeze=["backbone"])
     means = np.array(load_splits(sets[REGRESSION])["train"]["target"][:]).mean(axis=0)
     np.testing.assert_allclose(weights_of(folder)["classifier.bias"], means, rtol=1e-5)
+
+
+# The evaluation script
+
+
+def evaluate(model, dataset, **options):
+    return evaluation.evaluate(evaluation.EvaluateArguments(model=str(model), dataset=dataset, **options))
+
+
+def test_the_evaluation_of_several_labels_is_scikit_learns_in_the_order_of_the_model(sets, tmp_path, capsys):
+    names = ["small", "never", "even", "round"]
+    save_plain_vit(tmp_path / "model", num_labels=4, id2label=dict(enumerate(names)), problem_type=MULTI_LABEL)
+    results = evaluate(tmp_path / "model", sets[MULTI_LABEL], predictions=str(tmp_path / "predictions.csv"))
+    test = load_splits(sets[MULTI_LABEL])["test"]
+    outputs, _ = outputs_of(tmp_path / "model", test)
+    targets = np.array([[name in labels for name in names] for labels in test["labels"][:]])
+    precisions = [average_precision_score(targets[:, place], outputs[:, place]) for place in (0, 2, 3)]
+    assert results["mean_average_precision"] == pytest.approx(np.mean(precisions), abs=1e-5)
+    assert [row["name"] for row in results["labels"]] == names
+    assert [row["images"] for row in results["labels"]] == targets.sum(axis=0).tolist()
+    assert results["labels"][1]["average precision"] is None
+    assert [results["labels"][place]["average precision"] for place in (0, 2, 3)] == pytest.approx(precisions, abs=1e-5)
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["even"] for row in rows] == [str(int(shown)) for shown in targets[:, 2]]
+    assert "mean average precision" in capsys.readouterr().out
+    with pytest.raises(DataError, match="views are for single labels"):
+        evaluate(tmp_path / "model", sets[MULTI_LABEL], views="flip")
+    save_plain_vit(tmp_path / "other", num_labels=2, id2label={0: "even", 1: "odd"}, problem_type=MULTI_LABEL)
+    with pytest.raises(DataError, match="does not know 2 of the 3 classes of the data: round, small"):
+        evaluate(tmp_path / "other", sets[MULTI_LABEL])
+
+
+def test_the_evaluation_of_numbers_is_scikit_learns(sets, tmp_path, capsys):
+    save_plain_vit(tmp_path / "model", num_labels=2, problem_type=REGRESSION)
+    results = evaluate(tmp_path / "model", sets[REGRESSION], output=str(tmp_path / "results.json"))
+    test = load_splits(sets[REGRESSION])["test"]
+    outputs, _ = outputs_of(tmp_path / "model", test)
+    targets = np.array(test["target"][:])
+    assert results["r2"] == pytest.approx(r2_score(targets, outputs), abs=1e-5)
+    each = [mean_absolute_error(targets[:, place], outputs[:, place]) for place in range(2)]
+    assert [row["mean absolute error"] for row in results["labels"]] == pytest.approx(each, abs=1e-5)
+    assert json.loads((tmp_path / "results.json").read_text())["images"] == 60
+    assert "mean absolute error" in capsys.readouterr().out
+    save_plain_vit(tmp_path / "other", num_labels=3, problem_type=REGRESSION)
+    with pytest.raises(DataError, match="Each image has 2 numbers, and the model predicts 3"):
+        evaluate(tmp_path / "other", sets[REGRESSION])
 
 
 @pytest.mark.slow

@@ -393,6 +393,7 @@ def load_labelled_split(
     image_column: str | None = None,
     label_column: str | None = None,
     label_names: str | None = None,
+    problem_type: str = "single_label_classification",
 ) -> tuple[Dataset, list[str]]:
     """Open one split for evaluation.
 
@@ -403,6 +404,7 @@ def load_labelled_split(
         image_column: see `find_columns`.
         label_column: see `find_columns`.
         label_names: a text file with one class per line, for labels that are plain numbers.
+        problem_type: `single_label_classification`, or one of those whose labels are vectors, see `with_vectors`.
 
     Returns:
         Rows with an RGB `image` and a `label`, and the classes in the order of their numbers.
@@ -415,12 +417,16 @@ def load_labelled_split(
         image_column, label_column = image_column or known.image, label_column or known.label
         split = split or known.test
     rows = _one_split(load_splits(name, subset=subset), split, ("test", *VALIDATION_NAMES))
-    image_column, label_column = find_columns(rows.features, image=image_column, label=label_column)
-    chosen, names = _with_class_labels(
-        {"train": _standard_columns(rows, image_column, label_column)}, _read_names(label_names)
-    )
-    _check_labels("evaluated", np.asarray(chosen["train"]["label"]), names)
-    return chosen["train"].cast_column("image", Image(mode="RGB")), names
+    single = problem_type == "single_label_classification"
+    image_column, label_column = find_columns(rows.features, image=image_column, label=label_column, single=single)
+    chosen, given = {"evaluated": _standard_columns(rows, image_column, label_column)}, _read_names(label_names)
+    if single:
+        chosen, names = _with_class_labels({"train": chosen["evaluated"]}, given)
+        _check_labels("evaluated", np.asarray(chosen["train"]["label"]), names)
+    else:
+        chosen, names = with_vectors(chosen, problem_type, column=label_column, given=given)
+    (evaluated,) = chosen.values()
+    return evaluated.cast_column("image", Image(mode="RGB")), names
 
 
 def load_images(

@@ -20,7 +20,8 @@ def with_vectors(
     """Return splits whose `label` is a vector of floats, and the names of its entries.
 
     Args:
-        splits: rows with a `label`: a list of labels, or a number or a list of numbers.
+        splits: rows with a `label`: a list of labels, or a number or a list of numbers. The labels of the first split
+            are all that there are; each occurs in a split `train`.
         problem_type: `multi_label_classification` (1 for each label of an image, else 0) or `regression`.
         column: name of the label column in the dataset, after which numbers without names are called.
         given: names from `--label_names`; of labels in lists, all that occur.
@@ -36,9 +37,11 @@ def with_vectors(
         vectors = {role: _numbers(role, values) for role, values in columns.items()}
         names = _names_of_numbers({role: each.shape[1] for role, each in vectors.items()}, column, given)
     else:
-        classes, names = _classes(splits["train"].features["label"], columns["train"], given)
+        first = next(iter(splits))
+        classes, names = _classes(splits[first].features["label"], columns[first], given)
         vectors = {role: _shown(role, values, classes) for role, values in columns.items()}
-        lacking = [names[place] for place in np.flatnonzero(vectors["train"].sum(axis=0) == 0)]
+        never = np.flatnonzero(vectors["train"].sum(axis=0) == 0) if "train" in vectors else []
+        lacking = [names[place] for place in never]
         if lacking:
             raise DataError(
                 f"{len(lacking)} of the {len(names)} labels have no training images: {listed(lacking)}. Add images, or "
@@ -69,7 +72,7 @@ def _numbers(role: str, values: Sequence[Any]) -> np.ndarray:
 
 
 def _names_of_numbers(widths: Mapping[str, int], column: str, given: Sequence[str] | None) -> list[str]:
-    width = widths["train"]
+    width = next(iter(widths.values()))
     if set(widths.values()) != {width}:
         raise DataError(f"The numbers of numbers per image differ between the splits: {dict(widths)}.")
     if given is not None and len(given) != width:
