@@ -40,8 +40,8 @@ def with_vectors(
         first = next(iter(splits))
         classes, names = _classes(splits[first].features["label"], columns[first], given)
         vectors = {role: _shown(role, values, classes) for role, values in columns.items()}
-        never = np.flatnonzero(vectors["train"].sum(axis=0) == 0) if "train" in vectors else []
-        lacking = [names[place] for place in never]
+        occurs = vectors["train"].any(axis=0) if "train" in vectors else np.ones(len(names))
+        lacking = [names[place] for place in np.flatnonzero(occurs == 0)]
         if lacking:
             raise DataError(
                 f"{len(lacking)} of the {len(names)} labels have no training images: {listed(lacking)}. Add images, or "
