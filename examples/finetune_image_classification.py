@@ -41,9 +41,10 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         run_script,
     )
     from plain_vit.training.data import ImageClassificationData, load_classification_data
-    from plain_vit.training.data.augmentation import AugmentedImages, TrainingTransform, input_size, training_transform
+    from plain_vit.training.data.augmentation import AugmentedImages, TrainingTransform, training_transform
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.data.identity import dataset_identity, labels_hash
+    from plain_vit.training.data.inputs import NoiseInputs, max_num_patches_of
     from plain_vit.training.data.sampling import ShuffledStream
     from plain_vit.training.data.streaming import StreamedBatches, StreamedImages
     from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
@@ -57,6 +58,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         load_teacher,
         set_head_bias,
         with_lora,
+        with_native_aspect_ratio,
         with_test_crop,
         with_test_size,
     )
@@ -220,6 +222,10 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         drop_path_rate=arguments.drop_path_rate,
     )
     model.config.problem_type = arguments.problem_type
+    if arguments.native_aspect_ratio:
+        image_processor = with_native_aspect_ratio(image_processor, model, arguments.max_num_patches)
+    elif max_num_patches_of(image_processor):
+        raise TrainingError(f"{arguments.model} keeps the aspect ratio of images: add --native_aspect_ratio.")
     if arguments.test_crop is not None:
         image_processor = with_test_crop(image_processor, arguments.test_crop)
     if arguments.gradient_checkpointing:
@@ -256,8 +262,8 @@ def make_task(
 ) -> ImageTask[Any]:
     """Return what is learnt: one label per image, several, or numbers."""
     if arguments.problem_type == "single_label_classification":
-        return Classification(model, image_processor, data, arguments, transform.normalize, teacher)
-    return VectorPrediction(model, image_processor, data, arguments, transform.normalize)
+        return Classification(model, image_processor, data, arguments, transform.normalize_batch, teacher)
+    return VectorPrediction(model, image_processor, data, arguments, transform.normalize_batch)
 
 
 def processor_of_evaluation(arguments: FinetuneArguments, model: nn.Module, image_processor: Any) -> Any:
@@ -294,7 +300,7 @@ def deciding(arguments: FinetuneArguments, data: ImageClassificationData, proces
 def enough_micro_batches(loop: Loop[Any], image_processor: Any) -> int:
     """Return the number of micro-batches per optimizer step that fits into memory."""
     accelerator = loop.accelerator
-    trial = training_trial(loop.learner.model, accelerator, (3, *input_size(image_processor)))
+    trial = training_trial(loop.learner.model, accelerator, NoiseInputs(image_processor))
     at_least, images = accelerator.gradient_accumulation_steps, loop.options.batch_size // accelerator.num_processes
     return fitting_accumulation(trial, accelerator, images=images, at_least=at_least)
 
@@ -332,7 +338,8 @@ def training_batches(
         batch_size=arguments.batch_size,
     )
     images = AugmentedImages(data.train, transform, arguments.seed)
-    return loop.batches(images, order, followed=arguments.mixup > 0 or arguments.cutmix > 0, **loading)
+    followed = arguments.mixup > 0 or arguments.cutmix > 0
+    return loop.batches(images, order, followed=followed, collate=transform.collate, **loading)
 
 
 def show_plan(
@@ -346,7 +353,7 @@ def show_plan(
     if arguments.show_batch is not None:
         draw_first_batch(arguments, data, transform, loop, image_processor)
     task = cast(ImageTask[Any], loop.task)
-    plan = describe_plan(arguments, data, loop.schedule, loop.learner, task, input_size(image_processor))
+    plan = describe_plan(arguments, data, loop.schedule, loop.learner, task, image_processor)
     loop.accelerator.print(text_tables(plan))
 
 
@@ -364,8 +371,8 @@ def draw_first_batch(
         loop.accelerator.print(f"replaced, because it cannot be read: {', '.join(broken)}")
     if loop.accelerator.is_main_process:
         task = cast(ImageTask[Any], loop.task)
-        pixels, targets = task.inputs(batch)
-        show_batch(arguments.show_batch or "", task.resized(pixels), targets, image_processor, data.label_names)
+        inputs, targets = task.inputs(batch)
+        show_batch(arguments.show_batch or "", task.resized(inputs), targets, image_processor, data.label_names)
         loop.accelerator.print(f"the first batch is drawn in {arguments.show_batch}")
 
 

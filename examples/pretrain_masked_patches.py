@@ -35,6 +35,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data import load_images
     from plain_vit.training.data.augmentation import training_transform
     from plain_vit.training.data.identity import dataset_identity
+    from plain_vit.training.data.inputs import max_num_patches_of
     from plain_vit.training.data.sampling import ShuffledStream
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Loop, make_schedule, start_run
@@ -184,6 +185,8 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
         body = None if arguments.from_scratch else converted.model.base_model
         if image_processor is None:
             raise TrainingError(f"{arguments.model} has no image processor: convert it first.")
+    if max_num_patches_of(image_processor):
+        raise TrainingError("Patches are masked in images of one size, but the model's have many: give another model.")
     if config.patch_projection == "resnet":
         raise TrainingError("The patches of a hybrid overlap, so none can be masked: give another model.")
     fields = {

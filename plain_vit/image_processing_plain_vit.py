@@ -262,9 +262,7 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
                     f"got an image of {tuple(whole.shape[-2:])} pixels with do_resize=False: expected a multiple of "
                     f"{side} in each direction, and at most {most} patches"
                 )
-            patches = whole.unflatten(2, (w, side)).unflatten(1, (h, side)).permute(1, 3, 2, 4, 0).flatten(2)
-            patches = patches.flatten(0, 1)  # N (rows columns C)
-            padded = torch.nn.functional.pad(patches, (0, 0, 0, most - h * w))
+            padded = torch.nn.functional.pad(cut_into_patches(whole, side), (0, 0, 0, most - h * w))
             mask = (torch.arange(most) < h * w).to(device=whole.device, dtype=torch.int32)
             data["pixel_values"].append(padded)
             data["pixel_attention_mask"].append(mask)
@@ -534,6 +532,12 @@ def open_image(source: str | os.PathLike) -> Image.Image:
     with image:
         image.load()
     return image
+
+
+def cut_into_patches(image: torch.Tensor, side: int) -> torch.Tensor:
+    """Return the patches of an image (C, H, W) in raster order, each flattened in the order row, column, channel."""
+    patches = image.unflatten(2, (-1, side)).unflatten(1, (-1, side)).permute(1, 3, 2, 4, 0)  # h w rows columns C
+    return patches.flatten(2).flatten(0, 1)
 
 
 def _one_by_one(images: Any) -> Iterator[Any]:

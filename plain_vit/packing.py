@@ -52,18 +52,21 @@ def unpad(inputs: Mapping[str, Any]) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def pack(images: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+def pack(images: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a batch for a model: the patches of all images one after the other.
 
     Args:
         images: Of each image `pixel_values` (N, P) and `spatial_shapes` (2,), as `unpad` returns them, and others such
-            as `labels`, which are stacked.
+            as `labels`, which are stacked; texts are listed.
 
     Raises:
         ValueError: There is no image, or the images do not have the same entries.
     """
     if not images or len({frozenset(image) for image in images}) > 1:
         raise ValueError(f"got {len(images)} images: expected at least one, all with the same entries")
-    batch = {name: torch.stack([torch.as_tensor(image[name]) for image in images])
-             for name in images[0] if name != "pixel_values"}  # fmt: skip
-    return {"pixel_values": torch.cat([image["pixel_values"] for image in images]), **batch}
+    others = {name: _stacked([image[name] for image in images]) for name in images[0] if name != "pixel_values"}
+    return {"pixel_values": torch.cat([image["pixel_values"] for image in images]), **others}
+
+
+def _stacked(values: list[Any]) -> Any:
+    return values if isinstance(values[0], str) else torch.stack([torch.as_tensor(value) for value in values])

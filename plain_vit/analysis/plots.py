@@ -159,7 +159,7 @@ def plot_top_classes(
 
 
 def plot_predictions(
-    images: np.ndarray,
+    images: Sequence[np.ndarray] | np.ndarray,
     probabilities: np.ndarray,
     class_names: Sequence[str],
     labels: Sequence[int] | np.ndarray | None = None,
@@ -167,7 +167,7 @@ def plot_predictions(
     """Draw images with predicted class and confidence; a mark shows whether the prediction is correct.
 
     Args:
-        images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
+        images: Values in [0, 1] of shape (H, W, 3) or (H, W), as returned by `displayable`; each may have its own size.
         probabilities: Probabilities of shape (B, classes), from `predict`.
         class_names: Names in the order of the classes.
         labels: True classes of shape (B,), if known.
@@ -197,11 +197,13 @@ def plot_predictions(
     return figure
 
 
-def plot_training_batch(images: np.ndarray, shares: np.ndarray, class_names: Sequence[str]) -> Figure:
+def plot_training_batch(
+    images: Sequence[np.ndarray] | np.ndarray, shares: np.ndarray, class_names: Sequence[str]
+) -> Figure:
     """Draw training images with their labels; a blended image has the share of each of its classes.
 
     Args:
-        images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
+        images: Values in [0, 1] of shape (H, W, 3) or (H, W), as returned by `displayable`; each may have its own size.
         shares: Share of each class of shape (B, classes); one class of an image that is not blended has 1.
         class_names: Names in the order of the classes.
     """

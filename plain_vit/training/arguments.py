@@ -12,6 +12,7 @@ from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
@@ -211,6 +212,12 @@ class ModelOptions(CheckpointOptions):
     )
     test_size: list[int] | None = option(
         None, help="size of evaluated images, where it differs from the training size (FixRes), which the model keeps"
+    )
+    native_aspect_ratio: bool = option(
+        False, help="keep the aspect ratio of images: train, evaluate and save with patches of images of many sizes"
+    )
+    max_num_patches: int | None = option(
+        None, help="most patches of an image with native_aspect_ratio (default: those of the model's image size)"
     )
     test_crop: float | None = option(
         None,
@@ -503,7 +510,7 @@ RANGES: dict[str, tuple[float, float]] = {
         ("steps", "batch_size", "gradient_accumulation_steps", "evaluations", "eval_batch_size", "log_every",
          "checkpoint_every", "early_stopping", "lora_rank", "lora_alpha", "stream_images", "stream_buffer",
          "resize_to", "repeated_augmentation", "base_batch_size", "overfit_batch", "plateau_patience",
-         "best_kept", "initial_image_size"),
+         "best_kept", "initial_image_size", "max_num_patches"),
         (1, math.inf),
     ),
     **dict.fromkeys(
@@ -530,10 +537,24 @@ SCHEDULE_OPTIONS = {
     "plateau_patience": ("plateau",),
     "plateau_factor": ("plateau",),
 }
+# Options that are for images of one size, and why.
+ONE_SIZE = {
+    "mixup": "blends images pixel by pixel",
+    "cutmix": "blends images pixel by pixel",
+    "teacher": "is given the pixels of images of one size",
+    "image_size": "is one size of all images",
+    "test_size": "is one size of all images",
+    "initial_image_size": "is one size of all images",
+    "test_crop": "cuts images to one size",
+    "resize_to": "cuts images to one size",
+    "crop_padding": "cuts images to one size",
+    "compile": "compiles the model for one size",
+}
 # Options that have an effect only together with another one.
 COMPANIONS = {
     "teacher": ("distillation", "distillation_weight", "distillation_temperature"),
     "lora_rank": ("lora_alpha", "lora_targets"),
+    "native_aspect_ratio": ("max_num_patches",),
     "streaming": ("stream_images", "stream_buffer"),
     "report": ("picture_every",),
     "dry_run": ("show_batch",),
@@ -574,6 +595,11 @@ def check_options(arguments: Any) -> None:
             raise TrainingError(f"Without mixup or cutmix, {', '.join(changed)} has no effect: omit it.")
         if "switch_probability" in changed and not (arguments.mixup and arguments.cutmix):
             raise TrainingError("Without both mixup and cutmix, switch_probability has no effect: omit it.")
+    if getattr(arguments, "native_aspect_ratio", False):
+        for name in filter(partial(getattr, arguments), ONE_SIZE):
+            raise TrainingError(
+                f"With native_aspect_ratio images have many sizes, and {name} {ONE_SIZE[name]}: omit it."
+            )
     for name, companions in ((name, each) for name, each in COMPANIONS.items() if name in defaults):
         useless = [each for each in companions if getattr(arguments, each) not in (defaults[each], [])]
         if not getattr(arguments, name) and useless:

@@ -21,6 +21,7 @@ from ..extras import needs
 from ..files.manifest import manifest_problem, write_manifest
 from .arguments import LoopOptions, as_yaml, check_options
 from .data.decoding import UnreadableImages
+from .data.inputs import count_images
 from .data.mixing import collate_followed
 from .data.sampling import MicroBatches, ShuffledStream, randomness
 from .data.streaming import Position, StreamedBatches
@@ -308,7 +309,13 @@ class Loop(Generic[Result]):
         return self.options.batch_size // parts
 
     def batches(
-        self, images: Dataset[Any], order: ShuffledStream, *, followed: bool = False, **loading: Any
+        self,
+        images: Dataset[Any],
+        order: ShuffledStream,
+        *,
+        followed: bool = False,
+        collate: Callable[..., Batch] | None = None,
+        **loading: Any,
     ) -> Iterator[Batch]:
         """Return the micro-batches of this process, on its device.
 
@@ -316,6 +323,7 @@ class Loop(Generic[Result]):
             images: the training images, indexed by the keys of the order.
             order: the images of all processes, from the current step on, in batches of an optimizer step.
             followed: add the image after the last one of each micro-batch, see `collate_followed`.
+            collate: makes a micro-batch of images (default: stacks them); not with `followed`.
             **loading: `num_workers` and other options of the loader.
         """
         accelerator = self.accelerator
@@ -326,7 +334,7 @@ class Loop(Generic[Result]):
             processes=accelerator.num_processes,
             followed=followed,
         )
-        collate = collate_followed if followed else None
+        collate = collate_followed if followed else collate
         loader: DataLoader[Any] = DataLoader(images, batch_sampler=own, collate_fn=collate, **loading)
         return (send_to_device(batch, accelerator.device, non_blocking=True) for batch in loader)
 
@@ -385,7 +393,7 @@ class Loop(Generic[Result]):
 
     def _learn(self, batch: Batch, part: int) -> None:
         """Accumulate the gradients of one micro-batch; the last one of a step updates the weights."""
-        images = len(next(iter(batch.values())))
+        images = count_images(batch)
         accelerator = self.accelerator
         first = (part * accelerator.num_processes + accelerator.process_index) * self.micro_batch
         states = generator_states(accelerator.device) if self.draws is None else []
@@ -404,7 +412,7 @@ class Loop(Generic[Result]):
 
     def _loss(self, batch: Batch, first: int) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Return loss and measures of a micro-batch whose first image has this place in the step."""
-        self.learner.places.set(self.step, first, len(next(iter(batch.values()))), self.accelerator.device)
+        self.learner.places.set(self.step, first, count_images(batch), self.accelerator.device)
         return self.task.loss(self.learner.model, batch)
 
     def _end_step(self) -> None:

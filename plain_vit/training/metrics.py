@@ -14,6 +14,7 @@ from torch import nn
 
 from ..errors import TrainingError
 from ..extras import needs
+from .data.inputs import model_inputs
 
 with needs("plain-vit[train]"):
     import datasets
@@ -200,9 +201,9 @@ def evaluate_classifier(
     Logits are not kept: memory does not grow with the number of classes times images.
 
     Args:
-        model: maps `pixel_values` to an output with `logits`; left in evaluation mode.
-        loader: prepared loader, or an iterator over it; batches of `pixel_values` and `labels`, in the order of the
-            split.
+        model: maps its inputs to an output with `logits`; left in evaluation mode.
+        loader: prepared loader, or an iterator over it; batches of the model's inputs and `labels`, in the order of
+            the split.
         accelerator: gathers the results of the processes.
         size: number of images of the split.
 
@@ -212,7 +213,7 @@ def evaluate_classifier(
     model.eval()
     parts = []
     for batch in loader:
-        output = model(pixel_values=batch["pixel_values"])
+        output = model(**model_inputs(batch))
         parts.append(accelerator.gather_for_metrics(judge_logits(output.logits.float(), batch["labels"])))
     classes, values = (torch.cat(each) for each in zip(*parts, strict=True))
     if len(classes) != size:

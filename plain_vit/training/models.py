@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,10 +27,16 @@ from ..errors import TrainingError
 from ..extras import needs
 from ..image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing
 from ..modeling_plain_vit import PlainViTForImageClassification, PlainViTPositionEmbedding
+from ..packed_plain_vit import tokens_of
 from .data.augmentation import input_size, pixel_levels
+from .data.inputs import max_num_patches_of
 
 # The layers with LoRA adapters by default (Hu et al. 2022, section 4.2), by the names in different classes.
 QUERY_AND_VALUE = {"q_proj", "v_proj", "query", "value", "q", "v"}
+# Settings of an image processor that do not depend on the size of images.
+NORMALIZATION = (
+    "resample", "image_mean", "image_std", "do_rescale", "rescale_factor", "do_normalize", "do_convert_rgb",
+)  # fmt: skip
 
 
 def checkpoint_hints(words: Sequence[str] | None) -> dict[str, Any]:
@@ -207,6 +214,49 @@ def with_test_size(processor: Any, model: nn.Module, image_size: tuple[int, int]
             "with `plain-vit convert` first."
         )
     return with_processed_size(processor, image_size)
+
+
+def with_native_aspect_ratio(processor: Any, model: nn.Module, max_num_patches: int | None) -> PlainViTImageProcessor:
+    """Return an image processor that keeps the aspect ratio of images, and returns their patches.
+
+    Args:
+        processor: image processor of transformers; its normalisation and its filter are kept.
+        model: the model, with its config.
+        max_num_patches: most patches of an image (default: the processor's, else those of the model's image size).
+
+    Raises:
+        TrainingError: The model does not take images of many sizes, or not of as many patches.
+    """
+    config: Any = model.config
+    if not isinstance(config, PlainViTConfig):
+        raise TrainingError(
+            f"{type(model).__name__} takes images of one size: omit --native_aspect_ratio, or convert the model to a "
+            "plain ViT with `plain-vit convert` first."
+        )
+    (height, width), (rows, columns) = config.patch_shape, config.grid_size
+    most = max_num_patches or max_num_patches_of(processor) or rows * columns
+    reasons = {
+        f"its patches have {height} x {width} pixels, which are no squares": height != width,
+        "it drops patches in training (patch_dropout_prob)": config.patch_dropout_prob > 0,
+        **dict.fromkeys(filter(None, [_refusal_of_patches(model, most)]), True),
+    }
+    for reason in (reason for reason, applies in reasons.items() if applies):
+        raise TrainingError(f"The model cannot be trained with --native_aspect_ratio: {reason}.")
+    kept = {name: getattr(processor, name) for name in NORMALIZATION if getattr(processor, name, None) is not None}
+    return PlainViTImageProcessor(**kept, patch_size=height, max_num_patches=most)
+
+
+def _refusal_of_patches(model: Any, count: int) -> str:
+    """Return why a plain ViT does not take images of any shape with this many patches, or ""."""
+    config = model.config
+    patches = torch.zeros(count, math.prod(config.patch_shape) * config.num_channels)
+    try:
+        for grid in ((1, count), (count, 1)):
+            tokens = tokens_of(config, patches, spatial_shapes=torch.tensor([grid]))
+            model.base_model.embeddings(patches, None, tokens)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _open(

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from ..errors import DataError, TrainingError
 from ..extras import needs
+from .data.inputs import model_inputs
 from .models import head_of
 from .optimization import learning_rate_factor
 
@@ -65,7 +66,7 @@ def extract_features(
 
     Args:
         model: any transformers image classifier with one linear head; left in evaluation mode.
-        loader: prepared by the accelerator; batches of `pixel_values` and `labels`, in the order of the split.
+        loader: prepared by the accelerator; batches of the model's inputs and `labels`, in the order of the split.
         accelerator: gathers the results of the processes.
         size: number of images of the split.
 
@@ -80,7 +81,7 @@ def extract_features(
     try:
         for batch in loader:
             with accelerator.autocast():
-                model(pixel_values=batch["pixel_values"])
+                model(**model_inputs(batch))
             of_batch, numbers = accelerator.gather_for_metrics((read.pop().float(), batch["labels"]))
             values.append(of_batch.cpu())
             labels.append(numbers.cpu())

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..errors import TrainingError
 from ..extras import needs
+from .data.inputs import model_inputs
 from .data.targets import MULTI_LABEL
 
 with needs("plain-vit[train]"):
@@ -154,8 +155,8 @@ def evaluate_vectors(
     """Evaluate a model on a whole split, each image once.
 
     Args:
-        model: maps `pixel_values` to an output with `logits`; left in evaluation mode.
-        loader: prepared loader, or an iterator over it; batches of `pixel_values` and `labels` [B, K].
+        model: maps its inputs to an output with `logits`; left in evaluation mode.
+        loader: prepared loader, or an iterator over it; batches of the model's inputs and `labels` [B, K].
         accelerator: gathers the results of the processes.
         size: number of images of the split.
         problem_type: `multi_label_classification` or `regression`.
@@ -166,7 +167,7 @@ def evaluate_vectors(
     model.eval()
     parts = []
     for batch in loader:
-        logits = model(pixel_values=batch["pixel_values"]).logits.float()
+        logits = model(**model_inputs(batch)).logits.float()
         parts.append(accelerator.gather_for_metrics((batch["labels"].float(), logits)))
     targets, outputs = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
     if len(targets) != size:

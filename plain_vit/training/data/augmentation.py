@@ -6,16 +6,19 @@ Legend: `B` batch, `C` channels, `H W` pixels.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import PIL.Image
 import torch
 from torchvision.transforms import InterpolationMode, v2
+from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_size_for_max_num_patches
 
 from ...errors import DataError, TrainingError
 from ...extras import needs
 from .decoding import as_files, decode_image, in_rgb, orientation, stored_rows, try_image, upright
+from .inputs import NormalizedPatches, PackedImages, max_num_patches_of
 from .randaugment import Canvas, rand_augment, three_augment
 from .sampling import cpu_randomness
 
@@ -73,6 +76,11 @@ def input_size(image_processor: Any) -> tuple[int, int]:
     Raises:
         TrainingError: The processor has no fixed size.
     """
+    if most := max_num_patches_of(image_processor):
+        raise TrainingError(
+            f"The image processor keeps the aspect ratio of images, within {most} patches, but one size is needed: "
+            "give a model whose images have one size."
+        )
     size = dict(
         image_processor.crop_size if getattr(image_processor, "do_center_crop", False) else image_processor.size
     )
@@ -92,6 +100,32 @@ def pixel_levels(image_processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return mean / level, std / level
 
 
+class RelativeCrop:
+    """Draws a part of an image whose aspect ratio is 3/4 to 4/3 times that of the image, as timm does for NaFlex.
+
+    Args:
+        smallest: smallest fraction of the area that is kept, above 0.
+    """
+
+    SIDE = 2**16  # of the square in which the part is drawn
+
+    def __init__(self, smallest: float) -> None:
+        self.of_square = v2.RandomResizedCrop(1, scale=(smallest, 1), ratio=(3 / 4, 4 / 3))
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, int]:
+        """Draw a part of the first image."""
+        height, width = flat_inputs[0].shape[-2:]
+        part = self.of_square.make_params([torch.empty(self.SIDE, self.SIDE, device="meta")])
+        top, rows = self._span(part["top"], part["height"], height)
+        left, columns = self._span(part["left"], part["width"], width)
+        return {"top": top, "left": left, "height": rows, "width": columns}
+
+    def _span(self, start: int, length: int, side: int) -> tuple[int, int]:
+        """Return start and length in pixels of a side, at least one."""
+        first = min(round(start * side / self.SIDE), side - 1)
+        return first, max(round((start + length) * side / self.SIDE) - first, 1)
+
+
 class CroppedImage:
     """Decode an image and resize a random crop, or all of it.
 
@@ -100,24 +134,21 @@ class CroppedImage:
     of the result.
 
     Args:
-        size: (height, width) of the result, in pixels.
+        size: (height, width) of the result, in pixels, or a function that returns it for those of the crop.
         interpolation: interpolation of the resize, always with antialiasing.
         crop: draws the crop; None uses the whole image.
-        covers: keep the aspect ratio; `size` is then the smallest result.
         scaled: decode at a reduced size if that is enough.
     """
 
     def __init__(
         self,
-        size: tuple[int, int],
+        size: tuple[int, int] | Callable[[int, int], tuple[int, int]],
         interpolation: InterpolationMode,
         *,
-        crop: v2.RandomResizedCrop | None = None,
-        covers: bool = False,
+        crop: v2.RandomResizedCrop | RelativeCrop | None = None,
         scaled: bool = True,
     ) -> None:
-        self.size, self.interpolation, self.crop = size, interpolation, crop
-        self.covers, self.scaled = covers, scaled
+        self.size, self.interpolation, self.crop, self.scaled = size, interpolation, crop, scaled
 
     def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
         """Return pixels (C, H, W) in [0, 255] of an opened image, decoding it if necessary."""
@@ -126,10 +157,8 @@ class CroppedImage:
         part = {"top": 0, "left": 0, "height": height, "width": width}
         if self.crop is not None:
             part = self.crop.make_params([torch.empty(height, width, device="meta")])
-        size, scale = self.size, 1.0
-        if self.covers:
-            excess = min(height / size[0], width / size[1])
-            size = max(size[0], int(height / excess)), max(size[1], int(width / excess))
+        size = self.size(part["height"], part["width"]) if callable(self.size) else self.size
+        scale = 1.0
         if self.scaled:
             excess = min(part["height"] / size[0], part["width"] / size[1])
             whole, enough = image.width, (math.ceil(image.width / excess), math.ceil(image.height / excess))
@@ -143,6 +172,12 @@ class CroppedImage:
         top, bottom = (round(beyond_top + edge * scale) for edge in (part["top"], part["top"] + part["height"]))
         levels = torch.from_numpy(np.array(in_rgb(image.crop((left, top, right, bottom)))))
         return v2.functional.resize(levels.permute(2, 0, 1), size, self.interpolation)
+
+
+def covering_size(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
+    """Return the smallest (height, width) of the same aspect ratio that covers a size."""
+    excess = min(height / size[0], width / size[1])
+    return max(size[0], int(height / excess)), max(size[1], int(width / excess))
 
 
 class ProcessedImage:
@@ -207,11 +242,23 @@ class TrainingTransform:
         crop: maps an opened, undecoded image to the input of `augment`.
         augment: maps it to pixels (C, H, W) in [0, 255].
         normalize: normalises pixels [..., C, H, W].
+        patch_size: side of the patches to which images of many sizes are cut; None for images of one size.
     """
 
     crop: Callable[[PIL.Image.Image], Any]
     augment: Callable[[Any], torch.Tensor]
     normalize: Callable[[torch.Tensor], torch.Tensor]
+    patch_size: int | None = None
+
+    @property
+    def collate(self) -> PackedImages | None:
+        """Return the collate function of images of many sizes; None, for those of one size, stacks them."""
+        return None if self.patch_size is None else PackedImages(self.patch_size)
+
+    @property
+    def normalize_batch(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return the normalisation of the `pixel_values` of a batch."""
+        return self.normalize if self.patch_size is None else NormalizedPatches(self.normalize, self.patch_size)
 
     def read(self, stored: dict[str, Any] | None, place: str, key: tuple[int, ...]) -> tuple[torch.Tensor | None, str]:
         """Return the augmented pixels of a stored image, or None and the reason why it cannot be read.
@@ -254,7 +301,8 @@ def training_transform(
 ) -> TrainingTransform:
     """Build the training transform, with size, rescaling and normalisation of the image processor.
 
-    Without a random crop, images are resized and cropped like the image processor does.
+    Without a random crop, images are resized and cropped like the image processor does. Where that keeps their aspect
+    ratio within a number of patches, so does training: of a random crop, which has about the image's aspect ratio.
 
     Args:
         image_processor: the model's image processor.
@@ -307,6 +355,7 @@ def training_transform(
         crop=crop,
         augment=v2.Compose(steps) if steps else unchanged,
         normalize=v2.Compose([v2.ToDtype(torch.float32), v2.Normalize(mean.tolist(), std.tolist(), inplace=True)]),
+        patch_size=image_processor.patch_size if max_num_patches_of(image_processor) else None,
     )
 
 
@@ -326,7 +375,6 @@ def _geometry(
     image_processor: Any, crop_scale: float, resize_to: int | None, crop_padding: int, scaled: bool
 ) -> tuple[Callable[[PIL.Image.Image], torch.Tensor], v2.Transform | None]:
     """Return how an opened image is resized to pixels, and the random crop of these pixels, if there is one."""
-    size = input_size(image_processor)
     resample = PIL.Image.Resampling(image_processor.resample)
     interpolation = InterpolationMode[resample.name]
     if interpolation in (InterpolationMode.BOX, InterpolationMode.HAMMING):
@@ -335,6 +383,13 @@ def _geometry(
     given = [name for name, used in crops.items() if used]
     if len(given) > 1:
         raise TrainingError(f"{' and '.join(given)} each set a crop: give one of them.")
+    if (most := max_num_patches_of(image_processor)) and set(given) <= {"crop_scale"}:
+        fitting = partial(
+            get_image_size_for_max_num_patches, patch_size=image_processor.patch_size, max_num_patches=most
+        )
+        relative = RelativeCrop(crop_scale) if given else None
+        return CroppedImage(fitting, interpolation, crop=relative, scaled=scaled), None
+    size = input_size(image_processor)
     if resize_to is not None and resize_to < max(size):
         raise TrainingError(f"resize_to is {resize_to}: expected at least the {max(size)} pixels of the crop.")
     if crop_padding >= min(size):
@@ -346,7 +401,7 @@ def _geometry(
         return CroppedImage((resize_to, resize_to), interpolation, scaled=scaled), v2.RandomCrop(size)
     if crop_padding:
         padded = v2.RandomCrop(size, padding=crop_padding, padding_mode="reflect")
-        return CroppedImage(size, interpolation, covers=True, scaled=scaled), padded
+        return CroppedImage(partial(covering_size, size), interpolation, scaled=scaled), padded
     if _stretches(image_processor):
         return CroppedImage(size, interpolation, scaled=scaled), None
     return ProcessedImage(image_processor), None

@@ -17,6 +17,7 @@ import torch
 from ...errors import DataError
 from ...extras import needs
 from ...image_processing_plain_vit import DEEP_MODES
+from .inputs import model_inputs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
@@ -192,9 +193,10 @@ class ProcessedImages:
         self.image_processor = image_processor
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return `pixel_values` [B, C, H, W] and `labels` [B]; and `broken` images, if known."""
-        pixels = self.image_processor([example["image"] for example in examples], return_tensors="pt")["pixel_values"]
-        batch = {"pixel_values": pixels, "labels": torch.tensor([example["label"] for example in examples])}
+        """Return the model's inputs and `labels` [B]; and `broken` images, if known."""
+        processed = self.image_processor([example["image"] for example in examples], return_tensors="pt")
+        labels = torch.tensor([example["label"] for example in examples])
+        batch: dict[str, Any] = {**model_inputs(processed), "labels": labels}
         if "broken" in examples[0]:
             batch["broken"] = [example["broken"] for example in examples]
         return batch

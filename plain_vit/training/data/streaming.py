@@ -151,7 +151,8 @@ class StreamedBatches:
                 f"The stream has {images.stream.num_shards} shards, which cannot be divided among {readers} workers: "
                 "use fewer processes or --num_workers, or store the dataset in more files."
             )
-        self.loader: DataLoader[Any] = DataLoader(images, batch_size=images.batch_size, **loading)
+        collate = images.transform.collate
+        self.loader: DataLoader[Any] = DataLoader(images, batch_size=images.batch_size, collate_fn=collate, **loading)
         self.device, self.count, self.positions = accelerator.device, count, dict(images.positions)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

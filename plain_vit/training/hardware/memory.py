@@ -11,6 +11,7 @@ from ...extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
+    from accelerate.utils import send_to_device
     from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 
@@ -72,14 +73,14 @@ def explain_out_of_memory() -> Iterator[None]:
 
 
 def training_trial(
-    model: nn.Module, accelerator: Accelerator, image_shape: tuple[int, int, int]
+    model: nn.Module, accelerator: Accelerator, noise: Callable[[int], dict[str, torch.Tensor]]
 ) -> Callable[[int], None]:
     """Return a function that runs forward and backward on images of noise, reserving memory for optimizer states.
 
     Args:
-        model: maps `pixel_values` to an output with `logits`; its weights and statistics are not changed.
+        model: maps its inputs to an output with `logits`; its weights and statistics are not changed.
         accelerator: the accelerator that prepared it.
-        image_shape: (C, H, W).
+        noise: returns the model's inputs for a number of images.
     """
 
     def attempt(images: int) -> None:
@@ -88,7 +89,7 @@ def training_trial(
         trained = [parameter for parameter in bare.parameters() if parameter.requires_grad]
         reserve = [torch.empty_like(parameter) for parameter in trained for _ in range(2)]  # two states, as for Adam
         try:
-            bare(pixel_values=torch.randn(images, *image_shape, device=accelerator.device)).logits.sum().backward()
+            bare(**send_to_device(noise(images), accelerator.device)).logits.sum().backward()
         finally:
             del reserve
             bare.zero_grad()

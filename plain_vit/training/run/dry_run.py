@@ -1,7 +1,7 @@
 """Memory and disk requirements of a run, measured on the model before training."""
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from ...extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
+    from accelerate.utils import send_to_device
 
 TRIED = 2  # images; batch norms need more than one
 
@@ -65,17 +66,17 @@ def measure_needs(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     accelerator: Accelerator,
-    image_shape: tuple[int, int, int],
+    noise: Callable[[int], dict[str, torch.Tensor]],
     *,
     averaged: bool,
 ) -> Needs:
     """Run one step on images of noise and measure its memory. This changes the weights.
 
     Args:
-        model: Maps `pixel_values` to an output with `logits`; not prepared yet.
+        model: Maps its inputs to an output with `logits`; not prepared yet.
         optimizer: Optimizer of the model.
         accelerator: Accelerator with device and precision.
-        image_shape: (C, H, W).
+        noise: Returns the model's inputs for a number of images.
         averaged: A moving average of the weights will be kept.
     """
     model.to(accelerator.device).train()
@@ -88,9 +89,9 @@ def measure_needs(
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    noise = torch.randn(TRIED, *image_shape, device=accelerator.device)
+    inputs = send_to_device(noise(TRIED), accelerator.device)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), accelerator.autocast():
-        loss = model(pixel_values=noise).logits.float().sum()
+        loss = model(**inputs).logits.float().sum()
     activations = sum(kept.values()) // TRIED
     loss.backward()
     optimizer.step()

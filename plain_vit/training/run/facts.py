@@ -10,6 +10,8 @@ from ...extras import needs
 from ...model_card import ModelFacts
 from ..arguments import MIXING, AugmentationOptions, ClassifierOptions, OptimizationOptions, keywords
 from ..data import ImageClassificationData
+from ..data.augmentation import input_size
+from ..data.inputs import NoiseInputs, max_num_patches_of
 from ..learner import Learner
 from ..loop import Loop, Schedule, folders_of_best
 from ..metrics import Evaluation
@@ -30,17 +32,22 @@ RANDAUGMENT_OPTIONS = {"magnitude_scale", "magnitude", "magnitude_std", "augment
 
 
 def run_facts(
-    options: ClassifierOptions, data: ImageClassificationData, schedule: Schedule, model: nn.Module, kind: type
+    options: ClassifierOptions,
+    data: ImageClassificationData,
+    schedule: Schedule,
+    model: nn.Module,
+    task: ImageTask[Any],
 ) -> Facts:
-    """Return a summary of the run; `kind` is the class of the saved model."""
+    """Return a summary of the run."""
     parameters = list(model.parameters())
     return {
         "started from": options.model + (" (architecture only)" if options.from_scratch else ""),
-        "model": kind.__name__,
+        "model": task.kind.__name__,
         "parameters": f"{sum(p.numel() for p in parameters):,}",
         "of them trained": f"{sum(p.numel() for p in parameters if p.requires_grad):,}",
         "data set": options.dataset,
         "images": count_images(data),
+        "size of images": size_of_images(task.image_processor),
         "classes": len(data.label_names),
         "steps": f"{schedule.total_steps:,} of {options.batch_size} images, {schedule.epochs:.1f} epochs",
         "optimizer": f"{options.optimizer}, weight decay {options.weight_decay}",
@@ -53,6 +60,15 @@ def run_facts(
 
 def _tf32(options: ClassifierOptions) -> bool:
     return options.tf32 and torch.cuda.is_available()
+
+
+def size_of_images(image_processor: Any) -> str:
+    """Return the size of evaluated images, in words."""
+    if most := max_num_patches_of(image_processor):
+        side = image_processor.patch_size
+        return f"aspect ratio kept, at most {most} patches of {side} x {side} pixels"
+    height, width = input_size(image_processor)
+    return f"{height} x {width} pixels"
 
 
 def count_images(data: ImageClassificationData) -> str:
@@ -81,7 +97,7 @@ def report_facts(
     }
     return {
         "Result": result,
-        "Run": run_facts(options, data, loop.schedule, model, cast(ImageTask[Any], loop.task).kind),
+        "Run": run_facts(options, data, loop.schedule, model, cast(ImageTask[Any], loop.task)),
         "Environment": {"processes": loop.accelerator.num_processes, **environment()},
     }
 
@@ -92,7 +108,7 @@ def describe_plan(
     schedule: Schedule,
     learner: Learner,
     task: ImageTask[Any],
-    image_size: tuple[int, int],
+    image_processor: Any,
 ) -> dict[str, Facts]:
     """Return tables of the plan and its requirements, by title. This changes the weights.
 
@@ -102,7 +118,7 @@ def describe_plan(
         schedule: the steps.
         learner: the model with its optimizer.
         task: the task.
-        image_size: (height, width) of training images, in pixels.
+        image_processor: image processor of the training images.
     """
     accelerator, total = learner.accelerator, schedule.total_steps
     processes, accumulation = accelerator.num_processes, options.gradient_accumulation_steps
@@ -115,7 +131,7 @@ def describe_plan(
     remark = schedule.remark(options.batch_size)
     note: Facts = {"note": remark} if remark else {}
     facts = {
-        **run_facts(options, data, schedule, learner.model, task.kind),
+        **run_facts(options, data, schedule, learner.model, task),
         "learning rate at": f"{rates} of the steps",
         "a step": f"{options.batch_size} images = {processes} processes x {accumulation} micro-batches x "
         f"{micro_batch} images",
@@ -125,10 +141,9 @@ def describe_plan(
         "checkpoints": f"{len(schedule.checkpoint_steps)}" if options.checkpoints_kept else "none",
     }
     sharded = options.shard or accelerator.distributed_type == DistributedType.FSDP
-    shape = (3, *image_size)
     averaged = learner.average is not None
     tables = describe_needs(
-        measure_needs(learner.model, learner.optimizer, accelerator, shape, averaged=averaged),
+        measure_needs(learner.model, learner.optimizer, accelerator, NoiseInputs(image_processor), averaged=averaged),
         Path(options.output_dir),
         micro_batch=micro_batch,
         shards=processes if sharded else 1,

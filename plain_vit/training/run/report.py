@@ -12,16 +12,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...analysis import confusion_matrix, displayable
+from ...analysis import confusion_matrix
 from ...analysis.page import framed, html_page, html_table, inline_picture, plain_text
 from ...extras import needs
 from ...files.staging import staged_file
 from ..data.decoding import as_files
 from ..data.identity import image_paths
+from ..data.inputs import model_inputs
 from ..metrics import Evaluation, predictions_table
 from ..vector_metrics import VectorEvaluation, vector_table
 from .folder import read_log, write_file
 from .mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
+from .show_batch import displayable_images
 from .snapshots import OptionalFigure, Snapshots
 from .vector_report import Section, vector_sections
 
@@ -208,8 +210,8 @@ def _mistakes(evaluation: Evaluation, split: Dataset, class_names: list[str], im
     rows = confident_mistakes(evaluation)
     if not len(rows):
         return OptionalFigure(None, "There are no mistakes.")
-    pixels = image_processor([split[int(row)]["image"] for row in rows], return_tensors="pt")["pixel_values"]
-    pictures = displayable(pixels, image_processor)
+    inputs = model_inputs(image_processor([split[int(row)]["image"] for row in rows], return_tensors="pt"))
+    pictures = displayable_images(inputs, image_processor)
     labels = evaluation.labels[rows]
     probabilities = np.zeros((len(rows), len(class_names)), dtype=np.float32)  # of the predictions alone
     probabilities[np.arange(len(rows)), evaluation.predictions[rows]] = evaluation.confidences[rows]

@@ -1,8 +1,10 @@
 """Picture of the first training batch, exactly as the model gets it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -10,6 +12,7 @@ from ...analysis import displayable
 from ...errors import TrainingError
 from ...extras import needs
 from ...files.staging import staged_file
+from ..data.inputs import images_in
 
 with needs("plain-vit[train]"):
     from ...analysis.plots import plot_training_batch
@@ -27,22 +30,30 @@ def check_picture(path: str, option: str) -> None:
         raise TrainingError(f"{option} is {path}: expected a .png file in an existing folder.")
 
 
+def displayable_images(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> list[np.ndarray]:
+    """Return the images in the inputs of a model for display, each of its own size."""
+    return [displayable(image[None], image_processor)[0] for image in images_in(inputs, image_processor)]
+
+
 def show_batch(
-    path: str, pixels: torch.Tensor, targets: torch.Tensor, image_processor: Any, class_names: list[str]
+    path: str,
+    inputs: Mapping[str, torch.Tensor],
+    targets: torch.Tensor,
+    image_processor: Any,
+    class_names: list[str],
 ) -> None:
     """Draw the images of a batch with their labels.
 
     Args:
         path: PNG file, replaced if it exists.
-        pixels: normalised pixels (B, C, H, W), as the model gets them; only their values beyond black and white are
-            cut off.
+        inputs: inputs of the model; only values beyond black and white are cut off.
         targets: labels (B), or shares of the classes (B, classes).
         image_processor: image processor whose normalisation is undone.
         class_names: the classes, in the order of their numbers.
     """
     count = len(class_names)
     shares = F.one_hot(targets, count) if targets.ndim == 1 else targets
-    images = displayable(pixels[:IMAGES], image_processor)
+    images = displayable_images(inputs, image_processor)[:IMAGES]
     figure = plot_training_batch(images, shares[:IMAGES].float().cpu().numpy(), class_names)
     with staged_file(Path(path), force=True) as new:
         figure.savefig(new, format="png", dpi=110)

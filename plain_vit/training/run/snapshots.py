@@ -3,7 +3,7 @@
 Legend: `B` images, `h w` patch grid.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from ...errors import AnalysisError, DataError, PlainViTError
 from ...extras import needs
 from ...files.staging import staged_file
 from ..data.decoding import as_files, read_rows
+from ..data.inputs import images_in, model_inputs
 from ..loop import Loop
 
 with needs("plain-vit[train]"):
@@ -84,8 +85,8 @@ class Snapshots:
             self.names = [f"row {row}" for row in self.rows]
         self.files = as_files(split)
 
-    def pixels(self) -> torch.Tensor:
-        """Return the normalised images, of shape (B, C, H, W).
+    def pixels(self) -> list[torch.Tensor]:
+        """Return the normalised images (C, H, W), each of its own size.
 
         Raises:
             DataError: One of them cannot be read.
@@ -94,7 +95,7 @@ class Snapshots:
         for broken in (row["broken"] for row in rows if row["broken"]):
             raise DataError(f"An image cannot be read: {broken}. Repair it, or train with --corrupted skip.")
         images = [row["image"] for row in rows]
-        return self.image_processor(images, return_tensors="pt")["pixel_values"]
+        return images_in(model_inputs(self.image_processor(images, return_tensors="pt")), self.image_processor)
 
     def take(self, step: int, model: nn.Module) -> None:
         """Take a snapshot after this step, if one is due."""
@@ -111,9 +112,10 @@ class Snapshots:
         if isinstance(taken, str):
             return OptionalFigure(None, taken)
         maps = np.stack([values.astype(np.float32) for values in taken.values()], axis=1)  # B snapshots h w
-        pixels = self.pixels()
-        (h, w), (height, width) = maps.shape[-2:], token_layout(_as_plain_vit(model), pixels).patch_size
-        pictures = displayable(pixels[..., : h * height, : w * width], self.image_processor)
+        images = self.pixels()
+        (h, w), patch_size = maps.shape[-2:], token_layout(_as_plain_vit(model), images[0][None]).patch_size
+        shown = [displayable(image[None], self.image_processor)[0] for image in images]
+        pictures = _on_one_canvas(shown, (h * patch_size[0], w * patch_size[1]), fill=1)
         columns = [self._when(step) for step in taken]
         figure = plot_attention_heads(pictures, maps, row_names=self.names, column_names=columns)
         return OptionalFigure(figure, seen=descriptions.of_a_table_of_maps(maps, self.names, columns))
@@ -157,26 +159,36 @@ class Snapshots:
         return "No snapshot was taken."
 
 
-def _attention(model: nn.Module, pixels: torch.Tensor) -> np.ndarray:
-    return attention_maps(model, pixels, layers=-1)[:, 0].mean(axis=1)
+def _attention(model: nn.Module, images: Sequence[torch.Tensor]) -> np.ndarray:
+    maps = [attention_maps(model, image[None], layers=-1)[0, 0].mean(axis=0) for image in images]
+    return _on_one_canvas(maps, tuple(np.max([each.shape for each in maps], axis=0)), fill=0)
 
 
-def _positions(model: nn.Module, pixels: torch.Tensor) -> np.ndarray:
-    return position_similarity(model, token_layout(model, pixels.to(plain(model).device)).grid_size).patches
+def _on_one_canvas(images: Sequence[np.ndarray], size: tuple[int, ...], *, fill: float) -> np.ndarray:
+    """Return images (H, W, ...) on canvases of this (height, width), at the upper left."""
+    canvas = np.full((len(images), *size, *images[0].shape[2:]), fill, dtype=images[0].dtype)
+    for place, image in zip(canvas, images, strict=True):
+        place[: len(image), : image.shape[1]] = image[: size[0], : size[1]]
+    return canvas
+
+
+def _positions(model: nn.Module, images: Sequence[torch.Tensor]) -> np.ndarray:
+    return position_similarity(model, token_layout(model, images[0][None].to(plain(model).device)).grid_size).patches
 
 
 LOOKS = {"attention": _attention, "positions": _positions}
 
 
-def look(model: nn.Module, pixels: torch.Tensor) -> dict[str, np.ndarray]:
+def look(model: nn.Module, images: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
     """Return the arrays of a snapshot.
 
     Args:
         model: Any image classifier.
-        pixels: Normalised pixels of shape (B, C, H, W).
+        images: Normalised images (C, H, W), each of its own size.
 
     Returns:
-        `attention` of the last layer from the class token (or from all patches), mean of the heads, of shape (B, h, w);
+        `attention` of the last layer from the class token (or from all patches), mean of the heads, of shape (B, h, w),
+        with zeros beyond an image that is smaller than others;
         `positions`, the cosine between the position embeddings, of shape (h, w, h, w). Arrays that do not apply to the
         model are omitted.
     """
@@ -187,7 +199,7 @@ def look(model: nn.Module, pixels: torch.Tensor) -> dict[str, np.ndarray]:
         return seen
     for name, function in LOOKS.items():
         try:
-            seen[name] = function(vit, pixels)
+            seen[name] = function(vit, images)
         except AnalysisError:
             continue
     return seen

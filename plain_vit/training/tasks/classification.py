@@ -14,6 +14,7 @@ from ...errors import TrainingError
 from ...extras import needs
 from ..arguments import ClassifierOptions
 from ..data import ImageClassificationData
+from ..data.inputs import model_inputs
 from ..data.mixing import FOLLOWING, Blend, Mixing
 from ..data.progressive import ProgressiveResizing
 from ..hardware.sharding import is_sharded, whole_state
@@ -37,7 +38,7 @@ class ImageTask(Task[Result]):
         image_processor: the model's image processor.
         data: the dataset with its classes.
         options: mixup, CutMix and progressive resizing.
-        normalize: normalisation of training pixels from [0, 255].
+        normalize: normalisation of a batch's `pixel_values` from [0, 255].
 
     Raises:
         TrainingError: The model takes images of one size, and they are to grow.
@@ -71,19 +72,23 @@ class ImageTask(Task[Result]):
         """Draw the blend of the step."""
         self.step, self.blend = step, self.mixing.blend(step)
 
-    def resized(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return pixels in the size of the step."""
-        return pixels if self.resizing is None else self.resizing(pixels, self.step)
+    def resized(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the model's inputs in the size of the step."""
+        if self.resizing is None:
+            return inputs
+        return {**inputs, "pixel_values": self.resizing(inputs["pixel_values"], self.step)}
 
-    def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return pixels and targets, blended if the step has a blend."""
-        pixels, labels = self.normalize(batch["pixel_values"]), batch["labels"]
+    def inputs(self, batch: Batch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return the model's inputs and targets, blended if the step has a blend."""
+        inputs, labels = model_inputs(batch), batch["labels"]
+        inputs["pixel_values"] = self.normalize(inputs["pixel_values"])
         if self.blend is None:
-            return pixels, labels
+            return inputs, labels
         # Processes do not share the images of a stream: there the first image of a micro-batch follows the last one.
         following = batch.get(FOLLOWING) or {"pixel_values": batch["pixel_values"][:1], "labels": labels[:1]}
         following = {**following, "pixel_values": self.normalize(following["pixel_values"])}
-        return self.blend(pixels, labels, following, self.num_classes)
+        inputs["pixel_values"], targets = self.blend(inputs["pixel_values"], labels, following, self.num_classes)
+        return inputs, targets
 
     def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
         """Save the model and the image processor, loadable with the Auto classes."""
@@ -150,7 +155,7 @@ class Classification(ImageTask[Evaluation]):
         image_processor: the model's image processor.
         data: the dataset with its classes.
         options: loss, mixup and CutMix, and weight of the teacher.
-        normalize: normalisation of training pixels from [0, 255].
+        normalize: normalisation of a batch's `pixel_values` from [0, 255].
         teacher: teacher for distillation.
 
     Raises:
@@ -194,8 +199,8 @@ class Classification(ImageTask[Evaluation]):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the mean loss of a batch, and the number of correct predictions."""
         options = self.options
-        pixels, targets = self.inputs(batch)
-        logits = model(pixel_values=self.resized(pixels)).logits.float()
+        inputs, targets = self.inputs(batch)
+        logits = model(**self.resized(inputs)).logits.float()
         # Two tokens learn from the label and from the teacher (DeiT); the model's logits are the mean of both.
         own, taught = (self.head_logits[name].float() for name in HEADS) if self.heads else (logits, logits)
         loss = classification_loss(
@@ -209,7 +214,7 @@ class Classification(ImageTask[Evaluation]):
         if self.teacher is not None:
             distilled = distillation_loss(
                 taught,
-                self.teacher(pixels),
+                self.teacher(inputs["pixel_values"]),
                 kind=options.distillation,
                 temperature=options.distillation_temperature,
             )

@@ -35,7 +35,7 @@ class VectorPrediction(ImageTask[VectorEvaluation]):
         image_processor: the model's image processor.
         data: the dataset, with vectors as labels.
         options: problem type, loss, mixup and CutMix.
-        normalize: normalisation of training pixels from [0, 255].
+        normalize: normalisation of a batch's `pixel_values` from [0, 255].
 
     Raises:
         TrainingError: An option does not apply to the problem.
@@ -58,8 +58,8 @@ class VectorPrediction(ImageTask[VectorEvaluation]):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the mean loss of a batch."""
-        pixels, targets = self.inputs(batch)
-        logits = model(pixel_values=self.resized(pixels)).logits.float()
+        inputs, targets = self.inputs(batch)
+        logits = model(**self.resized(inputs)).logits.float()
         if self.problem_type == MULTI_LABEL:
             return classification_loss(logits, targets.float(), kind=self.kind_of_loss), {}
         return REGRESSION_LOSSES[self.kind_of_loss](logits, targets.float()), {}
