@@ -28,7 +28,7 @@ from .conversion.parity import StageDifference
 from .conversion.report import Report
 from .errors import CheckpointError
 from .files.marks import MARK, is_untouched, marked
-from .files.reading import read_checkpoint
+from .files.reading import Checkpoint, read_checkpoint
 from .licenses import license_files
 from .markdown import LONGEST, address, code, fenced, one_line, plain
 
@@ -302,7 +302,7 @@ def _card(folder: Path, facts: ModelFacts) -> str:
     repo_id = f"{PLACEHOLDER}/{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-') or 'model'}"
     classifies = any("ImageClassification" in str(kind) for kind in config.architectures or [])
     sections = [
-        (None, _what_it_is(config, classifies, checkpoint.tensors.meta())),
+        (None, _what_it_is(config, classifies, checkpoint.tensors.meta(), size=_size_of_images(checkpoint))),
         ("Where the weights come from", _origin(facts)),
         ("How to load it", _loading(repo_id, classifies, has_code=(folder / "modeling_plain_vit.py").exists())),
         ("Preprocessing", preprocessing),
@@ -345,14 +345,21 @@ def _metadata(name: str, repo_id: str, classifies: bool, facts: ModelFacts) -> M
     return ModelCardData(library_name="transformers", pipeline_tag=task, tags=list(tags), **known)
 
 
-def _what_it_is(config: PlainViTConfig, classifies: bool, tensors: Mapping[str, torch.Tensor]) -> str:
+def _size_of_images(checkpoint: Checkpoint) -> str:
+    if (checkpoint.preprocessor_config or {}).get("max_num_patches"):
+        return "many sizes"
+    height, width = PlainViTConfig.from_dict(checkpoint.config or {}).image_shape
+    return f"{height} x {width} pixels"
+
+
+def _what_it_is(config: PlainViTConfig, classifies: bool, tensors: Mapping[str, torch.Tensor], *, size: str) -> str:
     count = sum(tensor.numel() for tensor in tensors.values())
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
     labels = [str(label) for _, label in sorted((config.id2label or {}).items())]
-    image, patch = (" x ".join(map(str, shape)) for shape in (config.image_shape, config.patch_shape))
+    patch = " x ".join(map(str, config.patch_shape))
     sentences = [
         f"A Vision Transformer with {config.num_hidden_layers} layers of width {config.hidden_size} and "
-        f"{config.num_attention_heads} heads, for images of {image} pixels and patches of "
+        f"{config.num_attention_heads} heads, for images of {size} and patches of "
         f"{patch} pixels (height x width). It has {count:,} parameters, stored as "
         f"{' and '.join(sorted(dtypes))}."
     ]
@@ -410,8 +417,14 @@ def _preprocessing(settings: Mapping[str, Any] | None) -> str:
     if settings is None:
         return ""
     steps = ["Images are converted to RGB."] if settings.get("do_convert_rgb") else []
-    if settings.get("do_resize") and settings.get("size"):
-        filtering = Resampling(settings["resample"]).name.lower() if "resample" in settings else None
+    filtering = Resampling(settings["resample"]).name.lower() if "resample" in settings else None
+    if settings.get("do_resize") and settings.get("max_num_patches"):
+        most, side = settings["max_num_patches"], settings["patch_size"]
+        steps.append(
+            f"They are resized to at most {most} patches of {side} x {side} pixels, aspect ratio kept"
+            f"{f' ({filtering})' * bool(filtering)}."
+        )
+    elif settings.get("do_resize") and settings.get("size"):
         fitting = RESIZE_WORDS[settings.get("resize_mode")]
         steps.append(f"They are resized to {_extent(settings['size'])}{fitting}{f' ({filtering})' * bool(filtering)}.")
     if settings.get("do_center_crop") and settings.get("crop_size"):

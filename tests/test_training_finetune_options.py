@@ -184,7 +184,7 @@ def test_first_batch_is_drawn_as_the_model_gets_it(run, tmp_path, monkeypatch, c
 
     monkeypatch.setattr(classification.Classification, "loss", watch)
     trained = run("trained", **options)
-    pixels = displayable(given[0], AutoImageProcessor.from_pretrained(trained))
+    pixels = displayable(given[0]["pixel_values"], AutoImageProcessor.from_pretrained(trained))
     assert np.array_equal(seen["images"], pixels)
     assert np.array_equal(seen["shares"], given[1].numpy())
     assert ((seen["shares"] > 0).sum(axis=1) == 2).any()

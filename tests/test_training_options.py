@@ -609,6 +609,10 @@ def test_memory_that_a_step_freed_is_used_again_by_the_next_one():
     assert pages["given back"] > 10 * 250 * 2**20 / 2**21  # in pages of 4 kB or of 2 MB
 
 
+def noise(images):
+    return {"pixel_values": torch.randn(images, 3, 24, 16)}
+
+
 @pytest.mark.parametrize(
     "limit, at_least, parts, tried", [(99, 1, 1, [12]), (5, 1, 3, [12, 6, 4]), (1, 4, 12, [3, 2, 1])]
 )
@@ -616,7 +620,7 @@ def test_largest_micro_batch_that_fits_is_found_and_nothing_is_changed(limit, at
     resnet = randomize_(ResNetForImageClassification(ResNetConfig(**RESNET, num_labels=5))).train()
     model, accelerator = Limited(limit, resnet), Accelerator(cpu=True)
     before = copy.deepcopy(model.state_dict())
-    trial = training_trial(model, accelerator, (3, 24, 16))
+    trial = training_trial(model, accelerator, noise)
     assert fitting_accumulation(trial, accelerator, images=12, at_least=at_least) == parts
     assert model.seen == tried
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -625,9 +629,9 @@ def test_largest_micro_batch_that_fits_is_found_and_nothing_is_changed(limit, at
 
 def test_other_errors_than_memory_are_not_taken_for_it_and_no_image_at_all_is_refused():
     accelerator = Accelerator(cpu=True)
-    trial = training_trial(Limited(0, small_vit()), accelerator, (3, 24, 16))
+    trial = training_trial(Limited(0, small_vit()), accelerator, noise)
     with pytest.raises(TrainingError, match="Not even one image fits"):
         fitting_accumulation(trial, accelerator, images=4)
-    wrong = training_trial(small_vit(num_channels=1), accelerator, (3, 24, 16))
+    wrong = training_trial(small_vit(num_channels=1), accelerator, noise)
     with pytest.raises(ValueError, match="expected .batch, 1, height"):
         fitting_accumulation(wrong, accelerator, images=4)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from plain_vit.training.data import load_splits
 from plain_vit.training.run.folder import read_log
 from tests.run_cases import run_case
-from tests.training_runs import LIMIT, TORCHRUN, save_plain_vit, weights_of
+from tests.training_runs import LIMIT, TORCHRUN, save_mixed_sizes, save_plain_vit, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FINETUNE, PRETRAIN = "finetune_image_classification", "pretrain_masked_patches"
@@ -62,7 +63,8 @@ def compare(cases: dict[str, tuple[str, dict[str, Any], dict[str, Any]]], folder
     for name, (script, options, _) in cases.items():
         if script == FINETUNE:
             results = [json.loads((folder / name / count / "results.json").read_text()) for count in ("one", "two")]
-            assert [result["images_evaluated"] for result in results] == [360, 360]
+            images = len(load_splits(options["dataset"])["test"])
+            assert [result["images_evaluated"] for result in results] == [images, images]
             if not options.get("mixed_precision"):  # its roundings may decide an image
                 assert results[0]["test_accuracy"] == results[1]["test_accuracy"]
     differences = {name: difference(folder / name / "one", folder / name / "two") for name in cases}
@@ -79,8 +81,17 @@ def difference(one: Path, other: Path) -> float:
     return max(float((tensor - others[name]).abs().max()) for name, tensor in weights.items())
 
 
+def many_sizes(folder: Path) -> dict[str, tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Return runs on images of many sizes; 42 images in batches of 12."""
+    options = {**COMMON, "dataset": str(save_mixed_sizes(folder / "data")), "report": False, "eval_batch_size": 7,
+               "native_aspect_ratio": True, "max_num_patches": 21, "crop_scale": 0.4, "horizontal_flip": 0.5,
+               "augmentation": "randaugment", "gradient_accumulation_steps": 3, "repeated_augmentation": 2,
+               "ema_decay": 0.9, "drop_path_rate": 0.4}  # fmt: skip
+    return {"many sizes": (FINETUNE, options, {})}
+
+
 def test_two_processes_give_the_weights_of_one(tmp_path):
-    compare({"everything": CASES["everything"]}, tmp_path)
+    compare({"everything": CASES["everything"], **many_sizes(tmp_path)}, tmp_path)
 
 
 @pytest.mark.slow

@@ -504,7 +504,9 @@ def test_needs_are_what_a_model_of_known_layers_takes():
     model, accelerator = Layers(), Accelerator(cpu=True)
     trained, all_weights = 4 * (105 * 11 + 11 * 13), 4 * (105 * 11 + 11 * 13 + 13 * 17)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    needs = measure_needs(model, optimizer, accelerator, (3, 5, 7), averaged=True)
+    needs = measure_needs(
+        model, optimizer, accelerator, lambda images: {"pixel_values": torch.randn(images, 3, 5, 7)}, averaged=True
+    )
     # Kept for the backward pass: the input, what the second layer reads, and what the relu gives.
     assert needs == Needs(all_weights, trained, trained, all_weights, 4 * (105 + 11 + 13))
     assert needs.memory(19) == 2 * all_weights + 2 * trained + 19 * 4 * 129

@@ -11,7 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import PIL.Image
 import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from safetensors.torch import load_file
 from transformers import (
     ConvNextImageProcessor,
@@ -129,6 +132,25 @@ def assert_same_bits(one: Path, other: Path) -> None:
     weights, weights_again = weights_of(one), weights_of(other)
     assert weights.keys() == weights_again.keys()
     assert all(torch.equal(tensor, weights_again[name]) for name, tensor in weights.items())
+
+
+# Data
+
+
+def save_mixed_sizes(folder: Path, train: int = 42, test: int = 31) -> Path:
+    """Save images of three classes, whose sides are 10 to 69 pixels: a train and a test split."""
+    features = Features({"image": Image(), "label": ClassLabel(names=["red", "green", "blue"])})
+    splits = {}
+    for seed, (split, count) in enumerate({"train": train, "test": test}.items()):
+        draw = np.random.default_rng(seed)
+        images = [draw.integers(0, 150, (*draw.integers(10, 70, 2), 3), dtype=np.uint8) for _ in range(count)]
+        labels = [place % 3 for place in range(count)]
+        for image, label in zip(images, labels, strict=True):
+            image[..., label] += 60
+        rows = {"image": [PIL.Image.fromarray(image) for image in images], "label": labels}
+        splits[split] = Dataset.from_dict(rows, features=features)
+    DatasetDict(splits).save_to_disk(folder)
+    return folder
 
 
 # Models

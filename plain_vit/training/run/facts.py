@@ -161,7 +161,11 @@ def model_facts(
     processes: int,
 ) -> ModelFacts:
     """Return the content of the model card about the run."""
-    values = {**keywords(options, OptimizationOptions, AugmentationOptions), "mixed_precision": options.mixed_precision}
+    values = {
+        **keywords(options, OptimizationOptions, AugmentationOptions),
+        "mixed_precision": options.mixed_precision,
+        "native_aspect_ratio": options.native_aspect_ratio,
+    }
     recipe = {name: value for name, value in values.items() if value not in (None, [], "none") and value is not False}
     if options.teacher is None:
         recipe = {name: value for name, value in recipe.items() if not name.startswith("distillation")}

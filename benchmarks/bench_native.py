@@ -1,0 +1,114 @@
+"""Benchmark of fine-tuning on images of many aspect ratios: resized to squares, or with their aspect ratio kept.
+
+    python -m benchmarks.bench_native --write
+
+Accuracy is that of three seeds; images/s are training images by the CPU time of the whole run, with its evaluations.
+"""
+
+import argparse
+import datetime
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+
+from benchmarks.harness import RESULTS
+from plain_vit.conversion import from_checkpoint
+from plain_vit.training.glyphs import CHARACTERS, IMAGE_SIZE, render_glyphs
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+IMAGES = {"train": 60 * len(CHARACTERS), "test": 30 * len(CHARACTERS)}
+LONGEST = 4  # ratio of the sides, at most
+PATCHES = 36  # of 4 x 4 pixels: a square of 24 x 24, the model's size
+SEEDS = (0, 1, 2)
+COMMON = {"epochs": 4, "batch_size": 64, "evaluations": 1, "checkpoints_kept": 0, "report": False}
+RUNS: dict[str, dict[str, Any]] = {
+    "squares": {},
+    "aspect ratio kept": {"native_aspect_ratio": True, "max_num_patches": PATCHES},
+}
+NOTES = f"""Each image is a canvas of {IMAGE_SIZE} pixels by {IMAGE_SIZE} to {LONGEST * IMAGE_SIZE}, upright or lying, with
+one rendered character of {IMAGE_SIZE} x {IMAGE_SIZE} pixels somewhere in it: {IMAGES["train"]:,} to train on and
+{IMAGES["test"]:,} to test on, of {len(CHARACTERS)} classes. The model is the shipped glyph checkpoint, fine-tuned for
+{COMMON["epochs"]} epochs. Both ways give it at most {PATCHES} patches of 4 x 4 pixels: a square of 24 x 24 pixels, or
+as large a grid of the image's shape."""
+
+
+def canvases(split: str, seed: int) -> Dataset:
+    """Return characters on canvases of many shapes."""
+    glyphs, labels = render_glyphs(IMAGES[split], seed=(seed, 7))
+    draw = np.random.default_rng((seed, 8))
+    images = []
+    for glyph in glyphs:
+        longer = int(IMAGE_SIZE * LONGEST ** draw.random())
+        upright, start = draw.random() < 0.5, int(draw.integers(longer - IMAGE_SIZE + 1))
+        canvas = PIL.Image.new("L", (IMAGE_SIZE, longer) if upright else (longer, IMAGE_SIZE), int(np.median(glyph)))
+        canvas.paste(PIL.Image.fromarray(glyph), (0, start) if upright else (start, 0))
+        images.append(canvas)
+    features = Features({"image": Image(), "label": ClassLabel(names=list(CHARACTERS))})
+    return Dataset.from_dict({"image": images, "label": labels.tolist()}, features=features)
+
+
+def measure(folder: Path) -> dict[str, list[tuple[float, float]]]:
+    """Return accuracy and CPU seconds of the runs of each way."""
+    sys.path.insert(0, str(EXAMPLES))
+    from finetune_image_classification import FinetuneArguments, finetune
+
+    DatasetDict({split: canvases(split, seed) for seed, split in enumerate(IMAGES)}).save_to_disk(folder / "data")
+    shipped = EXAMPLES / "checkpoints"
+    converted = from_checkpoint(
+        shipped / "glyphs_vit.pt", num_attention_heads=4, image_size=24, patch_size=4,
+        id2label=dict(enumerate((shipped / "glyphs_labels.txt").read_text().splitlines())),
+    )  # fmt: skip
+    converted.model.save_pretrained(folder / "model")
+    converted.image_processor.save_pretrained(folder / "model")
+    results: dict[str, list[tuple[float, float]]] = {name: [] for name in RUNS}
+    for seed in SEEDS:
+        for number, (name, options) in enumerate(RUNS.items()):
+            before = time.process_time()
+            arguments = FinetuneArguments(
+                model=str(folder / "model"), dataset=str(folder / "data"), seed=seed,
+                output_dir=str(folder / f"{number}-{seed}"), **COMMON, **options,
+            )  # fmt: skip
+            accuracy = finetune(arguments).values["accuracy"]
+            results[name].append((accuracy, time.process_time() - before))
+    return results
+
+
+def table(results: dict[str, list[tuple[float, float]]]) -> str:
+    """Return the results as Markdown."""
+    lines = ["| images | test accuracy, mean of 3 seeds | lowest to highest | images/s |", "|---|---:|---:|---:|"]
+    trained = COMMON["epochs"] * IMAGES["train"]
+    for name, runs in results.items():
+        accuracies, seconds = zip(*runs, strict=True)
+        rate = trained / statistics.median(seconds)
+        spread = f"{min(accuracies):.1%} to {max(accuracies):.1%}"
+        lines.append(f"| {name} | {statistics.mean(accuracies):.1%} | {spread} | {rate:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the results to benchmarks/results/")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    load, today = os.getloadavg()[0], datetime.datetime.now(datetime.UTC).date()
+    with tempfile.TemporaryDirectory() as folder:
+        shown = table(measure(Path(folder)))
+    machine = f"{platform.machine()}, 1 thread, torch {torch.__version__}, load {load:.1f} before the runs, {today}"
+    text = f"# Aspect ratio kept\n\n{NOTES}\n\n{shown}\n\n{machine}\n"
+    print(text)
+    if options.write:
+        (RESULTS / f"{today}-native-amd-epyc.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
