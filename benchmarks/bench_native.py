@@ -30,16 +30,16 @@ IMAGES = {"train": 60 * len(CHARACTERS), "test": 30 * len(CHARACTERS)}
 LONGEST = 4  # ratio of the sides, at most
 PATCHES = 36  # of 4 x 4 pixels: a square of 24 x 24, the model's size
 SEEDS = (0, 1, 2)
-COMMON = {"epochs": 4, "batch_size": 64, "evaluations": 1, "checkpoints_kept": 0, "report": False}
+COMMON: dict[str, Any] = {"epochs": 4, "batch_size": 64, "evaluations": 1, "checkpoints_kept": 0, "report": False}
 RUNS: dict[str, dict[str, Any]] = {
     "squares": {},
     "aspect ratio kept": {"native_aspect_ratio": True, "max_num_patches": PATCHES},
 }
-NOTES = f"""Each image is a canvas of {IMAGE_SIZE} pixels by {IMAGE_SIZE} to {LONGEST * IMAGE_SIZE}, upright or lying, with
-one rendered character of {IMAGE_SIZE} x {IMAGE_SIZE} pixels somewhere in it: {IMAGES["train"]:,} to train on and
-{IMAGES["test"]:,} to test on, of {len(CHARACTERS)} classes. The model is the shipped glyph checkpoint, fine-tuned for
-{COMMON["epochs"]} epochs. Both ways give it at most {PATCHES} patches of 4 x 4 pixels: a square of 24 x 24 pixels, or
-as large a grid of the image's shape."""
+NOTES = f"""Each image is a canvas of {IMAGE_SIZE} pixels by {IMAGE_SIZE} to {LONGEST * IMAGE_SIZE}, upright or
+lying, with one rendered character of {IMAGE_SIZE} x {IMAGE_SIZE} pixels somewhere in it: {IMAGES["train"]:,} to train
+on and {IMAGES["test"]:,} to test on, of {len(CHARACTERS)} classes. The model is the shipped glyph checkpoint,
+fine-tuned for {COMMON["epochs"]} epochs. Both ways give it at most {PATCHES} patches of 4 x 4 pixels: a square of 24 x
+24 pixels, or as large a grid of the image's shape."""
 
 
 def canvases(split: str, seed: int) -> Dataset:
@@ -69,7 +69,8 @@ def measure(folder: Path) -> dict[str, list[tuple[float, float]]]:
         id2label=dict(enumerate((shipped / "glyphs_labels.txt").read_text().splitlines())),
     )  # fmt: skip
     converted.model.save_pretrained(folder / "model")
-    converted.image_processor.save_pretrained(folder / "model")
+    processor: Any = converted.image_processor
+    processor.save_pretrained(folder / "model")
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in RUNS}
     for seed in SEEDS:
         for number, (name, options) in enumerate(RUNS.items()):
