@@ -1,0 +1,444 @@
+"""Serve an exported ONNX classifier over HTTP.
+
+    plain-vit export FOLDER OUT --to onnx
+    python examples/serve/app.py OUT --port 8000
+    curl -F image=@cat.jpg -F image=@dog.jpg 'http://127.0.0.1:8000/predict?top=3'
+    curl -H 'Content-Type: image/jpeg' --data-binary @cat.jpg http://127.0.0.1:8000/predict
+
+One process holds one model. A request is refused with 503 before its body is read if `max_requests` others are not
+answered yet. Otherwise its images are read, decoded by threads, and queued; one thread runs the model on batches of
+whatever is queued, from one request or many.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from transformers import AutoConfig, AutoImageProcessor
+from transformers.image_utils import load_image
+
+import plain_vit  # noqa: F401  # registers its classes with transformers
+from plain_vit.errors import CheckpointError, PlainViTError, printable
+from plain_vit.extras import needs
+from plain_vit.image_processing_plain_vit import DEEP_MODES
+
+with needs("plain-vit[serve]", script=__name__ == "__main__"):
+    import onnxruntime
+    import psutil
+    import python_multipart  # noqa: F401  # by which Starlette reads forms
+    import uvicorn
+    from fastapi import FastAPI, Query, Request, Response
+    from pydantic import BaseModel, Field
+    from starlette.exceptions import HTTPException
+    from starlette.formparsers import MultiPartException, MultiPartParser
+    from starlette.requests import ClientDisconnect
+
+# Formats that nothing else is nested in, so that the size in the header is what is decoded; Pillow opens many more, among
+# them PostScript, which it hands to another program.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+LONGEST_NAME = 100  # characters of a client's file name that an answer repeats
+FORM, BYTES = "multipart/form-data", "application/octet-stream"
+IMAGE = {"type": "string", "format": "binary"}
+BODY = {FORM: {"schema": {"properties": {"image": {"type": "array", "items": IMAGE}}}}, "image/*": {"schema": IMAGE}}
+log = logging.getLogger("uvicorn.error")
+
+
+def limit(default: float, meaning: str) -> Any:
+    return field(default=default, metadata={"help": meaning})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the service takes; each is an option on the command line."""
+
+    max_requests: int = limit(64, "requests that are read or computed at a time; further ones are refused with 503")
+    max_images: int = limit(16, "images of one request")
+    max_body: int = limit(20_000_000, "bytes of one request")
+    max_pixels: int = limit(50_000_000, "pixels of one image, height times width")
+    max_seconds: float = limit(20.0, "seconds in which a request has to arrive after its headers")
+    max_batch: int = limit(8, "images that the model is run on at a time")
+    max_wait: float = limit(0.0, "seconds that the model waits for a batch to fill")
+
+
+class BadImage(Exception):
+    """An image that the service does not classify, with the reason."""
+
+
+class Classifier:
+    """The graph of an exported folder, with its image processor and labels.
+
+    Args:
+        folder: As `plain-vit export --to onnx` writes it: `onnx/model.onnx` and the two configs.
+        threads: Threads of the graph.
+    """
+
+    def __init__(self, folder: Path, threads: int):
+        graph = folder / "onnx" / "model.onnx"
+        if not graph.is_file():
+            raise CheckpointError(
+                f"{folder} has no onnx/model.onnx: give a folder written by `plain-vit export FOLDER OUT --to onnx`"
+            )
+        self.name = folder.resolve().name
+        self.config: Any = AutoConfig.from_pretrained(folder)
+        self.image_processor = AutoImageProcessor.from_pretrained(folder)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        self.session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self.input_shape = self._check()
+
+    def _check(self) -> tuple[int, ...]:
+        """Return the shape of one image, after a first run on a wide and a tall one."""
+        names = [one.name for one in self.session.get_inputs()]
+        if names != ["pixel_values"]:
+            raise CheckpointError(f"the graph takes {names}: expected ['pixel_values'], of a classifier of images")
+        wide, tall = (self.pixels_of(Image.new("RGB", size)) for size in ((64, 48), (48, 64)))
+        if wide.shape != tall.shape:
+            raise CheckpointError(
+                f"the image processor makes images of {wide.shape} and {tall.shape}, which fit in no batch: expected "
+                "one that resizes or crops to one size"
+            )
+        scores = self.scores([wide, tall])
+        if scores.shape != (2, len(self.config.id2label)):
+            raise CheckpointError(
+                f"the graph's first output for two images is {scores.shape}: expected the logits of the "
+                f"{len(self.config.id2label)} labels in config.json"
+            )
+        return wide.shape
+
+    def read(self, name: str, data: bytes, max_pixels: int) -> np.ndarray:
+        """Decode and preprocess one image file to (C, H, W).
+
+        Raises:
+            BadImage: It is no image, broken, or too large; the message names it.
+        """
+        try:
+            with Image.open(BytesIO(data), formats=FORMATS) as image:
+                if image.width * image.height > max_pixels:
+                    raise BadImage(f"has {image.width} x {image.height} pixels: expected at most {max_pixels:,}")
+                if image.mode in DEEP_MODES:
+                    raise BadImage(f"has more than 8 bits per channel (mode {image.mode}): expected 8, scale it first")
+                return self.pixels_of(image)
+        except BadImage as error:
+            raise BadImage(f"{name} {error}") from None
+        except UnidentifiedImageError:
+            known = ", ".join(FORMATS)
+            raise BadImage(f"{name} begins with {data[:8]!r}, like no image: expected a file of {known}") from None
+        except MemoryError:
+            raise
+        except Exception as error:  # the decoders raise errors of many classes on broken files
+            reason = printable(f"{type(error).__name__}: {error}")[:LONGEST_NAME]
+            raise BadImage(f"{name} is broken ({reason}): expected a whole image file") from error
+
+    def pixels_of(self, image: Image.Image) -> np.ndarray:
+        """Preprocess as transformers' pipeline does: upright and in RGB before the image processor."""
+        return self.image_processor(load_image(image), return_tensors="np")["pixel_values"][0]
+
+    def scores(self, images: list[np.ndarray]) -> np.ndarray:
+        """Run the graph; return the scores (B, labels) that transformers' pipeline would give."""
+        logits = self.session.run(None, {"pixel_values": np.stack(images)})[0]
+        if self.config.problem_type == "regression":
+            return logits
+        if self.config.problem_type == "multi_label_classification" or len(self.config.id2label) == 1:
+            return 1 / (1 + np.exp(-logits))
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        return powers / powers.sum(axis=-1, keepdims=True)
+
+
+class Batches:
+    """A queue of single images, and the loop that runs the model on batches of them.
+
+    The queue needs no length of its own: it holds at most `max_images` images of each of `max_requests` requests.
+
+    Args:
+        run: Computes the scores of a list of images; called in one thread.
+        max_batch: Images in a batch.
+        max_wait: Seconds to wait for a batch to fill; 0 takes what is queued.
+    """
+
+    def __init__(self, run: Callable[[list[np.ndarray]], np.ndarray], max_batch: int, max_wait: float):
+        self.run, self.max_batch, self.max_wait = run, max_batch, max_wait
+        self.queue: asyncio.Queue[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = asyncio.Queue()
+        self.thread = ThreadPoolExecutor(1, "model")
+        self.counts: Counter[str] = Counter(images=0, batches=0)
+
+    async def scores(self, pixels: np.ndarray) -> np.ndarray:
+        """Return the scores of one image; where the caller is cancelled in the queue, it is not computed."""
+        scores: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
+        self.queue.put_nowait((pixels, scores))
+        return await scores
+
+    async def run_forever(self) -> None:
+        while True:
+            batch = [await self.queue.get()]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.max_wait):
+                    while len(batch) < self.max_batch:
+                        batch.append(await self.queue.get())
+            batch = [(pixels, scores) for pixels, scores in batch if not scores.done()]
+            if batch:
+                await self._run(batch)
+
+    async def _run(self, batch: list[tuple[np.ndarray, asyncio.Future[np.ndarray]]]) -> None:
+        self.counts.update(images=len(batch), batches=1)
+        images = [pixels for pixels, _ in batch]
+        found: list[Any]
+        try:
+            found = list(await asyncio.get_running_loop().run_in_executor(self.thread, self.run, images))
+        except Exception as error:
+            log.exception("the model failed on a batch of %d images", len(batch))
+            found = [error] * len(batch)
+        for (_, scores), result in zip(batch, found, strict=True):
+            if scores.done():  # its client has gone
+                continue
+            if isinstance(result, Exception):
+                scores.set_exception(result)
+            else:
+                scores.set_result(result)
+
+
+class Label(BaseModel):
+    label: str
+    score: float
+
+
+class Prediction(BaseModel):
+    file: str
+    labels: list[Label]
+
+
+class Options(BaseModel, extra="forbid"):
+    """The options of a prediction, in the query string."""
+
+    top: int = Field(5, ge=1, description="number of labels, the likeliest first")
+
+
+class Service:
+    """Takes requests, within the limits."""
+
+    def __init__(self, classifier: Classifier, limits: Limits):
+        self.classifier, self.limits = classifier, limits
+        self.batches = Batches(classifier.scores, limits.max_batch, limits.max_wait)
+        self.decoders = ThreadPoolExecutor(os.cpu_count(), "decoder")
+        self.held = 0  # requests accepted and not answered yet
+        self.counts: Counter[str] = Counter(accepted=0, answered=0, rejected=0, abandoned=0, refused=0)
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """Run the batches from before the first request until after the last, for which uvicorn waits."""
+        loop = asyncio.create_task(self.batches.run_forever())
+        yield
+        loop.cancel()
+        log.info("Served: %s", ", ".join(f"{count} {name}" for name, count in self.counts.items()))
+
+    async def predict(self, request: Request, options: Annotated[Options, Query()]) -> Any:
+        """Classify the images of a form, or the one image that is the body."""
+        if self.held >= self.limits.max_requests:
+            self.counts["refused"] += 1
+            reason = f"{self.held} requests are in work, which is the limit: try again after a second"
+            raise HTTPException(503, reason, headers={"Retry-After": "1"})
+        self.held += 1
+        self.counts["accepted"] += 1
+        outcome = "failed"
+        try:
+            answer = await self._answer(request, options.top)
+            outcome = "answered"
+            return answer
+        except HTTPException:
+            outcome = "rejected"
+            raise
+        except ClientDisconnect:
+            outcome = "abandoned"
+            return Response(status_code=499)  # nobody reads it
+        finally:
+            self.held -= 1
+            self.counts[outcome] += 1
+
+    async def _answer(self, request: Request, top: int) -> list[Prediction]:
+        try:
+            async with asyncio.timeout(self.limits.max_seconds):
+                files = await read_files(BoundedRequest(request, self.limits.max_body), self.limits.max_images)
+        except TimeoutError:
+            reason = f"the request was not complete after {self.limits.max_seconds:g} seconds: send it faster"
+            raise HTTPException(408, reason, headers={"Connection": "close"}) from None
+        work = asyncio.create_task(self._classify(files))
+        gone = asyncio.create_task(disconnected(request))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientDisconnect
+        finally:
+            work.cancel()
+            gone.cancel()
+        return [self._prediction(name, scores, top) for (name, _), scores in zip(files, work.result(), strict=True)]
+
+    async def _classify(self, files: list[tuple[str, bytes]]) -> list[np.ndarray]:
+        """Return the scores of each image; one error lists all those that are refused."""
+        loop, most = asyncio.get_running_loop(), self.limits.max_pixels
+        reading = [loop.run_in_executor(self.decoders, self.classifier.read, *file, most) for file in files]
+        images = await asyncio.gather(*reading, return_exceptions=True)
+        if faults := [str(image) for image in images if isinstance(image, BadImage)]:
+            raise HTTPException(422, "; ".join(faults))
+        if errors := [image for image in images if isinstance(image, BaseException)]:
+            raise errors[0]
+        return await asyncio.gather(*(self.batches.scores(image) for image in images))
+
+    def _prediction(self, name: str, scores: np.ndarray, top: int) -> Prediction:
+        best = np.argsort(-scores, kind="stable")[:top]
+        names = self.classifier.config.id2label
+        return Prediction(file=name, labels=[Label(label=names[int(n)], score=float(scores[n])) for n in best])
+
+    async def live(self) -> dict[str, str]:
+        """Say that the process answers."""
+        return {"status": "live"}
+
+    async def ready(self, response: Response) -> dict[str, str]:
+        """Say whether a request would be accepted now."""
+        if self.held < self.limits.max_requests:
+            return {"status": "ready"}
+        response.status_code = 503
+        return {"status": "busy"}
+
+    async def info(self) -> dict[str, Any]:
+        """Describe the model, its image processor, the limits, and what was served so far."""
+        return {
+            "model": self.classifier.name,
+            "labels": len(self.classifier.config.id2label),
+            "input_shape": self.classifier.input_shape,
+            "image_processor": self.classifier.image_processor.to_dict(),
+            "limits": asdict(self.limits),
+            "counts": {**self.counts, **self.batches.counts},
+            "memory_mb": round(psutil.Process().memory_info().rss / 1e6, 1),
+        }
+
+
+class BoundedRequest(Request):
+    """A request whose body is read only as far as a limit, whether its length is declared or not.
+
+    Args:
+        request: The request, not read yet.
+        max_body: Bytes.
+    """
+
+    def __init__(self, request: Request, max_body: int):
+        super().__init__(request.scope, request.receive)
+        self.max_body = max_body
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yield the body; every other way of reading it comes here.
+
+        Raises:
+            HTTPException: It is too long.
+        """
+        self._check(int(self.headers.get("content-length", 0)))
+        length = 0
+        async for chunk in super().stream():
+            length += len(chunk)
+            self._check(length)
+            yield chunk
+
+    def _check(self, length: int) -> None:
+        if length > self.max_body:
+            raise HTTPException(413, f"the request has {length:,} bytes or more: expected at most {self.max_body:,}")
+
+
+class WholeForm(MultiPartParser):
+    """A parser of forms that knows whether the end was seen; the last file of one that breaks off is left out."""
+
+    whole = False
+
+    def on_end(self) -> None:
+        self.whole = True
+
+
+async def read_files(request: Request, max_images: int) -> list[tuple[str, bytes]]:
+    """Return the names and contents of the images of a request.
+
+    Raises:
+        HTTPException: What was sent is not images, too many of them, or none.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == FORM:
+        return await read_form(request, max_images)
+    if not kind.startswith("image/") and kind != BYTES:
+        kind = printable(kind)[:LONGEST_NAME]
+        raise HTTPException(415, f"the content type is {kind!r}: expected {FORM}, image/* or {BYTES}")
+    return [("the image", await request.body())]
+
+
+async def read_form(request: Request, max_images: int) -> list[tuple[str, bytes]]:
+    """Return the names and contents of the files of a form."""
+    parser = WholeForm(request.headers, request.stream(), max_files=max_images, max_fields=max_images)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise HTTPException(400, f"the form cannot be read ({error.message}): expected {FORM} of files") from error
+    try:
+        if not parser.whole:
+            raise HTTPException(400, "the form breaks off before its last boundary: send it whole")
+        files = []
+        for key, value in form.multi_items():
+            if isinstance(value, str):
+                key = printable(key)[:LONGEST_NAME]
+                raise HTTPException(422, f"the field {key!r} is text: expected a file, with curl -F image=@FILE")
+            name = printable(value.filename or f"image {len(files) + 1}")[:LONGEST_NAME]
+            files.append((name, await value.read()))
+    finally:
+        await form.close()
+    if not files:
+        raise HTTPException(422, "the form has no file: expected at least one image, with curl -F image=@FILE")
+    return files
+
+
+async def disconnected(request: Request) -> None:
+    """Return when the client of a request that was read has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def build_app(classifier: Classifier, limits: Limits) -> FastAPI:
+    """Return the application for uvicorn."""
+    service = Service(classifier, limits)
+    app = FastAPI(title="plain-vit", lifespan=service.lifespan)
+    body = {"requestBody": {"content": BODY, "required": True}}
+    app.post("/predict", response_model=list[Prediction], openapi_extra=body)(service.predict)
+    app.get("/health/live")(service.live)
+    app.get("/health/ready")(service.ready)
+    app.get("/info")(service.info)
+    return app
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder that `plain-vit export --to onnx` wrote")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others see only this machine's")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument("--threads", type=int, default=0, help="threads of the model; 0 for one on each core")
+    for one in fields(Limits):
+        name, kind = f"--{one.name.replace('_', '-')}", type(one.default)
+        parser.add_argument(name, type=kind, default=one.default, help=f"{one.metadata['help']} ({one.default})")
+    arguments = vars(parser.parse_args())
+    limits = Limits(**{one.name: arguments[one.name] for one in fields(Limits)})
+    torch.set_num_threads(1)  # images are prepared side by side, each in its thread
+    Image.MAX_IMAGE_PIXELS = None  # `max_pixels` takes its place
+    try:
+        classifier = Classifier(arguments["folder"], arguments["threads"])
+    except PlainViTError as error:
+        parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
+    # h11 whether or not httptools is installed: what happens to refused and abandoned requests depends on it.
+    uvicorn.run(build_app(classifier, limits), host=arguments["host"], port=arguments["port"], http="h11")
+
+
+if __name__ == "__main__":
+    main()
