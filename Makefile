@@ -104,7 +104,7 @@ $(INSTALLED): setup.py Makefile
 $(FLOORS)/.installed: setup.py Makefile
 	rm -rf $(FLOORS)  # or what is installed already would stay where it is newer
 	$(call make_venv,$(FLOORS))
-	$(FLOORS)/bin/uv pip install --compile-bytecode --python $(FLOORS)/bin/python --resolution lowest-direct --editable '.[train,analysis,test]'
+	$(FLOORS)/bin/uv pip install --compile-bytecode --python $(FLOORS)/bin/python --resolution lowest-direct --editable '.[train,analysis,serve,test]'
 	touch $@
 
 $(SPACE)/.installed: setup.py Makefile

@@ -59,6 +59,7 @@ EXTRAS = {
         "ipykernel>=7.0",
         "pytest>=9.0",
         "pytest-xdist>=3.8",
+        "httpx2>=2.0",
         "hypothesis>=6.140",
         "markdown-it-py>=4.0",
         "build>=1.3",
@@ -68,6 +69,15 @@ EXTRAS = {
         "playwright>=1.55",
         "fonttools>=4.55",
         "scikit-image>=0.25",  # photographs for the documentation
+    ],
+    "serve": [
+        "fastapi>=0.120",
+        "onnxruntime>=1.23",
+        "psutil>=7.0",
+        "pydantic>=2.9",
+        "python-multipart>=0.0.20",
+        "starlette>=0.48",  # fastapi brings it and pydantic
+        "uvicorn>=0.38",
     ],
     "space": ["gradio>=6.0", "matplotlib>=3.11", "playwright>=1.55", "pytest>=9.0", "hypothesis>=6.140"],
     "quality": ["ruff>=0.14", "mypy>=1.19"],

@@ -20,9 +20,10 @@ from plain_vit.extras import needs
 ROOT = Path(__file__).parents[1]
 SCRIPTS = (
     "demo.py", "evaluate_image_classification.py", "extract_features.py", "finetune_image_classification.py",
-    "linear_probe.py", "predict.py", "pretrain_masked_patches.py", "train_vit_pytorch_on_glyphs.py", "space/app.py",
+    "linear_probe.py", "predict.py", "pretrain_masked_patches.py", "train_vit_pytorch_on_glyphs.py", "serve/app.py",
+    "space/app.py",
 )  # fmt: skip
-NEED_NOTHING = {"convert_your_own.py", "verify_public_checkpoints.py"}
+NEED_NOTHING = {"convert_your_own.py", "serve/load_test.py", "verify_public_checkpoints.py"}
 IMPORTED_AS = {"scikit-learn": "sklearn", "vit-pytorch": "vit_pytorch", "pyyaml": "yaml", "pillow": "PIL"}
 # A process in which these packages are only in the folder of the script.
 HIDING = """
@@ -47,7 +48,7 @@ def requirements(extra: str) -> set[str]:
     return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
 
 
-OPTIONAL = requirements("train") | requirements("analysis") | {"gradio", "timm", "vit_pytorch"}
+OPTIONAL = requirements("train") | requirements("analysis") | {"fastapi", "gradio", "timm", "uvicorn", "vit_pytorch"}
 
 
 def without(hidden: set[str], folder: Path, *words: str | Path) -> subprocess.CompletedProcess:

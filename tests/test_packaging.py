@@ -76,6 +76,7 @@ def imported(path: Path) -> set[str]:
         ("plain_vit/training/**/*.py", ("train",)),
         ("plain_vit/analysis/*.py", ("analysis",)),
         ("examples/*.py", ("train", "analysis")),
+        ("examples/serve/*.py", ("serve",)),
         ("benchmarks/*.py", ("train", "analysis", "test")),
         ("tests/*.py", ("train", "analysis", "test")),
     ],
