@@ -244,7 +244,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "text field": ({"files": {"image": (None, "cat.jpg")}}, 422,
                    "'image' is text: expected a file, with curl -F image=@FILE"),
     "no boundary": (body(b"--x", "multipart/form-data"), 400, "Missing boundary"),
-    "bad form": (body(b"--x\r\nno header\r\n\r\n", "multipart/form-data; boundary=x"), 400, "Invalid multipart data"),
+    "bad form": (body(b"--x\r\nno header\r\n\r\n", "multipart/form-data; boundary=x"), 400, "the form cannot be read ("),
     "part without a name": (body(b"--x\r\nA: b\r\n\r\nc\r\n--x--\r\n", "multipart/form-data; boundary=x"), 400,
                             'header field "name" must be provided'),
     "other form": (body(b"not a form", "multipart/form-data; boundary=x"), 400, "the form"),

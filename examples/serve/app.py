@@ -37,10 +37,10 @@ from plain_vit.image_processing_plain_vit import DEEP_MODES
 with needs("plain-vit[serve]", script=__name__ == "__main__"):
     import onnxruntime
     import psutil
-    import python_multipart  # noqa: F401  # by which Starlette reads forms
     import uvicorn
     from fastapi import FastAPI, HTTPException, Query, Request, Response
     from pydantic import BaseModel, Field
+    from python_multipart.exceptions import FormParserError
     from starlette.formparsers import MultiPartException, MultiPartParser
     from starlette.requests import ClientDisconnect
 
@@ -383,8 +383,9 @@ async def read_form(request: Request, max_images: int) -> list[tuple[str, bytes]
     parser = WholeForm(request.headers, request.stream(), max_files=max_images, max_fields=max_images)
     try:
         form = await parser.parse()
-    except MultiPartException as error:
-        raise HTTPException(400, f"the form cannot be read ({error.message}): expected {FORM} of files") from error
+    except (MultiPartException, FormParserError) as error:  # the latter by older releases of Starlette
+        reason = printable(str(error))[:LONGEST_NAME]
+        raise HTTPException(400, f"the form cannot be read ({reason}): expected {FORM} of files") from error
     try:
         if not parser.whole:
             raise HTTPException(400, "the form breaks off before its last boundary: send it whole")
