@@ -32,6 +32,7 @@ SCRIPTS = {
     "probe": ("linear_probe", "evaluate frozen features", "--output_dir runs/probe"),
 }
 FEATURES = ("pooled", "cls", "mean", "cls_mean", "patches")
+MAPS = ("pca", "umap")
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
 NOT_FOUND = 3  # the exit code of a CheckpointError
@@ -128,6 +129,7 @@ def parser() -> argparse.ArgumentParser:
 
     add_conversions(command)
     add_uses(command)
+    add_browsing(command)
     for name, (script, text, last) in SCRIPTS.items():
         text = f"{text} (the options are those of {script}.py: {name} --help)"
         example = f"example: plain-vit {name} --model glyphs --dataset digits {last}"
@@ -206,6 +208,24 @@ def add_uses(command: Command) -> None:
     added.add_argument("--point", type=float, nargs=2, default=(0.5, 0.5), metavar=("DOWN", "ACROSS"), help=place)
     added.add_argument("--out", required=True, type=Path, help="new or empty folder")
     add_hints(added)
+
+
+def add_browsing(command: Command) -> None:
+    """Add the command that writes a page of many images."""
+    text = "write a page to look through the images of features or predictions: a map, neighbours, mistakes"
+    added = command("browse", text, "features --predictions predictions --out page")
+    added.add_argument("features", help="parquet file, or output folder of extract_features.py or predict.py")
+    added.add_argument("--out", required=True, type=Path, help="new or empty folder")
+    added.add_argument("--predictions", metavar="PATH", help="predictions for the same images, joined by row")
+    added.add_argument("--column", help="column of features (default: feature, or the only one)")
+    added.add_argument("--map", choices=MAPS, default="pca", help="how images are placed (umap: with umap-learn)")
+    source = "where the images and true labels are, if not in the files of the column path: as for finetune"
+    added.add_argument("--dataset", help=source)
+    added.add_argument("--dataset-subset", "--dataset_subset", help="configuration of a Hub dataset that has several")
+    added.add_argument("--split", help="split of the dataset (default: that of the run, else train)")
+    added.add_argument("--image-column", "--image_column", help="image column of the dataset, if there are several")
+    labels = "column of true labels, of the dataset if one is given (default: found by its type or name)"
+    added.add_argument("--label-column", "--label_column", help=labels)
 
 
 def add_others(command: Command) -> None:

@@ -227,6 +227,26 @@ def embed(options: argparse.Namespace) -> None:
     refuse_broken(broken)
 
 
+def browse(options: argparse.Namespace) -> None:
+    """Write the page of many images."""
+    from .browse import DatasetOptions, write_page
+
+    where = {name: getattr(options, name) for name in ("dataset_subset", "split", "image_column")}
+    if options.dataset is None and any(where.values()):
+        options.refuse(f"--{next(filter(where.get, where)).replace('_', '-')} is of a dataset: give --dataset too")
+    names = ("column", "label_column", "predictions")
+    page = write_page(
+        options.features,
+        options.out,
+        **{name: getattr(options, name) for name in names},
+        dataset=None if options.dataset is None else DatasetOptions(options.dataset, **where),
+        map_kind=options.map,
+    )
+    say(page)
+    for broken in page.broken:
+        print(f"plain-vit: cannot be read: {printable(broken)}", file=sys.stderr)
+
+
 def open_for_inference(options: argparse.Namespace) -> tuple[Any, Any]:
     """Open the model of a command in float32, without gradients, and its image processor."""
     from .conversion import from_checkpoint
@@ -303,6 +323,7 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
 COMMANDS = {
     "inspect": inspect, "convert": convert, "verify": verify, "export": export, "push": push, "show": show, "env": env,
     "examples": examples, "predict": predict, "embed": embed,
+    "browse": browse,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -460,6 +460,49 @@ def load_images(
     return (rows if column == "image" else rows.rename_column(column, "image")).cast_column("image", Image(mode="RGB"))
 
 
+def load_images_and_labels(
+    name: str,
+    split: str | None = None,
+    *,
+    subset: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+) -> tuple[Dataset, list[str | None] | None]:
+    """Open the undecoded images of one split, and the names of their classes.
+
+    Args:
+        name: see `load_splits`; an image folder needs no sub-folders.
+        split: the split (default: `train`, else the only one).
+        subset: see `load_splits`.
+        image_column: the image column, if there are several.
+        label_column: the label column, if there are several.
+
+    Returns:
+        Rows with an `image`; the class of each, None for an image without one; None if there is no label column.
+
+    Raises:
+        DataError: The split or a column is unknown.
+    """
+    if name in BENCHMARKS and not Path(name).is_dir():
+        known = BENCHMARKS[name]
+        image_column, label_column = image_column or known.image, label_column or known.label
+    rows = _one_split(load_splits(name, subset=subset), split, ("train",))
+    image_column = _find_column(rows.features, "image", image_column, Image)
+    may_be_labels = any(
+        isinstance(kind, ClassLabel) or (column.lower() in LABEL_NAMES and _is_plain_label(kind))
+        for column, kind in rows.features.items()
+    )
+    labels = None
+    if label_column is not None or may_be_labels:
+        label_column = _find_column(rows.features, "label", label_column, ClassLabel)
+        kind, values = rows.features[label_column], rows[label_column][:]
+        named = isinstance(kind, ClassLabel)
+        missing = (None, -1) if named else (None,)
+        labels = [None if value in missing else kind.int2str(value) if named else str(value) for value in values]
+    images = _with_images(rows.select_columns([image_column]), image_column)
+    return as_files(images if image_column == "image" else images.rename_column(image_column, "image")), labels
+
+
 def _one_split(splits: DatasetDict | IterableDatasetDict, name: str | None, usual: Sequence[str]) -> Any:
     if name is None:
         name = next((each for each in usual if each in splits), None)

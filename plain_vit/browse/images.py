@@ -1,0 +1,302 @@
+"""What a page shows of each image: reading features and predictions from parquet files, and true labels."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError, listed
+from ..extras import needs
+from ..files.texts import parse_json, read_small_file
+from ..training.bulk_inference import MANIFEST
+
+with needs("plain-vit[train]"):
+    import pyarrow as pa
+    from pyarrow import compute, parquet
+
+MOST_IMAGES = 100_000  # the browser holds all points and names, and every pair of images is compared
+ROWS_AT_A_TIME = 4096
+PREDICTED, PROBABILITY, TRUE = "label", "probability", "true_label"
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a page, in one order.
+
+    Args:
+        count: How many.
+        rows: Their numbers in the data, if known.
+        paths: Their files; None where there is none.
+        features: Their features [N, D] in float32, if there are any.
+        predicted: Their predicted classes, if there are any.
+        probability: The probabilities of these classes [N].
+        true: Their true classes, if known; None for an image without one.
+    """
+
+    count: int
+    rows: np.ndarray | None
+    paths: Sequence[str | None]
+    features: np.ndarray | None = None
+    predicted: Sequence[str | None] | None = None
+    probability: np.ndarray | None = None
+    true: Sequence[str | None] | None = None
+
+    def in_order(self, order: np.ndarray) -> "Images":
+        """Return the images in another order, or some of them."""
+        lists = {name: getattr(self, name) for name in ("paths", "predicted", "true")}
+        arrays = {name: getattr(self, name) for name in ("rows", "features", "probability")}
+        return Images(
+            len(order),
+            **{name: values and [values[i] for i in order] for name, values in lists.items()},
+            **{name: None if values is None else values[order] for name, values in arrays.items()},
+        )
+
+
+class Shards:
+    """Parquet files of the same columns: one file, a folder of them, or the output folder of a script.
+
+    Args:
+        place: The file or folder.
+
+    Raises:
+        DataError: There is none, a file cannot be read or differs in its columns, or the folder is incomplete.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        self.place = Path(place)
+        self.settings: dict[str, Any] = {}  # of the run that wrote them, if its manifest is there
+        if self.place.is_dir():
+            files = self._files_of_folder()
+        elif self.place.is_file():
+            files = [self.place]
+        else:
+            raise DataError(f"There is no file or folder {place}: give a parquet file, or the folder of a run.")
+        self.files = [(file, _opened(file)) for file in files]
+        self.schema: pa.Schema = self.files[0][1].schema_arrow
+        for file, opened in self.files:
+            if not opened.schema_arrow.equals(self.schema):
+                raise DataError(f"{file} has other columns than {files[0]}: give a folder of one run.")
+        if self.count == 0:
+            raise DataError(f"{place} has no images: its files have no rows.")
+
+    @cached_property
+    def count(self) -> int:
+        """The number of rows."""
+        return sum(opened.metadata.num_rows for _, opened in self.files)
+
+    def _files_of_folder(self) -> list[Path]:
+        if not (manifest := self.place / MANIFEST).is_file():
+            if not (files := sorted(self.place.glob("*.parquet"))):
+                raise DataError(f"{self.place} has no parquet files: give a file, or the output folder of a run.")
+            return files
+        content = parse_json(read_small_file(manifest), str(manifest), dict)
+        if not content.get("complete"):
+            raise DataError(f"The run of {self.place} did not end: run its script again with --resume.")
+        self.settings, shards = content.get("settings"), content.get("shards")
+        if not isinstance(self.settings, dict) or not isinstance(shards, dict):
+            raise DataError(f"{manifest} is not that of a run: give a parquet file, or a folder of them.")
+        files = [self.place / "data" / Path(name).name for name in shards]
+        if missing := [file.name for file in files if not file.is_file()]:
+            raise DataError(
+                f"{self.place} lacks shards that its manifest lists: {listed(missing)}. Run its script with --resume."
+            )
+        if not files:
+            raise DataError(f"{self.place} has no images: its manifest lists no shards.")
+        return files
+
+    def batches(self, name: str) -> Iterator[pa.Array]:
+        """Yield the values of a column in parts."""
+        for file, opened in self.files:
+            try:
+                for batch in opened.iter_batches(ROWS_AT_A_TIME, columns=[name]):
+                    yield batch.column(0)
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"{file} cannot be read: {error}") from error
+
+    def texts(self, name: str) -> list[str | None] | None:
+        """Return a column as texts, or None if there is no such column."""
+        if name not in self.schema.names:
+            return None
+        try:
+            parts = [batch.cast(pa.string()).to_pylist() for batch in self.batches(name)]
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise DataError(
+                f"The column {name!r} of {self.place} is {self.schema.field(name).type}: expected texts."
+            ) from error
+        return list(itertools.chain.from_iterable(parts))
+
+    def numbers(self, name: str, kind: type) -> np.ndarray | None:
+        """Return a column of numbers, or None if there is no such column."""
+        if name not in self.schema.names:
+            return None
+        found = self.schema.field(name).type
+        fits = pa.types.is_integer(found) if kind is np.int64 else pa.types.is_floating(found)
+        if not fits:
+            raise DataError(f"The column {name!r} of {self.place} is {found}: expected numbers.")
+        parts = list(self.batches(name))
+        if any(part.null_count for part in parts):
+            raise DataError(f"The column {name!r} of {self.place} has empty cells: expected a number for each image.")
+        return np.concatenate([part.to_numpy(zero_copy_only=False).astype(kind) for part in parts])
+
+    def vectors(self, name: str) -> np.ndarray:
+        """Return a column of lists of one length as a float32 array [N, D].
+
+        Raises:
+            DataError: It is no such column, or holds values that are missing, NaN or infinite.
+        """
+        if name not in self.schema.names:
+            raise DataError(f"{self.place} has no column {name!r}, only {listed(self.schema.names)}: correct --column.")
+        kind = self.schema.field(name).type
+        if _is_list(kind) and _is_list(kind.value_type):
+            raise DataError(
+                f"The column {name!r} of {self.place} holds a grid of patches for each image: extract features of "
+                "whole images, with --feature pooled, cls or mean."
+            )
+        if not _is_vector(kind):
+            raise DataError(f"The column {name!r} of {self.place} is {kind}: expected a list of numbers per image.")
+        features, done = np.empty((0, 0), dtype=np.float32), 0
+        for batch in self.batches(name):
+            values = self._checked(name, batch, done)
+            if not done:
+                features = np.empty((self.count, values.shape[1]), dtype=np.float32)
+            if values.shape[1] != features.shape[1]:
+                raise DataError(
+                    f"The features in {name!r} of {self.place} have {features.shape[1]} values, and others "
+                    f"{values.shape[1]}: expected features of one model."
+                )
+            features[done : done + len(values)] = values
+            done += len(values)
+        return features
+
+    def _checked(self, name: str, batch: pa.Array, done: int) -> np.ndarray:
+        lengths = compute.unique(compute.list_value_length(batch)).to_pylist()
+        if batch.null_count or len(lengths) != 1 or not lengths[0]:
+            raise DataError(
+                f"The features in {name!r} of {self.place} differ in length or are empty: expected one list of numbers "
+                "for each image, all of one length."
+            )
+        with np.errstate(over="ignore"):  # too large for float32: infinite, and refused below
+            values = batch.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(batch), lengths[0])
+        wrong = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        if len(wrong):
+            raise DataError(
+                f"The features in {name!r} of {self.place} hold NaN or infinite values, first in row "
+                f"{done + wrong[0]} of the table: extract them again, in float32."
+            )
+        return values
+
+    def feature_column(self) -> str | None:
+        """Return the column of features; None if there is none.
+
+        Raises:
+            DataError: There are several.
+        """
+        fields = [field for field in self.schema if field.name != "probabilities"]  # of `predict.py`
+        fitting = [field.name for field in fields if _is_list(field.type) and not _is_texts(field.type)]
+        if "feature" in fitting or len(fitting) == 1:
+            return "feature" if "feature" in fitting else fitting[0]
+        if fitting:
+            raise DataError(f"{self.place} has several columns of features, {listed(fitting)}: give one with --column.")
+        return None
+
+
+def _opened(file: Path) -> parquet.ParquetFile:
+    try:
+        return parquet.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file} cannot be read as a parquet file: {error}") from error
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def _is_texts(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    return _is_list(kind) and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type))
+
+
+def read_images(shards: Shards, *, column: str | None = None, label_column: str | None = None) -> Images:
+    """Read the images of parquet files.
+
+    Args:
+        shards: The files.
+        column: The column of features (default: `feature`, or the only one).
+        label_column: The column of true labels (default: `true_label`; or `label`, without a `probability`).
+
+    Raises:
+        DataError: A column is missing or of another kind, or there are too many images.
+    """
+    if shards.count > MOST_IMAGES:
+        raise DataError(
+            f"{shards.place} has {shards.count} images, and a page shows at most {MOST_IMAGES}: give a folder with "
+            "some of its shards."
+        )
+    names = shards.schema.names
+    if label_column is not None and label_column not in names:
+        raise DataError(f"{shards.place} has no column {label_column!r}, only {listed(names)}: correct --label-column.")
+    are_predictions = PROBABILITY in names and PREDICTED in names
+    label_column = label_column or next(
+        (name for name in (TRUE, *(() if are_predictions else (PREDICTED,))) if name in names), None
+    )
+    column = column or shards.feature_column()
+    features = None if column is None else shards.vectors(column)
+    if features is None and not are_predictions:
+        raise DataError(f"{shards.place} has neither features nor predictions, only {listed(names)}.")
+    paths = shards.texts("path")
+    return Images(
+        shards.count,
+        shards.numbers("row", np.int64),
+        [None] * shards.count if paths is None else paths,
+        features,
+        shards.texts(PREDICTED) if are_predictions else None,
+        shards.numbers(PROBABILITY, np.float32) if are_predictions else None,
+        None if label_column is None else shards.texts(label_column),
+    )
+
+
+def with_predictions(images: Images, shards: Shards) -> Images:
+    """Return images with the predictions of another run over the same data, joined by `row`.
+
+    Raises:
+        DataError: They are not of the same images.
+    """
+    others = read_images(shards)
+    if others.predicted is None:
+        raise DataError(f"{shards.place} has no predictions: expected the columns label and probability.")
+    order = places_of(images, others.rows, f"the predictions in {shards.place}")
+    others = others.in_order(order)
+    for one, other in zip(images.paths, others.paths, strict=True):
+        if one is not None and other is not None and one != other:
+            raise DataError(f"The predictions in {shards.place} are of other images: {other!r} has the row of {one!r}.")
+    return replace(images, predicted=others.predicted, probability=others.probability, true=images.true or others.true)
+
+
+def places_of(images: Images, rows: np.ndarray | None, what: str) -> np.ndarray:
+    """Return where the rows of images are among other rows.
+
+    Args:
+        images: The images.
+        rows: The other rows.
+        what: What has these rows.
+
+    Raises:
+        DataError: One of both has no rows, or not each of them once, or one is missing.
+    """
+    if images.rows is None or rows is None:
+        raise DataError(f"The images and {what} cannot be joined: both need a column `row`.")
+    places = {int(row): place for place, row in enumerate(rows)}
+    if len(places) < len(rows) or len(set(images.rows.tolist())) < images.count:
+        raise DataError(
+            f"The images and {what} cannot be joined: a number in `row` occurs twice, as in the output for a stream."
+        )
+    if missing := [row for row in images.rows.tolist() if row not in places]:
+        raise DataError(f"{len(missing)} images are not among {what}, first row {missing[0]}: give those of one split.")
+    return np.asarray([places[row] for row in images.rows.tolist()])

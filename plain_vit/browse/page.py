@@ -1,0 +1,285 @@
+"""The page of `plain-vit browse`: a map of images, the neighbours of each, and mistakes, in a folder that works offline."""
+
+import base64
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ..analysis.page import html_page, html_table, plain_text
+from ..errors import DataError, in_bytes, printable
+from ..extras import needs
+from ..files.staging import staged_folder
+from .arrays import nearest_neighbours, of_unit_length, principal_map, similar_together, umap_map
+from .images import Images, Shards, places_of, read_images, with_predictions
+from .thumbnails import COLUMNS, PER_FILE, TILE, Stored, write_thumbnails
+
+with needs("plain-vit[train]"):
+    from tqdm import tqdm
+
+    from ..training.data.datasets import load_images_and_labels
+
+NAMED = 200  # images that cannot be read, on the page
+LONGEST_TEXT = 1000  # characters of a path or label
+
+
+@dataclass(frozen=True)
+class DatasetOptions:
+    """The dataset that features were extracted from, for thumbnails and true labels.
+
+    Args:
+        dataset: Its name, as for `load_splits`.
+        dataset_subset: The configuration of a Hub dataset that has several.
+        split: The split (default: that of the run; `train`, else the only one).
+        image_column: The image column, if there are several.
+    """
+
+    dataset: str
+    dataset_subset: str | None = None
+    split: str | None = None
+    image_column: str | None = None
+
+
+@dataclass(frozen=True)
+class WrittenPage:
+    """A page that was written.
+
+    Args:
+        path: Its `index.html`.
+        images: The number of images.
+        size: Of all files, in bytes.
+        broken: The images that cannot be read, and why.
+        has_thumbnails: Whether any image could be read.
+    """
+
+    path: Path
+    images: int
+    size: int
+    broken: Sequence[str]
+    has_thumbnails: bool
+
+    def __str__(self) -> str:
+        parts = [f"{self.images} images", in_bytes(self.size)]
+        if not self.has_thumbnails:
+            parts.append("without thumbnails, because no image can be read: give --dataset")
+        elif self.broken:
+            parts.append(f"{len(self.broken)} of them cannot be read, and are named on the page")
+        return f"written: {self.path}, {', '.join(parts)}"
+
+
+def write_page(
+    features: str | Path,
+    out: str | Path,
+    *,
+    column: str | None = None,
+    label_column: str | None = None,
+    predictions: str | Path | None = None,
+    dataset: DatasetOptions | None = None,
+    map_kind: Literal["pca", "umap"] = "pca",
+    progress: bool = True,
+) -> WrittenPage:
+    """Write a page on which images are looked through: a map, neighbours, mistakes, search.
+
+    Args:
+        features: A parquet file of features or predictions, or the output folder of `extract_features.py` or
+            `predict.py`.
+        out: A new or empty folder for `index.html` and the thumbnails.
+        column: The column of features (default: `feature`, or the only one).
+        label_column: The column of true labels, of the dataset if there is one. By default it is found; in a table it is
+            `true_label`, or `label` where there is no `probability`.
+        predictions: The predictions for the same images.
+        dataset: Where thumbnails and true labels are, if not in the files that the table names.
+        map_kind: "pca": the first two principal components; "umap": McInnes et al. 2018, with umap-learn.
+        progress: Show progress bars in a terminal.
+
+    Raises:
+        DataError: The tables have no images, are incomplete, or cannot be joined; a column is missing, or features are
+            not finite numbers.
+        OutputExistsError: The folder is not empty.
+    """
+    sources = [
+        features,
+        *([] if predictions is None else [predictions]),
+        *([] if dataset is None else [dataset.dataset]),
+    ]
+    shards = Shards(features)
+    with staged_folder(out, sources=sources) as folder:
+        images = read_images(shards, column=column, label_column=None if dataset else label_column)
+        if predictions is not None:
+            images = with_predictions(images, Shards(predictions))
+        images, stored_of = _with_files(images, shards, dataset, label_column)
+        images, drawn, said = _with_map(images, map_kind, progress)
+        thumbnails = None
+        broken: dict[int, str] = {}
+        if stored_of is not None:
+            bar = _bar("thumbnails", progress)
+            names, broken = write_thumbnails(images.count, lambda i: stored_of(images, i), folder, bar)
+            if len(broken) < images.count:
+                thumbnails = {"tile": TILE, "columns": COLUMNS, "perFile": PER_FILE, "files": names}
+            else:
+                for name in names:
+                    (folder / name).unlink()
+        data = _data(images) | drawn | {"thumbnails": thumbnails, "broken": list(broken)}
+        notes = _notes(images, shards, said, broken, thumbnails is not None)
+        title = f"{images.count:,} images of {Path(features).resolve().name}"
+        resources = files(__package__)
+        script, style, frame = ((resources / f"page.{kind}").read_text("utf-8") for kind in ("js", "css", "html"))
+        body = f'{frame}{notes}\n<script type="application/json" id="data">{_as_script_data(data)}</script>'
+        page = html_page(title, body, style=style, script=script, pictures="'self' file:")
+        (folder / "index.html").write_text(page, encoding="utf-8")
+        size = sum(file.stat().st_size for file in folder.iterdir())
+    return WrittenPage(Path(out) / "index.html", images.count, size, list(broken.values()), thumbnails is not None)
+
+
+StoredOf = Callable[[Images, int], Stored | None]
+
+
+def _file_of(images: Images, number: int) -> Stored | None:
+    return {"path": images.paths[number], "bytes": None}
+
+
+def _with_files(
+    images: Images, shards: Shards, dataset: DatasetOptions | None, label_column: str | None
+) -> tuple[Images, StoredOf | None]:
+    """Return images with the true labels of a dataset, and a function that returns the file of each, if they have any."""
+    if dataset is None:
+        return images, _file_of if any(path is not None for path in images.paths) else None
+    chosen = _as_in_run(dataset, shards)
+    rows, labels = load_images_and_labels(
+        chosen.dataset,
+        chosen.split,
+        subset=chosen.dataset_subset,
+        image_column=chosen.image_column,
+        label_column=label_column,
+    )
+    what = f"the images of {dataset.dataset}"
+    count = shards.settings.get("images")
+    if count is not None and count != len(rows):
+        raise DataError(
+            f"{shards.place} was written for {count} images, and {what} are {len(rows)}: correct --dataset."
+        )
+    places_of(images, np.arange(len(rows)), what)
+    numbers = [int(row) for row in images.rows] if images.rows is not None else []
+    files_of_rows = rows.flatten().data.column("image.path").take(numbers).to_pylist()
+    for path, other in zip(images.paths, files_of_rows, strict=True):
+        if path is not None and other is not None and os.path.basename(path) != os.path.basename(other):
+            raise DataError(f"{what} are others than those of {shards.place}: {other!r} has the row of {path!r}.")
+    if labels is not None:
+        images = replace(images, true=[labels[number] for number in numbers])
+    return images, lambda images, number: rows[int(images.rows[number])]["image"]  # type: ignore[index]
+
+
+def _as_in_run(dataset: DatasetOptions, shards: Shards) -> DatasetOptions:
+    """Return the options with what is not given as in the run that wrote the shards.
+
+    Raises:
+        DataError: One of them is another one than in the run.
+    """
+    settings, names = shards.settings, ("dataset_subset", "split", "image_column")
+    for name in names:
+        given, before = getattr(dataset, name), settings.get(name)
+        if name in settings and given is not None and given != before:
+            raise DataError(f"{shards.place} was written with --{name} {before}: give it, not {given!r}, or omit it.")
+    return replace(dataset, **{name: getattr(dataset, name) or settings.get(name) for name in names})
+
+
+def _with_map(images: Images, kind: str, progress: bool) -> tuple[Images, dict[str, Any], str]:
+    """Return images in the order of the page, what the page needs to draw a map, and its caption."""
+    if images.features is None:
+        return images, {"places": None, "neighbours": None, "similarities": None}, ""
+    if images.count < 2:
+        raise DataError("There is one image, which has no neighbours: give the features of at least two.")
+    features = of_unit_length(images.features)
+    width = features.shape[1]
+    if kind == "umap":
+        places, how = umap_map(features), "by UMAP"
+    else:
+        places, held = principal_map(features)
+        how = f"by the first two principal components, which hold {held:.0%} of the variance"
+    order = similar_together(places)
+    neighbours, similarities = nearest_neighbours(features[order], _bar("neighbours", progress))
+    caption = (
+        f"The map places images {how} of their features ({width} values, divided by their norm). Neighbours are the "
+        "most similar images by cosine similarity."
+    )
+    drawn = {
+        "places": _packed(places[order], "<u2"),
+        "neighbours": _packed(neighbours, "<u4"),
+        "similarities": _packed(np.rint(similarities * 10_000), "<i2"),
+        "perImage": neighbours.shape[1],
+    }
+    return replace(images.in_order(order), features=None), drawn, caption
+
+
+def _bar(what: str, progress: bool) -> Callable[[Sequence[int]], Iterable[int]]:
+    """Return a function that shows progress over the first images of parts, in a terminal."""
+    return lambda firsts: tqdm(firsts, desc=what, disable=None if progress else True)
+
+
+def _data(images: Images) -> dict[str, Any]:
+    """Return names, classes and probabilities for the page."""
+    paths = [None if path is None else _text(path) for path in images.paths]
+    known = [path for path in paths if path is not None]
+    prefix = os.path.commonprefix(known) if len(known) > 1 else ""
+    prefix = prefix[: max(prefix.rfind("/"), prefix.rfind("\\")) + 1]  # whole folders
+    labels = {
+        name: [None if text is None else _text(text) for text in texts]
+        for name, texts in (("true", images.true), ("predicted", images.predicted))
+        if texts is not None
+    }
+    classes = sorted({text for texts in labels.values() for text in texts if text is not None})
+    numbers: Mapping[str | None, int] = {None: -1, **{name: number for number, name in enumerate(classes)}}
+    return {
+        "count": images.count,
+        "prefix": prefix,
+        "paths": [None if path is None else path[len(prefix) :] for path in paths],
+        "rows": None if images.rows is None else images.rows.tolist(),
+        "classes": classes,
+        **{
+            name: _packed(np.asarray([numbers[text] for text in labels[name]]), "<i4") if name in labels else None
+            for name in ("true", "predicted")
+        },
+        "probability": None if images.probability is None else _packed(images.probability, "<f4"),
+    }
+
+
+def _text(text: str) -> str:
+    shown = printable(text.replace("\n", "\\n"))
+    return shown if len(shown) <= LONGEST_TEXT else f"{shown[:LONGEST_TEXT]}…"
+
+
+def _packed(values: np.ndarray, kind: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(values).astype(kind).tobytes()).decode("ascii")
+
+
+def _as_script_data(data: Mapping[str, Any]) -> str:
+    """Return JSON that neither ends the element it is in nor starts a comment there."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _notes(images: Images, shards: Shards, caption: str, broken: Mapping[int, str], has_thumbnails: bool) -> str:
+    """Return what is to be known about the page, as HTML."""
+    parts = []
+    settings = shards.settings
+    facts = [
+        (name, settings[name]) for name in ("model", "dataset", "split", "feature", "layers") if settings.get(name)
+    ]
+    if facts:
+        parts.append(html_table((), facts, "the run"))
+    parts += [f"<p>{plain_text(caption)}</p>"] if caption else []
+    if not has_thumbnails:
+        reason = "no image can be read" if broken else "the table names no files"
+        parts.append(f"<p>There are no thumbnails: {reason}. The option --dataset gives the images.</p>")
+    if broken:
+        named = "".join(f"<li>{plain_text(_text(why))}</li>" for why in list(broken.values())[:NAMED])
+        more = f"<p>The first {NAMED} of them are named.</p>" if len(broken) > NAMED else ""
+        parts.append(
+            f"<details><summary>{len(broken):,} images cannot be read</summary>{more}<ul>{named}</ul></details>"
+        )
+    return f'<section id="about" aria-label="About this page">{"".join(parts)}</section>'

@@ -1,0 +1,86 @@
+"""Thumbnails of many images, a hundred to a file."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+
+from ..training.data.decoding import UNREADABLE, decode_image, name_broken
+
+TILE, COLUMNS = 96, 10  # pixels of a side; thumbnails in a row, and rows, of a file
+PER_FILE = COLUMNS * COLUMNS
+QUALITY = 75
+MOST_PIXELS = 2**26  # of an image that is decoded whole
+
+Stored = Mapping[str, Any]
+Shown = Callable[[Sequence[int]], Iterable[int]]
+
+
+def thumbnail(stored: Stored | None) -> PIL.Image.Image:
+    """Return an image of at most `TILE` pixels a side, upright and in RGB; small ones are enlarged by whole pixels.
+
+    Args:
+        stored: Its `bytes`, or the `path` of its file.
+
+    Raises:
+        OSError: It cannot be read; likewise the other errors in `UNREADABLE`.
+    """
+    if stored is None or (stored["bytes"] is None and stored["path"] is None):
+        raise ValueError("there is none")
+    if stored["bytes"] is None and not Path(stored["path"]).is_file():  # opening a pipe would wait for its writer
+        raise ValueError("there is no such file")
+    with PIL.Image.open(stored["path"] if stored["bytes"] is None else BytesIO(stored["bytes"])) as opened:
+        opened.draft("RGB", (2 * TILE, 2 * TILE))  # JPEG files are decoded at a fraction of their size
+        if opened.width * opened.height > MOST_PIXELS:
+            raise ValueError(f"{opened.width} x {opened.height} pixels are more than {MOST_PIXELS}")
+        small = decode_image(opened)
+    small.thumbnail((TILE, TILE), reducing_gap=2.0)
+    if (factor := TILE // max(small.size)) > 1:
+        size = (small.width * factor, small.height * factor)
+        small = small.resize(size, PIL.Image.Resampling.NEAREST)
+    return small
+
+
+def _try_thumbnail(stored: Stored | None, place: str) -> tuple[PIL.Image.Image | None, str]:
+    try:
+        return thumbnail(stored), ""
+    except UNREADABLE as error:
+        return None, name_broken(dict(stored or {}), place, error)
+
+
+def write_thumbnails(
+    count: int, stored_of: Callable[[int], Stored | None], folder: Path, shown: Shown
+) -> tuple[list[str], dict[int, str]]:
+    """Write the thumbnails of images in their order, `PER_FILE` to a WebP file.
+
+    Args:
+        count: How many images.
+        stored_of: Returns an image by its number, as for `thumbnail`.
+        folder: Gets the files.
+        shown: Shows progress over the first images of the files.
+
+    Returns:
+        The names of the files, and of the images that cannot be read which and why, by their numbers.
+    """
+    names, broken = [], {}
+    with ThreadPoolExecutor() as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # the size is checked
+        for first in shown(range(0, count, PER_FILE)):
+            numbers = range(first, min(first + PER_FILE, count))
+            stored = [stored_of(number) for number in numbers]
+            places = [f"image {number}" for number in numbers]
+            tiles = list(pool.map(_try_thumbnail, stored, places))
+            broken |= {number: why for number, (_, why) in zip(numbers, tiles, strict=True) if why}
+            rows = -(-len(tiles) // COLUMNS)
+            sheet = PIL.Image.new("RGBA", (COLUMNS * TILE, rows * TILE))
+            for place, (tile, _) in enumerate(tiles):
+                if tile is not None:
+                    left = place % COLUMNS * TILE + (TILE - tile.width) // 2
+                    sheet.paste(tile, (left, place // COLUMNS * TILE + (TILE - tile.height) // 2))
+            names.append(f"thumbnails-{first // PER_FILE:04d}.webp")
+            sheet.save(folder / names[-1], quality=QUALITY)
+    return names, broken
