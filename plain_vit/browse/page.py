@@ -1,4 +1,4 @@
-"""The page of `plain-vit browse`: a map of images, the neighbours of each, and mistakes, in a folder that works offline."""
+"""The page of `plain-vit browse`, in a folder that works offline: a map of images, neighbours, mistakes."""
 
 import base64
 import json
@@ -90,8 +90,8 @@ def write_page(
             `predict.py`.
         out: A new or empty folder for `index.html` and the thumbnails.
         column: The column of features (default: `feature`, or the only one).
-        label_column: The column of true labels, of the dataset if there is one. By default it is found; in a table it is
-            `true_label`, or `label` where there is no `probability`.
+        label_column: The column of true labels, of the dataset if there is one. By default it is found; in a table it
+            is `true_label`, or `label` where there is no `probability`.
         predictions: The predictions for the same images.
         dataset: Where thumbnails and true labels are, if not in the files that the table names.
         map_kind: "pca": the first two principal components; "umap": McInnes et al. 2018, with umap-learn.
@@ -102,11 +102,7 @@ def write_page(
             not finite numbers.
         OutputExistsError: The folder is not empty.
     """
-    sources = [
-        features,
-        *([] if predictions is None else [predictions]),
-        *([] if dataset is None else [dataset.dataset]),
-    ]
+    sources = [features, predictions or features, dataset.dataset if dataset else features]
     shards = Shards(features)
     with staged_folder(out, sources=sources) as folder:
         images = read_images(shards, column=column, label_column=None if dataset else label_column)
@@ -146,7 +142,7 @@ def _file_of(images: Images, number: int) -> Stored | None:
 def _with_files(
     images: Images, shards: Shards, dataset: DatasetOptions | None, label_column: str | None
 ) -> tuple[Images, StoredOf | None]:
-    """Return images with the true labels of a dataset, and a function that returns the file of each, if they have any."""
+    """Return images with the true labels of a dataset, and what returns the file of each, if they have any."""
     if dataset is None:
         return images, _file_of if any(path is not None for path in images.paths) else None
     chosen = _as_in_run(dataset, shards)
@@ -225,8 +221,7 @@ def _data(images: Images) -> dict[str, Any]:
     """Return names, classes and probabilities for the page."""
     paths = [None if path is None else _text(path) for path in images.paths]
     known = [path for path in paths if path is not None]
-    prefix = os.path.commonprefix(known) if len(known) > 1 else ""
-    prefix = prefix[: max(prefix.rfind("/"), prefix.rfind("\\")) + 1]  # whole folders
+    prefix = os.path.commonprefix(known)  # noqa: RUF071 (the page joins the texts again)
     labels = {
         name: [None if text is None else _text(text) for text in texts]
         for name, texts in (("true", images.true), ("predicted", images.predicted))
