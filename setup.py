@@ -79,6 +79,7 @@ EXTRAS = {
         "starlette>=0.48",  # fastapi brings it and pydantic
         "uvicorn>=0.38",
     ],
+    "umap": ["umap-learn>=0.5.9"],  # a map of `plain-vit browse`
     "space": ["gradio>=6.0", "matplotlib>=3.11", "playwright>=1.55", "pytest>=9.0", "hypothesis>=6.140"],
     "quality": ["ruff>=0.14", "mypy>=1.19"],
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0"],
@@ -152,7 +153,7 @@ setup(
     # The scripts of examples/ are modules of the package where it is installed: `python -m plain_vit.examples.NAME`.
     packages=[*find_packages(include=["plain_vit", "plain_vit.*"]), "plain_vit.examples"],
     package_dir={"plain_vit.examples": "examples"},
-    package_data={"plain_vit": ["py.typed"], "plain_vit.examples": ["**/*"]},
+    package_data={"plain_vit": ["py.typed", "browse/page.*"], "plain_vit.examples": ["**/*"]},
     exclude_package_data={"plain_vit.examples": ["**/__pycache__/*", "**/*.pyc"]},
     python_requires=">=3.11",
     install_requires=INSTALL_REQUIRES,

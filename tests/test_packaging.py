@@ -74,6 +74,7 @@ def imported(path: Path) -> set[str]:
         ("plain_vit/files/*.py", ()),
         ("plain_vit/hub/*.py", ()),
         ("plain_vit/training/**/*.py", ("train",)),
+        ("plain_vit/browse/*.py", ("train", "umap")),
         ("plain_vit/analysis/*.py", ("analysis",)),
         ("examples/*.py", ("train", "analysis")),
         ("examples/serve/*.py", ("serve",)),

@@ -31,6 +31,7 @@ REFERENCE = {
     "api/models.md": ("Models", ["plain_vit", "plain_vit.adapters"]),
     "api/conversion.md": ("Conversion", ["plain_vit.conversion", "plain_vit.conversion.parity"]),
     "api/analysis.md": ("Analysis", ["plain_vit.analysis", "plain_vit.analysis.plots", "plain_vit.analysis.sheet"]),
+    "api/browse.md": ("Pages of many images", ["plain_vit.browse"]),
     "api/training.md": (
         "Training",
         [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in TRAINING],

@@ -104,6 +104,9 @@ class Shards:
             raise DataError(
                 f"{self.place} lacks shards that its manifest lists: {listed(missing)}. Run its script with --resume."
             )
+        for file, count in zip(files, shards.values(), strict=True):
+            if (rows := _opened(file).metadata.num_rows) != count:
+                raise DataError(f"{file} has {rows} rows, and its manifest lists {count}: it is not that of this run.")
         if not files:
             raise DataError(f"{self.place} has no images: its manifest lists no shards.")
         return files

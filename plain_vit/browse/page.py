@@ -23,6 +23,7 @@ with needs("plain-vit[train]"):
     from tqdm import tqdm
 
     from ..training.data.datasets import load_images_and_labels
+    from ..training.data.identity import image_paths
 
 NAMED = 200  # images that cannot be read, on the page
 LONGEST_TEXT = 1000  # characters of a path or label
@@ -161,8 +162,8 @@ def _with_files(
         )
     places_of(images, np.arange(len(rows)), what)
     numbers = [int(row) for row in images.rows] if images.rows is not None else []
-    files_of_rows = rows.flatten().data.column("image.path").take(numbers).to_pylist()
-    for path, other in zip(images.paths, files_of_rows, strict=True):
+    paths = image_paths(rows)
+    for path, other in zip(images.paths, (paths[number] for number in numbers), strict=True):
         if path is not None and other is not None and os.path.basename(path) != os.path.basename(other):
             raise DataError(f"{what} are others than those of {shards.place}: {other!r} has the row of {path!r}.")
     if labels is not None:
