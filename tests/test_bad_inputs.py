@@ -303,6 +303,13 @@ DRAWING = {
     "images that are truncated, damaged or have false headers; of every mode, orientation and number of frames": (
         "DataError, or drawn",
         "test_generated_attack.py::test_a_generated_attack_ends_in_one_printable_message"),
+    "features that are NaN, of several lengths, a grid or too many, a run that did not end (`browse`)": (
+        "DataError, no page is left", "test_browse.py::test_tables_that_cannot_be_shown_are_refused"),
+    "paths and labels that contain HTML or control characters (`browse`)": (
+        "escaped, and made printable", "test_browse.py::test_any_text_comes_back_as_text_and_adds_no_element"),
+    "pipes, devices, truncated and huge files among the images (`browse`)": (
+        "named; the page shows the others",
+        "test_browse.py::test_images_that_cannot_be_read_are_named_and_the_others_shown"),
     "a file that is not an image": (
         "DataError", "test_analysis_memory.py::test_a_file_that_is_no_image_is_refused_before_anything_is_drawn"),
 }  # fmt: skip

@@ -77,7 +77,7 @@ def similar_together(places: np.ndarray) -> np.ndarray:
     Args:
         places: Coordinates [N, 2] in whole numbers from 0 to 65535.
     """
-    spread = places.astype(np.uint32)
+    spread: np.ndarray = places.astype(np.uint32)
     for shift, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
         spread = (spread | (spread << shift)) & np.uint32(mask)
     return np.argsort(spread[:, 0] | (spread[:, 1] << np.uint32(1)), kind="stable")

@@ -47,12 +47,14 @@ class Images:
 
     def in_order(self, order: np.ndarray) -> "Images":
         """Return the images in another order, or some of them."""
-        lists = {name: getattr(self, name) for name in ("paths", "predicted", "true")}
-        arrays = {name: getattr(self, name) for name in ("rows", "features", "probability")}
         return Images(
             len(order),
-            **{name: values and [values[i] for i in order] for name, values in lists.items()},
-            **{name: None if values is None else values[order] for name, values in arrays.items()},
+            None if self.rows is None else self.rows[order],
+            [self.paths[i] for i in order],
+            None if self.features is None else self.features[order],
+            None if self.predicted is None else [self.predicted[i] for i in order],
+            None if self.probability is None else self.probability[order],
+            None if self.true is None else [self.true[i] for i in order],
         )
 
 
@@ -93,7 +95,7 @@ class Shards:
             if not (files := sorted(self.place.glob("*.parquet"))):
                 raise DataError(f"{self.place} has no parquet files: give a file, or the output folder of a run.")
             return files
-        content = parse_json(read_small_file(manifest), str(manifest), dict)
+        content = parse_json(read_small_file(manifest), str(manifest), (dict,))
         if not content.get("complete"):
             raise DataError(f"The run of {self.place} did not end: run its script again with --resume.")
         self.settings, shards = content.get("settings"), content.get("shards")

@@ -168,7 +168,7 @@ def _with_files(
             raise DataError(f"{what} are others than those of {shards.place}: {other!r} has the row of {path!r}.")
     if labels is not None:
         images = replace(images, true=[labels[number] for number in numbers])
-    return images, lambda images, number: rows[int(images.rows[number])]["image"]  # type: ignore[index]
+    return images, lambda images, number: rows[int(images.rows[number])]["image"]
 
 
 def _as_in_run(dataset: DatasetOptions, shards: Shards) -> DatasetOptions:
@@ -182,7 +182,8 @@ def _as_in_run(dataset: DatasetOptions, shards: Shards) -> DatasetOptions:
         given, before = getattr(dataset, name), settings.get(name)
         if name in settings and given is not None and given != before:
             raise DataError(f"{shards.place} was written with --{name} {before}: give it, not {given!r}, or omit it.")
-    return replace(dataset, **{name: getattr(dataset, name) or settings.get(name) for name in names})
+    of_run: dict[str, Any] = {name: getattr(dataset, name) or settings.get(name) for name in names}
+    return replace(dataset, **of_run)
 
 
 def _with_map(images: Images, kind: str, progress: bool) -> tuple[Images, dict[str, Any], str]:

@@ -66,7 +66,8 @@ def write_thumbnails(
     Returns:
         The names of the files, and of the images that cannot be read which and why, by their numbers.
     """
-    names, broken = [], {}
+    names: list[str] = []
+    broken: dict[int, str] = {}
     with ThreadPoolExecutor() as pool, warnings.catch_warnings():
         warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # the size is checked
         for first in shown(range(0, count, PER_FILE)):
