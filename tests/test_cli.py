@@ -297,6 +297,7 @@ def test_every_option_has_a_help_and_every_command_an_example() -> None:
             "push",
             "env",
             "examples",
+            "browse",
         )
         examples = shlex.split(command.epilog.removeprefix("example: plain-vit "))
         assert parser().parse_args(examples).command == name
