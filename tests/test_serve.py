@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -25,7 +26,7 @@ import torch
 from PIL import Image
 from transformers import pipeline
 
-from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.adapters import LogitsOnly
 from plain_vit.errors import CheckpointError
 from tests.conftest import randomize_
@@ -485,39 +486,63 @@ class SlowClassifier:
     """Stands for a model that takes its time."""
 
     scores = staticmethod(slow_scores)
+    config = PlainViTConfig(num_labels=1)
+
+    def __init__(self, pixel: float = 1.0):
+        self.pixel = pixel
 
     def read(self, name: str, data: bytes, max_pixels: int) -> np.ndarray:
-        return np.ones(1)
+        return np.full(1, self.pixel)
 
 
-def test_a_client_that_leaves_while_its_image_is_queued_frees_its_place_and_the_image_is_not_computed() -> None:
+def in_service(classifier: SlowClassifier, use: Callable[..., Any]) -> Any:
+    """Run a coroutine with a service, one request to it, and what to set when its client leaves; return the service."""
+
     async def run() -> Any:
-        service = app.Service(SlowClassifier(), app.Limits(max_batch=1))
-        loop, left = asyncio.create_task(service.batches.run_forever()), asyncio.Event()
+        service, left = app.Service(classifier, app.Limits(max_batch=1)), asyncio.Event()
         messages = [{"type": "http.request", "body": PNG, "more_body": False}]
 
         async def receive() -> dict[str, Any]:
-            if not messages:
-                await left.wait()
-                return {"type": "http.disconnect"}
-            return messages.pop()
+            if messages:
+                return messages.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
 
+        request = app.Request({"type": "http", "headers": [(b"content-type", b"image/png")]}, receive)
+        async with service.lifespan(None):
+            await use(service, request, left)
+        return service
+
+    return asyncio.run(run())
+
+
+def test_a_client_that_leaves_while_its_image_is_queued_frees_its_place_and_the_image_is_not_computed() -> None:
+    async def use(service: Any, request: Any, left: asyncio.Event) -> None:
         running = asyncio.create_task(service.batches.scores(np.ones(1)))
-        scope = {"type": "http", "headers": [(b"content-type", b"image/png")]}
-        request = asyncio.create_task(service.predict(app.Request(scope, receive), app.Options()))
+        answer = asyncio.create_task(service.predict(request, app.Options()))
         await asyncio.sleep(0.02)
         assert service.held == 1
         left.set()
-        assert (await request).status_code == 499
+        assert (await answer).status_code == 499
         assert service.held == 0
         await running
         await asyncio.sleep(0.02)
-        loop.cancel()
-        return service
 
-    service = asyncio.run(run())
+    service = in_service(SlowClassifier(), use)
     assert service.batches.counts == {"images": 1, "batches": 1}
-    assert (service.counts["accepted"], service.counts["abandoned"], service.counts["answered"]) == (1, 1, 0)
+    assert {name for name, count in service.counts.items() if count} == {"accepted", "abandoned"}
+
+
+def test_scores_that_are_no_numbers_are_not_an_answer() -> None:
+    async def use(service: Any, request: Any, left: asyncio.Event) -> None:
+        with pytest.raises(app.HTTPException) as caught:
+            await service.predict(request, app.Options())
+        assert caught.value.status_code == 500
+        assert "scores for the image that are not finite" in caught.value.detail
+
+    service = in_service(SlowClassifier(np.nan), use)
+    assert service.held == 0
+    assert {name for name, count in service.counts.items() if count} == {"accepted", "failed"}
 
 
 def test_a_batch_that_fails_is_reported_to_its_requests_alone() -> None:
@@ -545,9 +570,27 @@ def test_a_folder_that_cannot_be_served_is_refused_at_the_start(exported: Path, 
     with pytest.raises(CheckpointError, match=r"two images is \(2, 7\): expected the logits of the 1 labels"):
         app.Classifier(other, 1)
     settings = json.loads((other / "preprocessor_config.json").read_text())
+    (other / "preprocessor_config.json").write_text(json.dumps(settings | {"size": {"height": 25, "width": 56}}))
+    with pytest.raises(CheckpointError, match=r"(?s)other cannot be served \(InvalidArgument: .*export the model again"):
+        app.Classifier(other, 1)
     (other / "preprocessor_config.json").write_text(json.dumps(settings | {"size": {"shortest_edge": 24}}))
     with pytest.raises(CheckpointError, match="which fit in no batch: expected one that resizes or crops to one size"):
         app.Classifier(other, 1)
+
+
+@pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json", "onnx/model.onnx"])
+def test_a_folder_with_a_broken_file_is_refused_by_name(file: str, exported: Path, tmp_path: Path) -> None:
+    shutil.copytree(exported, tmp_path / "broken")
+    (tmp_path / "broken" / file).write_bytes(b"{")
+    with pytest.raises(CheckpointError, match=r"broken cannot be served \(.*\): export the model again"):
+        app.Classifier(tmp_path / "broken", 1)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_limits_are_positive(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} is .*: expected a positive number"):
+        app.Limits(**{name: value})
 
 
 @pytest.mark.slow

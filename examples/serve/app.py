@@ -70,6 +70,11 @@ class Limits:
     max_batch: int = limit(8, "images that the model is run on at a time")
     max_wait: float = limit(0.0, "seconds that the model waits for a batch to fill")
 
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not value >= 0 or (value == 0 and name != "max_wait"):
+                raise ValueError(f"{name} is {value}: expected a positive number{', or 0' * (name == 'max_wait')}")
+
 
 class BadImage(Exception):
     """An image that the service does not classify, with the reason."""
@@ -90,14 +95,21 @@ class Classifier:
                 f"{folder} has no onnx/model.onnx: give a folder written by `plain-vit export FOLDER OUT --to onnx`"
             )
         self.name = folder.resolve().name
-        self.config: Any = AutoConfig.from_pretrained(folder)
-        self.image_processor = AutoImageProcessor.from_pretrained(folder)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         # Threads that spin while they wait take the cores from the decoders: measured, half of all time.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self.session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        self.input_shape = self._check()
+        try:
+            self.config: Any = AutoConfig.from_pretrained(folder)
+            self.image_processor = AutoImageProcessor.from_pretrained(folder)
+            self.session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+            self.input_shape = self._check()
+        except CheckpointError:
+            raise
+        except Exception as error:  # onnxruntime's errors have no class in common
+            raise CheckpointError(
+                f"{folder} cannot be served ({type(error).__name__}: {error}): export the model again"
+            ) from error
 
     def _check(self) -> tuple[int, ...]:
         """Return the shape of one image, after a first run on a wide and a tall one."""
@@ -256,8 +268,9 @@ class Service:
             answer = await self._answer(request, options.top)
             outcome = "answered"
             return answer
-        except HTTPException:
-            outcome = "rejected"
+        except HTTPException as error:
+            if error.status_code < 500:
+                outcome = "rejected"
             raise
         except ClientDisconnect:
             outcome = "abandoned"
@@ -296,6 +309,8 @@ class Service:
         return await asyncio.gather(*(self.batches.scores(image) for image in images if isinstance(image, np.ndarray)))
 
     def _prediction(self, name: str, scores: np.ndarray, top: int) -> Prediction:
+        if not np.isfinite(scores).all():
+            raise HTTPException(500, f"the model gave scores for {name} that are not finite: nothing can be said of it")
         best = np.argsort(-scores, kind="stable")[:top]
         names = self.classifier.config.id2label
         return Prediction(file=name, labels=[Label(label=names[int(n)], score=float(scores[n])) for n in best])
@@ -431,7 +446,10 @@ def main() -> None:
         name, kind = f"--{one.name.replace('_', '-')}", type(one.default)
         parser.add_argument(name, type=kind, default=one.default, help=f"{one.metadata['help']} ({one.default})")
     arguments = vars(parser.parse_args())
-    limits = Limits(**{one.name: arguments[one.name] for one in fields(Limits)})
+    try:
+        limits = Limits(**{one.name: arguments[one.name] for one in fields(Limits)})
+    except ValueError as error:
+        parser.error(str(error))
     torch.set_num_threads(1)  # images are prepared side by side, each in its thread
     Image.MAX_IMAGE_PIXELS = None  # `max_pixels` takes its place
     try:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 TOLERANCE = 1e-4  # of a score: sums in a batch of another size are rounded differently
+LONGEST = 60.0  # seconds until a request counts as failed
 MOST_OPEN = 500  # connections of the client, which has other limits than the server
 HEADINGS = (
     "load",
@@ -75,7 +76,8 @@ class LoadTest:
         self.outcomes["sent"] += 1
         turn, start = next(self.turns), time.perf_counter()
         try:
-            status, answer = await exchange(self.address, "POST /predict?top=1000", self.contents[turn])
+            async with asyncio.timeout(LONGEST):
+                status, answer = await exchange(self.address, "POST /predict?top=1000", self.contents[turn])
         except (OSError, EOFError):
             status, answer = 0, None
         if status != 200:
