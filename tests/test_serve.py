@@ -571,7 +571,7 @@ def test_a_folder_that_cannot_be_served_is_refused_at_the_start(exported: Path, 
         app.Classifier(other, 1)
     settings = json.loads((other / "preprocessor_config.json").read_text())
     (other / "preprocessor_config.json").write_text(json.dumps(settings | {"size": {"height": 25, "width": 56}}))
-    with pytest.raises(CheckpointError, match=r"(?s)other cannot be served \(InvalidArgument: .*export the model again"):
+    with pytest.raises(CheckpointError, match=r"(?s)cannot be served \(InvalidArgument: .*export the model again"):
         app.Classifier(other, 1)
     (other / "preprocessor_config.json").write_text(json.dumps(settings | {"size": {"shortest_edge": 24}}))
     with pytest.raises(CheckpointError, match="which fit in no batch: expected one that resizes or crops to one size"):
