@@ -39,8 +39,10 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 MIXED = {"mixup": 0.8, "cutmix": 1.0, "repeated_augmentation": 2, "horizontal_flip": 0.5}
 STREAM = {"streaming": True, "stream_images": 70, "shots_per_class": None, "stream_buffer": 20}
-SELECTED = {"validation_fraction": 0.2, "ema_decay": 0.9}
+SELECTED = {"validation_fraction": 0.2, "ema_decay": 0.9, "best_kept": 2}
 LORA = {"lora_rank": 2, "gradient_accumulation_steps": 2}
+GROWING = {"initial_image_size": 8, "growth_epochs": 2}
+NATIVE = {"native_aspect_ratio": True, "crop_scale": 0.3, "num_workers": 1}
 RANDOM = {"drop_path_rate": 0.3, "hidden_dropout_prob": 0.1}  # of the model
 
 # Processes, options and changes of the model.
@@ -52,6 +54,8 @@ SETTINGS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "stream, mixing, workers": (1, {**STREAM, "mixup": 0.8, "num_workers": 2}, {}),
     "workers, mixing": (1, {**MIXED, "num_workers": 2}, RANDOM),
     "LoRA, accumulation": (1, LORA, {}),
+    "growing images": (1, GROWING, {}),
+    "many sizes, workers": (1, NATIVE, {}),
     "2 processes, mixing, dropout": (2, MIXED, RANDOM),
     "2 processes, selected weights, average": (2, SELECTED, {}),
     "2 processes, stream, mixing": (2, {**STREAM, "cutmix": 1.0}, {}),
@@ -215,7 +219,7 @@ def _ends_before(run: Run, starting: float, training: float, rng: random.Random)
 
 def _damage(run: Path) -> list[str]:
     """Return what is not complete after a kill."""
-    folders = [*run.glob("checkpoints/step_*"), *run.glob("best")]
+    folders = [*run.glob("checkpoints/step_*"), *run.glob("best"), *run.glob("best_models/step_*")]
     return [f"{each}: {problem}" for each in folders if (problem := manifest_problem(each))]
 
 
