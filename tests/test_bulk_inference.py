@@ -263,6 +263,35 @@ def test_a_folder_of_another_run_or_with_other_files_is_refused(model: Path, ima
     assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("stored", [False, True], ids=["files", "parquet"])
+def test_images_of_other_sizes_under_the_same_names_are_not_resumed_and_copies_are(
+    model: Path, images: Path, tmp_path: Path, stored: bool
+) -> None:
+    options = {"model": str(model), "output_dir": str(tmp_path / "out")}
+    for name in ("images", "copied", "changed"):
+        (tmp_path / name).mkdir()
+        for file in images.glob("*.png"):
+            (tmp_path / name / file.name).write_bytes(file.read_bytes())  # with times of its own
+    Image.new("RGB", (7, 5)).save(tmp_path / "changed" / "17.png")
+    data = {}
+    for name in ("images", "copied", "changed"):
+        data[name] = tmp_path / name
+        if stored:
+            (tmp_path / f"{name}-stored" / "of").mkdir(parents=True)
+            data[name] = as_parquet(tmp_path / name, tmp_path / f"{name}-stored" / "of", [IMAGES])
+    before, place = None, tmp_path / "place"
+    for name in ("images", "copied"):  # at one place, one after the other
+        data[name].rename(place)
+        extract(**options, dataset=str(place), resume=before is not None)
+        assert before in (None, contents(tmp_path / "out"))
+        before = contents(tmp_path / "out")
+        place.rename(tmp_path / f"{name}-done")
+    data["changed"].rename(place)
+    with pytest.raises(OutputExistsError, match=r"of another run: sizes \(was "):
+        extract(**options, dataset=str(place), resume=True)
+    assert contents(tmp_path / "out") == before
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

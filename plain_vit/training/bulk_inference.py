@@ -36,6 +36,7 @@ from .run.report import environment
 
 with needs("plain-vit[train]"):
     import pyarrow as pa
+    import pyarrow.compute
     from accelerate import Accelerator
     from datasets import Dataset, IterableDataset
     from pyarrow import parquet
@@ -472,6 +473,7 @@ def settings_of(options: BulkOptions, rows: Dataset | IterableDataset, model: An
         "image_processor": processor.to_dict(),
         "images": len(rows) if isinstance(rows, Dataset) else None,
         "paths": paths_hash(rows),
+        "sizes": sizes_hash(rows),
     }
 
 
@@ -493,3 +495,24 @@ def paths_hash(rows: Dataset | IterableDataset) -> str | None:
         for path in chunk:
             digest.update(str(path.as_py()).encode() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def sizes_hash(rows: Dataset | IterableDataset) -> str | None:
+    """Return a hash of the number of bytes of each image, in order; None for a stream.
+
+    Other images nearly always have other sizes, and a copy, which has other times, has the same.
+    """
+    if isinstance(rows, IterableDataset):
+        return None
+    data, digest = rows.flatten().data, hashlib.sha256()
+    stored = pa.compute.binary_length(data.column("image.bytes"))
+    for size, path in zip(stored.to_pylist(), data.column("image.path").to_pylist(), strict=True):
+        digest.update(f"{_size_of(path) if size is None else size}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def _size_of(path: str | None) -> int | None:
+    try:
+        return None if path is None else Path(path).stat().st_size
+    except (OSError, ValueError):  # named with the images that cannot be read
+        return None
