@@ -1,4 +1,4 @@
-"""Evaluate frozen features with a linear probe and few-shot ridge regression.
+"""Evaluate frozen features with linear and attentive probes, few-shot ridge regression and nearest neighbours.
 
     python examples/linear_probe.py --model DIR --dataset digits --output_dir OUT
     python examples/linear_probe.py --model DIR --dataset digits --output_dir OUT --mode few_shot --shots 1 5 10 25
@@ -10,9 +10,13 @@ learning rates and shots are tried in seconds (name the same OUT again).
 - linear: a linear classifier for each learning rate, all trained at once on standardised features. The validation split
   chooses one; OUT becomes a model folder with it as its head, and the accuracy is that of the held-out split.
 - few_shot: closed-form ridge regression on a few images per class, over several seeds (the paper's section 4.1).
+- knn: votes of the nearest training images by cosine similarity (DINO's protocol).
+- attentive: a learned query reads the patch tokens, and a linear layer classifies what it reads (AIM's probe), for each
+  learning rate like linear. OUT gets the tokens too, in float16.
 """
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -25,6 +29,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from plain_vit import PlainViTForImageClassification
 from plain_vit.errors import OutputExistsError, TrainingError
 from plain_vit.extras import needs
 from plain_vit.files.staging import staged_file, staged_folder
@@ -33,6 +38,14 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from accelerate import Accelerator
 
     from plain_vit.training.arguments import ForwardOptions, LabelOptions, SplitOptions, keywords, option, run_script
+    from plain_vit.training.attentive_probing import (
+        Tokens,
+        attentive_classifier,
+        attentive_heads,
+        train_attentive_probes,
+        use_probe,
+        write_tokens,
+    )
     from plain_vit.training.data import ImageClassificationData, load_classification_data
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages
     from plain_vit.training.data.identity import labels_hash
@@ -40,7 +53,9 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.models import checkpoint_hints, load_classifier
     from plain_vit.training.probing import (
         LEARNING_RATES,
+        TEMPERATURE,
         Features,
+        classify_by_neighbors,
         extract_features,
         few_shot_accuracies,
         head_layer,
@@ -70,16 +85,20 @@ class ProbeOptions:
     _argument_group_name: ClassVar[str] = "probe"
 
     recipe: list[str] = option([], help="named options that the others override (--list_recipes)")
-    mode: Literal["linear", "few_shot", "both"] = option("both", help="linear probe, few-shot, or both")
+    mode: Literal["linear", "few_shot", "knn", "attentive", "both"] = option(
+        "both", help="linear probe, few-shot, nearest neighbours, attentive probe; both are the first two"
+    )
     learning_rates: list[float] = option([*LEARNING_RATES], help="for 256 images per step; all are trained at once")
-    epochs: float = option(10.0, help="passes of the linear probe over the features")
-    probe_batch_size: int = option(256, help="images per step of the linear probe")
-    weight_decay: float = option(0.0, help="of the linear probe")
-    optimizer: Literal["sgd", "lars"] = option("sgd", help="of the linear probe")
+    epochs: float = option(10.0, help="passes of a probe over the features")
+    probe_batch_size: int = option(256, help="images per step of a probe")
+    weight_decay: float = option(0.0, help="of a probe")
+    optimizer: Literal["sgd", "lars"] = option("sgd", help="of the linear probe; the attentive one has AdamW")
     warmup_epochs: float = option(0.0, help="passes over the features during which the learning rates rise")
     shots: list[int] = option([1, 5, 10, 25], help="training images per class")
     seeds: list[int] = option([0, 1, 2], help="each selects other images")
     l2: float = option(2.0**10, help="of the ridge regression")
+    neighbors: list[int] = option([10, 20], help="training images that vote on each image")
+    temperature: float = option(TEMPERATURE, help="of the votes, which are weighted by exp(cosine / temperature)")
 
 
 @dataclass(kw_only=True)
@@ -110,17 +129,20 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         image_size=None if size is None else (size[0], size[-1]),
     )
     _, head = head_layer(model)
+    attentive = attentive_classifier(model) if arguments.mode == "attentive" else None
 
     # The features: from the folder of an earlier probe with the same settings, or from the model.
     folder = Path(arguments.output_dir)
     source = describe_source(arguments, data)
     features = stored_features(folder, source)
+    loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
+    loading["collate_fn"] = ProcessedImages(image_processor)
     if features is None:
-        loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
-        loading["collate_fn"] = ProcessedImages(image_processor)
         features = compute_features(model, data, accelerator, loading)
         if accelerator.is_main_process:
             store_features(folder, source, features)
+    if attentive is not None:
+        compute_tokens(model, data, accelerator, loading, folder)
     results: dict[str, Any] = {
         **earlier_results(folder),
         "model": arguments.model,
@@ -137,6 +159,14 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         save_model(model, image_processor, folder)
     if arguments.mode in ("few_shot", "both"):
         results["few_shot"] = {**results.get("few_shot", {}), **probe_few_shots(arguments, features, data)}
+    if arguments.mode == "knn":
+        results["knn"] = {**results.get("knn", {}), **probe_neighbors(arguments, features, data)}
+    if attentive is not None:
+        tokens = {name: Tokens(np.load(tokens_file(folder, name), mmap_mode="r"), of.labels)
+                  for name, of in features.items()}  # fmt: skip
+        results["attentive"] = probe_attentively(arguments, tokens, data, attentive)
+        save_model(attentive, image_processor, folder)
+        tqdm.write(f"the model is in {folder}")
     write_file(folder / "results.json", as_json(results, indent=2) + "\n")
     return results
 
@@ -154,11 +184,40 @@ def compute_features(
     prepared = accelerator.prepare_model(model, evaluation_mode=True)
     features = {}
     for split, rows in data.splits.items():
-        loader = accelerator.prepare(DataLoader(ReadableImages(rows), **loading))
-        bar = tqdm(loader, desc=f"features of {split}", disable=not accelerator.is_main_process)
-        batches = UnreadableImages(stop=True, say=tqdm.write, advice="Repair it, or remove it.").watch(bar)
+        batches = batches_of(split, data, accelerator, loading)
         features[split] = extract_features(prepared, batches, accelerator, size=len(rows))
     return features
+
+
+def compute_tokens(
+    model: PreTrainedModel,
+    data: ImageClassificationData,
+    accelerator: Accelerator,
+    loading: dict[str, Any],
+    folder: Path,
+) -> None:
+    """Write the patch tokens of all splits that an earlier probe has not written."""
+    accelerator.wait_for_everyone()  # all processes see the same files
+    missing = [split for split in data.splits if not tokens_file(folder, split).is_file()]
+    accelerator.wait_for_everyone()
+    prepared = accelerator.prepare_model(model, evaluation_mode=True)
+    for split in missing:
+        batches = batches_of(split, data, accelerator, loading)
+        write_tokens(prepared, batches, accelerator, tokens_file(folder, split), size=len(data.splits[split]))
+
+
+def tokens_file(folder: Path, split: str) -> Path:
+    """Return the path of the patch tokens of a split."""
+    return folder / f"tokens-{split}.npy"
+
+
+def batches_of(
+    split: str, data: ImageClassificationData, accelerator: Accelerator, loading: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield the processed images of a split, in order; stop at one that cannot be read."""
+    loader = accelerator.prepare(DataLoader(ReadableImages(data.splits[split]), **loading))
+    bar = tqdm(loader, desc=f"features of {split}", disable=not accelerator.is_main_process)
+    return UnreadableImages(stop=True, say=tqdm.write, advice="Repair it, or remove it.").watch(bar)
 
 
 def probe_linearly(
@@ -176,23 +235,72 @@ def probe_linearly(
         warmup_epochs=arguments.warmup_epochs,
         seed=arguments.seed,
     )
-    accuracies = [each.accuracy(features["validation"]) for each in probes]
-    for rate, accuracy in zip(arguments.learning_rates, accuracies, strict=True):
-        tqdm.write(f"linear probe, learning rate {rate:8.1e}: validation accuracy {accuracy:.2%}")
-    best = probes[int(np.argmax(accuracies))]
-    held_out = best.accuracy(features[data.held_out])
-    tqdm.write(
-        f"linear probe: {data.held_out} accuracy {held_out:.2%} at the learning rate {best.learning_rate:g}, selected "
-        "on the validation split"
-    )
+    best, results = choose_probe("linear probe", probes, features, data.held_out)
     with torch.no_grad():
         head.weight.copy_(best.weight)
         head.bias.copy_(best.bias)
-    return {
-        "validation_accuracies": dict(zip(map(str, arguments.learning_rates), accuracies, strict=True)),
+    return results
+
+
+def probe_attentively(
+    arguments: ProbeArguments,
+    tokens: dict[str, Tokens],
+    data: ImageClassificationData,
+    classifier: PlainViTForImageClassification,
+) -> dict[str, Any]:
+    """Train attentive probes, put the one with the best validation result into the classifier, return its results."""
+    probes = train_attentive_probes(
+        tokens["train"],
+        len(data.label_names),
+        heads=attentive_heads(classifier),
+        learning_rates=arguments.learning_rates,
+        epochs=arguments.epochs,
+        batch_size=arguments.probe_batch_size,
+        weight_decay=arguments.weight_decay,
+        warmup_epochs=arguments.warmup_epochs,
+        seed=arguments.seed,
+    )
+    best, results = choose_probe("attentive probe", probes, tokens, data.held_out)
+    use_probe(classifier, best)
+    return results
+
+
+def choose_probe(name: str, probes: Sequence[Any], splits: dict[str, Any], held_out: str) -> tuple[Any, dict[str, Any]]:
+    """Return the probe with the best accuracy on the validation split, and the results."""
+    accuracies = [each.accuracy(splits["validation"]) for each in probes]
+    for each, accuracy in zip(probes, accuracies, strict=True):
+        tqdm.write(f"{name}, learning rate {each.learning_rate:8.1e}: validation accuracy {accuracy:.2%}")
+    best = probes[int(np.argmax(accuracies))]
+    accuracy = best.accuracy(splits[held_out])
+    tqdm.write(
+        f"{name}: {held_out} accuracy {accuracy:.2%} at the learning rate {best.learning_rate:g}, selected on the "
+        "validation split"
+    )
+    rates = [str(each.learning_rate) for each in probes]
+    return best, {
+        "validation_accuracies": dict(zip(rates, accuracies, strict=True)),
         "learning_rate": best.learning_rate,
-        f"{data.held_out}_accuracy": held_out,
+        f"{held_out}_accuracy": accuracy,
     }
+
+
+def probe_neighbors(
+    arguments: ProbeArguments, features: dict[str, Features], data: ImageClassificationData
+) -> dict[str, float]:
+    """Return the accuracies of the votes of nearest neighbours, by their number."""
+    held_out = features[data.held_out]
+    predictions = classify_by_neighbors(
+        features["train"],
+        held_out.values,
+        len(data.label_names),
+        counts=arguments.neighbors,
+        temperature=arguments.temperature,
+    )
+    results = {}
+    for count, predicted in predictions.items():
+        results[str(count)] = (predicted == held_out.labels).double().mean().item()
+        tqdm.write(f"{count:4d} nearest neighbours: {data.held_out} accuracy {results[str(count)]:.2%}")
+    return results
 
 
 def probe_few_shots(

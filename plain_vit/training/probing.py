@@ -1,6 +1,6 @@
-"""Probes of frozen features: linear classifiers at many learning rates at once, and few-shot ridge regression.
+"""Probes of frozen features: linear classifiers at many learning rates at once, few-shot ridge regression, kNN.
 
-Legend: `N` images, `D` features, `K` classes, `P` probes (one for each learning rate).
+Legend: `N` images, `D` features, `K` classes, `P` probes (one for each learning rate), `Q` images to classify.
 """
 
 import math
@@ -27,6 +27,8 @@ with needs("plain-vit[train]"):
 LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 BIAS = 100.0  # of the constant feature, as big_vision's few-shot evaluation has it
 EPSILON = 1e-5  # added to deviations
+TEMPERATURE = 0.07  # of DINO's votes
+QUERIES, NEIGHBORS = 256, 16_384  # images compared with each other at a time
 TRUST = 0.001  # of LARS: norm of a gradient relative to that of the weights
 
 
@@ -252,3 +254,65 @@ def few_shot_accuracies(
         answers = F.linear(held_out.values.double(), weight, bias).argmax(dim=1)
         accuracies.append((answers == held_out.labels).double().mean().item())
     return accuracies
+
+
+def nearest_neighbors(train: torch.Tensor, queries: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the nearest features by cosine similarity, a chunk of them at a time.
+
+    Args:
+        train: [N, D].
+        queries: [Q, D].
+        count: number of neighbours, at most N.
+
+    Returns:
+        Cosines in descending order, and the rows of `train`, both [Q, count].
+    """
+    queries = F.normalize(queries, dim=1)
+    similarity, rows = torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long)
+    for start in range(0, len(train), NEIGHBORS):
+        cosines = queries @ F.normalize(train[start : start + NEIGHBORS], dim=1).T
+        best = cosines.topk(min(count, cosines.shape[1]), dim=1)
+        candidates = torch.cat([rows, best.indices + start], dim=1)
+        kept = torch.cat([similarity, best.values], dim=1).topk(min(count, candidates.shape[1]), dim=1)
+        similarity, rows = kept.values, candidates.gather(1, kept.indices)
+    return similarity, rows
+
+
+def classify_by_neighbors(
+    train: Features, queries: torch.Tensor, classes: int, *, counts: Sequence[int], temperature: float = TEMPERATURE
+) -> dict[int, torch.Tensor]:
+    """Classify images by the votes of the nearest training images, each weighted by exp(cosine / temperature).
+
+    Args:
+        train: training features.
+        queries: features to classify [Q, D].
+        classes: number of classes.
+        counts: numbers of neighbours that vote.
+        temperature: the lower, the more the nearest count.
+
+    Returns:
+        The predicted classes [Q] for each number of neighbours.
+
+    Raises:
+        DataError: There are fewer training images than neighbours.
+        TrainingError: A number of neighbours is below 1, or the temperature is not above 0.
+
+    Source:
+        Caron et al. 2021 (DINO), section 4.1 and its `eval_knn.py`; Wu et al. 2018, section 3.4.
+    """
+    if min(counts, default=0) < 1 or temperature <= 0:
+        raise TrainingError(f"Expected neighbours from 1 and a temperature above 0: got {counts} and {temperature}.")
+    if max(counts) > len(train.labels):
+        raise DataError(
+            f"There are {len(train.labels)} training images, fewer than {max(counts)} neighbours: set --neighbors."
+        )
+    predictions: dict[int, list[torch.Tensor]] = {count: [] for count in counts}
+    for start in range(0, len(queries), QUERIES):
+        similarity, rows = nearest_neighbors(train.values, queries[start : start + QUERIES], max(counts))
+        votes = (similarity.double() / temperature).softmax(dim=1)  # proportional to the exponentials, for any width
+        labels = train.labels[rows]
+        for count in counts:
+            scores = torch.zeros(len(rows), classes, dtype=torch.float64)
+            scores.scatter_add_(1, labels[:, :count], votes[:, :count])
+            predictions[count].append(scores.argmax(dim=1))
+    return {count: torch.cat(parts) for count, parts in predictions.items()}
