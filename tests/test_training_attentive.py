@@ -151,7 +151,7 @@ def stored(values: torch.Tensor, labels: torch.Tensor) -> Tokens:
 def test_each_probe_is_the_one_that_torch_trains_alone() -> None:
     tokens = stored(3 * random(53, 7, 12) + 2, labels_of(53, 5))
     rates, options = (0.003, 0.03), {"epochs": 2.0, "batch_size": 16, "warmup_epochs": 0.5, "weight_decay": 0.1}
-    probes = train_attentive_probes(tokens, 5, heads=4, learning_rates=rates, seed=3, **options)  # type: ignore[arg-type]
+    probes = train_attentive_probes(tokens, 5, heads=4, learning_rates=rates, seed=3, **options)
     raw = torch.from_numpy(tokens.values).float()
     mean, std = raw.mean(dim=(0, 1)), raw.std(dim=(0, 1), correction=0) + EPSILON
     order = torch.from_numpy(np.concatenate([np.random.default_rng((3, epoch)).permutation(53) for epoch in range(3)]))
@@ -204,6 +204,7 @@ def in_one_patch(count: int, seed: int) -> tuple[Tokens, Features]:
     return stored(values, labels), Features(values.mean(dim=1), labels)
 
 
+@pytest.mark.slow
 def test_an_attentive_probe_finds_the_class_in_one_patch_where_a_linear_probe_does_not() -> None:
     (train, train_means), (test, test_means) = in_one_patch(400, 0), in_one_patch(200, 1)
     attentive = train_attentive_probes(train, 4, heads=2, learning_rates=(0.03,), epochs=25, batch_size=100)
@@ -215,9 +216,12 @@ def test_an_attentive_probe_finds_the_class_in_one_patch_where_a_linear_probe_do
 # The model of a probe
 
 REFUSED = {"deit", "class_attention"}
+QUICK = {*REFUSED, "registers_last", "clip", "mean_all", "map", "query", "representation"}  # the others are slow
 
 
-@pytest.mark.parametrize("kind", VARIATIONS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in VARIATIONS]
+)
 def test_the_model_of_a_probe_computes_its_logits_from_tokens_of_every_kind(kind: str, tmp_path: Path) -> None:
     model: Any = randomize_(PlainViTForImageClassification(tiny_config(**VARIATIONS[kind]))).eval()
     if kind in REFUSED:
@@ -227,7 +231,7 @@ def test_the_model_of_a_probe_computes_its_logits_from_tokens_of_every_kind(kind
     classifier = attentive_classifier(model).eval()
     rows = [{"pixel_values": image} for image in pixels(5, 24, 56)]
     accelerator = Accelerator(cpu=True)
-    write_tokens(model, DataLoader(rows, batch_size=2), accelerator, tmp_path / "tokens.npy", size=5)  # type: ignore[arg-type]
+    write_tokens(model, DataLoader(rows, batch_size=2), accelerator, tmp_path / "tokens.npy", size=5)
     tokens = Tokens(np.load(tmp_path / "tokens.npy", mmap_mode="r"), labels_of(5, 7))
     (probe,) = train_attentive_probes(
         tokens, 7, heads=attentive_heads(model), learning_rates=(0.5,), epochs=2, batch_size=5
@@ -244,7 +248,7 @@ def test_the_model_of_a_probe_computes_its_logits_from_tokens_of_every_kind(kind
 
 def test_tokens_that_float16_does_not_hold_and_missing_images_are_refused(tmp_path: Path) -> None:
     model: Any = randomize_(PlainViTForImageClassification(tiny_config(final_norm="after_pooling"))).eval()
-    rows: Any = DataLoader([{"pixel_values": image} for image in pixels(3)], batch_size=2)  # type: ignore[arg-type]
+    rows: Any = DataLoader([{"pixel_values": image} for image in pixels(3)], batch_size=2)
     accelerator, file = Accelerator(cpu=True), tmp_path / "tokens.npy"
     with pytest.raises(TrainingError, match="3 images were processed, but the split has 4"):
         write_tokens(model, rows, accelerator, file, size=4)
