@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "google")
+ENGINES = ("onnx", "openvino")
+PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
 # The options that are also arguments of `from_checkpoint`, with the same names.
 HINTS = (
@@ -31,6 +33,7 @@ SCRIPTS = {
     "pretrain": ("pretrain_masked_patches", "pre-train without labels", "--output_dir runs/masked"),
     "probe": ("linear_probe", "evaluate frozen features", "--output_dir runs/probe"),
 }
+ENGINE_OPTIONS = ("precision", "dynamic_size", "calibration", "tolerance")  # fields of `EngineOptions`
 FEATURES = ("pooled", "cls", "mean", "cls_mean", "patches")
 MAPS = ("pca", "umap")
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
@@ -165,11 +168,11 @@ def add_conversions(command: Command) -> None:
     added.add_argument("--tolerance", type=share, metavar="NUMBER", help=allowed)
     add_hints(added)
 
-    text = "write a checkpoint in the format of another package"
+    text = "write a checkpoint in the format of another package, or as the graph of an inference engine"
     added = command("export", text, "vit-b-16 timm-folder --to timm", ["source"])
     added.add_argument("source", help="file, folder or Hub id")
     added.add_argument("out", type=Path, help="new file, or new or empty folder, depending on the format")
-    added.add_argument("--to", required=True, choices=FORMATS, help="the package")
+    added.add_argument("--to", required=True, choices=(*FORMATS, *ENGINES), help="the package or the engine")
     added.add_argument("--to-layout", help="one of that format's layouts (default: the current one)")
     dropped = "leave out a part that no output depends on and the target cannot store: mask_token"
     added.add_argument("--drop", action="append", default=[], metavar="PART", help=dropped)
@@ -177,7 +180,21 @@ def add_conversions(command: Command) -> None:
     added.add_argument(
         "--force", action="store_true", help="replace OUT; a folder with other files is renamed and kept"
     )
+    add_engine_options(added)
     add_hints(added)
+
+
+def add_engine_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of an export to an engine."""
+    engine = command.add_argument_group(f"engines ({', '.join(ENGINES)})")
+    engine.add_argument("--precision", choices=PRECISIONS, help="precision of the weights (default: float32)")
+    engine.add_argument(
+        "--dynamic-size", action="store_true", default=None, help="take every size that the patch size divides"
+    )
+    images = "for int8: images that set the ranges, and on which the accuracy is measured before and after"
+    engine.add_argument("--calibration", type=Path, metavar="FOLDER", help=images)
+    allowed = "largest difference of an output that passes, relative to its largest value (default: by the precision)"
+    engine.add_argument("--tolerance", type=share, metavar="NUMBER", help=allowed)
 
 
 def add_uses(command: Command) -> None:

@@ -41,6 +41,8 @@ EXTRAS = {
         "matplotlib>=3.11",
         "tensorboard>=2.20",
     ],
+    # nncf is for int8 in OpenVINO; ml_dtypes, which onnx brings, for weights in bfloat16.
+    "engines": ["onnx>=1.19", "onnxscript>=0.5.6", "onnxruntime>=1.23", "openvino>=2025.4", "nncf>=2.19"],
     "analysis": ["matplotlib>=3.11", "captum>=0.9"],  # before 3.11, text from right to left came out reversed
     "test": [
         "timm>=1.0.31",
@@ -54,6 +56,8 @@ EXTRAS = {
         "onnx>=1.19",
         "onnxruntime>=1.23",
         "onnxscript>=0.5.6",
+        "openvino>=2025.4",
+        "nncf>=2.19",
         "nbclient>=0.10",
         "nbformat>=5.10",
         "ipykernel>=7.0",

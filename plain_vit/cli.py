@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from plain_vit_command import HINTS, examples_folder, main
+from plain_vit_command import ENGINE_OPTIONS, ENGINES, HINTS, examples_folder, main
 
 from .errors import (
     CheckpointError,
@@ -136,9 +136,13 @@ def verify(options: argparse.Namespace) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    """Write a checkpoint in the format of another package."""
-    from .conversion import from_checkpoint, to_checkpoint
+    """Write a checkpoint in the format of another package, or as the graph of an engine."""
+    from .conversion import EngineOptions, from_checkpoint, to_checkpoint
 
+    given = {name: getattr(options, name) for name in ENGINE_OPTIONS if getattr(options, name) is not None}
+    if given and options.to not in ENGINES:
+        options.refuse(f"--{next(iter(given)).replace('_', '-')} is for --to {' and '.join(ENGINES)}")
+    engine_options = EngineOptions(**given) if options.to in ENGINES else None  # fails before any work
     converted = from_checkpoint(options.source, **hints_of(options))
     written = to_checkpoint(
         converted.model,
@@ -149,6 +153,7 @@ def export(options: argparse.Namespace) -> None:
         force=options.force,
         sources=[options.source] if Path(options.source).exists() else [],
         drop=options.drop,
+        engine_options=engine_options,
     )
     say(written)
 

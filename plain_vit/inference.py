@@ -47,28 +47,42 @@ def prepare_for_inference(
         PreparedModelError: The model is not a plain ViT or is already prepared. The copy raises it on any attempt to
             train, save, move or cast it.
     """
-    if isinstance(model, Prepared):
-        raise PreparedModelError("this model is already prepared: prepare the original model")
-    given: Any = model
-    copied = copy.deepcopy(given) if isinstance(given, PlainViTPreTrainedModel) else copy_of_travelled(given)
-    prepared: Any = copied.eval().requires_grad_(False)
+    prepared: Any = simplify(model, dtype=dtype)
     config = prepared.config
-    fold_gains(prepared)
-    prepared.to(dtype or prepared.dtype)
-    join_projections(prepared)
     if prepared.device.type == "cpu" and prepared.dtype in PACKED_DTYPES and not compile:
         pack(prepared, batch_size * (config.num_prefix_tokens + math.prod(config.grid_size)))
     if ALL_ATTENTION_FUNCTIONS.get(config._attn_implementation) is SDPA:
         prepared.set_attn_implementation(FAST_ATTENTION)
-    kind: Any = type(type(model).__name__, (Prepared, type(prepared)), {})
-    with torch.device("meta"), no_init_weights():
-        kind(config)  # transformers notes for each class, when one is made, which outputs it records
-    prepared.__class__ = kind
     if compile:
         prepared.compile(options={"freezing": True} if prepared.device.type == "cpu" else None)
     height, width = (count * pixels for count, pixels in zip(config.grid_size, config.patch_shape, strict=True))
     prepared(torch.zeros(batch_size, config.num_channels, height, width, device=prepared.device))
     return cast(Model, prepared)
+
+
+def simplify(model: Model, *, dtype: torch.dtype | None = None) -> Model:
+    """Return a copy that computes the same with fewer operations, all of torch: what any engine may then compile.
+
+    Args:
+        model: As for `prepare_for_inference`.
+        dtype: Dtype of the copy (default: that of the model).
+
+    Raises:
+        PreparedModelError: As for `prepare_for_inference`.
+    """
+    if isinstance(model, Prepared):
+        raise PreparedModelError("this model is already prepared: prepare the original model")
+    given: Any = model
+    copied = copy.deepcopy(given) if isinstance(given, PlainViTPreTrainedModel) else copy_of_travelled(given)
+    simple: Any = copied.eval().requires_grad_(False)
+    fold_gains(simple)
+    simple.to(dtype or simple.dtype)
+    join_projections(simple)
+    kind: Any = type(type(simple).__name__, (Prepared, type(simple)), {})
+    with torch.device("meta"), no_init_weights():
+        kind(simple.config)  # transformers notes for each class, when one is made, which outputs it records
+    simple.__class__ = kind
+    return cast(Model, simple)
 
 
 def copy_of_travelled(model: Any) -> Any:

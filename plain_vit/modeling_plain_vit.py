@@ -63,6 +63,7 @@ from .positions_plain_vit import (
     FactorizedPositionEmbedding,
     Learned2DPositionEmbedding,
     SinCos2DPositionEmbedding,
+    is_any_size,
     relative_position_bias,
     resample_grid,
 )
@@ -101,8 +102,7 @@ class PlainViTPositionEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.zeros(rows, config.hidden_size))
 
     def forward(self, grid_size: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
-        # An exported program supports every grid; resampling to the native grid is the identity, so it needs no branch.
-        if not torch.compiler.is_exporting() and grid_size == self.grid_size:
+        if not is_any_size(*grid_size) and grid_size == self.grid_size:
             return self.weight
         prefix, patches = self.weight[: self.num_prefix_rows], self.weight[self.num_prefix_rows :]
         return torch.cat((prefix, resample_grid(patches, self.grid_size, grid_size, self.resampling, self.is_square)))

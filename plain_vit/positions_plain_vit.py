@@ -92,9 +92,14 @@ class FactorizedPositionEmbedding(AxialTables):
         return rows + columns
 
 
+def is_any_size(*sides: int) -> bool:
+    """Return whether a program is exported for every size: resampling to the native one is then no branch of it."""
+    return torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in sides)
+
+
 def resample_axis(table: torch.Tensor, count: int, length: int, mode: str) -> torch.Tensor:
     """Return the first `count` rows of a table (old, D) that is resampled to a length; unchanged where it has that."""
-    if not torch.compiler.is_exporting() and length == table.shape[0]:
+    if not is_any_size(length) and length == table.shape[0]:
         return table[:count]
     return resample_positions(table, (table.shape[0], 1), (length, 1), mode)[:count]
 
@@ -299,7 +304,8 @@ class AxialRotaryEmbedding(nn.Module):
         axes = []
         for axis, count in enumerate(grid_size):
             if self.centered:  # of the centre of the patch, where the image reaches from -1 to 1
-                along = 2.0 * ((torch.arange(0.5, count, device=device) + self.offset) / count) - 1.0
+                along = torch.arange(count, device=device).float() + 0.5
+                along = 2.0 * ((along + self.offset) / count) - 1.0
             else:
                 along = torch.arange(count, device=device).float() + self.offset
             if self.reference_grid is not None:
@@ -408,10 +414,10 @@ def distances_of(config: PlainViTConfig, grid_size: tuple[int, int], device: tor
     rows, columns = rows.flatten(), columns.flatten()
     down, across = rows[:, None] - rows + h - 1, columns[:, None] - columns + w - 1
     index, count, prefix = down * (2 * w - 1) + across, (2 * h - 1) * (2 * w - 1), config.num_prefix_tokens
-    if prefix:
-        index = F.pad(index, (0, 0, prefix, 0), value=count)
-        index = F.pad(index, (prefix, 0, 0, 0), value=count + 1)
-        index[:prefix, :prefix] = count + 2
+    if prefix:  # joined, because ONNX has no assignment to a part of a tensor
+        to_patches, between = index.new_full((prefix, h * w), count), index.new_full((prefix, prefix), count + 2)
+        from_patches = index.new_full((h * w, prefix), count + 1)
+        index = torch.cat((torch.cat((between, to_patches), dim=1), torch.cat((from_patches, index), dim=1)))
     return Distances(grid_size, index)
 
 
@@ -435,7 +441,7 @@ class TableRelativePositionBias(nn.Module):
 
     def resampled(self, grid_size: tuple[int, int]) -> torch.Tensor:
         """Return the table for another grid."""
-        if not torch.compiler.is_exporting() and grid_size == self.grid_size:
+        if not is_any_size(*grid_size) and grid_size == self.grid_size:
             return self.table
         (old_h, old_w), (h, w) = ((2 * h - 1, 2 * w - 1) for h, w in (self.grid_size, grid_size))
         distances, others = self.table[: old_h * old_w], self.table[old_h * old_w :]

@@ -2,6 +2,7 @@
 
 from ..errors import AmbiguousCheckpointError
 from .export import Export, to_checkpoint
+from .inference_engines import EngineExport, EngineOptions
 from .modules import from_module, to_module
 from .open import convert_checkpoint, from_checkpoint
 from .report import Converted, Report
@@ -9,6 +10,8 @@ from .report import Converted, Report
 __all__ = [
     "AmbiguousCheckpointError",
     "Converted",
+    "EngineExport",
+    "EngineOptions",
     "Export",
     "Report",
     "convert_checkpoint",

@@ -16,6 +16,9 @@ from ..configuration_plain_vit import PlainViTConfig
 from ..errors import ExportError, OutputError
 from ..files.staging import staged_file, staged_folder
 from .compare_modules import MASKED
+from .inference_engines import Engine, EngineExport, EngineOptions, to_engine
+from .onnx_runtime import OnnxRuntime
+from .openvino_runtime import OpenVino
 from .sources import format_named
 
 
@@ -35,6 +38,7 @@ class Droppable(NamedTuple):
     reason: str
 
 
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (OnnxRuntime(), OpenVino())}
 DROPPABLE = {
     "mask_token": Droppable(
         "use_mask_token",
@@ -73,29 +77,42 @@ def to_checkpoint(
     force: bool = False,
     sources: Iterable[str | os.PathLike[str]] = (),
     drop: Collection[str] = (),
-) -> Export:
-    """Write our model as a checkpoint of another package, with every tensor bit for bit.
+    engine_options: EngineOptions | None = None,
+) -> Export | EngineExport:
+    """Write our model as a checkpoint of another package, with every tensor bit for bit; or as the graph of an engine.
 
     Args:
         model: A `PlainViTForImageClassification`, or a `PlainViTModel`; for transformers also a
             `PlainViTForMaskedImageModeling`.
         path: A new file or folder, depending on the format: `.pt` or `.safetensors` for vit_pytorch, a folder for timm
             and transformers.
-        format: One of `FORMATS`; its package is not needed.
+        format: One of `FORMATS`; its package is not needed. Or one of `ENGINES`, "onnx" or "openvino", whose packages
+            are: the graph is run, and refused if an output differs.
         image_processor: The processor to write with the model, if the format supports it.
         layout: The layout of the format, such as the release of vit-pytorch or the class of transformers (default: the
             latest, or the first class that can represent the model).
         force: Replace an existing output.
         sources: Files and folders that the model came from, which the output must not replace.
         drop: Names in `DROPPABLE` of parts to drop, if the target cannot represent them.
+        engine_options: Of an engine: precision, sizes, images for int8, tolerance (default: float32, the model's size).
 
     Returns:
-        The path written, and the dropped parts.
+        The path written, and the dropped parts, or what was measured.
 
     Raises:
         ExportError: lists every part that the target cannot represent, and which of them can be dropped.
+        VerificationError: An output of an engine's graph differs by more than the tolerance.
         OutputError: It cannot be written; the previous content is unchanged.
     """
+    if format in ENGINES:
+        if layout is not None or drop:
+            raise ExportError(f"{format} is an engine, which has no layouts and stores no tensor that no output needs")
+        return to_engine(
+            model, path, engine=ENGINES[format], options=engine_options or EngineOptions(),
+            image_processor=image_processor, force=force, sources=sources,
+        )  # fmt: skip
+    if engine_options is not None:
+        raise ExportError(f"engine_options are for {' and '.join(ENGINES)}, not for {format}: leave them out")
     target, (config, tensors) = format_named(format), our_tensors(model, drop)
     suffix = Path(path).suffix
     if target.suffixes and suffix not in target.suffixes:
