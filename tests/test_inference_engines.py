@@ -306,8 +306,8 @@ def test_contradictory_options_are_refused_before_any_work(saved: Path, tmp_path
         EngineOptions(precision="int8")
     with pytest.raises(ExportError, match="calibration is for precision int8"):
         EngineOptions(calibration=images)
+    options = EngineOptions(precision="int8", calibration=images)
     with pytest.raises(ExportError, match="need an image processor"):
-        options = EngineOptions(precision="int8", calibration=images)
         to_checkpoint(model, out, format="onnx", engine_options=options)
     with pytest.raises(SystemExit):
         main(["export", str(saved), str(out), "--to", "timm", "--precision", "float16"])

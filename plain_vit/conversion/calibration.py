@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image
@@ -74,7 +74,7 @@ def image_sets(folder: str | PathLike[str], image_processor: Any, config: PlainV
     if len(paths) > MOST:
         paths = [paths[round(place)] for place in np.linspace(0, len(paths) - 1, MOST)]
     setting, compared = paths[0::2], paths[1::2]
-    labels = labels_of(root, paths, config.label2id)
+    labels = labels_of(root, paths, cast(dict[str, int], config.label2id))
     batches = ImageBatches(setting, image_processor), ImageBatches(compared, image_processor)
     return ImageSets(*batches, None if labels is None else labels[1::2])
 

@@ -198,12 +198,12 @@ def check_exportable(model: PreTrainedModel, image_processor: Any | None, option
         )
     if options.calibration is not None and image_processor is None:
         raise ExportError("the images for int8 need an image processor, and the model has none: give one")
-    if options.dynamic_size and config.relative_position_bias == "table":
-        if config.relative_position_resampling == "geometric":
-            raise ExportError(
-                'relative_position_resampling "geometric" searches for a ratio at each size, which a graph cannot: '
-                "leave out dynamic_size"
-            )
+    is_searched = config.relative_position_bias == "table" and config.relative_position_resampling == "geometric"
+    if options.dynamic_size and is_searched:
+        raise ExportError(
+            'relative_position_resampling "geometric" searches for a ratio at each size, which a graph cannot: leave '
+            "out dynamic_size"
+        )
 
 
 def float32_copy(model: PreTrainedModel) -> Any:
@@ -308,7 +308,7 @@ def write_settings(
     """Write the config, the processor's settings, and what was measured.
 
     transformers.js and optimum select classes by these names, and refuse names of other packages. Of those that they
-    know, "vit" is what the graph does: pixels in, logits or tokens out. `PlainViTImageProcessor` reads the settings too.
+    know, "vit" is what the graph does: pixels in, logits or tokens out. `PlainViTImageProcessor` opens the folder too.
     """
     config = cast(PlainViTConfig, reference.config)
     _, architecture = OUTPUTS[type(reference).__name__]

@@ -119,6 +119,7 @@ CONVERSIONS = {"float32": unchanged, "float16": in_float16, "bfloat16": with_bfl
 def write_int8(model: Any, path: Path, batches: Iterable[np.ndarray]) -> None:
     """Write a graph whose products with weights are in int8: weights by channel, inputs by ranges set beforehand."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
@@ -129,10 +130,13 @@ def write_int8(model: Any, path: Path, batches: Iterable[np.ndarray]) -> None:
             return None if pixels is None else {INPUT: pixels}
 
     with TemporaryDirectory(dir=path.parent) as temporary:
-        floats = Path(temporary, path.name)
+        floats, with_shapes = Path(temporary, "floats.onnx"), Path(temporary, "with_shapes.onnx")
         save(model, floats)
+        quant_pre_process(
+            floats, with_shapes, skip_optimization=True, skip_symbolic_shape=True, save_as_external_data=is_large(model)
+        )
         quantize_static(
-            floats, path, Reader(), per_channel=True, op_types_to_quantize=["MatMul", "Gemm", "Conv"],
+            with_shapes, path, Reader(), per_channel=True, op_types_to_quantize=["MatMul", "Gemm", "Conv"],
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, use_external_data_format=is_large(model),
             extra_options={"MatMulConstBOnly": True},  # attention stays in float32
         )  # fmt: skip
