@@ -233,7 +233,7 @@ def outputs_of(model: PreTrainedModel) -> list[str]:
     return [name for name in names if has_pooler or name != "pooler_output"]
 
 
-def trace(reference: PreTrainedModel, dynamic_size: bool) -> Any:
+def trace(reference: modeling.PlainViTPreTrainedModel, dynamic_size: bool) -> Any:
     """Return the program of torch.onnx of a model.
 
     It is that of the simplified model, with plain matrix products as attention, which engines fuse.
@@ -241,7 +241,7 @@ def trace(reference: PreTrainedModel, dynamic_size: bool) -> Any:
     Raises:
         ExportError: torch cannot trace it.
     """
-    config, names = cast(PlainViTConfig, reference.config), outputs_of(reference)
+    config, names = reference.config, outputs_of(reference)
     simple: Any = simplify(reference)
     simple.set_attn_implementation("eager")
     dynamic: dict[int, Any] = {0: torch.export.Dim("batch")}
