@@ -26,10 +26,10 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
-from transformers import AutoConfig, AutoImageProcessor
+from transformers import AutoConfig
 from transformers.image_utils import load_image
 
-import plain_vit  # noqa: F401  # registers its classes with transformers
+from plain_vit import PlainViTImageProcessor
 from plain_vit.errors import CheckpointError, PlainViTError, printable
 from plain_vit.extras import needs
 from plain_vit.image_processing_plain_vit import DEEP_MODES
@@ -101,7 +101,7 @@ class Classifier:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self.config: Any = AutoConfig.from_pretrained(folder)
-            self.image_processor = AutoImageProcessor.from_pretrained(folder)
+            self.image_processor = PlainViTImageProcessor.from_pretrained(folder)  # the folder names a stock class
             self.session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
             self.input_shape = self._check()
         except CheckpointError:
