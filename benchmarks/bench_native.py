@@ -1,6 +1,6 @@
 """Benchmark of fine-tuning on images of many aspect ratios: resized to squares, or with their aspect ratio kept.
 
-    python -m benchmarks.bench_native --write
+    python -m benchmarks.bench_native --task characters --write        # or proportions
 
 Accuracy is that of three seeds; images/s are training images by the CPU time of the whole run, with its evaluations.
 """
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+import PIL.ImageDraw
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 
@@ -29,40 +30,72 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 IMAGES = {"train": 60 * len(CHARACTERS), "test": 30 * len(CHARACTERS)}
 LONGEST = 4  # ratio of the sides, at most
 PATCHES = 36  # of 4 x 4 pixels: a square of 24 x 24, the model's size
+RATIOS = (0.5, 0.7, 1, 1.4, 2)  # of the width of an ellipse to its height
 SEEDS = (0, 1, 2)
 COMMON: dict[str, Any] = {"epochs": 4, "batch_size": 64, "evaluations": 1, "checkpoints_kept": 0, "report": False}
 RUNS: dict[str, dict[str, Any]] = {
     "squares": {},
     "aspect ratio kept": {"native_aspect_ratio": True, "max_num_patches": PATCHES},
 }
-NOTES = f"""Each image is a canvas of {IMAGE_SIZE} pixels by {IMAGE_SIZE} to {LONGEST * IMAGE_SIZE}, upright or
-lying, with one rendered character of {IMAGE_SIZE} x {IMAGE_SIZE} pixels somewhere in it: {IMAGES["train"]:,} to train
-on and {IMAGES["test"]:,} to test on, of {len(CHARACTERS)} classes. The model is the shipped glyph checkpoint,
-fine-tuned for {COMMON["epochs"]} epochs. Both ways give it at most {PATCHES} patches of 4 x 4 pixels: a square of 24 x
-24 pixels, or as large a grid of the image's shape."""
+NOTES = f"""Characters: each image is a canvas of {IMAGE_SIZE} pixels by {IMAGE_SIZE} to {LONGEST * IMAGE_SIZE}, upright
+or lying, with one rendered character of {IMAGE_SIZE} x {IMAGE_SIZE} pixels somewhere in it, of {len(CHARACTERS)}
+classes. Proportions: such a canvas with a filled ellipse, whose width is 1/2, 0.7, 1, 1.4 or 2 times its height: the
+class. {IMAGES["train"]:,} images to train on and {IMAGES["test"]:,} to test on. The model is the shipped glyph
+checkpoint, fine-tuned for {COMMON["epochs"]} epochs. Both ways give it at most {PATCHES} patches of 4 x 4 pixels: a
+square of 24 x 24 pixels, or as large a grid of the image's shape."""
 
 
-def canvases(split: str, seed: int) -> Dataset:
+def canvas(draw: np.random.Generator, level: int) -> PIL.Image.Image:
+    """Return an empty image of random shape."""
+    sides = IMAGE_SIZE, int(IMAGE_SIZE * LONGEST ** draw.random())
+    return PIL.Image.new("L", sides if draw.random() < 0.5 else sides[::-1], level)
+
+
+def place(draw: np.random.Generator, free: PIL.Image.Image, width: int, height: int) -> tuple[int, int]:
+    """Return a random place (left, top) in an image for one of these sides."""
+    return int(draw.integers(free.width - width + 1)), int(draw.integers(free.height - height + 1))
+
+
+def characters(split: str, seed: int) -> Dataset:
     """Return characters on canvases of many shapes."""
     glyphs, labels = render_glyphs(IMAGES[split], seed=(seed, 7))
     draw = np.random.default_rng((seed, 8))
     images = []
     for glyph in glyphs:
-        longer = int(IMAGE_SIZE * LONGEST ** draw.random())
-        upright, start = draw.random() < 0.5, int(draw.integers(longer - IMAGE_SIZE + 1))
-        canvas = PIL.Image.new("L", (IMAGE_SIZE, longer) if upright else (longer, IMAGE_SIZE), int(np.median(glyph)))
-        canvas.paste(PIL.Image.fromarray(glyph), (0, start) if upright else (start, 0))
-        images.append(canvas)
-    features = Features({"image": Image(), "label": ClassLabel(names=list(CHARACTERS))})
+        image = canvas(draw, int(np.median(glyph)))
+        image.paste(PIL.Image.fromarray(glyph), place(draw, image, IMAGE_SIZE, IMAGE_SIZE))
+        images.append(image)
+    return labelled(images, labels, list(CHARACTERS))
+
+
+def proportions(split: str, seed: int) -> Dataset:
+    """Return ellipses on canvases of many shapes."""
+    draw = np.random.default_rng((seed, 9))
+    labels, images = draw.integers(len(RATIOS), size=IMAGES[split]), []
+    for label in labels:
+        image, longer = canvas(draw, int(draw.integers(0, 60))), int(draw.integers(12, IMAGE_SIZE))
+        width, height = round(longer * min(1, RATIOS[label])), round(longer * min(1, 1 / RATIOS[label]))
+        left, top = place(draw, image, width, height)
+        PIL.ImageDraw.Draw(image).ellipse((left, top, left + width, top + height), fill=int(draw.integers(160, 256)))
+        images.append(image)
+    return labelled(images, labels, [f"{ratio:g}" for ratio in RATIOS])
+
+
+def labelled(images: list[PIL.Image.Image], labels: np.ndarray, names: list[str]) -> Dataset:
+    """Return a split."""
+    features = Features({"image": Image(), "label": ClassLabel(names=names)})
     return Dataset.from_dict({"image": images, "label": labels.tolist()}, features=features)
 
 
-def measure(folder: Path) -> dict[str, list[tuple[float, float]]]:
+TASKS = {"characters": characters, "proportions": proportions}
+
+
+def measure(task: str, folder: Path) -> dict[str, list[tuple[float, float]]]:
     """Return accuracy and CPU seconds of the runs of each way."""
     sys.path.insert(0, str(EXAMPLES))
     from finetune_image_classification import FinetuneArguments, finetune
 
-    DatasetDict({split: canvases(split, seed) for seed, split in enumerate(IMAGES)}).save_to_disk(folder / "data")
+    DatasetDict({split: TASKS[task](split, seed) for seed, split in enumerate(IMAGES)}).save_to_disk(folder / "data")
     shipped = EXAMPLES / "checkpoints"
     converted = from_checkpoint(
         shipped / "glyphs_vit.pt", num_attention_heads=4, image_size=24, patch_size=4,
@@ -99,16 +132,17 @@ def table(results: dict[str, list[tuple[float, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the results to benchmarks/results/")
+    parser.add_argument("--task", choices=TASKS, default="characters")
     options = parser.parse_args()
     torch.set_num_threads(1)
     load, today = os.getloadavg()[0], datetime.datetime.now(datetime.UTC).date()
     with tempfile.TemporaryDirectory() as folder:
-        shown = table(measure(Path(folder)))
+        shown = table(measure(options.task, Path(folder)))
     machine = f"{platform.machine()}, 1 thread, torch {torch.__version__}, load {load:.1f} before the runs, {today}"
-    text = f"# Aspect ratio kept\n\n{NOTES}\n\n{shown}\n\n{machine}\n"
+    text = f"# Aspect ratio kept: {options.task}\n\n{NOTES}\n\n{shown}\n\n{machine}\n"
     print(text)
     if options.write:
-        (RESULTS / f"{today}-native-amd-epyc.md").write_text(text, encoding="utf-8")
+        (RESULTS / f"{today}-native-{options.task}-amd-epyc.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

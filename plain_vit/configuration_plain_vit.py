@@ -223,7 +223,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         block_type: "sequential" (pre-norm), "post_norm" (the norm ends each residual branch), "parallel" (attention and
             MLP in parallel after one norm: ViT-22B) or "branches" (several attentions, then several MLPs, summed).
         num_branches: Number of attentions and of MLPs in a block of type "branches".
-        norm_type: "layer_norm" or "rms_norm", everywhere.
+        norm_type: "layer_norm" or "rms_norm", everywhere; or "layer_norm_without_bias", with a bias beside the patch
+            projection alone (vit-pytorch's NaViT of nested tensors).
         layer_norm_eps: Epsilon of every norm. timm, Google and torchvision use 1e-6, vit-pytorch and CLIP 1e-5.
         attention_type: "self", "differential" (Ye et al. 2024), "re_attention" (the weights are mixed among the heads
             and normalised over them: DeepViT), "talking_heads" (scores and weights are mixed: CaiT) or "locality" (to
@@ -248,8 +249,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             as wide: DINOv2's head), "map" (attention pooling), "query" (attention pooling without an MLP: AIMv2's),
             "prr" (the class token, or the average, after attention between all tokens without parameters),
             "class_attention" (a class token that reads the patches in blocks of its own: CaiT), "query_block" (a
-            learned query that reads the patches as in a block without an MLP: vit-pytorch's NaViT) or "none" (every
-            token).
+            learned query that reads the patches as in a block without an MLP: vit-pytorch's NaViT), "query_attention"
+            (the same without the query in the sum: its NaViT of nested tensors) or "none" (every token).
         pooling_num_attention_heads: Heads of the pooling, for "map", "query" and "prr" (default: those of the blocks).
         pooling_intermediate_size: Width inside the MLP of pooling "map" (default: that of the first layer of the
             blocks' MLP).
@@ -343,7 +344,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
     block_type: Literal["sequential", "post_norm", "parallel", "branches"] = "sequential"
     num_branches: int = 1
-    norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    norm_type: Literal["layer_norm", "layer_norm_without_bias", "rms_norm"] = "layer_norm"
     layer_norm_eps: float | int = 1e-6
     attention_type: Literal["self", "differential", "re_attention", "talking_heads", "locality"] = "self"
     attention_scale: float | int | None = None
@@ -362,7 +363,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
     final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
     pooling: Literal[
-        "cls", "mean", "max", "mean_max", "cls_mean", "map", "query", "prr", "class_attention", "query_block", "none",
+        "cls", "mean", "max", "mean_max", "cls_mean", "map", "query", "prr", "class_attention", "query_block",
+        "query_attention", "none",
     ] = "cls"  # fmt: skip
     pooling_num_attention_heads: int | None = None
     pooling_intermediate_size: int | None = None
@@ -673,9 +675,10 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              'pooling "class_attention" has its own class token and follows plain blocks of patches in every source: '
              'set use_class_token=False, num_register_tokens=0, mlp_type="mlp", mlp_inner_norm=False and '
              'block_type="sequential"'),
-            (self.pooling == "query_block" and (self.attention_type != "self" or self.num_key_value_heads is not None
-                                                or self.relative_position_bias != "none"),
-             'pooling "query_block" follows plain attention in every source: set attention_type="self", '
+            (self.pooling in ("query_block", "query_attention")
+             and (self.attention_type != "self" or self.num_key_value_heads is not None
+                  or self.relative_position_bias != "none"),
+             f'pooling "{self.pooling}" follows plain attention in every source: set attention_type="self", '
              'num_key_value_heads=None and relative_position_bias="none"'),
             (self.reconstruction_target == "mean_color" and self.num_channels > 4,
              f"mean_color has 8 ** num_channels colours: it takes at most 4 channels, not {self.num_channels}"),

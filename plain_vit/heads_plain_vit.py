@@ -254,10 +254,10 @@ class ClassAttentionPooler(Pooler):
         fresh.draw("cls_token", self.cls_token)
 
 
-class QueryBlockPooler(PatchPooler):
-    """Let a learned query read the finished patches as in a pre-norm block without an MLP.
+class QueryAttentionPooler(PatchPooler):
+    """Let a learned query read the finished patches with an attention like those of the blocks.
 
-    Source: vit-pytorch's `na_vit.py`.
+    Source: vit-pytorch's `na_vit_nested_tensor.py`.
     """
 
     def __init__(self, config: PlainViTConfig):
@@ -274,11 +274,21 @@ class QueryBlockPooler(PatchPooler):
         key = attention.k_norm(attention.k_proj(patches).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
         value = attention.v_proj(patches).unflatten(-1, heads).transpose(1, 2)
         pooled = fused_attention(query, key, value, valid, attention.scaling)
-        return (token + attention.o_proj(attention.norm(pooled.transpose(1, 2).flatten(2))))[:, 0]
+        return attention.o_proj(attention.norm(pooled.transpose(1, 2).flatten(2)))[:, 0]
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
         """Initialise the query."""
         fresh.draw("cls_token", self.query)
+
+
+class QueryBlockPooler(QueryAttentionPooler):
+    """Add what a learned query reads to it, as in a pre-norm block without an MLP.
+
+    Source: vit-pytorch's `na_vit.py`.
+    """
+
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        return self.query[:, 0] + super().forward(hidden_states, valid)
 
 
 POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
@@ -292,6 +302,7 @@ POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "prr": RefinementPooler,
     "class_attention": ClassAttentionPooler,
     "query_block": QueryBlockPooler,
+    "query_attention": QueryAttentionPooler,
     "none": NoPooler,
 }
 

@@ -4,7 +4,8 @@ Shapes: `B` batch, `C` channels, `h w` patch grid, `N` patches, `L` tokens, `D` 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,14 +135,21 @@ class FreshWeights:
 
 # Norms
 
-NORMS: dict[str, Callable[..., nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "layer_norm": nn.LayerNorm,
+    "layer_norm_without_bias": partial(nn.LayerNorm, bias=False),
+    "rms_norm": nn.RMSNorm,
+}
+PATCH_NORMS = NORMS | {"layer_norm_without_bias": nn.LayerNorm}  # beside the patch projection
 
 
-def norm_or_identity(config: PlainViTConfig, present: bool, width: int | None = None) -> nn.Module:
+def norm_or_identity(
+    config: PlainViTConfig, present: bool, width: int | None = None, *, norms: Mapping[str, Callable] = NORMS
+) -> nn.Module:
     """Return the config's norm over `width` (default: the hidden size), or an identity."""
     if not present:
         return nn.Identity()
-    return NORMS[config.norm_type](config.hidden_size if width is None else width, eps=config.layer_norm_eps)
+    return norms[config.norm_type](config.hidden_size if width is None else width, eps=config.layer_norm_eps)
 
 
 # Residual branches
@@ -372,9 +380,9 @@ class LinearPatchEmbeddings(nn.Module):
         super().__init__()
         self.patch_shape = config.patch_shape
         width = math.prod(self.patch_shape) * config.num_channels * self.num_views
-        self.pre_norm = norm_or_identity(config, config.patch_pre_norm, width)
+        self.pre_norm = norm_or_identity(config, config.patch_pre_norm, width, norms=PATCH_NORMS)
         self.projection = init_as("patches", nn.Linear(width, config.hidden_size, bias=config.patch_bias))
-        self.post_norm = norm_or_identity(config, config.patch_post_norm)
+        self.post_norm = norm_or_identity(config, config.patch_post_norm, norms=PATCH_NORMS)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         patches = pixel_values if pixel_values.ndim < 4 else cut_patches(pixel_values, *self.patch_shape)
@@ -479,7 +487,7 @@ class ResNetPatchEmbeddings(nn.Module):
         height, width = (pixels // config.stem_stride for pixels in config.patch_shape)
         projection = nn.Conv2d(channels, config.hidden_size, (height, width), (height, width), bias=config.patch_bias)
         self.projection = init_as("patches", projection)
-        self.post_norm = norm_or_identity(config, config.patch_post_norm)
+        self.post_norm = norm_or_identity(config, config.patch_post_norm, norms=PATCH_NORMS)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         features = F.relu(self.norm(self.conv(pixel_values)))

@@ -41,6 +41,7 @@ from .heads_plain_vit import (
     representation,
 )
 from .layers_plain_vit import (
+    PATCH_NORMS,
     BranchesLayer,
     FreshWeights,
     LinearPatchEmbeddings,
@@ -79,7 +80,7 @@ class PlainViTPatchEmbeddings(nn.Module):
         self.patch_shape = size = config.patch_shape
         projection = nn.Conv2d(config.num_channels, config.hidden_size, size, size, bias=config.patch_bias)
         self.projection = init_as("patches", projection)
-        self.post_norm = norm_or_identity(config, config.patch_post_norm)
+        self.post_norm = norm_or_identity(config, config.patch_post_norm, norms=PATCH_NORMS)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         if pixel_values.ndim < 4:  # flattened patches: each is an image of its own

@@ -94,6 +94,11 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         "pooling": "query_block", "use_class_token": False, "qk_norm": "norm", "head_dim": 12,
         "final_norm": "both",
     },
+    "query_attention": {
+        "pooling": "query_attention", "use_class_token": False, "qk_norm": "norm", "final_norm": "both",
+        "norm_type": "layer_norm_without_bias", "patch_projection": "linear", "patch_pre_norm": True,
+        "patch_post_norm": True,
+    },
     "no_pooling": {"pooling": "none"},
     "representation": {"representation_size": 30},
     "projection": {"representation_size": 30, "representation_act": "linear", "representation_bias": False},

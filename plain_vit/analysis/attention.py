@@ -288,9 +288,9 @@ def _readout(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states:
             'pooling "class_attention" reads the patches in several blocks, with negative weights too: use '
             "attention_maps, grad_cam or integrated_gradients instead"
         )
-    if config.pooling == "query_block":
+    if config.pooling in ("query_block", "query_attention"):
         raise AnalysisError(
-            'pooling "query_block" adds what it reads to a query, and is not read out here: use attention_maps, '
+            f'pooling "{config.pooling}" reads the patches with a query, and is not read out here: use attention_maps, '
             "grad_cam or integrated_gradients instead"
         )
     if config.pooling in ("map", "query"):

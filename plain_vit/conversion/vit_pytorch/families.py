@@ -32,7 +32,10 @@ FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("jumbo_vit's JumboViT", (r"^jumbo_cls_token$",)),
     ("jet_vit's JetViT", (r"\.options\.(FA|LA|WA)\.",)),
     ("na_vit_nested_tensor_3d's NaViT", (r"^attn_pool_queries$", r"^pos_embed_frame$")),
-    ("na_vit_nested_tensor's NaViT", (r"^attn_pool_queries$", r"\.to_queries\.weight$")),
+    (
+        "na_vit_nested_tensor's NaViT with qk_rmsnorm=False",
+        (r"^attn_pool_queries$", r"\.to_queries\.weight$", r"!^transformer\..*\.query_norm\."),
+    ),
     ("rvt's RvT", (r"^transformer\.pos_emb\.scales$",)),
     ("levjepa's VideoTransformer, or levjepa_nd's NDTransformer", (r"^rotary_emb\.scales$",)),
     ("vit_nd_pope's ViTND", (r"^polar_emb\.",)),

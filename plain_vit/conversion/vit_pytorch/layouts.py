@@ -21,6 +21,7 @@ NORM_1 = "vit.layers.{}.layernorm_before"
 Q, K, V = (f"vit.layers.{{}}.attention.{letter}_proj" for letter in "qkv")
 Q_NORM = "vit.layers.{}.attention.q_norm.weight"
 K_NORM = "vit.layers.{}.attention.k_norm.weight"
+Q_HEAD_NORM, K_HEAD_NORM = "vit.layers.{}.attention.q_norm", "vit.layers.{}.attention.k_norm"  # the same for all heads
 OUT = "vit.layers.{}.attention.o_proj"
 NORM_2 = "vit.layers.{}.layernorm_after"
 FC1 = "vit.layers.{}.mlp.fc1"
@@ -241,6 +242,38 @@ NA_VIT: Names = {
 }
 
 
+def nested_attention(name: str) -> Names:
+    """Return the table of an attention of na_vit_nested_tensor, and of its norms."""
+    return {
+        NORM_1: f"{name}.norm",
+        Q_HEAD_NORM: f"{name}.query_norm",
+        K_HEAD_NORM: f"{name}.key_norm",
+        Q: f"{name}.to_queries",
+        K: f"{name}.to_keys",
+        V: f"{name}.to_values",
+        OUT: f"{name}.to_out",
+    }
+
+
+NESTED_NA_VIT: Names = {
+    f"{PIXEL_NORM}.weight": "to_patch_embedding.0.weight",
+    f"{PIXEL_NORM}.bias": "to_patch_embedding.0.bias",
+    PROJECTION: "to_patch_embedding.1",
+    PATCH_NORM: "to_patch_embedding.2",
+    ROWS: "pos_embed_height",
+    COLUMNS: "pos_embed_width",
+    **nested_attention("transformer.layers.{}.0"),
+    NORM_2: "transformer.layers.{}.1.0",
+    FC1: "transformer.layers.{}.1.1",
+    FC2: "transformer.layers.{}.1.4",
+    FINAL_NORM: "transformer.norm",
+    POOLER_QUERY: "attn_pool_queries",
+    **{in_pooler(ours, BLOCK_OF_QUERY): name for ours, name in nested_attention("attn_pool").items()},
+    POOLED_NORM: "mlp_head.0",
+    HEAD: "mlp_head.1",
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """The layout of a file of the package from one release on.
@@ -290,7 +323,7 @@ class Layout:
     @property
     def states_scale(self) -> bool:
         """Whether a live attention has the factor on its scores as a setting."""
-        return Q_NORM not in self.names and TEMPERATURE not in self.names
+        return not {Q_NORM, Q_HEAD_NORM, TEMPERATURE} & self.names.keys()
 
 
 EARLY: dict[str, Any] = {"scale": "hidden_size", "poolings": ("cls",), "optional": frozenset()}
@@ -328,6 +361,12 @@ NAVIT: dict[str, Any] = {
     "square": ("patch_size",),
     "channels_first": True,
 }  # fmt: skip
+NESTED_NAVIT: dict[str, Any] = {
+    **NAVIT,
+    "scale": "head_dim",
+    "poolings": ("query_attention",),
+    "fields": {**NAVIT["fields"], "norm_type": "layer_norm_without_bias", "qk_norm": "norm"},
+}
 
 LAYOUTS = (
     Layout("vit", "0.0.2", VIT_0_0_2, **EARLY),
@@ -376,6 +415,7 @@ LAYOUTS = (
     Layout("vit_for_small_dataset", "1.4.3", SMALL_1_4_3, **SMALL),
     Layout("na_vit", "1.2.6", NA_VIT, fault="attention leaves out every patch and reads the padding", **NAVIT),
     Layout("na_vit", "1.6.7", NA_VIT, **NAVIT),
+    Layout("na_vit_nested_tensor", "1.7.6", NESTED_NA_VIT, **NESTED_NAVIT),
     # Models with the names of a plain ViT, most with its shapes too, so that only their owner knows.
     Layout("vit_3d", "0.36.0", VIT_0_10_1, fault=VIDEOS),
     Layout("vit_3d", "1.0.0", VIT_1_0_0, fault=VIDEOS),
@@ -407,6 +447,7 @@ CLASSES = {
     "cait": "CaiT",
     "vit_for_small_dataset": "ViT",
     "na_vit": "NaViT",
+    "na_vit_nested_tensor": "NaViT",
     "simple_vit": "SimpleViT",
     "simple_vit_with_patch_dropout": "SimpleViT",
     "simple_vit_with_register_tokens": "SimpleViT",

@@ -21,7 +21,9 @@ from .tables import RELEASE
 
 # Attributes that belong to the decorrelation loss, and those of a whole model that keep its arguments.
 SILENT_ATTRIBUTES = {"has_decorr_loss", "decorr_layer_outputs_across_depth"}
-KEPT_ARGUMENTS = {"args", "kwargs", "dim", "num_classes"}
+KEPT_ARGUMENTS = {"args", "kwargs", "dim", "num_classes", "token_dropout_prob"}
+# What classes take for no dropout of patches; that of na_vit takes no 0, that of nested tensors no None in training.
+NO_PATCH_DROPOUT = {"na_vit": None, "na_vit_nested_tensor": 0.0}
 
 
 def file_of(kind: type) -> str | None:
@@ -161,7 +163,9 @@ def with_dropouts(config: PlainViTConfig, module: Any, names: Names) -> PlainViT
             )
             rates[kind].append(child.p)
     attentions: list[Any] = [module.get_submodule(path) for path in paths]
-    rates["weights"] += [attention.dropout_p for attention in attentions if hasattr(attention, "dropout_p")]
+    for attention in attentions:
+        rate = getattr(attention, "dropout_p", getattr(attention, "dropout", None))
+        rates["weights"] += [rate] if isinstance(rate, float | int) else []
     config = copy.deepcopy(config)
     config.hidden_dropout_prob = _same("dropout", rates["blocks"] or [0.0])
     config.attention_probs_dropout_prob = _same("dropout", rates["weights"] or [0.0])
@@ -170,6 +174,10 @@ def with_dropouts(config: PlainViTConfig, module: Any, names: Names) -> PlainViT
         module.dropout.p if isinstance(getattr(module, "dropout", None), nn.Dropout) else 0.0
     )
     config.patch_dropout_prob = module.patch_dropout.prob if hasattr(module, "patch_dropout") else 0.0
+    if constant := getattr(module, "token_dropout_prob", None):
+        if not isinstance(constant, float | int):
+            raise ExportError("token_dropout_prob of this model is no constant, as it is here:", [str(constant)])
+        config.patch_dropout_prob = constant
     rate = getattr(module, "calc_token_dropout", None)
     if rate is not None and getattr(rate, "__qualname__", "").startswith("NaViT.__init__"):
         # Made of a constant; other functions are refused as changes.
@@ -246,7 +254,7 @@ def _arguments(kind: type[nn.Module], config: PlainViTConfig) -> dict[str, Any]:
         "dropout": dropout,
         "emb_dropout": dropout if embedding_dropout is None else embedding_dropout,
         "patch_dropout": config.patch_dropout_prob,
-        "token_dropout_prob": config.patch_dropout_prob or None,
+        "token_dropout_prob": config.patch_dropout_prob or NO_PATCH_DROPOUT.get(str(file_of(kind))),
         "num_register_tokens": config.num_register_tokens,
         "use_cls_token": config.use_class_token,
         "num_parallel_branches": config.num_branches,

@@ -25,6 +25,7 @@ from .layouts import (
     POOLED_NORM,
     POSITIONS,
     PROJECTION,
+    Q_HEAD_NORM,
     Q_NORM,
     REGISTERS,
     ROWS,
@@ -223,6 +224,8 @@ class Reader:
         said = self.hints.num_attention_heads, self.hints.head_dim
         if Q_NORM in self.names:
             exact, source = self.shape(Q_NORM)[0], "the shape of its query norm"
+        elif Q_HEAD_NORM in self.names:
+            exact, source = width // self.shape(Q_HEAD_NORM)[0], "the width of its query norm"
         elif mix := {HEAD_MIX, SCORES_MIX} & self.names.keys():
             exact, source = self.shape(mix.pop())[0], "the shape of what mixes them"
         elif OUT in self.layouts[0].optional and not self.has(OUT):
