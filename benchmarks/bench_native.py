@@ -1,6 +1,6 @@
 """Benchmark of fine-tuning on images of many aspect ratios: resized to squares, or with their aspect ratio kept.
 
-    python -m benchmarks.bench_native --task characters --write        # or proportions
+    python -m benchmarks.bench_native --task characters        # or proportions
 
 Accuracy is that of three seeds; images/s are training images by the CPU time of the whole run, with its evaluations.
 """
@@ -22,7 +22,6 @@ import PIL.ImageDraw
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 
-from benchmarks.harness import RESULTS
 from plain_vit.conversion import from_checkpoint
 from plain_vit.training.glyphs import CHARACTERS, IMAGE_SIZE, render_glyphs
 
@@ -131,7 +130,6 @@ def table(results: dict[str, list[tuple[float, float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the results to benchmarks/results/")
     parser.add_argument("--task", choices=TASKS, default="characters")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -141,8 +139,6 @@ def main() -> None:
     machine = f"{platform.machine()}, 1 thread, torch {torch.__version__}, load {load:.1f} before the runs, {today}"
     text = f"# Aspect ratio kept: {options.task}\n\n{NOTES}\n\n{shown}\n\n{machine}\n"
     print(text)
-    if options.write:
-        (RESULTS / f"{today}-native-{options.task}-amd-epyc.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
