@@ -736,9 +736,10 @@ def test_class_attention_has_no_gradient_rollout() -> None:
     assert grad_cam(model, images(model)).shape == (2, 5, 4)
 
 
-def test_a_query_that_reads_as_a_block_has_no_gradient_rollout() -> None:
-    model = build(pooling="query_block", use_class_token=False)
-    with pytest.raises(AnalysisError, match="adds what it reads to a query"):
+@pytest.mark.parametrize("pooling", ["query_block", "query_attention"])
+def test_a_query_that_reads_as_a_block_has_no_gradient_rollout(pooling: str) -> None:
+    model = build(pooling=pooling, use_class_token=False)
+    with pytest.raises(AnalysisError, match="reads the patches with a query"):
         gradient_rollout(model, images(model))
     assert grad_cam(model, images(model)).shape == (2, 5, 4)
 
