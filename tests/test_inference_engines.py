@@ -114,7 +114,8 @@ def test_a_model_without_a_classifier_gives_its_features(name: str, engine: str,
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a saved model with an image processor, which no test writes into."""
     folder = tmp_path_factory.mktemp("saved")
-    model = build(num_hidden_layers=1, id2label=dict(enumerate(LABELS)), label2id={n: i for i, n in enumerate(LABELS)})
+    labels = {"id2label": dict(enumerate(LABELS)), "problem_type": "multi_label_classification"}
+    model = build(num_hidden_layers=1, **labels, label2id={name: number for number, name in enumerate(LABELS)})
     model.save_pretrained(folder)
     processor().save_pretrained(folder)
     return folder
@@ -149,6 +150,7 @@ def test_the_command_writes_a_folder_that_others_open(
     config = json.loads((out / "config.json").read_text())
     assert config["model_type"] == "vit"
     assert config["id2label"] == {str(number): name for number, name in enumerate(LABELS)}
+    assert config["problem_type"] == "multi_label_classification"
     assert PlainViTImageProcessor.from_pretrained(out).to_dict() == processor().to_dict()
     run = runner(out, engine)
     for size in SIZES:

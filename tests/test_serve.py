@@ -22,12 +22,11 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from transformers import pipeline
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
-from plain_vit.adapters import LogitsOnly
+from plain_vit.cli import main
 from plain_vit.errors import CheckpointError
 from tests.conftest import randomize_
 from tests.tiny import tiny_config
@@ -56,15 +55,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that is served."""
-    folder = tmp_path_factory.mktemp("exported")
-    (folder / "onnx").mkdir()
-    opened = PlainViTForImageClassification.from_pretrained(model).eval()
-    torch.onnx.export(
-        LogitsOnly(opened), (torch.zeros(2, 3, 24, 56),), folder / "onnx" / "model.onnx", dynamo=True, verbose=False,
-        input_names=["pixel_values"], output_names=["logits"], dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
-    )  # fmt: skip
-    opened.config.save_pretrained(folder)
-    PlainViTImageProcessor.from_pretrained(model).save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("exported") / "onnx"
+    assert main(["export", str(model), str(folder), "--to", "onnx"]) == 0
     return folder
 
 

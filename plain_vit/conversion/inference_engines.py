@@ -321,7 +321,7 @@ def write_settings(
     }
     settings |= {"image_size": list(config.image_shape), "patch_size": list(config.patch_shape)}
     if "logits" in outputs_of(reference):
-        settings |= {"id2label": config.id2label, "label2id": config.label2id}
+        settings |= {"id2label": config.id2label, "label2id": config.label2id, "problem_type": config.problem_type}
     if (folder / f"{description['graph']}_data").is_file():
         settings["transformers.js_config"] = {"use_external_data_format": True}
     files = {"config.json": settings, DESCRIPTION: description}
