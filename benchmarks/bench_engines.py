@@ -1,0 +1,94 @@
+"""Benchmark of the forward pass in inference engines, compared with the model prepared for inference."""
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.bench_forward import TOLERANCES, forward
+from benchmarks.harness import Case, name_of_run
+from benchmarks.models import Setting, build, logits_of, require_equal
+from benchmarks.sweep import parser, sweep
+from plain_vit.conversion.inference_engines import INPUT, trace
+from plain_vit.conversion.onnx_runtime import OnnxRuntime
+from plain_vit.conversion.openvino_runtime import OpenVino
+
+SIZES = {"cpu": ["base:8", "base:1", "tiny:32", "tiny:1"]}
+NOTES = """One set of weights. Engines run the graph that `plain-vit export` writes, with as many threads as torch. In
+bfloat16, OpenVINO computes with its hint "bf16"; ONNX Runtime has no bfloat16 products on a CPU. In int8, products with
+weights are in 8 bits, with ranges set by random images: their time says something, their logits do not. The logits of
+every other case are checked as in `bench_forward`; "limit" is the time of the bare matrix products, in float32 for
+int8."""
+UNCHECKED = float("inf")
+
+
+def engine(setting: Setting, name: str, precision: str) -> Callable[[], object]:
+    """Return one forward pass of the graph of our model in an engine."""
+    model, images = build("plain_vit", setting.size), setting.images()
+    with torch.inference_mode():
+        expected = logits_of(model(images))
+    classify = ENGINES[name](model, images.numpy(), precision)
+    tolerance = UNCHECKED if precision == "int8" else TOLERANCES[setting.dtype]
+    require_equal(torch.from_numpy(classify()), expected, tolerance, f"{name}, {precision}")
+    return classify
+
+
+def in_onnx_runtime(model: Any, images: np.ndarray, precision: str) -> Callable[[], np.ndarray]:
+    """Return a forward pass in ONNX Runtime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    with TemporaryDirectory() as folder:
+        OnnxRuntime().write(trace(model, False), Path(folder), precision, [images])
+        path = Path(folder, OnnxRuntime.graph)
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, {INPUT: images})[0]
+
+
+def in_openvino(model: Any, images: np.ndarray, precision: str) -> Callable[[], np.ndarray]:
+    """Return a forward pass in OpenVINO; with bfloat16 as the precision of its arithmetic, not of the weights."""
+    import openvino
+
+    settings = {
+        "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    with TemporaryDirectory() as folder:
+        stored = "int8" if precision == "int8" else "float32"
+        OpenVino().write(trace(model, False), Path(folder), stored, [images])
+        compiled = openvino.Core().compile_model(Path(folder, OpenVino.graph), "CPU", settings)
+    return lambda: compiled(images)[0]
+
+
+ENGINES = {"ONNX Runtime": in_onnx_runtime, "OpenVINO": in_openvino}
+
+
+def cases(setting: Setting) -> list[Case]:
+    """Return our model, timm's, and the engines."""
+    torch_cases = (("plain_vit", "prepared"), ("plain_vit", "eager"), ("timm", "eager"))
+    if setting.dtype == torch.float32:
+        graphs = [(name, precision) for precision in ("float32", "int8") for name in ENGINES]
+    else:
+        graphs = [("OpenVINO", "bfloat16")]
+    return [
+        *(setting.case(f"{package}, {mode}", forward, package=package, mode=mode) for package, mode in torch_cases),
+        *(setting.case(f"{name}, {precision}", engine, name=name, precision=precision) for name, precision in graphs),
+    ]
+
+
+def main() -> None:
+    options = parser(__doc__)
+    chosen = options.parse_args()
+    sweep(
+        name_of_run("engines", options, chosen), "Inference engines, 224 pixels", NOTES, cases, SIZES, training=False,
+        chosen=chosen,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
