@@ -41,7 +41,7 @@ EXTRAS = {
         "matplotlib>=3.11",
         "tensorboard>=2.20",
     ],
-    # nncf is for int8 in OpenVINO; ml_dtypes, which onnx brings, for weights in bfloat16.
+    # nncf is for int8 in OpenVINO.
     "engines": ["onnx>=1.19", "onnxscript>=0.5.6", "onnxruntime>=1.23", "openvino>=2025.4", "nncf>=2.19"],
     "analysis": ["matplotlib>=3.11", "captum>=0.9"],  # before 3.11, text from right to left came out reversed
     "test": [
@@ -72,6 +72,7 @@ EXTRAS = {
         "twine>=6.2",
         "playwright>=1.55",
         "fonttools>=4.55",
+        "faiss-cpu>=1.10",  # nearest neighbours in the documentation
         "scikit-image>=0.25",  # photographs for the documentation
     ],
     "serve": [

@@ -254,7 +254,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def test_every_layout_has_a_case() -> None:
-    elsewhere = {"na_vit 1.6.7"}  # tests/test_conversion_vit_pytorch_many_sizes.py
+    elsewhere = {"na_vit 1.6.7", "na_vit_nested_tensor 1.7.6"}  # tests/test_conversion_vit_pytorch_many_sizes.py
     assert {case.layout for case in CASES} | elsewhere == {layout.title for layout in LAYOUTS if layout.fault is None}
 
 

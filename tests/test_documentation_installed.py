@@ -25,7 +25,7 @@ from tests.test_packaging import wheel  # noqa: F401
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = ("bash", "python")
-SHOWN = ("text", "console", "")  # what a block prints, a command with what it prints, and what is only shown
+SHOWN = ("text", "console", "js", "")  # what a block prints, a command with what it prints, and what is only shown
 
 GPUS = "eight GPUs, or eight machines of them, and ImageNet"
 LAUNCHED = "accelerate launch --config_file examples/accelerate_configs/"
@@ -125,7 +125,7 @@ def test_every_block_runs_as_written_in_an_empty_folder_with_the_installed_wheel
     commands = [
         (kind, code.splitlines()[0].removeprefix("$ ") if kind == "console" else code)
         for kind, code in blocks
-        if kind != "text"
+        if kind not in ("text", "js")
     ]
     (tmp_path / "blocks.json").write_text(json.dumps(commands))
     done = subprocess.run(

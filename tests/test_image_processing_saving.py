@@ -224,8 +224,17 @@ Registered.register_for_auto_class("AutoImageProcessor")
 """
 
 
-@pytest.mark.parametrize("beside_model", [False, True])
-@pytest.mark.parametrize("kind", ["Unregistered", "UnregisteredPil", "Registered"])
+@pytest.mark.parametrize(
+    ("kind", "beside_model"),
+    [
+        ("Unregistered", True),
+        pytest.param("Unregistered", False, marks=pytest.mark.slow),
+        pytest.param("UnregisteredPil", True, marks=pytest.mark.slow),
+        ("UnregisteredPil", False),
+        pytest.param("Registered", True, marks=pytest.mark.slow),
+        ("Registered", False),
+    ],
+)
 def test_a_subclass_s_folder_names_code_that_is_there_and_opens(
     kind: str, beside_model: bool, image: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

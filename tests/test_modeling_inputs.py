@@ -43,8 +43,16 @@ def tensors_of(outputs: Any) -> list[torch.Tensor]:
 # The meta device: shapes without numbers
 
 
-@pytest.mark.parametrize("model_class", MODELS)
-@pytest.mark.parametrize("name", sorted(VARIATIONS))
+@pytest.mark.parametrize(
+    ("model_class", "name"),
+    [
+        pytest.param(
+            kind, name, marks=() if kind is PlainViTForImageClassification or number % 4 == 0 else pytest.mark.slow
+        )
+        for kind in MODELS
+        for number, name in enumerate(sorted(VARIATIONS))
+    ],
+)
 def test_on_the_meta_device_shapes_and_operations_are_those_of_the_cpu(model_class: Any, name: str) -> None:
     found = []
     for device in ("meta", "cpu"):

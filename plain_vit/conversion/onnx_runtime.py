@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..extras import needs
 from .engine_checks import Run
@@ -92,14 +93,13 @@ def in_float16(model: Any) -> Any:
 
 def with_bfloat16_weights(model: Any) -> Any:
     """Return a graph with its matrices stored in bfloat16 and read as float32: few engines compute in bfloat16."""
-    import ml_dtypes
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     casts = []
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) > 1:
-            rounded = numpy_helper.to_array(tensor).astype(ml_dtypes.bfloat16)
+            rounded = torch.tensor(numpy_helper.to_array(tensor)).bfloat16().view(torch.int16).numpy()
             stored = f"{tensor.name}.bfloat16"
             casts.append(helper.make_node("Cast", [stored], [tensor.name], to=TensorProto.FLOAT))
             tensor.CopyFrom(
