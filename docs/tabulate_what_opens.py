@@ -13,8 +13,8 @@ from typing import Any
 OUT = Path(__file__).with_name("what_opens.md")
 # The packages by the first word of a source, with the heading of their tables.
 PACKAGES = {
-    "timm": "timm: every entrypoint of its plain Vision Transformers and their ResNet-V2 hybrids; its Eva, Beit and "
-    "VisionTransformerRelPos",
+    "timm": "timm: every entrypoint of its plain Vision Transformers and their ResNet-V2 hybrids; its Eva, Beit, "
+    "NaFlexVit and VisionTransformerRelPos",
     "vit-pytorch": "vit-pytorch: every layout, compared with the release that wrote it",
     "torchvision": "torchvision",
     "transformers": "transformers: every class",
