@@ -25,14 +25,14 @@ int8."""
 UNCHECKED = float("inf")
 
 
-def engine(setting: Setting, name: str, precision: str) -> Callable[[], object]:
+def run_graph(setting: Setting, runtime: str, precision: str) -> Callable[[], object]:
     """Return one forward pass of the graph of our model in an engine."""
     model, images = build("plain_vit", setting.size), setting.images()
     with torch.inference_mode():
         expected = logits_of(model(images))
-    classify = ENGINES[name](model, images.numpy(), precision)
+    classify = ENGINES[runtime](model, images.numpy(), precision)
     tolerance = UNCHECKED if precision == "int8" else TOLERANCES[setting.dtype]
-    require_equal(torch.from_numpy(classify()), expected, tolerance, f"{name}, {precision}")
+    require_equal(torch.from_numpy(classify()), expected, tolerance, f"{runtime}, {precision}")
     return classify
 
 
@@ -77,7 +77,10 @@ def cases(setting: Setting) -> list[Case]:
         graphs = [("OpenVINO", "bfloat16")]
     return [
         *(setting.case(f"{package}, {mode}", forward, package=package, mode=mode) for package, mode in torch_cases),
-        *(setting.case(f"{name}, {precision}", engine, name=name, precision=precision) for name, precision in graphs),
+        *(
+            setting.case(f"{name}, {precision}", run_graph, runtime=name, precision=precision)
+            for name, precision in graphs
+        ),
     ]
 
 
