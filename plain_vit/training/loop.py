@@ -518,8 +518,9 @@ class Loop(Generic[Result]):
         if self.options.best_kept > 1 and here in self.best:
             self._save_best(_of_step(self.step))
         if self.accelerator.is_main_process:
-            for _, step in dropped:
-                shutil.rmtree(self.run.path / _of_step(step), ignore_errors=True)
+            for folder in (self.run.path / _of_step(step) for _, step in dropped):
+                if folder.exists():  # under another name first: a kill leaves no half of a model under its own
+                    shutil.rmtree(shutil.move(folder, folder.with_name(f".deleted-{folder.name}")))
 
     def _save_best(self, name: str = BEST) -> None:
         with shared_staging(self.run.path / name, self.accelerator) as folder:
