@@ -57,8 +57,8 @@ class ImageOptions:
     """The dataset to open."""
 
     dataset: str = option(
-        help="digits, glyphs; a folder of images, of parquet or .tar files, or of save_to_disk; cifar10, cifar100, "
-        "imagenet-1k, pets, flowers, food101, mnist, fashion-mnist, beans; or a Hub name"
+        help="digits, glyphs; a folder of images, of parquet, .tar or IDX files, or of save_to_disk; fashion_mnist, "
+        "cifar10, cifar100, imagenet-1k, pets, flowers, food101, mnist, beans; or a Hub name"
     )
     dataset_subset: str | None = option(None, help="configuration of a Hub dataset that has several")
     image_column: str | None = option(None, help="name of the column (default: found by its type)")

@@ -4,6 +4,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Package:
+    """A package of Debian and its relatives that contains a dataset, as IDX files.
+
+    Args:
+        name: of the package.
+        folder: where it puts the files.
+        label_names: the classes, as they are called on the Hub.
+    """
+
+    name: str
+    folder: str
+    label_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Benchmark:
     """A dataset on the Hub.
 
@@ -13,6 +28,7 @@ class Benchmark:
         label: the label column.
         train: the training split; several are joined by `+`.
         test: the held-out split.
+        package: the same images in a package, which are read where it is installed.
     """
 
     repository: str
@@ -20,7 +36,20 @@ class Benchmark:
     label: str = "label"
     train: str = "train"
     test: str = "test"
+    package: Package | None = None
 
+
+FASHION_MNIST = Benchmark(
+    "zalando-datasets/fashion_mnist",
+    package=Package(
+        "dataset-fashion-mnist",
+        folder="/usr/share/datasets/fashion-mnist",
+        label_names=(
+            "T - shirt / top", "Trouser", "Pullover", "Dress", "Coat",
+            "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+        ),
+    ),
+)  # fmt: skip
 
 # Dosovitskiy et al. 2021, section 4.1, for the first five: training uses all labelled images, and ImageNet's
 # validation split is held out, because the labels of its test split are secret.
@@ -32,6 +61,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "flowers":       Benchmark("dpdl-benchmark/oxford_flowers102", train="train+validation"),
     "food101":       Benchmark("ethz/food101", test="validation"),
     "mnist":         Benchmark("ylecun/mnist"),
-    "fashion-mnist": Benchmark("zalando-datasets/fashion_mnist"),
+    "fashion_mnist": FASHION_MNIST,
+    "fashion-mnist": FASHION_MNIST,
     "beans":         Benchmark("AI-Lab-Makerere/beans", label="labels"),
 }  # fmt: skip

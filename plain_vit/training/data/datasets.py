@@ -12,9 +12,10 @@ import PIL.Image
 from ...errors import DataError, listed
 from ...extras import needs
 from ..glyphs import CHARACTERS, render_glyphs
-from .benchmarks import BENCHMARKS
+from .benchmarks import BENCHMARKS, Benchmark
 from .decoding import as_files, read_rows
 from .folders import open_folder
+from .idx import holds_idx, load_idx
 from .splits import carve, few_shots, some_rows
 from .targets import with_vectors
 
@@ -99,7 +100,8 @@ def load_splits(name: str, *, subset: str | None = None, streaming: bool = False
     Args:
         name: `digits` or `glyphs`; a folder with one sub-folder per class (or per split, and there per class); a
             parquet file, or a folder of them, or of webdataset shards, named after their splits; a folder of
-            `save_to_disk`; one of `BENCHMARKS`; or a Hub name.
+            `save_to_disk`; a folder of the four IDX files of a set like MNIST; one of `BENCHMARKS`, which is read from
+            its package where that is installed; or a Hub name.
         subset: the configuration of a Hub dataset that has several.
         streaming: stream the rows instead of storing them first.
 
@@ -121,19 +123,28 @@ def load_splits(name: str, *, subset: str | None = None, streaming: bool = False
         raise DataError(f"The file {name} is not a dataset: expected a .parquet file or a folder.")
     if path.is_absolute() or name.startswith(".") or path.suffix or name.count("/") > 1:
         raise DataError(f"There is no file or folder {name}.")
+    known = BENCHMARKS.get(name, Benchmark(name))
+    if known.package is not None and subset is None and Path(known.package.folder).is_dir():
+        packaged = load_idx(Path(known.package.folder), known.package.label_names)
+        return _streamed(packaged) if streaming else packaged
     try:
-        return load_dataset(BENCHMARKS[name].repository if name in BENCHMARKS else name, subset, streaming=streaming)
+        return load_dataset(known.repository, subset, streaming=streaming)
     except DatasetNotFoundError as error:
-        raise DataError(f"The Hub has no readable dataset {name!r}: {error}. {_what_opens()}") from error
+        raise DataError(f"The Hub has no readable dataset {name!r}: {error}. {_what_opens(known)}") from error
     except (ConnectionError, OSError) as error:
         raise DataError(
-            f"The dataset {name!r} is not cached and the Hub cannot be reached: {error}. {_what_opens()}"
+            f"The dataset {name!r} is not cached and the Hub cannot be reached: {error}. {_what_opens(known)}"
         ) from error
     except ValueError as error:  # an unknown subset, a repository without data files
         raise DataError(f"The Hub dataset {name!r} cannot be opened: {error}") from error
 
 
-def _what_opens() -> str:
+def _what_opens(known: Benchmark) -> str:
+    if known.package is not None:
+        return (
+            f"Install the package {known.package.name} of Debian, which contains it: `apt-get install "
+            f"{known.package.name}`. It is read from {known.package.folder}."
+        )
     return f"Available offline: {' and '.join(EMBEDDED)}, image folders, parquet files and folders of save_to_disk."
 
 
@@ -142,6 +153,8 @@ def _load_folder(path: Path, streaming: bool) -> DatasetDict | IterableDatasetDi
         saved = load_from_disk(str(path))
         saved = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
         return _streamed(saved) if streaming else saved
+    if holds_idx(path):
+        return _streamed(load_idx(path)) if streaming else load_idx(path)
     suffixes, images = open_folder(path)
     if ".parquet" in suffixes:
         if streaming:
@@ -155,7 +168,7 @@ def _load_folder(path: Path, streaming: bool) -> DatasetDict | IterableDatasetDi
         return images or load_dataset("imagefolder", data_dir=str(path))
     raise DataError(
         f"The folder {path} holds no dataset: expected one sub-folder of images per class, parquet files, webdataset "
-        "shards (.tar), or the output of Dataset.save_to_disk."
+        "shards (.tar), IDX files such as train-images-idx3-ubyte.gz, or the output of Dataset.save_to_disk."
     )
 
 

@@ -1,0 +1,111 @@
+"""Images and labels in IDX files, the format of MNIST and of the sets made like it."""
+
+import gzip
+import math
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import DataError
+from ...extras import needs
+
+with needs("plain-vit[train]"):
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
+
+# The names that MNIST's files have, and those of sets made like it.
+STEMS = {"train": "train", "test": "t10k"}
+BYTES = 0x08  # the type of the numbers: each is one byte, unsigned
+MOST_BYTES = 2**32  # of a file as unpacked: EMNIST, the largest such set, has 2**29
+CHUNK = 2**20
+
+
+def holds_idx(folder: Path) -> bool:
+    """Return whether a folder has an IDX file of training images."""
+    return _stored(folder / _names("train")[0]) is not None
+
+
+def load_idx(folder: Path, label_names: Sequence[str] | None = None) -> DatasetDict:
+    """Open the four files of a set like MNIST, gzip-compressed or not.
+
+    Args:
+        folder: has `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, and the same of `t10k`, with or without .gz.
+        label_names: the classes, in the order of their numbers (default: labels stay numbers).
+
+    Returns:
+        Splits `train` and `test`, with an `image` in grey and a `label`.
+
+    Raises:
+        DataError: A file is missing or damaged, or the images and labels do not fit each other.
+    """
+    files = {split: [_stored(folder / name) or folder / name for name in _names(split)] for split in STEMS}
+    if missing := [file.name for pair in files.values() for file in pair if not file.is_file()]:
+        raise DataError(f"The folder {folder} lacks {' and '.join(missing)}, or the same with .gz: add it.")
+    return DatasetDict({split: _split(images, labels, label_names) for split, (images, labels) in files.items()})
+
+
+def read_idx(file: Path, dimensions: int) -> np.ndarray:
+    """Read an IDX file of bytes.
+
+    Args:
+        file: gzip-compressed if its name ends in .gz.
+        dimensions: 3 for images (count, height, width), 1 for labels.
+
+    Returns:
+        An array of dtype uint8, with as many dimensions.
+
+    Raises:
+        DataError: It is not such a file, or is truncated, or has bytes after its numbers.
+    """
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            header = stream.read(4 + 4 * dimensions)
+            if header[:4] != bytes((0, 0, BYTES, dimensions)) or len(header) < 4 + 4 * dimensions:
+                raise DataError(
+                    f"{file} is no IDX file of bytes in {dimensions} dimensions: it begins with {header[:4].hex(' ')}, "
+                    f"expected 00 00 {BYTES:02x} {dimensions:02x} and {dimensions} sizes."
+                )
+            shape = tuple(np.frombuffer(header, ">u4", offset=4).tolist())
+            size = math.prod(shape)
+            if not 0 < size <= MOST_BYTES:
+                raise DataError(f"{file} says that it holds {shape} numbers: expected 1 to {MOST_BYTES} in all.")
+            content = bytearray()  # grows with what is there, whatever the header promises
+            while len(content) <= size and (chunk := stream.read(CHUNK)):
+                content += chunk
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{file} is damaged ({error}): download it again.") from error
+    if len(content) != size:
+        found = f"only {len(content)}" if len(content) < size else "more"
+        raise DataError(f"{file} is damaged: it says that it holds {size} bytes, but has {found}. Download it again.")
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _names(split: str) -> tuple[str, str]:
+    return f"{STEMS[split]}-images-idx3-ubyte", f"{STEMS[split]}-labels-idx1-ubyte"
+
+
+def _stored(file: Path) -> Path | None:
+    """Return the file, or the compressed one of its name, or None."""
+    return next((each for each in (file, file.with_name(f"{file.name}.gz")) if each.is_file()), None)
+
+
+def _split(images: Path, labels: Path, label_names: Sequence[str] | None) -> Dataset:
+    pixels, numbers = read_idx(images, 3), read_idx(labels, 1)
+    if len(pixels) != len(numbers):
+        raise DataError(f"{images} has {len(pixels)} images, but {labels} {len(numbers)} labels: expected as many.")
+    if label_names is not None and numbers.max() >= len(label_names):
+        row = int(np.argmax(numbers >= len(label_names)))
+        raise DataError(f"{labels} has the label {numbers[row]} at row {row}: expected 0 to {len(label_names) - 1}.")
+    kind = Value("int64") if label_names is None else ClassLabel(names=list(label_names))
+    return Dataset.from_dict(
+        {"image": [{"bytes": each, "path": None} for each in _as_pgm(pixels)], "label": numbers.tolist()},
+        features=Features({"image": Image(), "label": kind}),
+    )
+
+
+def _as_pgm(pixels: np.ndarray) -> list[bytes]:
+    """Return images as files: PGM has the pixels as they are, and takes a hundredth of the time of PNG to write."""
+    _, height, width = pixels.shape
+    header = b"P5 %d %d 255\n" % (width, height)
+    return [header + image.tobytes() for image in pixels]
