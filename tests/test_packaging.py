@@ -62,7 +62,7 @@ def imported(path: Path) -> set[str]:
             names.add(node.module.partition(".")[0])
     installed = installed_packages()
     scripts = (script.stem for script in (ROOT / "examples").glob("*.py"))
-    here = {"plain_vit", "plain_vit_command", "tests", "tools", "examples", "benchmarks", *scripts}
+    here = {"plain_vit", "plain_vit_command", "tests", "tools", "examples", "benchmarks", "studies", *scripts}
     return {canonicalize_name(installed.get(name, [name])[0]) for name in names - sys.stdlib_module_names - here}
 
 
@@ -80,6 +80,7 @@ def imported(path: Path) -> set[str]:
         ("examples/*.py", ("train", "analysis")),
         ("examples/serve/*.py", ("serve",)),
         ("benchmarks/*.py", ("train", "analysis", "test")),
+        ("studies/*.py", ("train", "analysis", "test")),
         ("tests/*.py", ("train", "analysis", "test")),
     ],
 )

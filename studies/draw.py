@@ -1,0 +1,180 @@
+"""Draw the pictures of the studies, and write their tables into docs/studies.md, from the results in results/.
+
+    python -m studies.draw                  # all that have results
+    python -m studies.draw positions
+
+Nothing here is run; a number of the page that is not in the results would be changed back by this command.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from plain_vit.analysis.plots import LINES
+from plain_vit.analysis.words import plain_figure
+from studies.results import Row, count_runs, planned_runs, read_results, results_file, rows_of
+from studies.study import HERE, ROOT, Study, open_study, study_names
+
+PAGE, PICTURES = ROOT / "docs" / "studies.md", ROOT / "docs" / "pictures"
+HEAD = "| | learning rate | test accuracy | 95% interval | lowest to highest | core seconds | parameters | flat |"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Draw, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("studies", nargs="*", help="names of studies (default: all)")
+    text = PAGE.read_text(encoding="utf-8")
+    for name in parser.parse_args(words).studies or study_names():
+        study = open_study(name, "desk")
+        results = read_results(results_file(HERE / "results", study))
+        text = with_block(text, name, section(study, results))
+        if results:
+            picture = PICTURES / f"study_{name}.png"
+            draw(study, results).savefig(picture, dpi=110)
+            print(picture.relative_to(ROOT))
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+def with_block(text: str, name: str, block: str) -> str:
+    """Return a page with the block between the marks of a study replaced.
+
+    Raises:
+        ValueError: The page has no such marks.
+    """
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    if begin not in text or end not in text:
+        raise ValueError(f"{PAGE.name} has no place for {name}: add the lines {begin.strip()} and {end}.")
+    return re.sub(
+        f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{block}\n\n{end}", text, flags=re.DOTALL
+    )
+
+
+def section(study: Study, results: Mapping[str, Any]) -> str:
+    """Return what the page says of a study before what came of it: question, paper, prediction, table, picture."""
+    fields = study.description
+    paper = fields["paper"]
+    parts = [
+        f"**{fields['question']}**",
+        f"The paper ({paper['source']}): {paper['words'].strip()}."
+        if "words" in paper
+        else f"Paper: {paper['source']}.",
+        f"*Prediction.* {' '.join(fields['prediction'].split())}",
+    ]
+    if not results:
+        return "\n\n".join([*parts, "Not run yet."])
+    done, total = sum(run.key in results for run in planned_runs(study, results)), count_runs(study)
+    if done < total:
+        parts.append(f"{done} of {total} runs are done.")
+    parts += [
+        table(study, results),
+        f"![{fields['title']}: test accuracies and learning rates]({picture_of(study.name)})",
+    ]
+    return "\n\n".join(parts)
+
+
+def picture_of(name: str) -> str:
+    """Return the path of a study's picture, from the page."""
+    return f"pictures/study_{name}.png"
+
+
+def table(study: Study, results: Mapping[str, Any]) -> str:
+    """Return the table of a study in Markdown, with a line for each contender and what is not done."""
+    lines = [HEAD, "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    paper = study.description["paper"].get("numbers") or {}
+    if paper:
+        lines = [f"{HEAD} paper |", f"{lines[1]}---:|"]
+    for row in rows_of(study, results):
+        cells = [row.contender, *_cells(row)]
+        if paper:
+            cells.append(f"{paper[row.contender]:.2f}%" if row.contender in paper else "-")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> list[str]:
+    rate = "not chosen yet" if row.learning_rate is None else f"{row.learning_rate:g}{'*' * row.at_the_edge}"
+    if row.mean is None:
+        return [rate, *["not run"] * 6]
+    interval = "-" if row.interval is None else f"± {row.interval * 100:.2f}"
+    count = "" if len(row.accuracies) == row.seeds else f" ({len(row.accuracies)} of {row.seeds} seeds)"
+    return [
+        rate,
+        f"{row.mean:.2%}{count}",
+        interval,
+        f"{min(row.accuracies):.2%} to {max(row.accuracies):.2%}",
+        f"{sum(row.seconds) / len(row.seconds):.0f}",
+        f"{row.parameters:,}",
+        f"{row.flat} of {len(row.accuracies)}",
+    ]
+
+
+def draw(study: Study, results: Mapping[str, Any]) -> Figure:
+    """Draw the test accuracies of the contenders, and beside them the choice of their learning rates.
+
+    Where contenders have `x` and `series`, the accuracies are lines over x.
+    """
+    rows = rows_of(study, results)
+    lines = any((contender or {}).get("series") for contender in study.description["contenders"].values())
+    figure = plain_figure(9.0, 4.0 if lines else 1.4 + 0.45 * len(rows))
+    ends, rates = figure.subplots(1, 2, width_ratios=[3, 2])
+    colors = _draw_lines(ends, study, rows) if lines else _draw_rows(ends, rows)
+    for row in rows:
+        if row.choices:
+            tried = sorted(row.choices)
+            values = [100 * row.choices[each] for each in tried]
+            rates.plot(tried, values, color=colors[row.contender], marker="o", markersize=4, linewidth=1)
+    rates.set_xscale("log")
+    rates.set(xlabel="peak learning rate", ylabel="validation accuracy (%), seed 0")
+    for axis in (ends, rates):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(color="#dddddd", linewidth=0.6)
+        axis.set_axisbelow(True)
+    figure.suptitle(study.description["title"], fontsize=11)
+    return figure
+
+
+def _draw_rows(axis: Axes, rows: Sequence[Row]) -> dict[str, str]:
+    """Draw each contender in a row of its own; return the colours."""
+    colors = {row.contender: LINES[place % len(LINES)] for place, row in enumerate(rows)}
+    for place, row in enumerate(rows):
+        color = colors[row.contender]
+        axis.scatter([100 * each for each in row.accuracies], [place] * len(row.accuracies), s=20, color=color)
+        if row.mean is None:
+            axis.text(0.02, place, "not run yet", transform=axis.get_yaxis_transform(), fontsize=8, va="center")
+            continue
+        half = None if row.interval is None else 100 * row.interval
+        axis.errorbar(100 * row.mean, place, xerr=half, fmt="|", color=color, markersize=14, capsize=4)
+    axis.set_yticks(range(len(rows)), [row.contender for row in rows])
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_xlabel("test accuracy (%): runs, mean, 95% interval")
+    return colors
+
+
+def _draw_lines(axis: Axes, study: Study, rows: Sequence[Row]) -> dict[str, str]:
+    """Draw the mean of each series over x, with the runs; return the colours."""
+    fields = study.description["contenders"]
+    names = [*dict.fromkeys(fields[row.contender]["series"] for row in rows)]
+    colors = {name: LINES[place % len(LINES)] for place, name in enumerate(names)}
+    for name in names:
+        own = [row for row in rows if fields[row.contender]["series"] == name and row.mean is not None]
+        places = [fields[row.contender]["x"] for row in own]
+        for place, row in zip(places, own, strict=True):
+            axis.scatter(
+                [place] * len(row.accuracies), [100 * each for each in row.accuracies], s=12, color=colors[name]
+            )
+        means = [100 * (row.mean or 0) for row in own]
+        axis.plot(places, means, color=colors[name], label=name if own else f"{name} (not run yet)")
+    axis.set_xscale("log")
+    axis.set(xlabel="training images", ylabel="test accuracy (%)")
+    axis.legend(fontsize=8, frameon=False)
+    return {row.contender: colors[fields[row.contender]["series"]] for row in rows}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

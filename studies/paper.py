@@ -1,0 +1,88 @@
+"""The commands of a study in the paper's size, with hours estimated from the floating-point operations."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForImageClassification
+from transformers.utils import logging as transformers_logging
+
+from plain_vit import PlainViTConfig  # noqa: F401  (registers the Auto classes)
+from studies.results import count_runs
+from studies.study import CHOOSE, CHOOSING_SEED, REPORT, Run, Study
+from studies.work import Queue, command, model_of
+
+IMAGES = {  # for training, and classes
+    "imagenet-1k": (1_281_167, 1000), "food101": (75_750, 101), "pets": (3_680, 37), "flowers": (2_040, 102),
+    "cifar100": (50_000, 100),
+}  # fmt: skip
+GPUS = 8
+RATE = 0.4 * 312e12  # operations per second of one GPU: 40% of an A100's in bfloat16, a common share
+
+
+def print_commands(study: Study, runs: Path) -> None:
+    """Print the commands of a study, the choices of learning rates first, and write the architectures.
+
+    Args:
+        study: in the size of the paper.
+        runs: folder of the runs.
+    """
+    transformers_logging.disable_progress_bar()
+    queue = Queue(study, runs, runs, jobs=1, threads=1)
+    hours = {contender: hours_of(study.run(contender, REPORT, 1.0, 1)) for contender in study.contenders}
+    total = sum(
+        hours[contender] * (len(study.learning_rates(contender)) + len(study.seeds)) for contender in study.contenders
+    )
+    print(
+        f"# {study.description['title']}, in the paper's size: {count_runs(study)} runs. Not run here. Estimated: "
+        f"{total:,.0f} hours of {GPUS} A100, at {RATE / 1e12:.0f} TFLOP/s each, without evaluations."
+    )
+    for contender in study.contenders:
+        print(f"\n# {contender}: {hours[contender]:.1f} hours a run")
+        choices = [study.run(contender, CHOOSE, rate, CHOOSING_SEED) for rate in study.learning_rates(contender)]
+        for run in {stage.key: stage for choice in choices for stage in choice.stages()}.values():
+            print(shlex.join(command(run, study.launch, model_of(run, queue), queue.folder(run))))
+        print("# with the learning rate of the best validation accuracy in place of BEST:")
+        for seed in study.seeds:
+            for run in study.run(contender, REPORT, 0.0, seed).stages():
+                words = command(run, study.launch, model_of(run, queue), queue.folder(run))
+                if run.role == REPORT:
+                    words[words.index("--learning_rate") + 1] = "BEST"
+                    words[-1] = words[-1].replace(run.key, f"seed-{seed}")
+                print(shlex.join(words))
+
+
+def hours_of(run: Run) -> float:
+    """Return the estimated hours of a run, with its earlier stages."""
+    architecture = next(stage.model for stage in run.stages() if stage.model is not None)
+    total = 0.0
+    for stage in run.stages():
+        images, classes = IMAGES[stage.options["dataset"]]
+        images = min(images, classes * stage.options.get("shots_per_class", images))
+        size = stage.options.get("image_size", architecture["image_size"])
+        steps = stage.options.get("steps")
+        seen = steps * stage.options["batch_size"] if steps else stage.options["epochs"] * images
+        total += 3 * operations({**architecture, "image_size": size}) * seen  # backward takes two forward passes
+    return total / (GPUS * RATE) / 3600
+
+
+def operations(fields: dict[str, Any]) -> float:
+    """Return the floating-point operations of a forward pass of one image; a multiplication and an addition are two.
+
+    Args:
+        fields: of the config, with its `type`, as in a study.
+    """
+    fields = dict(fields)
+    kind, size = fields.pop("type", "plain_vit"), fields["image_size"]
+    if kind != "plain_vit":
+        fields.pop("image_size")
+    with torch.device("meta"):
+        model = AutoModelForImageClassification.from_config(
+            AutoConfig.for_model(kind, **fields), attn_implementation="eager"
+        ).requires_grad_(False)  # the counter's hooks need a graph wherever something asks for gradients
+        pixels = torch.zeros(1, 3, size, size)
+    with FlopCounterMode(display=False) as counter:
+        model(pixel_values=pixels)
+    return float(counter.get_total_flops())

@@ -1,0 +1,178 @@
+"""Results as JSON lines: one line per finished run, appended under a lock, and what is computed from them."""
+
+import json
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+from scipy import stats  # type: ignore[import-untyped]
+
+from studies.study import CHOOSE, CHOOSING_SEED, REPORT, Run, Study
+
+LAST = 0.2  # the last part of a curve, compared with the part before it
+FLAT = 0.003  # a rise of the accuracy that is still called flat
+
+
+def results_file(folder: Path, study: Study) -> Path:
+    """Return the file of a study's results."""
+    return folder / f"{study.name}-{study.size}.jsonl"
+
+
+def append_result(file: Path, line: Mapping[str, Any]) -> None:
+    """Append a line, whole or not at all, also if several machines do so."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(file.with_name(f".{file.name}.lock")), file.open("ab+") as stream:
+        stream.seek(0, os.SEEK_END)
+        if stream.tell():
+            stream.seek(-1, os.SEEK_END)
+            if stream.read(1) != b"\n":  # a writer was killed: its line stays damaged, this one does not become so
+                stream.write(b"\n")
+        stream.write(json.dumps(line).encode() + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def read_results(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the lines of a file by the keys of their runs; of several for one run the last one counts.
+
+    A line that is no JSON, as a killed writer leaves it, is a run that has no result.
+    """
+    found = {}
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    for line in lines:
+        try:
+            result = json.loads(line)
+            found[result["key"]] = result
+        except (ValueError, KeyError, TypeError):
+            print(f"{file.name} has a damaged line, {line[:40]!r}...: its run counts as not done")
+    return found
+
+
+def is_flat(curve: Sequence[float]) -> bool:
+    """Return whether a validation curve no longer rises at its end.
+
+    Args:
+        curve: accuracies from 0 to 1, one for each evaluation.
+    """
+    count = max(2, round(LAST * len(curve)))
+    if len(curve) < 2 * count:
+        return False
+    return statistics.mean(curve[-count:]) - statistics.mean(curve[-2 * count : -count]) < FLAT
+
+
+def chosen_rate(study: Study, contender: str, results: Mapping[str, Any]) -> float | None:
+    """Return the learning rate with the best accuracy on the validation split, or None while some are missing."""
+    rates = study.learning_rates(contender)
+    if len(rates) == 1:
+        return rates[0]
+    runs = {rate: study.run(contender, CHOOSE, rate, CHOOSING_SEED) for rate in rates}
+    if any(run.key not in results for run in runs.values()):
+        return None
+    return max(rates, key=lambda rate: max(results[runs[rate].key]["validation"]))
+
+
+def planned_runs(study: Study, results: Mapping[str, Any]) -> list[Run]:
+    """Return the runs known so far, in the order in which to do them: all choices, then seed by seed.
+
+    Reported runs are known as soon as their learning rate is chosen; stages that several runs share occur once.
+    """
+    runs = [
+        study.run(contender, CHOOSE, rate, CHOOSING_SEED)
+        for contender in study.contenders
+        if len(study.learning_rates(contender)) > 1
+        for rate in study.learning_rates(contender)
+    ]
+    chosen = {contender: chosen_rate(study, contender, results) for contender in study.contenders}
+    runs += [
+        study.run(contender, REPORT, rate, seed)
+        for seed in study.seeds
+        for contender, rate in chosen.items()
+        if rate is not None
+    ]
+    return [*{stage.key: stage for run in runs for stage in run.stages()}.values()]
+
+
+def count_runs(study: Study) -> int:
+    """Return the number of runs of a whole study."""
+    first = {
+        stage.key
+        for contender in study.contenders
+        for seed in (CHOOSING_SEED, *study.seeds)
+        if seed != CHOOSING_SEED or len(study.learning_rates(contender)) > 1
+        for stage in [*study.run(contender, REPORT, 0.0, seed).stages()][:-1]
+    }
+    choices = sum(len(rates) for rates in map(study.learning_rates, study.contenders) if len(rates) > 1)
+    return len(first) + choices + len(study.contenders) * len(study.seeds)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The results of a contender.
+
+    Args:
+        contender: its name.
+        learning_rate: the chosen one, or None while it is not.
+        choices: accuracies on the validation split by learning rate, of those that are done.
+        accuracies: of the reported runs on the test split, in the order of the seeds.
+        seeds: number of reported runs that belong to the study.
+        seconds: processor time of each reported run, earlier stages not included.
+        flat: number of reported runs whose validation curve was flat at the end.
+        parameters: of the model, in all.
+    """
+
+    contender: str
+    learning_rate: float | None
+    choices: Mapping[float, float]
+    accuracies: Sequence[float]
+    seeds: int
+    seconds: Sequence[float]
+    flat: int
+    parameters: int | None
+
+    @property
+    def mean(self) -> float | None:
+        """Return the mean accuracy."""
+        return statistics.mean(self.accuracies) if self.accuracies else None
+
+    @property
+    def interval(self) -> float | None:
+        """Return half of the 95% interval of the mean, by Student's t, or None of fewer than 2 runs."""
+        count = len(self.accuracies)
+        if count < 2:
+            return None
+        return float(stats.t.ppf(0.975, count - 1)) * statistics.stdev(self.accuracies) / count**0.5
+
+    @property
+    def at_the_edge(self) -> bool:
+        """Return whether a lower or higher learning rate might have been better still."""
+        return len(self.choices) > 1 and self.learning_rate in (min(self.choices), max(self.choices))
+
+
+def rows_of(study: Study, results: Mapping[str, Any]) -> list[Row]:
+    """Return the results of all contenders."""
+    return [_row(study, contender, results) for contender in study.contenders]
+
+
+def _row(study: Study, contender: str, results: Mapping[str, Any]) -> Row:
+    rate = chosen_rate(study, contender, results)
+    choices = {
+        each: max(results[run.key]["validation"])
+        for each in study.learning_rates(contender)
+        if (run := study.run(contender, CHOOSE, each, CHOOSING_SEED)).key in results
+    }
+    reported: Iterable[Run] = [] if rate is None else (study.run(contender, REPORT, rate, seed) for seed in study.seeds)
+    done = [results[run.key] for run in reported if run.key in results]
+    return Row(
+        contender,
+        rate,
+        choices,
+        [line["results"]["test_accuracy"] for line in done],
+        len(study.seeds),
+        [line["cpu_seconds"] for line in done],
+        sum(line["flat"] for line in done),
+        done[0]["parameters"] if done else None,
+    )

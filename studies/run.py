@@ -1,0 +1,87 @@
+"""Run a study, or show what it would run.
+
+    python -m studies.run                             # lists the studies and what is done of them
+    python -m studies.run positions                   # desk size: goes on with what is left
+    python -m studies.run positions --size smoke      # a minute: that everything works
+    python -m studies.run positions --size paper      # prints commands for GPUs, with hours; runs nothing
+
+A run that has a result is not run again. Stop it as you like, with Ctrl-C or `kill`: the same command goes on. Start
+the same command on other machines that share this folder, and they share the queue. README.md says more.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from studies.paper import print_commands
+from studies.results import count_runs, planned_runs, read_results, results_file
+from studies.study import HERE, ROOT, SIZES, Study, open_study, study_names
+from studies.work import Queue
+
+RUNS, RESULTS = Path("runs/studies"), HERE.relative_to(ROOT) / "results"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit code: 0 if the study is done."""
+    arguments = parser().parse_args(words)
+    os.chdir(ROOT)  # so that the printed commands are those of a user in the checkout
+    if arguments.study is None:
+        for name in study_names():
+            print(status(open_study(name, arguments.size), arguments.results))
+        return 0
+    try:
+        study = open_study(arguments.study, arguments.size)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if study.size == "paper":
+        print_commands(study, arguments.runs)
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jobs = arguments.jobs or max(1, cores // arguments.threads)
+    queue = Queue(study, arguments.runs, arguments.results, jobs, arguments.threads, most=arguments.most)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stopping(queue))
+    print(status(study, arguments.results))
+    complete = queue.work()
+    print(status(study, arguments.results))
+    return 128 + signal.SIGTERM if queue.stopped else 0 if complete else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("study", nargs="?", help="name of a study (default: list them)")
+    made.add_argument("--size", choices=SIZES, default="desk")
+    made.add_argument("--jobs", type=int, help="runs at a time (default: as many as the cores have room for)")
+    made.add_argument("--threads", type=int, default=1, help="of each run")
+    made.add_argument("--most", type=int, help="stop after this many runs")
+    made.add_argument("--runs", type=Path, default=RUNS, help="folder of models, logs and claims")
+    made.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    return made
+
+
+def stopping(queue: Queue) -> signal.Handlers:
+    """Return a handler of signals that ends a queue."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        print("stopping: runs in progress write a checkpoint")
+        queue.stop()
+
+    return stop  # type: ignore[return-value]
+
+
+def status(study: Study, results: Path) -> str:
+    """Return a line that says how much of a study is done."""
+    done = read_results(results_file(results, study))
+    planned = planned_runs(study, done)
+    count = sum(run.key in done for run in planned)
+    return f"{study.name} ({study.size}): {count} of {count_runs(study)} runs done. {study.description['title']}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

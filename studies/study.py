@@ -1,0 +1,198 @@
+"""A study as its YAML file describes it, and the training runs that it consists of."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+SIZES = ("smoke", "desk", "paper")
+SCRIPTS = {"finetune": "examples/finetune_image_classification.py", "masked": "examples/pretrain_masked_patches.py"}
+CHOOSING_SEED = 0  # of the runs that choose the learning rate; the reported runs have others
+FIRST, CHOOSE, REPORT = "first", "choose", "report"  # roles: an earlier stage, a choice, a result
+STUDY_FIELDS = {"title", "question", "paper", "prediction", "contenders", "seeds", "learning_rates", "model", "options",
+                "sizes", "stages"}  # fmt: skip
+LEVEL_FIELDS = {"model", "options", "learning_rates", "seeds", "launch"}
+CONTENDER_FIELDS = {"model", "times", "options", "after", "sizes", "x", "series", "learning_rates"}
+STAGE_FIELDS = {"script", "options"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run, a command of a script.
+
+    Args:
+        study: name of the study.
+        size: smoke, desk or paper.
+        contender: for which contender it was made; other contenders may share an earlier stage.
+        role: FIRST, CHOOSE or REPORT.
+        seed: of the run.
+        learning_rate: the peak; of an earlier stage it is among the options.
+        script: one of SCRIPTS.
+        options: of the script, without model and folder.
+        model: fields of the config, with its `type`; None where it starts from the model of `after`.
+        after: the run whose model it starts from.
+    """
+
+    study: str
+    size: str
+    contender: str
+    role: str
+    seed: int
+    learning_rate: float
+    script: str
+    options: Mapping[str, Any] = field(hash=False)
+    model: Mapping[str, Any] | None = field(hash=False)
+    after: "Run | None" = None
+
+    @cached_property
+    def key(self) -> str:
+        """Return what identifies the run: a hash of all that its result depends on."""
+        content = [self.script, self.options, self.model, self.learning_rate, self.seed]
+        return digest([*content, self.after.key if self.after else None])
+
+    @property
+    def name(self) -> str:
+        """Return a name for people."""
+        return f"{self.contender}, {self.role}, learning rate {self.learning_rate:g}, seed {self.seed}"
+
+    def stages(self) -> Iterator["Run"]:
+        """Yield the earlier runs that it needs, the first one first, and the run itself."""
+        if self.after is not None:
+            yield from self.after.stages()
+        yield self
+
+
+def digest(content: Any) -> str:
+    """Return a short hash of plain values."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study in one size.
+
+    Args:
+        name: the name of its file.
+        size: smoke, desk or paper.
+        description: the file, whose fields README.md explains.
+        shared: the defaults of this size, from sizes.yaml.
+    """
+
+    name: str
+    size: str
+    description: Mapping[str, Any]
+    shared: Mapping[str, Any]
+
+    @property
+    def contenders(self) -> Sequence[str]:
+        """Return the names of the contenders."""
+        return [*self.description["contenders"]]
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """Return the seeds of the reported runs."""
+        return self._level("seeds") or [1, 2, 3]
+
+    def learning_rates(self, contender: str) -> Sequence[float]:
+        """Return the learning rates that a contender chooses among."""
+        own = self.description["contenders"][contender] or {}
+        rates = own.get("learning_rates") or self._level("learning_rates")
+        return [float(rate) for rate in rates[: 1 if self.size == "smoke" else None]]  # YAML reads 1e-3 as a word
+
+    def run(self, contender: str, role: str, learning_rate: float, seed: int) -> Run:
+        """Return the run of a contender, after those of its earlier stages."""
+        own = self.description["contenders"][contender] or {}
+        here = own.get("sizes", {}).get(self.size, {})
+        foreign = "type" in own.get("model", {})  # another class, with fields of its own
+        shared = {} if foreign else self._merged("model")
+        model = {**shared, **own.get("model", {}), **here.get("model", {})}
+        model |= {name: model[name] * factor for name, factor in own.get("times", {}).items()}
+        options = {**self._merged("options"), **own.get("options", {}), **here.get("options", {})}
+        before = None
+        for name in own.get("after", ()):
+            before = self._stage(name, contender, model, seed, before)
+        return Run(
+            self.name, self.size, contender, role, seed, learning_rate, "finetune", _given(options),
+            model if before is None else None, before,
+        )  # fmt: skip
+
+    def _stage(self, name: str, contender: str, model: Mapping[str, Any], seed: int, before: Run | None) -> Run:
+        stage = self.description["stages"][name]
+        here = stage.get("sizes", {}).get(self.size, {})
+        script = stage.get("script", "finetune")
+        shared = (
+            self.shared["options"] if script == "finetune" else {}
+        )  # not those of the study, which are the last stage's
+        options = {**shared, **stage.get("options", {}), **here.get("options", {})}
+        rate = float(options.pop("learning_rate"))
+        return Run(
+            self.name, self.size, contender, FIRST, seed, rate, script, _given(options), None if before else model,
+            before,
+        )  # fmt: skip
+
+    def _merged(self, name: str) -> dict[str, Any]:
+        layers = [self.shared, self.description, self.description.get("sizes", {}).get(self.size, {})]
+        return {key: value for layer in layers for key, value in layer.get(name, {}).items()}
+
+    def _level(self, name: str) -> Any:
+        layers = [self.description.get("sizes", {}).get(self.size, {}), self.description, self.shared]
+        return next((layer[name] for layer in layers if name in layer), None)
+
+    @property
+    def launch(self) -> str:
+        """Return what starts a script."""
+        return self._level("launch") or "python"
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without those that a study takes back, by null."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def study_names() -> list[str]:
+    """Return the names of all studies."""
+    return sorted(path.stem for path in HERE.glob("*.yaml") if path.stem != "sizes")
+
+
+def open_study(name: str, size: str, folder: Path = HERE) -> Study:
+    """Read a study from its file.
+
+    Raises:
+        ValueError: There is no such study or size, or the file has unknown fields or lacks some.
+    """
+    file = folder / f"{name}.yaml"
+    if size not in SIZES or not file.is_file() or name == "sizes":
+        raise ValueError(f"There is no study {name!r} of size {size!r}: expected one of {study_names()}, of {SIZES}.")
+    description = yaml.safe_load(file.read_text(encoding="utf-8"))
+    shared = yaml.safe_load((HERE / "sizes.yaml").read_text(encoding="utf-8"))[size]
+    _check(file, "", description, STUDY_FIELDS, {"title", "question", "paper", "prediction", "contenders"})
+    for each, level in {"shared": shared, **description.get("sizes", {})}.items():
+        _check(file, f"sizes.{each}", level, LEVEL_FIELDS)
+    for each, stage in description.get("stages", {}).items():
+        _check(file, f"stages.{each}", stage, STAGE_FIELDS | {"sizes"})
+    for each, contender in description["contenders"].items():
+        _check(file, f"contenders.{each}", contender or {}, CONTENDER_FIELDS)
+        if unknown := {*(contender or {}).get("after", ())} - description.get("stages", {}).keys():
+            raise ValueError(f"{file.name}: {each} comes after {unknown}, which no stage is called: correct it.")
+    study = Study(name, size, description, shared)
+    for each in study.contenders:
+        if size != "smoke" and len(study.learning_rates(each)) < 3:
+            raise ValueError(
+                f"{file.name}: {each} has {study.learning_rates(each)}: expected 3 learning rates or more."
+            )
+    return study
+
+
+def _check(file: Path, where: str, found: Mapping[str, Any], known: set[str], needed: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    place = f"{file.name}, {where}" if where else file.name
+    if unknown := found.keys() - known:
+        raise ValueError(f"{place} has {sorted(unknown)}: expected only {sorted(known)}.")
+    if missing := needed - found.keys():
+        raise ValueError(f"{place} lacks {sorted(missing)}: add them.")

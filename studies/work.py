@@ -1,0 +1,260 @@
+"""The queue of a study: commands of the training scripts, each in a process of its own, several at a time."""
+
+import json
+import math
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForImageClassification, ViTImageProcessor
+
+from plain_vit import PlainViTImageProcessor
+from plain_vit.environment import describe_environment
+from studies.claims import BEAT, Claims
+from studies.results import append_result, count_runs, is_flat, planned_runs, read_results, results_file
+from studies.study import ROOT, SCRIPTS, Run, Study, digest
+
+WAIT = 2.0  # seconds between two looks at runs that other processes have claimed
+RECORDED = ("Python", "plain-vit", "torch", "transformers", "datasets", "processor", "accelerator")
+
+
+@dataclass
+class Queue:
+    """The runs of a study that have no result yet.
+
+    Args:
+        study: the study.
+        runs: folder of the runs, of the claims and of the architectures.
+        results: folder of the results.
+        jobs: runs at a time.
+        threads: of each run.
+        most: stop after this many runs.
+        say: prints a line.
+    """
+
+    study: Study
+    runs: Path
+    results: Path
+    jobs: int
+    threads: int
+    most: int | None = None
+    say: Callable[[str], None] = print
+    processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+    stopped: bool = False
+
+    @property
+    def file(self) -> Path:
+        """Return the file of the results."""
+        return results_file(self.results, self.study)
+
+    def work(self) -> bool:
+        """Do what is left, and return whether everything of the study is done now."""
+        self.began, self.done = time.monotonic(), 0
+        with Claims(self.runs / "claims") as claims, ThreadPoolExecutor(self.jobs) as pool:
+            ended = threading.Event()
+            threading.Thread(target=_beat, args=(claims, ended), daemon=True).start()
+            try:
+                self._fill(claims, pool)
+            finally:
+                ended.set()
+        for name, why in self.failed.items():
+            self.say(f"failed: {name}: {why}")
+        return not self.waiting() and not self.failed
+
+    def _fill(self, claims: Claims, pool: ThreadPoolExecutor) -> None:
+        active: dict[Future[None], Run] = {}
+        begun = 0
+        while not self.stopped:
+            waiting = [run for run in self.waiting() if run.name not in self.failed]
+            places = self.jobs - len(active)
+            if self.most is not None:
+                places = min(places, self.most - begun)
+            for run in waiting:
+                if places and run.key not in claims.own and self.is_ready(run) and claims.take(run.key):
+                    if run.key in read_results(self.file) and self.is_kept(run):  # done by another process just now
+                        claims.give_back(run.key)
+                        continue
+                    active[pool.submit(self._do, run)] = run
+                    places, begun = places - 1, begun + 1
+            if not active and (not waiting or begun == self.most or not any(map(self.is_ready, waiting))):
+                break
+            finished, _ = wait(active, timeout=WAIT, return_when=FIRST_COMPLETED)
+            for future in finished:
+                run = active.pop(future)
+                claims.give_back(run.key)
+                future.result()
+        wait(active)
+
+    def waiting(self) -> list[Run]:
+        """Return the runs without a result, and those whose model is missing for a run that starts from it."""
+        done = read_results(self.file)
+        planned = planned_runs(self.study, done)
+        needed = {stage.key for run in planned if run.key not in done for stage in run.stages()}
+        return [run for run in planned if run.key not in done or (run.key in needed and not self.is_kept(run))]
+
+    def is_ready(self, run: Run) -> bool:
+        """Return whether the model that a run starts from is there."""
+        return run.after is None or self.is_kept(run.after)
+
+    def is_kept(self, run: Run) -> bool:
+        """Return whether the model of a run is there."""
+        return (self.folder(run) / "config.json").is_file()
+
+    def folder(self, run: Run) -> Path:
+        """Return the folder of a run."""
+        return self.runs / f"{run.study}-{run.size}" / f"{slug(run.contender)}-{run.role}-{run.key}"
+
+    def stop(self) -> None:
+        """End the runs in progress, which write a checkpoint, and begin no others."""
+        self.stopped = True
+        for process in [*self.processes]:
+            process.send_signal(signal.SIGTERM)
+
+    def _do(self, run: Run) -> None:
+        folder = self.folder(run)
+        words = command(run, self.study.launch, model_of(run, self), folder)
+        resumes = (folder / "run.json").is_file() and not self.is_kept(run)
+        if not resumes:
+            shutil.rmtree(folder, ignore_errors=True)
+        self.say(f"{run.name}: {shlex.join([*words, *(['--resume'] if resumes else [])])}")
+        start, load = time.monotonic(), os.getloadavg()[0]
+        code, used = self._run([*words, *(["--resume"] if resumes else [])], folder.with_suffix(".txt"))
+        if code != 0:
+            if not self.stopped:
+                self.failed[run.name] = f"exit code {code}, see {folder.with_suffix('.txt')}"
+            return
+        line = {
+            "key": run.key, "study": run.study, "size": run.size, "contender": run.contender, "role": run.role,
+            "learning_rate": run.learning_rate, "seed": run.seed, "command": shlex.join(words),
+            "date": datetime.now(UTC).date().isoformat(), "seconds": round(time.monotonic() - start, 1),
+            "cpu_seconds": round(used.ru_utime + used.ru_stime, 1), "threads": self.threads, "resumed": resumes,
+            "load": [round(load, 1), round(os.getloadavg()[0], 1)], **outcome(folder), "environment": environment(),
+        }  # fmt: skip
+        append_result(self.file, line)
+        self.done += 1
+        self._report(run, line)
+
+    def _run(self, words: list[str], log: Path) -> tuple[int, resource.struct_rusage]:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(self.threads))
+        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        words = [sys.executable if word == "python" else word for word in words]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env={**os.environ, **threads, "PYTHONPATH": paths},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            self.processes.add(process)
+            if self.stopped:
+                process.send_signal(signal.SIGTERM)
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self.processes.discard(process)
+        return process.returncode, used
+
+    def _report(self, run: Run, line: Mapping[str, Any]) -> None:
+        total, results = count_runs(self.study), read_results(self.file)
+        known = sum(each.key in results for each in planned_runs(self.study, results))
+        left = (time.monotonic() - self.began) / self.done * (total - known)
+        curve = line["validation"]
+        validation = f"validation {max(curve):.2%}" if curve else "done"
+        self.say(
+            f"[{known}/{total}] {run.name}: {validation}, {line['seconds']:.0f} s; about {left / 60:.0f} minutes left"
+        )
+
+
+def _beat(claims: Claims, ended: threading.Event) -> None:
+    while not ended.wait(BEAT):
+        claims.beat()
+
+
+def slug(name: str) -> str:
+    """Return a name as part of a file name."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def model_of(run: Run, queue: Queue) -> Path:
+    """Return the folder of the model that a run starts from: an earlier run's, or an architecture, which is written."""
+    if run.after is not None:
+        return queue.folder(run.after)
+    assert run.model is not None
+    with_weights = run.script == "masked"  # which opens checkpoints alone; --from_scratch ignores the weights
+    folder = queue.runs / "models" / f"{slug(run.contender)}-{digest([run.model, with_weights])[:8]}"
+    if not folder.exists():
+        write_architecture(dict(run.model), folder, with_weights=with_weights)
+    return folder
+
+
+def write_architecture(fields: dict[str, Any], folder: Path, *, with_weights: bool) -> None:
+    """Write the config of a model, and its image processor, as a folder of transformers.
+
+    Args:
+        fields: of the config; `type` is the name of its class in transformers (default: plain_vit), and `image_size`
+            that of its image processor too.
+        folder: to create; another process may do so at the same time.
+        with_weights: write new weights too.
+    """
+    kind = fields.pop("type", "plain_vit")
+    size = fields["image_size"]
+    if kind != "plain_vit":
+        fields.pop("image_size")  # a convolutional network has none
+    config = AutoConfig.for_model(kind, **fields)
+    processor = (PlainViTImageProcessor if kind == "plain_vit" else ViTImageProcessor)(
+        size={"height": size, "width": size}
+    )
+    staging = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+    saved = AutoModelForImageClassification.from_config(config) if with_weights else config
+    saved.save_pretrained(staging)
+    processor.save_pretrained(staging)
+    try:
+        staging.rename(folder)
+    except OSError:
+        shutil.rmtree(staging)
+        if not folder.is_dir():  # else another process was faster, with the same
+            raise
+
+
+def command(run: Run, launch: str, model: Path, folder: Path) -> list[str]:
+    """Return the words of the command of a run."""
+    words = [*shlex.split(launch), SCRIPTS[run.script], "--model", str(model)]
+    words += [] if run.after is not None else ["--from_scratch"]
+    options = {**run.options, "learning_rate": f"{run.learning_rate:g}", "seed": run.seed, "output_dir": folder}
+    for name, value in options.items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *map(str, values)]
+    return words
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Return what a finished run says of itself: results, validation curve, number of parameters."""
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    curve = [line["validation_accuracy"] for line in lines if "validation_accuracy" in line]
+    with safe_open(folder / "model.safetensors", framework="numpy") as tensors:
+        parameters = sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return {"results": results, "validation": curve, "flat": is_flat(curve), "parameters": parameters}
+
+
+def environment() -> dict[str, str]:
+    """Return versions and hardware."""
+    known = describe_environment()
+    return {name: known[name] for name in RECORDED}

@@ -1,0 +1,418 @@
+"""The studies: their files, the queue that runs them, and what is computed and drawn from their results."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scipy import stats  # type: ignore[import-untyped]
+from transformers import AutoConfig
+
+from plain_vit.training.arguments import check_options, parse_arguments
+from studies import claims as claims_module
+from studies import work
+from studies.claims import Claims
+from studies.draw import PAGE, PICTURES, draw, section, table, with_block
+from studies.paper import hours_of, operations
+from studies.results import (
+    append_result,
+    chosen_rate,
+    count_runs,
+    is_flat,
+    planned_runs,
+    read_results,
+    results_file,
+    rows_of,
+)
+from studies.study import CHOOSE, FIRST, HERE, REPORT, ROOT, SIZES, Study, open_study, study_names
+from studies.work import Queue, command
+from tests.training_runs import open_script
+
+STUDIES = study_names()
+# Does what a training script does, in a tenth of a second: it says where it is, ends on SIGTERM, resumes, and its
+# results are functions of its options.
+SCRIPT = """
+import json, sys, time
+from pathlib import Path
+import numpy as np
+from safetensors.numpy import save_file
+words = sys.argv[1:]
+option = lambda name: words[words.index("--" + name) + 1]
+folder, rate, seed = Path(option("output_dir")), float(option("learning_rate")), int(option("seed"))
+if "fails" in words[words.index("--model") + 1]:
+    sys.exit("no such thing")
+if folder.exists() and "--resume" not in words:
+    sys.exit("the folder is not empty")
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "run.json").write_text("{}")
+(folder / "began").open("a").write("x")
+time.sleep(float(option("pause")))
+curve = [0.5, 0.7, 0.8 - abs(rate - 2e-3) * 10, 0.8 - abs(rate - 2e-3) * 10]
+(folder / "log.jsonl").write_text("".join(json.dumps({"validation_accuracy": v}) + chr(10) for v in curve))
+(folder / "results.json").write_text(json.dumps({"test_accuracy": 0.6 + seed / 100 + rate}))
+save_file({"weight": np.zeros((3, 5), np.float32), "bias": np.zeros(3, np.float32)}, folder / "model.safetensors")
+(folder / "config.json").write_text("{}")
+"""
+TOY = """
+title: A toy
+question: Does the queue work?
+paper: {source: none, numbers: {one: 61.5}}
+prediction: It does.
+seeds: [1, 2]
+learning_rates: [1.0e-3, 2.0e-3, 3.0e-3]
+options: {pause: 0.01}
+stages:
+  before: {options: {learning_rate: 0.1}}
+contenders:
+  one: {model: {hidden_size: 4, num_attention_heads: 2}}
+  the other: {after: [before]}
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """A study whose script takes a moment."""
+    (tmp_path / "toy.yaml").write_text(TOY)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.setitem(work.SCRIPTS, "finetune", str(tmp_path / "script.py"))
+    return open_study("toy", "desk", tmp_path)
+
+
+def queue_of(study: Study, folder: Path, **options: Any) -> Queue:
+    return Queue(study, folder / "runs", folder / "results", **{"jobs": 2, "threads": 1, **options})
+
+
+def line_of(study: Study, contender: str, role: str, rate: float, seed: int, **values: Any) -> dict[str, Any]:
+    """Return a result as the queue writes it."""
+    run = study.run(contender, role, rate, seed)
+    usual = {"validation": [0.5, 0.6], "flat": True, "cpu_seconds": 9.0, "parameters": 18, "resumed": False}
+    return {"key": run.key, **usual, "results": {"test_accuracy": values.pop("test", 0.5)}, **values}
+
+
+# The files
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_command_of_every_study_is_one_that_its_script_understands(name: str, size: str) -> None:
+    study = open_study(name, size)
+    kinds = {"finetune": open_script("finetune_image_classification").FinetuneArguments,
+             "masked": open_script("pretrain_masked_patches").PretrainArguments}  # fmt: skip
+    for contender in study.contenders:
+        rate = study.learning_rates(contender)[0]
+        for run in study.run(contender, REPORT, rate, 1).stages():
+            words = command(run, study.launch, Path("model"), Path("out"))
+            arguments = parse_arguments(kinds[run.script], words[words.index("--model") :], description=None)
+            check_options(arguments)
+            assert arguments.seed == 1
+            if run.model is not None:
+                fields = dict(run.model)
+                AutoConfig.for_model(fields.pop("type", "plain_vit"), **fields)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_says_what_it_asks_and_what_was_expected(name: str) -> None:
+    study = open_study(name, "desk")
+    assert study.description["question"].endswith("?")
+    assert study.description["prediction"].startswith("Written on 2026-")
+    assert study.description["paper"].keys() <= {"source", "numbers", "words"}
+    assert {*study.description["paper"].get("numbers", {})} <= {*study.contenders}
+    assert len(study.seeds) >= 3
+    assert 0 not in study.seeds, "seed 0 chooses the learning rates"
+    for contender in study.contenders:
+        run = study.run(contender, CHOOSE, 1e-3, 0)
+        assert run.options["validation_fraction"] > 0, "the test split chooses nothing"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"contender": {}}, r"toy.yaml has \['contender'\]: expected only"),
+        ({"question": None}, r"toy.yaml lacks \['question'\]"),
+        ({"learning_rates": [1e-3, 2e-3]}, r"one has \[0.001, 0.002\]: expected 3 learning rates or more"),
+        ({"contenders": {"one": {"modle": {}}}}, r"contenders.one has \['modle'\]"),
+        ({"contenders": {"one": {"after": ["there"]}}}, "one comes after {'there'}, which no stage is called"),
+        ({"sizes": {"desk": {"option": {}}}}, r"sizes.desk has \['option'\]"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    fields = {**yaml.safe_load(TOY), **change}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(fields))
+    with pytest.raises(ValueError, match=message):
+        open_study("toy", "desk", tmp_path)
+    with pytest.raises(ValueError, match="no study 'nothing'"):
+        open_study("nothing", "desk")
+
+
+def test_a_run_is_known_by_what_its_result_depends_on(toy: Study) -> None:
+    run = toy.run("one", CHOOSE, 1e-3, 0)
+    assert run.key == toy.run("one", REPORT, 1e-3, 0).key
+    others = [toy.run("one", CHOOSE, 2e-3, 0), toy.run("one", CHOOSE, 1e-3, 1), toy.run("the other", CHOOSE, 1e-3, 0)]
+    assert len({run.key, *(other.key for other in others)}) == 4
+    before, last = toy.run("the other", REPORT, 1e-3, 1).stages()
+    assert (before.role, before.learning_rate, last.model, last.after) == (FIRST, 0.1, None, before)
+    assert before.key == next(toy.run("the other", REPORT, 3e-3, 1).stages()).key, "shared by all learning rates"
+    assert before.key != next(toy.run("the other", REPORT, 3e-3, 2).stages()).key
+
+
+# The plan and the statistics
+
+
+def test_learning_rates_are_chosen_on_the_validation_split_and_never_on_the_test_split(toy: Study) -> None:
+    rates = toy.learning_rates("one")
+    lines = [
+        line_of(toy, "one", CHOOSE, rate, 0, validation=[0.1, best, 0.2], test=test)
+        for rate, best, test in zip(rates, (0.6, 0.8, 0.7), (0.1, 0.2, 0.99), strict=True)
+    ]
+    results = {line["key"]: line for line in lines}
+    assert chosen_rate(toy, "one", results) == rates[1]
+    assert chosen_rate(toy, "the other", results) is None
+    assert chosen_rate(toy, "one", {line["key"]: line for line in lines[1:]}) is None
+
+
+def test_the_plan_grows_with_the_choices_and_ends_with_the_count(toy: Study) -> None:
+    planned = planned_runs(toy, {})
+    assert [run.role for run in planned] == [CHOOSE] * 3 + [FIRST] + [CHOOSE] * 3
+    results = {run.key: line_of(toy, run.contender, run.role, run.learning_rate, run.seed) for run in planned}
+    whole = planned_runs(toy, results)
+    assert len(whole) == count_runs(toy) == 3 + 3 + 3 + 2 + 2
+    assert [run.seed for run in whole[7:]] == [1, 1, 1, 2, 2, 2], (
+        "seed by seed, so that an unfinished study is balanced"
+    )
+
+
+def test_means_have_students_interval(toy: Study) -> None:
+    lines = [line_of(toy, "one", CHOOSE, rate, 0) for rate in toy.learning_rates("one")]
+    lines += [line_of(toy, "one", REPORT, 1e-3, seed, test=value) for seed, value in ((1, 0.80), (2, 0.84))]
+    row = rows_of(toy, {line["key"]: line for line in lines})[0]
+    low, high = stats.t.interval(0.95, 1, loc=0.82, scale=stats.sem([0.80, 0.84]))
+    assert row.mean == pytest.approx(0.82)
+    assert row.interval == pytest.approx((high - low) / 2)
+    assert row.at_the_edge
+    assert rows_of(toy, {})[1].mean is None
+
+
+@pytest.mark.parametrize(
+    "curve, flat",
+    [
+        ([0.5, 0.8, 0.8, 0.8, 0.8], True),
+        ([0.5, 0.6, 0.7, 0.8, 0.9], False),
+        ([0.5, 0.8, 0.79, 0.78, 0.77], True),
+        ([0.9] * 8 + [0.92, 0.92], False),
+        ([0.9] * 8 + [0.901, 0.901], True),
+        ([0.9, 0.9], False),
+    ],
+)
+def test_flat_is_a_curve_that_no_longer_rises(curve: list[float], flat: bool) -> None:
+    assert is_flat(curve) == flat
+
+
+# The file of results
+
+
+def test_results_survive_a_killed_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results" / "toy-desk.jsonl"
+    assert read_results(file) == {}
+    append_result(file, {"key": "a", "value": 1})
+    with file.open("ab") as stream:
+        stream.write(b'{"key": "b", "val')
+    append_result(file, {"key": "c", "value": 3})
+    append_result(file, {"key": "a", "value": 4})
+    assert {key: line["value"] for key, line in read_results(file).items()} == {"a": 4, "c": 3}
+    assert "toy-desk.jsonl has a damaged line" in capsys.readouterr().out
+
+
+def test_many_writers_lose_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from studies.results import append_result\n"
+        "for n in range(40): append_result(Path(sys.argv[1]), {'key': f'{sys.argv[2]}-{n}', 'more': 'x' * 5000})"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, tmp_path / "r.jsonl", str(n)], cwd=ROOT) for n in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert len(read_results(tmp_path / "r.jsonl")) == 120
+
+
+# Claims
+
+
+def test_a_claim_is_held_by_one_and_given_back(tmp_path: Path) -> None:
+    with Claims(tmp_path) as first:
+        assert first.take("run")
+        assert not Claims(tmp_path).take("run")
+    second = Claims(tmp_path)
+    assert second.take("run")
+
+
+def test_the_claim_of_a_dead_process_is_free_at_once_and_of_another_machine_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    first, second = Claims(tmp_path), Claims(tmp_path)
+    first.owner["process"] = ended.pid
+    assert first.take("run")
+    assert second.take("run")
+    elsewhere = Claims(tmp_path)
+    elsewhere.owner["machine"] = "another machine"
+    assert elsewhere.take("far")
+    assert not second.take("far")
+    os.utime(tmp_path / "far", (0, time.time() - claims_module.DEAD - 60))
+    elsewhere.beat()
+    assert not second.take("far")
+    os.utime(tmp_path / "far", (0, time.time() - claims_module.DEAD - 60))
+    assert second.take("far")
+
+
+# The queue
+
+
+def test_a_queue_does_everything_once_and_a_second_one_nothing(toy: Study, tmp_path: Path) -> None:
+    said: list[str] = []
+    queue = queue_of(toy, tmp_path, say=said.append)
+    assert queue.work()
+    lines = read_results(queue.file)
+    assert len(lines) == count_runs(toy)
+    assert chosen_rate(toy, "one", lines) == 2e-3
+    assert any(f"[13/{count_runs(toy)}]" in line and "minutes left" in line for line in said)
+    for line in lines.values():
+        assert line["parameters"] == 18
+        assert line["command"].startswith("python ")
+        assert {"torch", "processor"} <= line["environment"].keys()
+        assert line["threads"] == 1
+        assert 0 < line["cpu_seconds"] < 60
+    folders = [*(tmp_path / "runs" / "toy-desk").glob("*/began")]
+    assert [folder.read_text() for folder in folders] == ["x"] * count_runs(toy)
+    assert not [*(tmp_path / "runs" / "claims").glob("[!.]*")]
+    said.clear()
+    assert queue_of(toy, tmp_path, say=said.append).work()
+    assert said == []
+
+
+def test_a_missing_model_is_made_again_for_the_runs_that_start_from_it(toy: Study, tmp_path: Path) -> None:
+    queue = queue_of(toy, tmp_path, most=4, say=lambda line: None)
+    assert not queue.work()
+    (stage,) = (run for run in planned_runs(toy, read_results(queue.file)) if run.role == FIRST)
+    assert stage.key in read_results(queue.file)
+    (queue.folder(stage) / "config.json").unlink()
+    assert queue_of(toy, tmp_path, say=lambda line: None).work()
+    assert (queue.folder(stage) / "config.json").is_file()
+
+
+def test_a_failing_run_is_named_and_the_others_go_on(toy: Study, tmp_path: Path) -> None:
+    said: list[str] = []
+    description = {**toy.description, "contenders": {"it fails": {"model": {"hidden_size": 8}}, "one": None}}
+    study = Study("toy", "desk", description, toy.shared)
+    queue = queue_of(study, tmp_path, say=said.append)
+    assert not queue.work()
+    assert sum(line.startswith("failed: it fails, choose") for line in said) == 3
+    assert "exit code 1, see" in said[-1]
+    assert len(read_results(queue.file)) == 3 + 2
+
+
+# In a process of its own: a study with long runs, until it is ended from outside.
+WORKER = """
+import signal, sys
+from pathlib import Path
+from studies import work
+from studies.run import stopping
+from studies.study import open_study
+folder = Path(sys.argv[1])
+work.SCRIPTS["finetune"] = str(folder / "script.py")
+queue = work.Queue(open_study("toy", "desk", folder), folder / "runs", folder / "results", jobs=2, threads=1)
+signal.signal(signal.SIGTERM, stopping(queue))
+queue.work()
+"""
+
+
+def worker(folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", WORKER, folder], cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_queue_goes_on(toy: Study, tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "toy.yaml").write_text(TOY.replace("pause: 0.01", "pause: 3"))
+    killed = worker(tmp_path)
+    end = time.monotonic() + 120
+    while not [*tmp_path.glob("runs/toy-desk/*/began")] and time.monotonic() < end:
+        time.sleep(0.05)
+    killed.send_signal(number)
+    killed.wait()
+    if number == signal.SIGKILL:
+        time.sleep(4)  # its runs end by themselves, their results are not recorded
+    done = len(read_results(results_file(tmp_path / "results", toy)))
+    assert done < 3
+    (tmp_path / "script.py").write_text(SCRIPT.replace('float(option("pause"))', "0"))
+    study = open_study("toy", "desk", tmp_path)
+    assert queue_of(study, tmp_path, say=lambda line: None).work()
+    lines = read_results(results_file(tmp_path / "results", toy))
+    assert len(lines) == count_runs(study)
+    assert any(line["resumed"] for line in lines.values()) == (number == signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_queue(toy: Study, tmp_path: Path) -> None:
+    workers = [worker(tmp_path) for _ in range(2)]
+    assert [each.wait() for each in workers] == [0, 0]
+    file = results_file(tmp_path / "results", toy)
+    assert len(file.read_text().splitlines()) == len(read_results(file)) == count_runs(toy)
+    assert {began.read_text() for began in tmp_path.glob("runs/toy-desk/*/began")} == {"x"}
+
+
+# Pictures, tables, estimates
+
+
+def test_the_page_has_the_numbers_of_the_results() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name in STUDIES:
+        study = open_study(name, "desk")
+        results = read_results(results_file(HERE / "results", study))
+        assert with_block(text, name, section(study, results)) == text, f"python -m studies.draw {name}"
+        assert not results or (PICTURES / f"study_{name}.png").is_file()
+
+
+def test_a_table_says_what_is_missing(toy: Study) -> None:
+    lines = [line_of(toy, "one", CHOOSE, rate, 0, validation=[rate]) for rate in toy.learning_rates("one")]
+    lines += [line_of(toy, "one", REPORT, 3e-3, 2, test=0.8125, flat=False)]
+    results = {line["key"]: line for line in lines}
+    rows = table(toy, results).splitlines()
+    assert rows[2] == "| one | 0.003* | 81.25% (1 of 2 seeds) | - | 81.25% to 81.25% | 9 | 18 | 0 of 1 | 61.50% |"
+    assert rows[3] == "| the other | not chosen yet | not run | not run | not run | not run | not run | not run | - |"
+    words = [text.get_text() for axis in draw(toy, results).axes for text in axis.texts]
+    assert words == ["not run yet"]
+
+
+def test_operations_are_those_of_the_paper_s_model() -> None:
+    study = open_study("positions", "paper")
+    fields = dict(study.run("learned", REPORT, 1e-3, 1).model or {})
+    # ViT-B/16: 17.6 GFLOP counted as multiplications, 12 blocks of 197 tokens; our last block computes one token only.
+    assert operations(fields) == pytest.approx(2 * 17.5e9, rel=0.1)
+    assert hours_of(study.run("learned", REPORT, 1e-3, 1)) == pytest.approx(
+        3 * operations(fields) * 300 * 1_281_167 / (8 * 0.4 * 312e12) / 3600
+    )
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_hours_of_every_study_are_estimated(name: str) -> None:
+    study = open_study(name, "paper")
+    hours = [hours_of(study.run(contender, REPORT, 1e-3, 1)) for contender in study.contenders[-2:]]
+    assert all(0.001 < each < 1000 for each in hours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_smoke_size_of_a_study_runs(name: str, tmp_path: Path) -> None:
+    study = open_study(name, "smoke")
+    said: list[str] = []
+    assert queue_of(study, tmp_path, say=said.append).work(), said
+    results = read_results(results_file(tmp_path / "results", study))
+    assert len(results) == count_runs(study)
+    assert all(row.mean is not None for row in rows_of(study, results))
+    json.dumps(results)
