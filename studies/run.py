@@ -35,6 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     try:
         study = open_study(arguments.study, arguments.size)
+        study = study.only(arguments.only) if arguments.only else study
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -57,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("study", nargs="?", help="name of a study (default: list them)")
     made.add_argument("--size", choices=SIZES, default="desk")
+    made.add_argument("--only", nargs="+", help="names of some of its contenders")
     made.add_argument("--jobs", type=int, help="runs at a time (default: as many as the cores have room for)")
     made.add_argument("--threads", type=int, default=1, help="of each run")
     made.add_argument("--most", type=int, help="stop after this many runs")

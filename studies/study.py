@@ -1,5 +1,6 @@
 """A study as its YAML file describes it, and the training runs that it consists of."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,6 +90,17 @@ class Study:
     size: str
     description: Mapping[str, Any]
     shared: Mapping[str, Any]
+
+    def only(self, contenders: Sequence[str]) -> "Study":
+        """Return the study with some of its contenders; its runs and their results are the same.
+
+        Raises:
+            ValueError: There is no such contender.
+        """
+        if unknown := [name for name in contenders if name not in self.contenders]:
+            raise ValueError(f"{self.name} has no contender {unknown[0]!r}: expected some of {self.contenders}.")
+        kept = {name: self.description["contenders"][name] for name in contenders}
+        return dataclasses.replace(self, description={**self.description, "contenders": kept})
 
     @property
     def contenders(self) -> Sequence[str]:

@@ -68,7 +68,7 @@ seeds: [1, 2]
 learning_rates: [1.0e-3, 2.0e-3, 3.0e-3]
 options: {pause: 0.01}
 stages:
-  before: {options: {learning_rate: 0.1}}
+  before: {options: {learning_rate: 0.1, pause: 0.01}}
 contenders:
   one: {model: {hidden_size: 4, num_attention_heads: 2}}
   the other: {after: [before]}
@@ -160,6 +160,14 @@ def test_a_run_is_known_by_what_its_result_depends_on(toy: Study) -> None:
     assert (before.role, before.learning_rate, last.model, last.after) == (FIRST, 0.1, None, before)
     assert before.key == next(toy.run("the other", REPORT, 3e-3, 1).stages()).key, "shared by all learning rates"
     assert before.key != next(toy.run("the other", REPORT, 3e-3, 2).stages()).key
+
+
+def test_some_contenders_have_the_same_runs_as_all(toy: Study) -> None:
+    some = toy.only(["the other"])
+    assert some.contenders == ["the other"]
+    assert {run.key for run in planned_runs(some, {})} < {run.key for run in planned_runs(toy, {})}
+    with pytest.raises(ValueError, match="toy has no contender 'two': expected some of"):
+        toy.only(["two"])
 
 
 # The plan and the statistics
