@@ -1,0 +1,92 @@
+"""docs/scaling.md is what its script writes, and the script counts what really happens."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.models import matrix_shapes, operations
+from plain_vit import PlainViTConfig, PlainViTForImageClassification
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 300
+TINY = "vit-tiny-patch16-224"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return importlib.import_module("tabulate_scaling")
+
+
+def test_the_flops_are_those_of_torchs_counter_on_a_real_model_and_of_its_products(script: ModuleType) -> None:
+    kernels, _ = script.record(TINY, 2)
+    model = PlainViTForImageClassification(PlainViTConfig.from_name(TINY, num_labels=1000)).train()
+    with FlopCounterMode(display=False) as counter:
+        loss = model(torch.randn(2, 3, 224, 224)).logits.sum()
+        forward = counter.get_total_flops()
+        loss.backward()
+    assert sum(kernel.flops for kernel in kernels) == counter.get_total_flops()
+    assert sum(kernel.flops for kernel in kernels if kernel.phase == "forward") == forward
+    tokens, width, inner = 197, 192, 768
+    # The last block computes query, attention, projection and MLP of the class token only.
+    of_token = 2 * (2 * width**2 + 2 * width * inner) + 2 * 2 * tokens * width
+    assert forward == operations(matrix_shapes("tiny", 2), training=False) - 2 * (tokens - 1) * of_token
+
+
+def test_a_joined_kernel_neither_reads_nor_writes_what_stays_inside(script: ModuleType) -> None:
+    def kernel(name: str, flops: int, reads: dict[int, int], writes: dict[int, int]) -> object:
+        return script.Kernel("forward", name, flops, reads, writes)
+
+    kernels = [
+        kernel("mm", 7, {1: 10, 2: 20}, {3: 30}),
+        kernel("add", 0, {3: 30, 4: 40}, {5: 50}),
+        kernel("gelu", 0, {5: 50, 4: 40}, {6: 60}),
+        kernel("mm", 7, {6: 60, 2: 20}, {7: 70}),
+    ]
+    first, joined, last = script.compiled(kernels)
+    assert (first, last) == (kernels[0], kernels[3])
+    assert (joined.reads, joined.writes, joined.flops) == ({3: 30, 4: 40}, {6: 60}, 0)
+
+
+@pytest.mark.slow
+def test_kernels_of_any_batch_follow_from_two_batches(script: ModuleType) -> None:
+    model, (kernels, saved) = script.counted(TINY), script.record(TINY, 5)
+    assert [(line.flops.at(5), line.nbytes.at(5)) for line in model.eager] == [
+        (kernel.flops, kernel.nbytes) for kernel in kernels
+    ]
+    assert [line.nbytes.at(5) for line in model.compiled] == [kernel.nbytes for kernel in script.compiled(kernels)]
+    assert model.saved.at(5) == saved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes, strategies", [(2, ["DDP", "FSDP2"]), (4, ["FSDP2", "HSDP"])])
+def test_the_collectives_are_those_of_real_processes(script: ModuleType, processes: int, strategies: list[str]) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    done = subprocess.run(
+        [*launch, "-m", "tests.collectives", *strategies], cwd=ROOT, text=True, timeout=LIMIT, capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    real = json.loads(done.stdout.splitlines()[-1])
+    groups = script.groups_of(TINY)
+    for strategy in strategies:
+        found = script.messages(groups, strategy, processes, node=2)
+        expected = {f"{one.phase} {one.kind} {one.members}": [one.number, one.nbytes] for one in found}
+        assert real[strategy] == expected, strategy
+
+
+def test_the_messages_on_the_page_are_those_of_the_models(script: ModuleType) -> None:
+    assert script.messages_table() in script.OUT.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_script_writes(script: ModuleType) -> None:
+    assert script.page() == script.OUT.read_text(encoding="utf-8"), "run python docs/tabulate_scaling.py"
