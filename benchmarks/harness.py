@@ -341,14 +341,28 @@ def report(name: str, title: str, notes: str, results: Sequence[Result], write: 
         write: Whether to write `results/DATE-NAME-MACHINE.md`.
         last: Whether these are all results; while they are not, the page is written and nothing printed.
     """
+    publish(name, title, f"{notes}\n\n{table(results)}", [asdict(one) for one in results], write, last)
+
+
+def publish(
+    name: str, title: str, body: str, results: Sequence[Mapping[str, Any]], write: bool, last: bool = True
+) -> None:
+    """Print a page, and with `write`, also write it to a dated file.
+
+    Args:
+        name: Of the run, for the name of the file.
+        title: Of the page.
+        body: Text and tables in Markdown.
+        results: The figures, for the line of JSON.
+        write: As in `report`.
+        last: As in `report`.
+    """
     environment = machine()
-    line = json.dumps({"benchmark": name, "environment": environment, "results": [asdict(one) for one in results]})
+    line = json.dumps({"benchmark": name, "environment": environment, "results": results})
     page = "\n".join(
         [
             f"# {title}\n",
-            f"{notes}\n",
-            table(results),
-            "",
+            f"{body}\n",
             *(f"- {what}: {value}" for what, value in environment.items()),
             f"\n```json\n{line}\n```\n",
         ]

@@ -12,6 +12,7 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from transformers import AttentionInterface
 from transformers.initialization import no_init_weights
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from plain_vit import PlainViTConfig, PlainViTForImageClassification
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, attention_plain_vit
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "scaling.md"
@@ -139,7 +140,9 @@ def weightless(name: str, checkpointing: bool = False) -> Iterator[nn.Module]:
     kernel = ALL_ATTENTION_FUNCTIONS["sdpa"]
     # Under another name, as the model replaces "sdpa" by plain products in bf16 on a CPU.
     AttentionInterface.register(FUSED_ATTENTION, lambda *args, **kwargs: kernel(*args, **kwargs))
-    with FakeTensorMode(), no_init_weights():
+    # A weight without memory is of another class than one that is joined with others in training.
+    plain = patch.object(attention_plain_vit, "is_plain", lambda layer: type(layer) is nn.Linear)
+    with FakeTensorMode(), no_init_weights(), plain:
         model = PlainViTForImageClassification(PlainViTConfig.from_name(name, num_labels=1000)).train()
         model.set_attn_implementation(FUSED_ATTENTION)
         if checkpointing:
@@ -770,6 +773,10 @@ Of one image, except for the number of kernels. "Joined" is what a compiler can 
 between two matrix products is one kernel, which reads once what comes from outside and writes what is used later. A
 step counts for the MFU as three forward passes; recomputation does not count. The last block computes only the class
 token where it can, so the counts are somewhat below those of other implementations.
+
+Query, key and value are one product, with weights that are joined once per step. Their gradients, a quarter of those of
+a block, are ready last, so that DDP exchanges them after the backward pass, which the bounds below leave out. Blocks
+sharded by FSDP2 and HSDP call three layers, with more kernels than are counted here.
 
 {steps}
 

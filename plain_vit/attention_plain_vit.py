@@ -6,8 +6,8 @@ Shapes: `B` batch, `L` tokens, `D` hidden size, `d` head width.
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -108,6 +108,61 @@ QK_NORMS: dict[str | None, Callable[[PlainViTConfig, int], nn.Module]] = {
 }
 
 
+# Projections of query, key and value, joined for a training step
+
+
+class JoinedProjection(NamedTuple):
+    """Weight and bias that project tokens to query, key and value, one after the other."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+def join_projections(blocks: Iterable[nn.Module]) -> list[JoinedProjection | None]:
+    """Join query, key and value of each block, so that one product computes them.
+
+    The parameters of all blocks are copied, and under autocast cast, at once. A product of more rows is as exact, but
+    rounds in another order: in evaluation nothing is joined. Nor is it where the call of a layer is seen or is another,
+    such as with a hook, an adapter, a shard or a quantised weight. A block that is not joined gets None.
+    """
+    layers = [projections(getattr(block, "attention", None)) for block in blocks]
+    every = [layer for of_block in layers for layer in of_block]
+    if len({(layer.weight.device, layer.weight.dtype, layer.in_features) for layer in every}) != 1:
+        return [None] * len(layers)
+    width, rows = every[0].in_features, [sum(layer.out_features for layer in of_block) for of_block in layers]
+    parts, sizes = [layer.weight.flatten() for layer in every], [width * count for count in rows]
+    if any(layer.bias is not None for layer in every):
+        parts += [bias_or_zeros(layer) for layer in every]
+        sizes += rows
+    weights_and_biases = cast_once(torch.cat(parts)).split(sizes)
+    weights, biases = weights_and_biases[: len(rows)], weights_and_biases[len(rows) :] or [None] * len(rows)
+    return [
+        JoinedProjection(weight.view(-1, width), bias) if len(weight) else None
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+
+
+def projections(attention: Any) -> list[nn.Linear]:
+    """Return the layers for query, key and value if one product may take their place in training; else none."""
+    if not isinstance(attention, PlainViTAttention) or not attention.training:
+        return []
+    layers = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return layers if all(is_plain(layer) for layer in layers) else []
+
+
+def bias_or_zeros(layer: nn.Linear) -> torch.Tensor:
+    """Return the bias of a layer; some keys have none beside a query that has one."""
+    return layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Return whether a layer is a dense layer with whole weights, without a hook, and with torch's `forward`."""
+    hooks = layer._forward_pre_hooks or layer._forward_hooks or layer._backward_pre_hooks or layer._backward_hooks
+    return (
+        type(layer) is nn.Linear and not hooks and type(layer.weight) is nn.Parameter and "forward" not in vars(layer)
+    )
+
+
 # Attentions: each maps tokens (B, L, D) to the first `num_output_tokens` of them, or all, and the weights on request
 
 
@@ -187,13 +242,13 @@ class PlainViTAttention(Attention):
         rotation: Rotation | None = None,
         num_output_tokens: int | None = None,
         output_attentions: bool = False,
+        projection: JoinedProjection | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        hidden_states, heads = cast_once(hidden_states), (-1, self.head_dim)
-        querying = first_tokens(hidden_states, num_output_tokens)
-        query = self.q_norm(self.q_proj(querying).unflatten(-1, heads)).transpose(1, 2)
-        key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
-        value = self.v_proj(hidden_states).unflatten(-1, heads).transpose(1, 2)
+        query, key, value = self.project(cast_once(hidden_states), num_output_tokens, projection)
+        query = self.q_norm(query).transpose(1, 2)
+        key = self.k_norm(key).transpose(1, 2)  # B heads L d
+        value = value.transpose(1, 2)
         if rotation is not None:
             query, key = rotation.rotate(query), rotation.rotate(key)
         if self.relative_position_bias is not None:
@@ -201,6 +256,18 @@ class PlainViTAttention(Attention):
         attended, weights = self.attend(query, key, value, output_attentions, position_bias, **kwargs)
         attended = self.o_proj(self.norm(attended.flatten(2)))
         return self.dropout(attended), weights
+
+    def project(
+        self, hidden_states: torch.Tensor, num_queries: int | None, joined: JoinedProjection | None
+    ) -> tuple[torch.Tensor, ...]:
+        """Return queries of the first tokens, keys and values, of shape (B, L, heads, d)."""
+        heads = (-1, self.head_dim)
+        if joined is not None:
+            counts = [len(layer.weight) // self.head_dim for layer in (self.q_proj, self.k_proj, self.v_proj)]
+            query, key, value = nn.functional.linear(hidden_states, *joined).unflatten(-1, heads).split(counts, dim=2)
+            return query[:, :num_queries], key, value
+        query = self.q_proj(first_tokens(hidden_states, num_queries)).unflatten(-1, heads)
+        return query, self.k_proj(hidden_states).unflatten(-1, heads), self.v_proj(hidden_states).unflatten(-1, heads)
 
 
 class PlainViTDifferentialAttention(Attention):
@@ -228,6 +295,7 @@ class PlainViTDifferentialAttention(Attention):
         rotation: None = None,
         num_output_tokens: int | None = None,
         output_attentions: bool = False,
+        projection: None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden_states, halves = cast_once(hidden_states), (-1, 2, self.half_dim)

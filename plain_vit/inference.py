@@ -10,7 +10,7 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from . import modeling_plain_vit as modeling
-from .attention_plain_vit import FAST_ATTENTION, SDPA, PlainViTAttention
+from .attention_plain_vit import FAST_ATTENTION, SDPA, JoinedProjection, PlainViTAttention
 from .configuration_plain_vit import PlainViTConfig
 from .errors import PreparedModelError
 from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer
@@ -189,6 +189,7 @@ class JoinedAttention(PlainViTAttention):
         rotation: Rotation | None = None,
         num_output_tokens: int | None = None,
         output_attentions: bool = False,
+        projection: JoinedProjection | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         query, key, value = self.qkv_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).split(self.counts, dim=2)

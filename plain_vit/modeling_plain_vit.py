@@ -30,7 +30,7 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_plain_vit import ATTENTIONS, Attention
+from .attention_plain_vit import ATTENTIONS, Attention, join_projections
 from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode, package_hub
 from .heads_plain_vit import (
     PATCH_PREDICTORS,
@@ -444,10 +444,10 @@ class PlainViTModel(PlainViTPreTrainedModel):
         kwargs["distances"] = distances = tokens.distances(self.config, pixel_values.device)
         kwargs["segments"] = tokens.segments
         bias = None if self.relative_position_bias is None else self.relative_position_bias(distances)
-        last = len(self.layers) - 1
-        for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
-            read = tokens.num_readable(num_output_tokens) if index == last else None
-            hidden_states = layer(hidden_states, bias, rotation=rotation, num_output_tokens=read, **kwargs)
+        of_layers = zip(self.layers, rotations, join_projections(self.layers), strict=True)
+        for index, (layer, rotation, projection) in enumerate(of_layers, start=1):
+            kwargs["num_output_tokens"] = tokens.num_readable(num_output_tokens) if index == len(self.layers) else None
+            hidden_states = layer(hidden_states, bias, rotation=rotation, projection=projection, **kwargs)
         hidden_states = self.layernorm(hidden_states)
         pooled = None
         if self.add_pooling_layer:
@@ -645,8 +645,8 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
         rotations = tokens.rotations(self.rotary_embedding, pixel_values, None)
         kwargs["distances"] = distances = tokens.distances(self.config, pixel_values.device)
         bias = None if self.relative_position_bias is None else self.relative_position_bias(distances)
-        for layer, rotation in zip(self.layers, rotations, strict=True):
-            stages.append(layer(stages[-1], bias, rotation=rotation, **kwargs))
+        for layer, rotation, joined in zip(self.layers, rotations, join_projections(self.layers), strict=True):
+            stages.append(layer(stages[-1], bias, rotation=rotation, projection=joined, **kwargs))
         features = [self.layernorm(stages[index]) for index in self.out_indices]
         if self.config.reshape_hidden_states:
             features = [self.tokens_to_map(tokens, *pixel_values.shape[-2:]) for tokens in features]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import harness
+from benchmarks import bench_kernels, harness
 from benchmarks import table as speeds
 from benchmarks.harness import (
     Case,
@@ -125,6 +125,43 @@ def test_a_run_is_named_by_the_options_that_it_was_given() -> None:
     assert name("") == name("--turns 3 --write") == "forward"
     assert name("--compile") == "forward-compile"
     assert name("--sizes tiny:32 base:8 --device cuda") == "forward-cuda-tiny-32-base-8"
+
+
+# Kernels
+
+
+def test_kernels_bytes_and_casts_are_counted_and_views_are_not() -> None:
+    words, halves = torch.ones(3, 5), torch.ones(3, 5, dtype=torch.bfloat16)
+    cases: list[tuple[Callable[[], object], tuple[int, int, int]]] = [
+        (lambda: words.t()[:2].unsqueeze(0).expand(7, -1, -1).detach(), (0, 0, 0)),
+        (lambda: torch.empty_like(words), (0, 0, 0)),
+        (lambda: torch.zeros(3, 5), (1, 0, 60)),
+        (lambda: words + words, (1, 0, 180)),
+        (lambda: words + 1, (1, 0, 120)),
+        (lambda: words + torch.tensor(1.0, dtype=torch.float64), (1, 0, 120 + 8)),
+        (lambda: words[:1].expand(3, 5) + words, (1, 0, 20 + 60 + 60)),
+        (lambda: words + halves, (1, 1, 60 + 30 + 60)),
+        (lambda: words.to(torch.bfloat16), (1, 1, 90)),
+        (lambda: halves.copy_(words), (1, 1, 90)),
+        (lambda: words.clone().zero_(), (2, 0, 120 + 60)),
+        (lambda: halves.sum(dtype=torch.float32), (1, 0, 30 + 4)),
+        (lambda: halves.sum(0, dtype=torch.float32), (1, 1, 30 + 20)),
+        (lambda: torch._foreach_copy_([halves, halves, words], [words, words, words]), (1, 2, 2 * 90 + 120)),
+    ]
+    for work, expected in cases:
+        counted = bench_kernels.counted(work)
+        assert (counted.kernels, counted.casts, counted.nbytes) == expected
+
+
+def test_a_training_step_has_no_more_kernels_and_casts_than_timm_s() -> None:
+    most = {"float32": (371, 0), "bfloat16 autocast": (604, 257)}
+    for dtype, (kernels, casts) in most.items():
+        ours, theirs = (bench_kernels.count("tiny", package, dtype, fused=True) for package in ("plain_vit", "timm"))
+        assert ours.step.kernels <= min(kernels, theirs.step.kernels)
+        assert ours.step.casts <= min(casts, theirs.step.casts)
+        assert ours.optimizer.kernels <= theirs.optimizer.kernels
+    on_this_cpu = bench_kernels.count("tiny", "plain_vit", "bfloat16 autocast")
+    assert on_this_cpu.step.kernels <= 757
 
 
 def test_the_readme_s_table_is_made_from_the_newest_results() -> None:

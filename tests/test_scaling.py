@@ -36,8 +36,8 @@ def test_the_flops_are_those_of_torchs_counter_on_a_real_model_and_of_its_produc
     assert sum(kernel.flops for kernel in kernels) == counter.get_total_flops()
     assert sum(kernel.flops for kernel in kernels if kernel.phase == "forward") == forward
     tokens, width, inner = 197, 192, 768
-    # The last block computes query, attention, projection and MLP of the class token only.
-    of_token = 2 * (2 * width**2 + 2 * width * inner) + 2 * 2 * tokens * width
+    # The last block computes attention, projection and MLP of the class token only.
+    of_token = 2 * (width**2 + 2 * width * inner) + 2 * 2 * tokens * width
     assert forward == operations(matrix_shapes("tiny", 2), training=False) - 2 * (tokens - 1) * of_token
 
 

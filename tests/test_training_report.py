@@ -40,6 +40,7 @@ from plain_vit.training.run.progress import Progress
 from plain_vit.training.run.publishing import training_facts
 from plain_vit.training.run.snapshots import look
 from plain_vit.training.run.trackers import TRACKERS, start_trackers, tracker_names
+from tests.tiny import tiny_config
 from tests.training_runs import open_script, save_resnet, save_stock_vit
 
 script = open_script("finetune_image_classification")
@@ -514,6 +515,22 @@ def test_needs_are_what_a_model_of_known_layers_takes():
     assert needs.checkpoint == 2 * all_weights + trained
     assert needs.disk(checkpoints_kept=3, models_kept=1) == 4 * needs.checkpoint + 3 * all_weights
     assert needs.disk(checkpoints_kept=0, models_kept=0) == all_weights
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_copies_of_weights_are_needed_once_and_not_for_each_image(autocast):
+    model = PlainViTForImageClassification(tiny_config())
+    accelerator = SimpleNamespace(
+        device=torch.device("cpu"), autocast=lambda: torch.autocast("cpu", torch.bfloat16, enabled=autocast)
+    )
+    needs = measure_needs(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), accelerator,
+        lambda images: {"pixel_values": torch.randn(images, 3, 24, 56)}, averaged=False,
+    )  # fmt: skip
+    names = ("q_proj", "k_proj", "v_proj")
+    joined = sum(p.nbytes for name, p in model.named_parameters() if name.split(".")[-2] in names)
+    assert needs.copies == joined or (autocast and joined / 2 < needs.copies <= needs.weights / 2)
+    assert needs.memory(5) - needs.memory(3) == 2 * needs.activations
 
 
 def test_too_little_disk_space_is_reported(tmp_path):

@@ -205,6 +205,7 @@ again = PlainViTForImageClassification.from_pretrained(folder / "int8")
 print(type(quantized.vit.layers[0].mlp.fc1.weight).__name__)
 print(difference(found, expected))
 print(torch.equal(again(pixels()).logits, found))
+print(difference(quantized.train()(pixels()).logits, found))
 """
 
 
@@ -218,10 +219,11 @@ def test_torchao_s_int8_weights_load_save_and_load(tmp_path: Path) -> None:
         text=True,
     )
     assert process.returncode == 0, process.stderr
-    kind, distance, same = process.stdout.split()[-3:]
+    kind, distance, same, of_training = process.stdout.split()[-4:]
     assert "Int8" in kind
     assert 0 < float(distance) < 0.05  # eight bits
     assert same == "True"
+    assert float(of_training) < 1e-5  # whose projections are not joined
     size = {name: (tmp_path / name / "model.safetensors").stat().st_size for name in ("float", "int8")}
     assert size["int8"] < 0.5 * size["float"]
 

@@ -28,6 +28,7 @@ class Needs:
         optimizer: Optimizer states.
         average: A moving average of the weights, or 0.
         activations: Activations kept per image for the backward pass.
+        copies: Copies of weights kept for the backward pass, joined or in another precision.
     """
 
     weights: int
@@ -35,6 +36,7 @@ class Needs:
     optimizer: int
     average: int
     activations: int
+    copies: int = 0
 
     def memory(self, micro_batch: int, *, shards: int = 1) -> int:
         """Return the bytes in the memory of one process.
@@ -44,7 +46,7 @@ class Needs:
             shards: Number of processes over which weights, gradients, states and average are sharded.
         """
         divided = self.weights + self.gradients + self.optimizer + self.average
-        return divided // shards + micro_batch * self.activations
+        return divided // shards + self.copies + micro_batch * self.activations
 
     @property
     def checkpoint(self) -> int:
@@ -80,19 +82,9 @@ def measure_needs(
         averaged: A moving average of the weights will be kept.
     """
     model.to(accelerator.device).train()
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    kept: dict[int, int] = {}  # bytes of each storage that autograd keeps for the backward pass
-
-    def count(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    inputs = send_to_device(noise(TRIED), accelerator.device)
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), accelerator.autocast():
-        loss = model(**inputs).logits.float().sum()
-    activations = sum(kept.values()) // TRIED
+    few = _kept(model, noise(TRIED), accelerator)[0]
+    more, loss = _kept(model, noise(2 * TRIED), accelerator)
+    activations = (more - few) // TRIED
     loss.backward()
     optimizer.step()
     weights = _bytes([*model.parameters(), *model.buffers()])
@@ -104,7 +96,25 @@ def measure_needs(
         ),
         average=weights if averaged else 0,
         activations=activations,
+        copies=few - TRIED * activations,
     )
+
+
+def _kept(model: nn.Module, inputs: dict[str, Any], accelerator: Accelerator) -> tuple[int, torch.Tensor]:
+    """Return the bytes that autograd keeps for the backward pass, besides the model's own tensors, and a loss."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, int] = {}
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    inputs = send_to_device(inputs, accelerator.device)
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), accelerator.autocast():
+        loss = model(**inputs).logits.float().sum()
+    return sum(kept.values()), loss
 
 
 def describe_needs(
@@ -136,10 +146,11 @@ def describe_needs(
         "gradients": divided(needs.gradients),
         "optimizer states": divided(needs.optimizer),
         "moving average": divided(needs.average) if needs.average else "none",
+        "copies of weights": size(needs.copies) if needs.copies else "none",
         "activations": f"{size(micro_batch * needs.activations)}, {micro_batch} x {size(needs.activations)} per image",
         "in all": f"about {size(needs.memory(micro_batch, shards=shards))}",
-        "how estimated": f"measured in one step on {TRIED} images of noise; without the working memory of "
-        f"operations, allocator overhead, and copies of {exchanged} that processes exchange",
+        "how estimated": f"measured in a step on {TRIED} and {2 * TRIED} images of noise; without the working memory "
+        f"of operations, allocator overhead, and buffers of {exchanged} that processes exchange",
     }
     place = folder.absolute()
     while not place.exists():

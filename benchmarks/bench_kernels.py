@@ -1,0 +1,277 @@
+"""Count of the kernels, bytes and casts of a forward pass and of a training step, beside other packages.
+
+    python -m benchmarks.bench_kernels --write
+
+On a GPU a small batch waits for the launches of kernels, not for their work. Their number needs no GPU and no quiet
+machine to be known: it is the same in each run.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+from torch._inductor import metrics
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks import bench_positions, models
+from benchmarks.harness import MEGABYTE, RESULTS, name_of_run, publish
+from plain_vit import attention_plain_vit
+
+PACKAGES = ("plain_vit", *models.PEERS)
+POSITIONS = ("DINOv3-S", "EVA-02-Ti")
+BATCH = 2
+AUTOCAST = {"float32": None, "bfloat16 autocast": torch.bfloat16}
+
+# Calls that compute nothing, beside those that return views of their arguments.
+IDLE = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "is_same_size"}
+OVERWRITING = {"copy_", "fill_", "zero_"}  # do not read the tensor that they change
+WITH_STATISTICS = ("attention", "norm")  # return and take statistics of another dtype, which nothing casts
+
+NOTES = f"""ViT-Ti/16 and two models whose positions enter the attention, with a batch of {BATCH}, on a CPU, not
+compiled. A kernel is a call of an ATen function that neither returns a view nor only allocates; some make two on a
+device. A cast is a kernel with tensors of several floating-point dtypes, also where it does other work as well, such
+as the sum of a float32 and a bfloat16 tensor; of lists of tensors, each is counted. Bytes are those of all tensors
+that kernels read and write. "Forward" is in evaluation, "step" is the forward pass in training, the loss and backward;
+the optimizer is fused AdamW. ViT-Ti/16 has one set of weights in every package and a cross-entropy, and the logits
+were found equal (vit-pytorch's has two norms more and no biases in query, key and value). DINOv3-S and EVA-02-Ti have
+no classifier: their loss is the mean square of the features.
+
+In bfloat16 on a CPU, our attention in training is made of plain products, which are faster there; "fused attention" is
+the kernel of a GPU, and of float32."""
+COMPILED = """Compiled by inductor for this CPU, the training step of ViT-Ti/16 has these graph breaks, and these
+kernels generated for forward and backward; products and attention, which inductor calls, come on top of them."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What was run.
+
+    Args:
+        kernels: Number of kernels.
+        casts: Number of kernels, or of tensors in a list, that change a dtype.
+        nbytes: Bytes read and written.
+    """
+
+    kernels: int
+    casts: int
+    nbytes: int
+
+
+class Counter(TorchDispatchMode):
+    """Counts what is run inside its context.
+
+    Attributes:
+        calls: Names of the kernels, in order.
+        casts: As in `Work`.
+        nbytes: As in `Work`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.casts = 0
+        self.nbytes = 0
+
+    @property
+    def work(self) -> Work:
+        """Return the counts."""
+        return Work(len(self.calls), self.casts, self.nbytes)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if func.is_view or name in IDLE:
+            return outputs
+        self.calls.append(name)
+        read = args[1:] if name in OVERWRITING else args
+        self.nbytes += sum(map(bytes_of, [*tensors_in((read, kwargs)), *tensors_in(outputs)]))
+        self.casts += casts(name, args, outputs)
+        return outputs
+
+
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """Return the tensors in nested containers."""
+    return (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor in memory; an expanded one has fewer than elements."""
+    sides = (side for side, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return torch.Size(sides).numel() * tensor.element_size()
+
+
+def casts(name: str, args: tuple[Any, ...], outputs: Any) -> int:
+    """Return how many dtypes a kernel changes: 0 or 1, or for one on lists of tensors, for how many of these."""
+    if name.startswith(("_foreach", "_fused")):
+        lists = [value for value in args if isinstance(value, list | tuple)]
+        return sum(len(float_dtypes(of_one)) > 1 for of_one in zip(*lists, strict=False))
+    outputs = next(tensors_in(outputs), None)
+    inputs = next(tensors_in(args), None) if any(word in name for word in WITH_STATISTICS) else args
+    return int(len(float_dtypes((inputs, outputs))) > 1)
+
+
+def float_dtypes(values: Any) -> set[torch.dtype]:
+    """Return the floating-point dtypes of tensors; single numbers take any."""
+    return {value.dtype for value in tensors_in(values) if value.is_floating_point() and value.ndim}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of a model.
+
+    Args:
+        name: Of the model, dtype and package.
+        forward: Of the forward pass in evaluation.
+        step: Of the forward pass, loss and backward in training.
+        optimizer: Of the step of the optimizer.
+    """
+
+    name: str
+    forward: Work
+    step: Work
+    optimizer: Work
+
+
+def build(model: str, package: str) -> tuple[Any, Callable[[Any], torch.Tensor], int]:
+    """Return a model, its loss as a function of its outputs, and the side of its images in pixels."""
+    if model in POSITIONS:
+        features: Callable[[Any], torch.Tensor] = bench_positions.features_of
+        side = bench_positions.MODELS[model][1]
+        return bench_positions.build(model, package), lambda outputs: features(outputs).float().square().mean(), side
+    labels = torch.arange(BATCH)
+    return (
+        models.build(package, model),
+        lambda outputs: nn.functional.cross_entropy(models.logits_of(outputs).float(), labels),
+        224,
+    )
+
+
+def count(model: str, package: str, dtype: str, fused: bool = False) -> Counts:
+    """Count the kernels of a model.
+
+    Args:
+        model: A size in `models.PATCHES`, or one of `POSITIONS`.
+        package: One of `PACKAGES`.
+        dtype: A key of `AUTOCAST`.
+        fused: Whether our attention in training is the kernel that runs on a GPU.
+    """
+    module, loss_of, side = build(model, package)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
+    images = torch.randn(BATCH, 3, side, side)
+    precision = AUTOCAST[dtype]
+
+    def forward() -> Any:
+        with torch.autocast("cpu", precision, enabled=precision is not None):
+            return loss_of(module(images)) if module.training else module(images)
+
+    products = attention_plain_vit.LONGEST_PRODUCTS
+    attention_plain_vit.LONGEST_PRODUCTS = 0 if fused else products
+    try:
+        with torch.no_grad():
+            module.eval()
+            in_evaluation = counted(forward)
+        module.train()
+        forward().backward()
+        optimizer.step()  # makes its states
+        optimizer.zero_grad()
+        in_training = counted(lambda: forward().backward())
+        of_optimizer = counted(optimizer.step)
+    finally:
+        attention_plain_vit.LONGEST_PRODUCTS = products
+    title = f"{model} {dtype}: {package}{', fused attention' if fused else ''}"
+    return Counts(title, in_evaluation, in_training, of_optimizer)
+
+
+def counted(work: Callable[[], object]) -> Work:
+    """Return the counts of a function."""
+    with Counter() as counter:
+        work()
+    return counter.work
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compiler makes of a training step.
+
+    Args:
+        name: Of the model, dtype and package.
+        graph_breaks: Places where the compiled program returns to Python.
+        kernels: Number of kernels that inductor generates; calls of existing ones, such as products, are not counted.
+    """
+
+    name: str
+    graph_breaks: int
+    kernels: int
+
+
+def compile_step(model: str, package: str, dtype: str) -> Compiled:
+    """Compile a training step; takes a minute or more."""
+    module, loss_of, side = build(model, package)
+    precision = AUTOCAST[dtype]
+    torch._dynamo.reset()
+    counters.clear()
+    metrics.reset()
+    with inductor_config.patch(force_disable_caches=True):
+        program = torch.compile(module.train())
+        with torch.autocast("cpu", precision, enabled=precision is not None):
+            loss = loss_of(program(torch.randn(BATCH, 3, side, side)))
+        loss.backward()
+    breaks = sum(counters["graph_break"].values())
+    return Compiled(f"{model} {dtype}: {package}, compiled", breaks, metrics.generated_kernel_count)
+
+
+def table(counts: Sequence[Counts]) -> str:
+    """Return a Markdown table with a row for each case."""
+    lines = ["| case | forward: kernels | casts | MB | step: kernels | casts | MB | optimizer: kernels | casts |"]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for one in counts:
+        parts = [f"{work.kernels} | {work.casts} | {work.nbytes / MEGABYTE:.0f}" for work in (one.forward, one.step)]
+        lines.append(f"| {one.name} | {' | '.join(parts)} | {one.optimizer.kernels} | {one.optimizer.casts} |")
+    return "\n".join(lines)
+
+
+def compiled_table(compiled: Sequence[Compiled]) -> str:
+    """Return a Markdown table with a row for each case."""
+    lines = [COMPILED, "", "| case | graph breaks | generated kernels |", "|---|---:|---:|"]
+    return "\n".join([*lines, *(f"| {one.name} | {one.graph_breaks} | {one.kernels} |" for one in compiled)])
+
+
+def all_counts(model: str) -> list[Counts]:
+    """Return the counts of every package and dtype."""
+    found = []
+    for dtype in AUTOCAST:
+        for package in packages_of(model):
+            found.append(count(model, package, dtype))
+            if package == "plain_vit" and dtype != "float32":
+                found.append(count(model, package, dtype, fused=True))
+    return found
+
+
+def packages_of(model: str) -> tuple[str, ...]:
+    """Return the packages that have a model, ours first."""
+    if model not in POSITIONS:
+        return PACKAGES
+    return ("plain_vit", "timm", "transformers") if bench_positions.MODELS[model][3] else ("plain_vit", "timm")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--write", action="store_true", help=f"write the table to {RESULTS.name}/")
+    options.add_argument("--compile", action="store_true", help="also the compiled models, which takes minutes")
+    chosen = options.parse_args()
+    counts = [one for model in ("tiny", *POSITIONS) for one in all_counts(model)]
+    body, results = f"{NOTES}\n\n{table(counts)}", [asdict(one) for one in counts]
+    if chosen.compile:
+        compiled = [compile_step("tiny", package, dtype) for dtype in AUTOCAST for package in PACKAGES]
+        body, results = f"{body}\n\n{compiled_table(compiled)}", [*results, *(asdict(one) for one in compiled)]
+    publish(name_of_run("kernels", options, chosen), "Kernels", body, results, chosen.write)
+
+
+if __name__ == "__main__":
+    main()
