@@ -18,7 +18,8 @@ from plain_vit.conversion import from_checkpoint
 NOTES = """Each turn opens a 1.2 GB file that lies in the system's cache and then sums every weight, because a file that
 is mapped has not been read when it is open. Before that, each opened model was found to give its source's logits. The
 limit is the time that one thread needs to read that many bytes in memory. torchvision's file is opened in the best way
-that torch has: an empty model, `torch.load(mmap=True)`, `load_state_dict(assign=True)`. "Peak memory" counts the pages
+that torch has: an empty model, `torch.load(mmap=True)`, `load_state_dict(assign=True)`; "mapped" is `mmap=True` of
+`from_checkpoint`, without which torch files are read. "Peak memory" counts the pages
 of a mapped file, which all processes share and the system takes back when it needs them; "of it its own" is what only
 this process has: 0 means no copy, 1217 MB one."""
 
@@ -77,6 +78,10 @@ def main() -> None:
                 "plain_vit opens its own folder", "plain_vit", by_from_pretrained, kind=PlainViTForImageClassification
             ),
             *(case(f"plain_vit converts {name}", name, by_from_checkpoint, **hints) for name, hints in SOURCES.items()),
+            *(
+                case(f"plain_vit converts {name}, mapped", name, by_from_checkpoint, mmap=True, **SOURCES[name])
+                for name in ("vit_pytorch.pt", "torchvision.pth")
+            ),
         ]
         results = compare(cases, options.turns)
     report("load", f"Opening a ViT-L of {size / 1e9:.2f} GB", NOTES, results, options.write)

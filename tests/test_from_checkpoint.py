@@ -594,3 +594,15 @@ def test_existing_or_wrongly_named_output_is_not_touched(tmp_path: Path) -> None
     to_checkpoint(ours, tmp_path / "vit.pt", format="vit_pytorch", force=True)
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".pt") == ["vit.pt"]
     assert torch.load(tmp_path / "vit.pt", weights_only=True).keys() == small().state_dict().keys()
+
+
+def test_a_mapped_torch_file_gives_the_same_model_and_is_never_written_to(tmp_path: Path) -> None:
+    source, images = small(), torch.randn(2, 3, 15, 28)
+    path = saved(source.state_dict(), tmp_path)
+    before = path.read_bytes()
+    read, mapped = (from_checkpoint(path, **SAID, mmap=mmap).model for mmap in (False, True))
+    assert torch.equal(logits(mapped, images), logits(read, images))
+    mapped(images).logits.sum().backward()
+    torch.optim.SGD(mapped.parameters(), lr=1.0).step()
+    assert not torch.equal(logits(mapped, images), logits(read, images))
+    assert path.read_bytes() == before

@@ -372,6 +372,60 @@ def test_a_safetensors_header_may_be_as_long_as_any_other_beginning_reads(start:
     assert torch.equal(checkpoint.tensors.mapped()["a"], values)
 
 
+def test_a_torch_file_may_be_overwritten_once_its_tensors_are_read(tmp_path: Path) -> None:
+    values = some_tensors()["blocks.0.weight"]
+    path = save_torch(some_tensors(), tmp_path)
+    read = read_checkpoint(path).tensors.mapped()["blocks.0.weight"]
+    save_torch({"blocks.0.weight": -values, "blocks.0.bias": values[0]}, tmp_path)
+    assert torch.equal(read, values)
+
+
+def is_mapped(tensor: torch.Tensor, path: Path) -> bool:
+    """Whether a tensor's memory is that of a file."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(address, 16) for address in line.split()[0].split("-"))
+        if start <= tensor.data_ptr() < end:
+            return line.endswith(os.path.realpath(path))
+    return False  # an empty one has none
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists the mappings")
+def test_torch_files_are_mapped_only_on_request(tmp_path: Path) -> None:
+    path = save_torch(some_tensors(), tmp_path)
+    tensors = read_checkpoint(path).tensors
+    by_default, on_request = tensors.mapped(), tensors.mapped(overwritten=True)
+    assert not any(is_mapped(by_default[name], path) for name in tensors)
+    for name, value in some_tensors().items():
+        mapped = on_request[name]
+        assert is_mapped(mapped, path) or not mapped.numel()
+        assert torch.equal(mapped, value)
+        assert mapped.stride() == value.stride() or not mapped.numel()
+    before = path.read_bytes()
+    on_request["blocks.1.weight"].zero_()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists the mappings")
+def test_torch_files_in_the_hubs_cache_are_mapped(tmp_path: Path) -> None:
+    home = tmp_path / "models--some--one"
+    folder, blobs = home / "snapshots" / "0123", home / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir()
+    blob = save_torch(some_tensors(), blobs, "abcdef")
+    (folder / "pytorch_model.bin").symlink_to(blob)
+    shutil.copy(blob, folder / "copied.bin")
+    assert is_mapped(read_checkpoint(folder / "pytorch_model.bin").tensors.mapped()["half"], blob)
+    assert not is_mapped(read_checkpoint(folder / "copied.bin").tensors.mapped()["half"], folder / "copied.bin")
+
+
+def test_a_mapped_file_that_was_cut_off_before_is_refused(tmp_path: Path) -> None:
+    path = save_torch(some_tensors(), tmp_path)
+    tensors = read_checkpoint(path).tensors.mapped(overwritten=True)
+    os.truncate(path, 100)
+    with pytest.raises(CheckpointError, match="changed while it was being read"):
+        tensors["half"]
+
+
 def test_file_tools_import_no_source_of_checkpoints() -> None:
     code = (
         "import sys, plain_vit.files.reading, plain_vit.files.staging\n"

@@ -43,12 +43,13 @@ def from_checkpoint(
     reference: tuple[torch.Tensor, torch.Tensor] | None = None,
     id2label: Mapping[int, str] | Sequence[str] | None = None,
     verify: bool = False,
+    mmap: bool = False,
     **hints: Any,
 ) -> Converted:
     """Open a checkpoint of any supported source as our model, without guessing or silently dropping anything.
 
-    The weights of safetensors files are memory-mapped, as in transformers, and copied where they are changed; those of
-    other files are read.
+    The weights of safetensors files, and of torch files in the Hub's cache, are memory-mapped, as in transformers, and
+    copied where they are changed; those of other files are read.
 
     Args:
         source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt` or `.npz` file, a folder, or a Hub id. Our own folders
@@ -59,6 +60,9 @@ def from_checkpoint(
             settings that the checkpoint does not contain are found by trying all candidates.
         id2label: Names of the labels.
         verify: Compare with the source's own model, if its package is installed.
+        mmap: Map the weights of other torch files too, like `torch.load(mmap=True)`: several times as fast, without a
+            copy in memory. The file must then stay as it is while the model or a part of it is in use: `torch.save`
+            to the same path, for example, cuts it off, which kills the process.
         **hints: Fields of `Hints`, for settings that the checkpoint does not contain: `num_attention_heads`,
             `layer_norm_eps`, `architecture` and so on.
 
@@ -73,7 +77,7 @@ def from_checkpoint(
     """
     plan, converted = _inspect(source, Hints(**hints), format, revision, reference, id2label)
     theirs = plan.source_module() if verify else None
-    converted = replace(converted, model=plan.load())
+    converted = replace(converted, model=plan.load(mmap=mmap))
     return converted if theirs is None else _verified(converted, plan, theirs)
 
 
@@ -88,7 +92,7 @@ def convert_checkpoint(
         source: As for `from_checkpoint`.
         folder: An existing empty folder to write to, such as that of `staging.staged_folder`.
         verify: Compare with the source's own model first, if its package is installed and both fit in memory.
-        **options: As for `from_checkpoint`.
+        **options: As for `from_checkpoint`, but for `mmap`.
 
     Returns:
         As `from_checkpoint`; without a comparison the model's parameters are on the meta device.

@@ -61,13 +61,23 @@ class ConversionPlan:
         read = {name for names in sources_of(self.rows, self.whole.state_dict()).values() for name in names}
         return ignored_names([name for name in self.tensors if name not in read], self.description.ignored)
 
-    def load(self, converted: dict[tuple[object, ...], dict[str, torch.Tensor]] | None = None) -> PreTrainedModel:
-        """Load the weights into the model; `converted` caches them for equal tables, which then share their memory."""
+    def load(
+        self,
+        converted: dict[tuple[object, ...], dict[str, torch.Tensor]] | None = None,
+        *,
+        mmap: bool = False,
+    ) -> PreTrainedModel:
+        """Load the weights into the model; `converted` caches them for equal tables, which then share their memory.
+
+        Args:
+            converted: The weights by table, which grows.
+            mmap: Map files that writers overwrite, too.
+        """
         shapes = ((name, tensor.shape) for name, tensor in self.whole.state_dict().items())
         key = (*map(repr, self.rows), *shapes)
         state = (converted or {}).get(key)
         if state is None:
-            state = self._convert(self.tensors.mapped(), owned=True)
+            state = self._convert(self.tensors.mapped(overwritten=mmap), owned=True)
             if converted is not None:
                 converted[key] = state
         self.whole.load_state_dict(state, assign=True)

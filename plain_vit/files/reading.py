@@ -372,7 +372,7 @@ def _read_file(path: Path, key: str | None, name: str | None = None) -> Checkpoi
             f"{path} is a {kind} file by its content: rename it to end in {known}, or check its source."
         )
     if kind == "torch":
-        file = TorchFile(path)
+        file = TorchFile(path, is_overwritten=not _is_in_hub_cache(path))
         state_dict, wrappers, notes = _find_state_dict(file.tree, key, path)
         return Checkpoint(file.lazy(state_dict), kind, (path,), wrappers=wrappers, notes=notes)
     tensors = open_safetensors(path)[0] if kind == "safetensors" else open_npz(path)
@@ -380,6 +380,14 @@ def _read_file(path: Path, key: str | None, name: str | None = None) -> Checkpoi
         raise CheckpointError(f"{path} contains no tensors: expected the weights of a model.")
     tensors, wrappers = _narrowed(tensors, key, path)
     return Checkpoint(tensors, kind, (path,), wrappers=wrappers)
+
+
+def _is_in_hub_cache(path: Path) -> bool:
+    """Return whether a file is a link to a blob in the Hub's cache, which is named by its content and never changes."""
+    home = path.parent.parent
+    return (
+        path.is_symlink() and home.name == "snapshots" and Path(os.path.realpath(path)).parent == home.parent / "blobs"
+    )
 
 
 def _kind(path: Path) -> str:

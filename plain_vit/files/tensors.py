@@ -2,8 +2,8 @@
 
 Opening reads and checks headers only: names, shapes, dtypes and offsets. Nothing that a header declares is allocated
 before it has been compared with the size of the file, no code in a file is run, and each tensor is read on access, into
-newly allocated memory; a file changed in the meantime is detected. `LazyTensors.mapped` maps safetensors files instead,
-which writers replace rather than overwrite; torch.save overwrites its files.
+newly allocated memory; a file changed in the meantime is detected. `LazyTensors.mapped` maps files instead, if their
+writers replace them: torch.save overwrites its own.
 """
 
 import math
@@ -36,12 +36,15 @@ class LazyTensor:
         read: Returns it in newly allocated memory.
         map: Returns it as a private mapping of its file, which takes no memory until it is changed; None if it cannot
             be mapped.
+        is_overwritten: Whether writers of its file overwrite it, rather than replace it by another. A tensor that is
+            mapped then changes with the file; where the file gets shorter, the process is killed.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     read: Callable[[], torch.Tensor]
     map: Callable[[], torch.Tensor] | None = None
+    is_overwritten: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -71,9 +74,18 @@ class LazyTensors(Mapping[str, torch.Tensor]):
     def __contains__(self, name: object) -> bool:  # Mapping's own would read the tensor
         return name in self.entries
 
-    def mapped(self) -> "LazyTensors":
-        """Return the same tensors, mapped from their files where possible."""
-        return LazyTensors({name: replace(entry, read=entry.map or entry.read) for name, entry in self.entries.items()})
+    def mapped(self, overwritten: bool = False) -> "LazyTensors":
+        """Return the same tensors, mapped from their files where possible.
+
+        Args:
+            overwritten: Also from files that writers overwrite.
+        """
+
+        def mapping(entry: LazyTensor) -> LazyTensor:
+            may_map = overwritten or not entry.is_overwritten
+            return replace(entry, read=entry.map) if entry.map and may_map else entry
+
+        return LazyTensors({name: mapping(entry) for name, entry in self.entries.items()})
 
     def meta(self) -> dict[str, torch.Tensor]:
         """Return tensors on the meta device: names, shapes and dtypes, without reading."""

@@ -4,7 +4,7 @@ import io
 import pickletools
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -82,6 +82,7 @@ class TorchFile:
 
     Args:
         path: The file, either an archive (torch 1.6 and later) or the older single stream.
+        is_overwritten: Whether someone may overwrite it, as torch.save does.
 
     Raises:
         CheckpointError: The file is damaged, or uses a pickle protocol other than the default of torch.save.
@@ -93,7 +94,8 @@ class TorchFile:
 
     tree: object
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_overwritten: bool = True) -> None:
+        self._is_overwritten = is_overwritten
         if torch.torch_version.TorchVersion(torch.__version__) < (2, 10):  # type: ignore[operator]
             raise UnsafeFileError(
                 f"{path} is a pickle, and torch {torch.__version__} can be made to run code by one in spite of "
@@ -213,12 +215,20 @@ class TorchFile:
         offset = getattr(storage, "_checkpoint_offset", -1)  # set by torch.load on storages on the meta device
         if self._records.get(offset) != storage.nbytes():
             raise CheckpointError(f"{where} is outside the bytes that the archive stores for it: the file is damaged.")
-        return LazyTensor(shape, dtype, partial(self._read, offset + start, span, dtype, shape, stride))
+        place = offset + start, span, dtype, shape, stride
+        read, map = partial(_strided, self._file.read, *place), partial(_strided, self._file.map, *place)
+        return LazyTensor(shape, dtype, read, map, self._is_overwritten)
 
-    def _read(
-        self, offset: int, span: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
-    ) -> torch.Tensor:
-        return self._file.read(offset, span, dtype).as_strided(shape, stride)
+
+def _strided(
+    take: Callable[[int, int, torch.dtype], torch.Tensor],
+    offset: int,
+    span: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> torch.Tensor:
+    return take(offset, span, dtype).as_strided(shape, stride)
 
 
 def _check_pickle(stream: io.BytesIO, path: Path) -> tuple[list[str], list[str]]:
