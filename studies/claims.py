@@ -34,7 +34,7 @@ class Claims:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.own: set[str] = set()
-        self.owner = {"machine": this_machine(), "process": os.getpid()}
+        self.owner: dict[str, Any] = {"machine": this_machine(), "processes": [os.getpid()]}
         folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
@@ -56,6 +56,11 @@ class Claims:
             if self._is_dead(key):
                 shutil.rmtree(self.folder / key, ignore_errors=True)
             return self._make(key)
+
+    def note(self, key: str, process: int) -> None:
+        """Note the process that does a claimed run: it may outlive this one, and the run is not free before its end."""
+        owner = {**self.owner, "processes": [*self.owner["processes"], process]}
+        (self.folder / key / "owner.json").write_text(json.dumps(owner), encoding="utf-8")
 
     def give_back(self, key: str) -> None:
         """Free a claimed run."""
@@ -84,7 +89,7 @@ class Claims:
             return False
         owner = self._owner(key)
         if owner.get("machine") == self.owner["machine"] and Path("/proc").is_dir():
-            return not Path("/proc", str(owner["process"])).exists() or self._now() - seen > DEAD
+            return not any(Path("/proc", str(process)).exists() for process in owner["processes"])
         return self._now() - seen > DEAD
 
     def _owner(self, key: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Results as JSON lines: one line per finished run, appended under a lock, and what is computed from them."""
 
+import functools
 import json
 import os
 import statistics
@@ -48,8 +49,11 @@ def read_results(file: Path) -> dict[str, dict[str, Any]]:
             result = json.loads(line)
             found[result["key"]] = result
         except (ValueError, KeyError, TypeError):
-            print(f"{file.name} has a damaged line, {line[:40]!r}...: its run counts as not done")
+            _say_once(f"{file.name} has a damaged line, {line[:40]!r}...: its run counts as not done")
     return found
+
+
+_say_once = functools.cache(print)  # a queue reads its results every few seconds
 
 
 def is_flat(curve: Sequence[float]) -> bool:

@@ -67,6 +67,7 @@ class Queue:
         """Do what is left, and return whether everything of the study is done now."""
         self.began, self.done = time.monotonic(), 0
         with Claims(self.runs / "claims") as claims, ThreadPoolExecutor(self.jobs) as pool:
+            self.claims = claims
             ended = threading.Event()
             threading.Thread(target=_beat, args=(claims, ended), daemon=True).start()
             try:
@@ -79,7 +80,7 @@ class Queue:
 
     def _fill(self, claims: Claims, pool: ThreadPoolExecutor) -> None:
         active: dict[Future[None], Run] = {}
-        begun = 0
+        begun, told = 0, False
         while not self.stopped:
             waiting = [run for run in self.waiting() if run.name not in self.failed]
             places = self.jobs - len(active)
@@ -94,7 +95,12 @@ class Queue:
                     places, begun = places - 1, begun + 1
             if not active and (not waiting or begun == self.most or not any(map(self.is_ready, waiting))):
                 break
+            if not active and not told:
+                self.say("other processes do what is left: waiting for them, and for what they give back")
+                told = True
             finished, _ = wait(active, timeout=WAIT, return_when=FIRST_COMPLETED)
+            if not active:
+                time.sleep(WAIT)
             for future in finished:
                 run = active.pop(future)
                 claims.give_back(run.key)
@@ -109,8 +115,8 @@ class Queue:
         return [run for run in planned if run.key not in done or (run.key in needed and not self.is_kept(run))]
 
     def is_ready(self, run: Run) -> bool:
-        """Return whether the model that a run starts from is there."""
-        return run.after is None or self.is_kept(run.after)
+        """Return whether the model that a run starts from is there, and complete."""
+        return run.after is None or (run.after.key in read_results(self.file) and self.is_kept(run.after))
 
     def is_kept(self, run: Run) -> bool:
         """Return whether the model of a run is there."""
@@ -134,7 +140,7 @@ class Queue:
             shutil.rmtree(folder, ignore_errors=True)
         self.say(f"{run.name}: {shlex.join([*words, *(['--resume'] if resumes else [])])}")
         start, load = time.monotonic(), os.getloadavg()[0]
-        code, used = self._run([*words, *(["--resume"] if resumes else [])], folder.with_suffix(".txt"))
+        code, used = self._run(run.key, [*words, *(["--resume"] if resumes else [])], folder.with_suffix(".txt"))
         if code != 0:
             if not self.stopped:
                 self.failed[run.name] = f"exit code {code}, see {folder.with_suffix('.txt')}"
@@ -150,7 +156,7 @@ class Queue:
         self.done += 1
         self._report(run, line)
 
-    def _run(self, words: list[str], log: Path) -> tuple[int, resource.struct_rusage]:
+    def _run(self, key: str, words: list[str], log: Path) -> tuple[int, resource.struct_rusage]:
         log.parent.mkdir(parents=True, exist_ok=True)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(self.threads))
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -164,6 +170,7 @@ class Queue:
                 stderr=subprocess.STDOUT,
             )
             self.processes.add(process)
+            self.claims.note(key, process.pid)
             if self.stopped:
                 process.send_signal(signal.SIGTERM)
             _, status, used = os.wait4(process.pid, 0)

@@ -52,7 +52,10 @@ if folder.exists() and "--resume" not in words:
 folder.mkdir(parents=True, exist_ok=True)
 (folder / "run.json").write_text("{}")
 (folder / "began").open("a").write("x")
+times = folder.parent / "times"
+times.open("a").write(f"{folder.name} begins\\n")
 time.sleep(float(option("pause")))
+times.open("a").write(f"{folder.name} ends\\n")
 curve = [0.5, 0.7, 0.8 - abs(rate - 2e-3) * 10, 0.8 - abs(rate - 2e-3) * 10]
 (folder / "log.jsonl").write_text("".join(json.dumps({"validation_accuracy": v}) + chr(10) for v in curve))
 (folder / "results.json").write_text(json.dumps({"test_accuracy": 0.6 + seed / 100 + rate}))
@@ -264,7 +267,7 @@ def test_the_claim_of_a_dead_process_is_free_at_once_and_of_another_machine_late
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     first, second = Claims(tmp_path), Claims(tmp_path)
-    first.owner["process"] = ended.pid
+    first.owner["processes"] = [ended.pid]
     assert first.take("run")
     assert second.take("run")
     elsewhere = Claims(tmp_path)
@@ -353,8 +356,6 @@ def test_a_killed_queue_goes_on(toy: Study, tmp_path: Path, number: signal.Signa
         time.sleep(0.05)
     killed.send_signal(number)
     killed.wait()
-    if number == signal.SIGKILL:
-        time.sleep(4)  # its runs end by themselves, their results are not recorded
     done = len(read_results(results_file(tmp_path / "results", toy)))
     assert done < 3
     (tmp_path / "script.py").write_text(SCRIPT.replace('float(option("pause"))', "0"))
@@ -362,6 +363,11 @@ def test_a_killed_queue_goes_on(toy: Study, tmp_path: Path, number: signal.Signa
     assert queue_of(study, tmp_path, say=lambda line: None).work()
     lines = read_results(results_file(tmp_path / "results", toy))
     assert len(lines) == count_runs(study)
+    times = (tmp_path / "runs" / "toy-desk" / "times").read_text().splitlines()
+    if number == signal.SIGKILL:  # the runs of the killed queue go on, and no other process enters their folders
+        for folder in {line.split()[0] for line in times}:
+            words = [line.split()[1] for line in times if line.startswith(folder)]
+            assert words == ["begins", "ends"] * (len(words) // 2)
     assert any(line["resumed"] for line in lines.values()) == (number == signal.SIGTERM)
 
 
