@@ -9,7 +9,7 @@ Nothing here is run; a number of the page that is not in the results would be ch
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
         study = open_study(name, "desk")
         results = read_results(results_file(HERE / "results", study))
         text = with_block(text, name, section(study, results))
-        if results:
+        if has_accuracies(study, results):
             picture = PICTURES / f"study_{name}.png"
             draw(study, results).savefig(picture, dpi=110)
             print(picture.relative_to(ROOT))
@@ -66,16 +66,21 @@ def section(study: Study, results: Mapping[str, Any]) -> str:
         else f"Paper: {paper['source']}.",
         f"*Prediction.* {' '.join(fields['prediction'].split())}",
     ]
-    if not results:
-        return "\n\n".join([*parts, "Not run yet."])
     done, total = sum(run.key in results for run in planned_runs(study, results)), count_runs(study)
     if done < total:
-        parts.append(f"{done} of {total} runs are done.")
+        parts.append(f"{done} of {total} runs are done." if done else "Not run yet.")
+    if not has_accuracies(study, results):
+        return "\n\n".join(parts)
     parts += [
         table(study, results),
         f"![{fields['title']}: test accuracies and learning rates]({picture_of(study.name)})",
     ]
     return "\n\n".join(parts)
+
+
+def has_accuracies(study: Study, results: Mapping[str, Any]) -> bool:
+    """Return whether the table of a study would have a number."""
+    return any(row.mean is not None for row in rows_of(study, results))
 
 
 def picture_of(name: str) -> str:
@@ -129,7 +134,7 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
             tried = sorted(row.choices)
             values = [100 * row.choices[each] for each in tried]
             rates.plot(tried, values, color=colors[row.contender], marker="o", markersize=4, linewidth=1)
-    rates.set_xscale("log")
+    _log_scale(rates, {rate for row in rows for rate in row.choices})
     rates.set(xlabel="peak learning rate", ylabel="validation accuracy (%), seed 0")
     for axis in (ends, rates):
         axis.spines[["top", "right"]].set_visible(False)
@@ -137,6 +142,13 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
         axis.set_axisbelow(True)
     figure.suptitle(study.description["title"], fontsize=11)
     return figure
+
+
+def _log_scale(axis: Axes, values: Collection[float]) -> None:
+    """Make the x axis logarithmic, with these ticks; matplotlib's own are written as mathematics."""
+    axis.set_xscale("log")
+    axis.set_xticks([*sorted(values)], [f"{value:g}" for value in sorted(values)])
+    axis.set_xticks([], minor=True)
 
 
 def _draw_rows(axis: Axes, rows: Sequence[Row]) -> dict[str, str]:
@@ -170,7 +182,7 @@ def _draw_lines(axis: Axes, study: Study, rows: Sequence[Row]) -> dict[str, str]
             )
         means = [100 * (row.mean or 0) for row in own]
         axis.plot(places, means, color=colors[name], label=name if own else f"{name} (not run yet)")
-    axis.set_xscale("log")
+    _log_scale(axis, {fields[row.contender]["x"] for row in rows})
     axis.set(xlabel="training images", ylabel="test accuracy (%)")
     axis.legend(fontsize=8, frameon=False)
     return {row.contender: colors[fields[row.contender]["series"]] for row in rows}

@@ -2,7 +2,7 @@
 
     python -m studies.run                             # lists the studies and what is done of them
     python -m studies.run positions                   # desk size: goes on with what is left
-    python -m studies.run positions --size smoke      # a minute: that everything works
+    python -m studies.run positions --size smoke      # minutes: that everything works
     python -m studies.run positions --size paper      # prints commands for GPUs, with hours; runs nothing
 
 A run that has a result is not run again. Stop it as you like, with Ctrl-C or `kill`: the same command goes on. Start
