@@ -240,6 +240,7 @@ def test_results_survive_a_killed_writer(tmp_path: Path, capsys: pytest.CaptureF
     assert "toy-desk.jsonl has a damaged line" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_many_writers_lose_nothing(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from studies.results import append_result\n"
