@@ -31,7 +31,8 @@ LONGEST = 4  # ratio of the sides, at most
 PATCHES = 36  # of 4 x 4 pixels: a square of 24 x 24, the model's size
 RATIOS = (0.5, 0.7, 1, 1.4, 2)  # of the width of an ellipse to its height
 SEEDS = (0, 1, 2)
-COMMON: dict[str, Any] = {"epochs": 4, "batch_size": 64, "evaluations": 1, "checkpoints_kept": 0, "report": False}
+COMMON: dict[str, Any] = {"epochs": 4, "batch_size": 64, "evaluations": 1, "checkpoints_kept": 0, "report": False,
+                          "position_resampling": "bicubic_antialias"}  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
     "squares": {},
     "aspect ratio kept": {"native_aspect_ratio": True, "max_num_patches": PATCHES},
@@ -40,8 +41,8 @@ NOTES = f"""Characters: each image is a canvas of {IMAGE_SIZE} pixels by {IMAGE_
 or lying, with one rendered character of {IMAGE_SIZE} x {IMAGE_SIZE} pixels somewhere in it, of {len(CHARACTERS)}
 classes. Proportions: such a canvas with a filled ellipse, whose width is 1/2, 0.7, 1, 1.4 or 2 times its height: the
 class. {IMAGES["train"]:,} images to train on and {IMAGES["test"]:,} to test on. The model is the shipped glyph
-checkpoint, fine-tuned for {COMMON["epochs"]} epochs. Both ways give it at most {PATCHES} patches of 4 x 4 pixels: a
-square of 24 x 24 pixels, or as large a grid of the image's shape."""
+checkpoint, fine-tuned for {COMMON["epochs"]} epochs, its positions resampled. Both ways give it at most {PATCHES}
+patches of 4 x 4 pixels: a square of 24 x 24 pixels, or as large a grid of the image's shape."""
 
 
 def canvas(draw: np.random.Generator, level: int) -> PIL.Image.Image:

@@ -218,6 +218,7 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         trust_remote_code=arguments.trust_remote_code,
         hints=checkpoint_hints(arguments.model_hints),
         image_size=None if arguments.image_size is None else sides(arguments, "image_size"),
+        position_resampling=arguments.position_resampling,
         hidden_dropout_prob=arguments.dropout,
         drop_path_rate=arguments.drop_path_rate,
     )

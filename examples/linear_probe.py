@@ -37,7 +37,15 @@ from plain_vit.files.staging import staged_file, staged_folder
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from accelerate import Accelerator
 
-    from plain_vit.training.arguments import ForwardOptions, LabelOptions, SplitOptions, keywords, option, run_script
+    from plain_vit.training.arguments import (
+        ForwardOptions,
+        LabelOptions,
+        Resampling,
+        SplitOptions,
+        keywords,
+        option,
+        run_script,
+    )
     from plain_vit.training.attentive_probing import (
         Tokens,
         attentive_classifier,
@@ -73,6 +81,9 @@ class SourceOptions(SplitOptions, ForwardOptions):
     _argument_group_name: ClassVar[str] = "features"
 
     image_size: list[int] | None = option(None, help="in pixels (default: the model's own)")
+    position_resampling: Resampling | None = option(
+        None, help="how position embeddings are resampled to image_size (default: the model's own way)"
+    )
     validation_fraction: float = option(0.1, help="fraction of the training split to use if there is none")
     output_dir: str = option(help="new or empty folder, or one with the features of the same model and data")
     seed: int = option(0, help="of the validation split and of the order of the images")
@@ -127,6 +138,7 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         trust_remote_code=arguments.trust_remote_code,
         hints=checkpoint_hints(arguments.model_hints),
         image_size=None if size is None else (size[0], size[-1]),
+        position_resampling=arguments.position_resampling,
     )
     _, head = head_layer(model)
     attentive = attentive_classifier(model) if arguments.mode == "attentive" else None
@@ -345,6 +357,7 @@ def describe_source(arguments: ProbeArguments, data: ImageClassificationData) ->
     return {
         "model": arguments.model,
         "image_size": arguments.image_size,
+        "position_resampling": arguments.position_resampling,
         "mixed_precision": arguments.mixed_precision,
         "dataset": arguments.dataset,
         "classes": data.label_names,

@@ -19,6 +19,7 @@ from plain_vit import PlainViTForImageClassification
 from plain_vit.analysis import displayable
 from plain_vit.analysis.plots import plot_learning_rates
 from plain_vit.errors import DataError, TrainingError
+from plain_vit.positions_plain_vit import resample_positions
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data import load_splits
 from plain_vit.training.metrics import evaluate_classifier
@@ -27,7 +28,7 @@ from plain_vit.training.run import show_batch as show_batch_module
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.run.trials import read_rates
 from plain_vit.training.tasks import classification
-from tests.training_runs import assert_same_bits, open_script, save_stock_vit, weights_of
+from tests.training_runs import assert_same_bits, open_script, save_plain_vit, save_stock_vit, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 script = open_script("finetune_image_classification")
@@ -114,6 +115,38 @@ def test_other_size_is_trained_at_and_saved(run):
     model = AutoModelForImageClassification.from_pretrained(run("large", image_size=[32, 40]))
     assert model.config.image_size == (32, 40)
     assert model.vit.embeddings.position_embeddings.weight.shape == (1 + 4 * 5, 40)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"image_size": [16]},
+        {"image_size": [32, 40]},
+        {"test_size": [40]},
+        {"initial_image_size": 16, "growth_epochs": 1.0},
+        {"native_aspect_ratio": True},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_patches_get_no_positions_of_other_places(run, tmp_path, option):
+    model = tmp_path / "model"
+    save_plain_vit(model, position_resampling="truncate")
+    with pytest.raises(TrainingError, match=f"With --{next(iter(option))}, .* add --position_resampling bicubic"):
+        run("refused", model=str(model), **option)
+    folder = run("resampled", model=str(model), **option, position_resampling="bilinear")
+    assert json.loads((folder / "config.json").read_text())["position_resampling"] == "bilinear"
+    stock = str(save_stock_vit(tmp_path / "stock"))
+    with pytest.raises(TrainingError, match="ViTConfig has no field position_resampling: omit the option"):
+        run("refused", model=stock, position_resampling="bilinear")
+
+
+def test_positions_are_resampled_as_requested(tmp_path):
+    folder = save_plain_vit(tmp_path / "model", position_resampling="truncate")
+    table = weights_of(folder)["vit.embeddings.position_embeddings.weight"]
+    for mode in ("bilinear", "bicubic_antialias"):
+        model, _ = load_classifier(str(folder), ["a", "b", "c"], image_size=(32, 40), position_resampling=mode)
+        resampled = model.vit.embeddings.position_embeddings.weight
+        assert torch.equal(resampled[1:], resample_positions(table[1:], (4, 3), (4, 5), mode))
 
 
 def test_fixres_run_is_saved_for_the_size_that_it_was_evaluated_at(run, capsys):

@@ -32,6 +32,11 @@ def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
     return field(default=default, metadata={"help": help})
 
 
+# How position embeddings are resampled, but for "truncate", which gives patches the positions of other places.
+Resampling = Literal[
+    "bicubic", "bicubic_antialias", "bicubic_align_corners", "bilinear", "bilinear_antialias", "bilinear_align_corners"
+]  # fmt: skip
+
 # Groups shared by several scripts.
 
 
@@ -209,6 +214,9 @@ class ModelOptions(CheckpointOptions):
     gradient_checkpointing: bool = option(False, help="save memory by recomputing the forward pass")
     image_size: list[int] | None = option(
         None, help="training size in pixels: one number, or height and width; positions are resampled once"
+    )
+    position_resampling: Resampling | None = option(
+        None, help="how position embeddings are resampled to other sizes (default: the model's own way)"
     )
     test_size: list[int] | None = option(
         None, help="size of evaluated images, where it differs from the training size (FixRes), which the model keeps"

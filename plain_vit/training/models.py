@@ -114,10 +114,30 @@ def load_classifier(
                     f"The positions of {type(model).__name__} cannot be resampled to {image_size} pixels: convert "
                     "it to a plain ViT with `plain-vit convert` first."
                 )
+            if config.image_shape != image_size:
+                check_positions(config, "--image_size")
             config.image_size = image_size
     if config.to_dict() != model.config.to_dict():
         model = _rebuilt(model, config)
     return model, processor
+
+
+def check_positions(config: PlainViTConfig, option: str) -> None:
+    """Refuse images of other sizes where a table of positions is not resampled for them.
+
+    Args:
+        config: config of the model.
+        option: the option that changes the size, such as "--image_size".
+
+    Raises:
+        TrainingError: Patches of these images would get the positions of other places.
+    """
+    if config.position_embedding_type == "learned" and config.position_resampling == "truncate":
+        raise TrainingError(
+            f"With {option}, patches would get the positions of other places, because the model uses the first rows of "
+            'its position table for images of another size (position_resampling is "truncate", as in vit-pytorch): add '
+            "--position_resampling bicubic_antialias."
+        )
 
 
 def _rebuilt(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
@@ -127,6 +147,7 @@ def _rebuilt(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedMode
         state = model.state_dict()
         for name, module in model.named_modules():
             if isinstance(module, PlainViTPositionEmbedding):
+                module.resampling = config.position_resampling  # of the new config, for the old table
                 state[f"{name}.weight"] = module(config.grid_size, module.weight).detach()
     except ValueError as error:  # the patch size does not divide the size, or positions cannot be resampled
         raise TrainingError(str(error)) from error
@@ -200,10 +221,12 @@ def with_test_size(processor: Any, model: nn.Module, image_size: tuple[int, int]
         image_size: (height, width) of the evaluated images, in pixels.
 
     Raises:
-        TrainingError: The model does not take images of this size.
+        TrainingError: The model does not take images of this size, or would not resample its positions.
     """
     config: Any = model.config
     if isinstance(config, PlainViTConfig):
+        if config.image_shape != image_size:
+            check_positions(config, "--test_size")
         try:
             type(config)(**{**config.to_dict(), "image_size": image_size})
         except ValueError as error:
@@ -233,6 +256,7 @@ def with_native_aspect_ratio(processor: Any, model: nn.Module, max_num_patches: 
             f"{type(model).__name__} takes images of one size: omit --native_aspect_ratio, or convert the model to a "
             "plain ViT with `plain-vit convert` first."
         )
+    check_positions(config, "--native_aspect_ratio")
     (height, width), (rows, columns) = config.patch_shape, config.grid_size
     most = max_num_patches or max_num_patches_of(processor) or rows * columns
     reasons = {

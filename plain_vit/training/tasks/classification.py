@@ -21,7 +21,7 @@ from ..hardware.sharding import is_sharded, whole_state
 from ..loop import Batch, Result, Task
 from ..losses import balancing_weights, classification_loss, distillation_loss
 from ..metrics import LOWER_IS_BETTER, METRICS, Evaluation, evaluate_classifier
-from ..models import Teacher, as_saved, merged
+from ..models import Teacher, as_saved, check_positions, merged
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
@@ -114,6 +114,7 @@ def progressive_resizing(options: ClassifierOptions, config: Any, images: int) -
             f"{type(config).__name__} takes images of one size: omit --initial_image_size, or convert the model to a "
             "plain ViT with `plain-vit convert` first."
         )
+    check_positions(config, "--initial_image_size")
     steps = options.growth_epochs * images / options.batch_size
     resizing = ProgressiveResizing(config.image_shape, config.patch_shape, options.initial_image_size, steps)
     if options.initial_image_size > min(config.image_shape):
