@@ -1,9 +1,13 @@
 """Features and predictions of many images: numbers, borders of shards, processes, kills, and unreadable images."""
 
+import itertools
 import json
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +18,21 @@ import torch
 from datasets import Dataset, load_dataset
 from PIL import Image
 from pyarrow import parquet
-from transformers import pipeline
+from transformers import (
+    DINOv3ViTImageProcessor,
+    Siglip2ImageProcessor,
+    Siglip2ImageProcessorPil,
+    ViTImageProcessor,
+    ViTImageProcessorPil,
+    pipeline,
+)
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
 from plain_vit.cli import main
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
-from plain_vit.training.bulk_inference import MANIFEST, SHARDS
+from plain_vit.training import bulk_inference
+from plain_vit.training.bulk_inference import MANIFEST, SHARDS, THREADS, Parts, Shard
+from plain_vit.training.data import decoding
 from tests.conftest import randomize_
 from tests.tiny import difference, tiny_config
 from tests.training_runs import PYTHON, TORCHRUN, children_of, finish, launch, open_script, start
@@ -216,6 +229,158 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_keeps_what_it_wrote(
     assert all(file.stat().st_mtime_ns == when for file, when in before.items())
     extract(output_dir=str(folder), resume=True, **options)  # nothing is missing
     assert contents(folder) == resumed
+
+
+# Threads
+
+
+def with_threads(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Read with so many threads, while torch computes with as many as before: its sums depend on their number."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+
+
+def opening_together(threads: int, opened_by: set[int]) -> Callable[[Any], Any]:
+    """Return `open_stored`, which notes its thread, and of which so many calls wait for one another at first."""
+    meeting, number, open_stored = threading.Barrier(threads), itertools.count(), decoding.open_stored
+
+    def open_together(stored: Any) -> Any:
+        opened_by.add(threading.get_ident())
+        if next(number) < threads:
+            meeting.wait(timeout=60)
+        return open_stored(stored)
+
+    return open_together
+
+
+def reading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
+
+
+def test_any_number_of_threads_reads_the_same(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, broken = tmp_path / "images", ["03.png", "04.png", *(f"{number:02d}.png" for number in range(7, 14))]
+    folder.mkdir()
+    for file in images.glob("*.png"):
+        whole = file.read_bytes()
+        cut = whole[: len(whole) // 2] if file.name == "04.png" else b"not an image"
+        (folder / file.name).write_bytes(cut if file.name in broken else whole)
+    options = {"model": str(model), "dataset": str(folder), "batch_size": SHARD}
+    shards, manifests, named, errors = {}, {}, {}, {}
+    for threads in (1, 2, 5):
+        with_threads(monkeypatch, threads)
+        opened_by: set[int] = set()
+        monkeypatch.setattr(bulk_inference, "open_stored", opening_together(threads, opened_by))
+        out = tmp_path / f"out of {threads}"
+        manifests[threads] = extract(**options, output_dir=str(out), corrupted="skip")
+        assert len(opened_by) >= threads
+        assert (threading.get_ident() in opened_by) == (threads == 1)
+        del manifests[threads]["environment"]  # with the number of threads
+        shards[threads] = contents(out / "data")
+        named[threads] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
+        with pytest.raises(DataError) as error:
+            extract(**options, output_dir=str(tmp_path / f"stopped {threads}"))
+        errors[threads] = str(error.value)
+    assert sorted(shards[1]) == [f"part-{part:06d}-000000.parquet" for part in range(4)]
+    assert shards[1] == shards[2] == shards[5]
+    assert named[1] == named[2] == named[5]
+    assert manifests[1] == manifests[2] == manifests[5]
+    assert "03.png" in errors[1]
+    assert errors[1] == errors[2] == errors[5]
+    assert [Path(text.split(" (")[0]).name for text in manifests[5]["unreadable_images"]] == broken
+    assert len(named[5]) == len(broken)
+    kept = [number for number in range(IMAGES) if f"{number:02d}.png" not in broken]
+    assert list(table_of(tmp_path / "out of 5")["row"]) == kept
+
+
+SIDES = {"height": 24, "width": 32}
+PROCESSORS: dict[str, Any] = {
+    "plain-vit": PlainViTImageProcessor(size={"shortest_edge": 40}, crop_size=SIDES, do_center_crop=True, resample=3),
+    "plain-vit, torch": PlainViTImageProcessor(size=SIDES, resize_with="torch"),
+    "plain-vit, patches": PlainViTImageProcessor(max_num_patches=20, patch_size=8),
+    "transformers": ViTImageProcessor(size=SIDES),
+    "transformers, Pillow": ViTImageProcessorPil(size=SIDES),
+    "transformers, patches": Siglip2ImageProcessor(max_num_patches=20, patch_size=8),
+    "transformers, patches, Pillow": Siglip2ImageProcessorPil(max_num_patches=20, patch_size=8),
+    "transformers, scaled first": DINOv3ViTImageProcessor(size=SIDES),
+    "padded to the largest": PlainViTImageProcessor(do_resize=False, do_pad=True),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_images_processed_by_threads_are_those_of_one_call(
+    images: Path, name: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_threads(monkeypatch, threads)
+    files = [
+        file for file in sorted(images.glob("*.png")) for _ in range(2)
+    ]  # of equal size: they are resized together
+    rows = [{"image": {"path": str(file), "bytes": None}} for file in files]
+    for batch in Parts(rows, PROCESSORS[name], len(rows), 16, [Shard(0, 0)]):  # in pieces of 16, 2 and 1
+        pictures = [Image.open(files[number]) for number in batch["rows"]]
+        expected = dict(PROCESSORS[name](pictures, return_tensors="pt"))
+        assert batch["inputs"].keys() == expected.keys()
+        for key, values in expected.items():
+            assert batch["inputs"][key].dtype == values.dtype
+            assert torch.equal(batch["inputs"][key], values)
+
+
+def test_an_error_of_the_image_processor_is_its_own_with_threads_too(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"image": {"path": str(file), "bytes": None}} for file in sorted(images.glob("*.png"))]
+    for threads in (1, 3):
+        with_threads(monkeypatch, threads)
+        with pytest.raises(ValueError, match="has no pixel left"):
+            list(Parts(rows, PlainViTImageProcessor(size={"max_height": 1, "max_width": 1}), 7, 3, [Shard(0, 0)]))
+        with pytest.raises(ValueError, match="tensor"):  # images of several sizes, which nothing pads
+            list(Parts(rows, PlainViTImageProcessor(do_resize=False), 7, 3, [Shard(0, 0)]))
+    assert not reading_threads()
+
+
+def test_threads_end_with_their_batch_and_on_an_interrupt(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_threads(monkeypatch, 3)
+    rows = [{"image": {"path": str(file), "bytes": None}} for file in sorted(images.glob("*.png"))]
+    for _ in Parts(rows, PROCESSORS["plain-vit"], 7, 4, [Shard(0, 0)]):
+        assert not reading_threads()
+    assert [batch["inputs"] for batch in Parts([], PROCESSORS["plain-vit"], 7, 4, [Shard(0, 0)])] == [None]
+    begun = []
+
+    def interrupted(image: Any) -> Any:
+        begun.append(image)
+        if len(begun) == 3:
+            os.kill(os.getpid(), signal.SIGINT)  # as the keyboard does
+        time.sleep(0.2)
+        return image
+
+    monkeypatch.setattr(bulk_inference, "decode_image", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(Parts(rows, PROCESSORS["plain-vit"], IMAGES, IMAGES, [Shard(0, 0)]))
+    assert len(begun) < IMAGES  # the rest of the batch is given up
+    assert not reading_threads()
+
+
+def test_torch_computes_with_one_thread_in_each_of_those_that_read(images: Path) -> None:
+    counts: set[int] = set()
+    before = torch.get_num_threads()
+
+    class Counted(PlainViTImageProcessor):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            counts.add(torch.get_num_threads())
+            return super().__call__(*args, **kwargs)
+
+    rows = [{"image": {"path": str(file), "bytes": None}} for file in sorted(images.glob("*.png"))]
+    torch.set_num_threads(3)
+    try:
+        for _ in Parts(rows, Counted(size=SIDES), 7, 4, [Shard(0, 0)]):
+            assert torch.get_num_threads() == 3
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert counts == {1}
 
 
 # Images that cannot be read, and what is refused

@@ -11,11 +11,13 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, get_worker_info
@@ -45,6 +47,7 @@ MANIFEST, SHARDS = "manifest.json", "data/part-*.parquet"
 METADATA = b"plain_vit"  # of a shard: its place in the data, and the images that cannot be read
 
 BATCH = 8  # images in a forward pass over a few files
+THREADS, PIECES = "read-images", 4  # names of threads, and pieces of a batch for each: some images take longer
 
 Columns = dict[str, pa.Array]
 
@@ -68,6 +71,9 @@ class Shard:
 
 class Parts(torch.utils.data.IterableDataset):
     """The rows of a dataset in parts, as processed batches, from the shards on that are not written yet.
+
+    The images of a batch are read, decoded and processed by as many threads as torch computes with, which is one in a
+    worker of a loader. What they make does not depend on their number.
 
     Args:
         rows: Rows with an undecoded `image`.
@@ -102,7 +108,7 @@ class Parts(torch.utils.data.IterableDataset):
         while following is not None:
             (shard, batch, fills_shard), following = following, next(batches, None)
             ends = "part" if following is None else "shard" if fills_shard else ""
-            yield self._processed(shard, batch) | {"ends": ends}
+            yield self._processed(batch) | {"shard": shard, "ends": ends}
 
     def _batches(
         self, rows: Iterator[tuple[int, dict[str, Any]]], begin: Shard
@@ -116,10 +122,19 @@ class Parts(torch.utils.data.IterableDataset):
                     return
                 yield Shard(begin.part, number), batch, left == 0
 
-    def _processed(self, shard: Shard, batch: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-        """Decode and process images; those that cannot be read are left out and named."""
+    def _processed(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+        """Decode and process images, in threads; those that cannot be read are left out and named."""
+        pieces = in_threads(self._read, batch)
+        inputs = [piece["inputs"] for piece in pieces if piece["inputs"] is not None]
+        if len({each["pixel_values"].shape[1:] for each in inputs}) > 1:
+            return self._read(batch)  # the image processor pads to the largest of a batch, or refuses unequal images
+        joined = {name: [each for piece in pieces for each in piece[name]] for name in ("rows", "paths", "broken")}
+        together = {name: torch.cat([each[name] for each in inputs]) for name in inputs[0]} if inputs else None
+        return joined | {"inputs": together}
+
+    def _read(self, piece: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
         images, numbers, paths, broken = [], [], [], []
-        for number, row in batch:
+        for number, row in piece:
             stored = row["image"]
             try:
                 images.append(decode_image(open_stored(stored)))
@@ -129,7 +144,25 @@ class Parts(torch.utils.data.IterableDataset):
             numbers.append(number)
             paths.append((stored or {}).get("path"))
         inputs = dict(self.image_processor(images, return_tensors="pt")) if images else None
-        return {"shard": shard, "rows": numbers, "paths": paths, "inputs": inputs, "broken": broken}
+        return {"rows": numbers, "paths": paths, "inputs": inputs, "broken": broken}
+
+
+def in_threads(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> list[Any]:
+    """Return the results of a function of some images, for all pieces of a batch, by as many threads as torch has.
+
+    In each of them torch computes with that one alone. They end before this does, however it ends.
+    """
+    count = torch.get_num_threads()
+    if count == 1 or len(items) < 2:
+        return [function(items)]
+    PIL.Image.preinit()
+    PIL.Image.init()  # a thread could miss a format that another one is just registering
+    size = -(-len(items) // (count * PIECES))
+    try:
+        with ThreadPoolExecutor(count, THREADS, torch.set_num_threads, (1,)) as pool:
+            return list(pool.map(function, [items[begin : begin + size] for begin in range(0, len(items), size)]))
+    finally:
+        torch.set_num_threads(count)  # for threads to come, which get the number that any thread was given last
 
 
 def numbered_rows(
