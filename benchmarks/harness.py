@@ -142,7 +142,8 @@ def compare(cases: Sequence[Case], turns: int, at_once: int = 1, keep_memory: bo
     try:
         for case in cases:
             here, there = context.Pipe()
-            worker = context.Process(target=_serve, args=(there, case, keep_memory), daemon=True)
+            # No daemon, which could have no workers of its own; it ends when its connection closes.
+            worker = context.Process(target=_serve, args=(there, case, keep_memory), daemon=False)
             worker.start()
             there.close()
             workers.append((case, worker, here))

@@ -24,6 +24,7 @@ RUNS = {
     "load": "loading a ViT-L (1.2 GB)",
     "convert": "converting a ViT-L (1.2 GB)",
     "data": "training images from JPEG files",
+    "extract": "features from JPEG files",
     "import": "import",
     "finetune": "fine-tuning",
 }
@@ -33,6 +34,8 @@ REFERENCES = {
     "bare products",
     "one large product",
     "decoding alone",
+    "forward alone",
+    "reading alone",
     "transformers' processor",  # neither crops nor mirrors
     "torch",
     "transformers alone",

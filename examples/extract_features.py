@@ -19,6 +19,8 @@ from tqdm import tqdm
 from plain_vit.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
+    from accelerate import Accelerator
+
     from plain_vit.training.arguments import BulkOptions, option, run_script
     from plain_vit.training.bulk_inference import (
         Run,
@@ -57,6 +59,15 @@ def extract(arguments: ExtractArguments) -> dict[str, Any]:
     Returns:
         The contents of `manifest.json`.
     """
+    run, accelerator, loading = open_run(arguments)
+    manifest = run.to_end(accelerator, loading)
+    if accelerator.is_main_process:
+        tqdm.write(f"the features of {manifest['images']} images are in {run.folder}")
+    return manifest
+
+
+def open_run(arguments: ExtractArguments) -> tuple[Run, Accelerator, dict[str, Any]]:
+    """Open the images and the model, and prepare it; return the run, the processes, and options of the loader."""
     accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
     images = open_images(arguments)
@@ -71,10 +82,7 @@ def extract(arguments: ExtractArguments) -> dict[str, Any]:
         return as_columns({name: values.to(dtype) for name, values in features.items()})
 
     run = Run(Path(arguments.output_dir), images, image_processor, columns_of, arguments, settings)
-    manifest = run.to_end(accelerator, loading)
-    if accelerator.is_main_process:
-        tqdm.write(f"the features of {manifest['images']} images are in {run.folder}")
-    return manifest
+    return run, accelerator, loading
 
 
 def main() -> None:

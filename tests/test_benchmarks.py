@@ -1,6 +1,7 @@
 """The benchmark harness: turns in separate processes, reports, and failing cases."""
 
 import json
+import multiprocessing
 import re
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import bench_kernels, harness
+from benchmarks import bench_extract, bench_kernels, harness
 from benchmarks import table as speeds
 from benchmarks.harness import (
     Case,
@@ -62,6 +63,22 @@ def test_cases_take_turns_and_tell_their_time_and_memory() -> None:
 def test_a_case_that_fails_is_named_with_its_trace() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)^second failed:.*StopIteration"):
         compare([Case("first", sleeping, {"seconds": 0}), Case("second", failing, {"after": 1})], turns=3)
+
+
+def with_a_process(seconds: float) -> Callable[[], None]:
+    def turn() -> None:
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(seconds,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+
+    return turn
+
+
+@pytest.mark.slow
+def test_a_case_may_start_processes() -> None:
+    (result,) = compare([Case("one process", with_a_process, {"seconds": 0.2})], turns=1)
+    assert result.seconds >= 0.2
 
 
 def test_a_report_is_a_table_and_a_line_of_json(
@@ -125,6 +142,49 @@ def test_a_run_is_named_by_the_options_that_it_was_given() -> None:
     assert name("") == name("--turns 3 --write") == "forward"
     assert name("--compile") == "forward-compile"
     assert name("--sizes tiny:32 base:8 --device cuda") == "forward-cuda-tiny-32-base-8"
+
+
+# Features
+
+
+@pytest.mark.slow
+def test_all_ways_to_features_give_the_same_and_another_model_is_noticed(tmp_path: Path, one_thread: None) -> None:
+    where = {"size": "tiny", "folder": str(tmp_path)}
+    assert 20 < bench_extract.write_files(3, tmp_path / "tiny images") < 200
+    bench_extract.write_model("tiny", tmp_path)
+    turns = [
+        bench_extract.forward(**where),
+        bench_extract.ours(**where, num_workers=0),
+        bench_extract.by_pipeline(**where, batch=2),
+    ]
+    features = [turn() for turn in turns]  # which compares the first ones
+    assert all(isinstance(each, torch.Tensor) and each.shape == (3, 192) for each in features)
+    assert bench_extract.reading(**where)() == 3
+    torch.save(torch.load(tmp_path / "tiny.pt").roll(1, dims=0), tmp_path / "tiny.pt")
+    for prepare, more in ((bench_extract.ours, {"num_workers": 0}), (bench_extract.by_pipeline, {"batch": 3})):
+        with pytest.raises(RuntimeError, match="differ"):
+            prepare(**where, **more)()
+
+
+def test_extraction_is_compared_with_a_run_that_does_one_after_the_other() -> None:
+    seconds = {"forward alone": 4, "reading alone": 2, "plain-vit": 6, "plain-vit, 1 worker": 7}
+    seconds |= {f"transformers' pipeline, batch {batch}": 7 + batch for batch in (1, 8, 32)}
+    results = [
+        Result(f"{size}: {name}", one, one, one, 1, (1, 1), 1, None, 20, None, None, None)
+        for size in ("tiny", "base")
+        for name, one in seconds.items()
+    ]
+    lines = bench_extract.ratio_table(results, threads=2).splitlines()[2:]
+    assert lines[:3] == [
+        "| tiny | forward alone | 0.67 | - |",
+        "| tiny | forward alone and reading alone | 0.83 | 0.95 |",  # 4 s and half of 2
+        "| tiny | the fastest transformers' pipeline | 1.33 | 1.2 |",
+    ]
+    assert lines[3:5] == [
+        "| base | forward alone | 0.67 | 0.95 |",
+        "| base | forward alone and reading alone | 0.83 | - |",
+    ]
+    assert bench_extract.rate_table(results).splitlines()[2] == "| tiny: forward alone | 5 |"
 
 
 # Kernels

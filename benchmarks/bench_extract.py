@@ -1,0 +1,255 @@
+"""Benchmark of feature extraction: from JPEG files to features, compared with transformers' pipeline.
+
+python -m benchmarks.bench_extract --write
+"""
+
+import contextlib
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+# Little more than the script imports: the worker of a loader imports this module at each start, in its place.
+import torch
+from pyarrow import parquet
+
+from benchmarks.harness import Case, Result, compare, name_of_run, parser, report
+from plain_vit.training.arguments import BulkOptions
+from plain_vit.training.bulk_inference import Parts, Shard, features_of, open_images, open_model, prepared
+from plain_vit.training.hardware.processes import start_accelerator
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+IMAGES = {"tiny": 256, "base": 64}  # files of a turn
+QUICK = {"tiny": 64}
+SIZE = (500, 375)  # width and height of a file
+BATCH = 32  # of the script, by default, and of the forward pass alone
+PIPELINES = (1, 8, 32)  # batch sizes
+COMPARED = 8  # images whose features are compared with those of transformers' model
+FORWARD, READING, OURS, PIPELINE = "forward alone", "reading alone", "plain-vit", "transformers' pipeline"
+BOTH, FASTEST = f"{FORWARD} and {READING}", f"the fastest {PIPELINE}"
+AIMS = {("base", FORWARD): 0.95, ("tiny", BOTH): 0.95, ("base", FASTEST): 1.2, ("tiny", FASTEST): 1.2}
+
+NOTES = f"""A folder of JPEG files of {SIZE[0]} x {SIZE[1]} pixels ({{weight:.0f}} kB on average: scikit-learn's two
+photographs with the noise of a camera, quality 90) becomes one feature of each file, in float32. The models are a
+ViT-Ti/16 and a ViT-B/16 of 224 pixels, with random weights, in folders that transformers wrote, with its
+`ViTImageProcessor`; all cases open these. A turn goes through {{counts}} files; opening and preparing the model is not
+part of it. In the first turn, which does not count, the features are compared with those of transformers' model.
+
+- "{FORWARD}": the model that `extract_features.py` prepares, on batches of {BATCH} images that were processed before.
+- "{READING}": from files to processed images, in one thread: images per second of one core.
+- "{OURS}": the run of `examples/extract_features.py` with its default options, from the list of files to the manifest;
+  then with `--num_workers 1`, whose start is part of the turn.
+- "{PIPELINE}": `pipeline("image-feature-extraction")` of the paths, with `return_tensors=True`. It returns all tokens,
+  of which the first is kept.
+
+{{rates}}
+
+"{BOTH}" is a run that does one after the other and nothing else, and reads with {{threads}}
+threads, as many as torch computes with.
+
+{{ratios}}"""
+
+
+# Cases
+
+
+def forward(size: str, folder: str) -> Callable[[], object]:
+    """Return a function that computes the features of images that were processed before."""
+    options = bulk_options(size, folder)
+    accelerator = start_accelerator(num_processes=None, mixed_precision="no")
+    opened, image_processor = open_model(options)
+    model = prepared(opened.base_model, options, accelerator)
+    batches = [batch["inputs"]["pixel_values"].to(accelerator.device) for batch in parts(options, image_processor)]
+
+    def turn() -> torch.Tensor:
+        found = [features_of(model, {"pixel_values": pixels}, kind="pooled", layers=()) for pixels in batches]
+        return torch.cat([features["feature"] for features in found]).cpu()
+
+    return compared(turn, size, folder)
+
+
+def reading(size: str, folder: str) -> Callable[[], object]:
+    """Return a function that reads, decodes and processes the files in one thread."""
+    torch.set_num_threads(1)
+    options = bulk_options(size, folder)
+    batches = parts(options, open_model(options)[1])
+    return lambda: sum(len(batch["rows"]) for batch in batches)
+
+
+def ours(size: str, folder: str, num_workers: int) -> Callable[[], object]:
+    """Return a function that does the run of the script, into a new folder."""
+    sys.path.insert(0, str(EXAMPLES))
+    from extract_features import ExtractArguments, open_run
+
+    run, accelerator, loading = open_run(
+        ExtractArguments(**vars(bulk_options(size, folder)) | {"num_workers": num_workers})
+    )
+
+    def turn() -> torch.Tensor:
+        with (
+            tempfile.TemporaryDirectory() as out,
+            open(os.devnull, "w") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+        ):
+            replace(run, folder=Path(out, "features")).to_end(accelerator, loading)
+            features = parquet.read_table(Path(out, "features", "data"))["feature"].combine_chunks()
+            return torch.tensor(features.flatten().to_numpy()).view(len(features), -1)
+
+    return compared(turn, size, folder)
+
+
+def by_pipeline(size: str, folder: str, batch: int) -> Callable[[], object]:
+    """Return a function that computes the features with transformers' pipeline."""
+    from transformers import pipeline
+
+    device = start_accelerator(num_processes=None, mixed_precision="no").device
+    extractor: Any = pipeline("image-feature-extraction", model=f"{folder}/{size}", device=device)
+    files = sorted(map(str, Path(folder, f"{size} images").iterdir()))
+
+    def turn() -> torch.Tensor:
+        return torch.stack([tokens[0, 0] for tokens in extractor(files, batch_size=batch, return_tensors=True)]).cpu()
+
+    return compared(turn, size, folder)
+
+
+def bulk_options(size: str, folder: str) -> BulkOptions:
+    """Return the script's options for a model and its files."""
+    return BulkOptions(model=f"{folder}/{size}", dataset=f"{folder}/{size} images", output_dir=f"{folder}/unused")
+
+
+def parts(options: BulkOptions, image_processor: Any) -> Parts:
+    """Return the files as processed batches."""
+    rows: Any = open_images(options)
+    return Parts(rows, image_processor, len(rows), BATCH, [Shard(0, 0)])
+
+
+def compared(turn: Callable[[], torch.Tensor], size: str, folder: str) -> Callable[[], object]:
+    """Return a function that takes a turn, and refuses other features than those of transformers' model the first time.
+
+    Raises:
+        RuntimeError: They differ, or their number does.
+    """
+    turns = itertools.count()
+
+    def take_turn() -> torch.Tensor:
+        features = turn()
+        if next(turns) == 0:
+            from benchmarks.models import TOLERANCE, require_equal
+
+            if len(features) != len(os.listdir(f"{folder}/{size} images")):
+                raise RuntimeError(f"there are {len(features)} features: expected one of each file")
+            require_equal(features[:COMPARED], torch.load(f"{folder}/{size}.pt"), TOLERANCE, "the run")
+        return features
+
+    return take_turn
+
+
+def cases(size: str, count: int, folder: str) -> list[Case]:
+    """Return the cases of a model."""
+    where = {"size": size, "folder": folder}
+    return [
+        Case(f"{size}: {FORWARD}", forward, where, images=count),
+        Case(f"{size}: {READING}", reading, where, images=count),
+        Case(f"{size}: {OURS}", ours, {**where, "num_workers": 0}, images=count),
+        Case(f"{size}: {OURS}, 1 worker", ours, {**where, "num_workers": 1}, images=count),
+        *(
+            Case(f"{size}: {PIPELINE}, batch {batch}", by_pipeline, {**where, "batch": batch}, images=count)
+            for batch in PIPELINES
+        ),
+    ]
+
+
+# Files
+
+
+def write_files(count: int, folder: Path) -> float:
+    """Write JPEG files, and return their mean size in kB."""
+    from datasets import Image
+
+    from benchmarks.bench_data import photographs
+
+    folder.mkdir()
+    contents = [row["bytes"] for row in photographs(SIZE).cast_column("image", Image(decode=False))["image"]]
+    for number in range(count):
+        (folder / f"{number:04d}.jpg").write_bytes(contents[number % len(contents)])
+    return sum(map(len, contents)) / len(contents) / 1000
+
+
+def write_model(size: str, folder: Path) -> None:
+    """Write a model of transformers with its image processor, and what it makes of the first images."""
+    from PIL import Image
+    from transformers import ViTImageProcessor
+
+    from benchmarks.models import build
+
+    model, image_processor = build("transformers", size), ViTImageProcessor()
+    model.save_pretrained(folder / size)
+    image_processor.save_pretrained(folder / size)
+    images: list[Any] = [Image.open(file) for file in sorted((folder / f"{size} images").iterdir())[:COMPARED]]
+    with torch.inference_mode():
+        tokens = model.vit(**image_processor(images, return_tensors="pt")).last_hidden_state
+    torch.save(tokens[:, 0].clone(), folder / f"{size}.pt")
+
+
+# Reporting
+
+
+def rates(results: Sequence[Result]) -> dict[str, float]:
+    """Return images per second by case."""
+    return {result.name: (result.images or 0) / result.seconds for result in results}
+
+
+def rate_table(results: Sequence[Result]) -> str:
+    """Return a Markdown table of images per second."""
+    lines = ["| case | images/s |", "|---|---:|"]
+    return "\n".join(lines + [f"| {name} | {rate:.3g} |" for name, rate in rates(results).items()])
+
+
+def ratio_table(results: Sequence[Result], threads: int) -> str:
+    """Return a Markdown table of our rate relative to the others."""
+    rate = rates(results)
+    lines = ["| model | plain-vit to | ratio | aim |", "|---|---|---:|---:|"]
+    for size in dict.fromkeys(name.partition(": ")[0] for name in rate):
+        alone, read = rate[f"{size}: {FORWARD}"], threads * rate[f"{size}: {READING}"]
+        others = {
+            FORWARD: alone,
+            BOTH: 1 / (1 / alone + 1 / read),
+            FASTEST: max(rate[f"{size}: {PIPELINE}, batch {batch}"] for batch in PIPELINES),
+        }
+        for what, other in others.items():
+            aim = AIMS.get((size, what), "-")
+            lines.append(f"| {size} | {what} | {rate[f'{size}: {OURS}'] / other:.2f} | {aim} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.set_defaults(turns=3)
+    options.add_argument("--quick", action="store_true", help="only the small model, and few images")
+    chosen = options.parse_args()
+    counts, results, threads = QUICK if chosen.quick else IMAGES, [], torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        for size, count in counts.items():
+            weight = write_files(count, Path(folder, f"{size} images"))
+            write_model(size, Path(folder))
+            # The script keeps freed memory in any case.
+            results += compare(cases(size, count, folder), chosen.turns, keep_memory=True)
+            notes = NOTES.format(
+                weight=weight,
+                counts=" or ".join(f"{count} ({size})" for size, count in counts.items()),
+                rates=rate_table(results),
+                threads=threads,
+                ratios=ratio_table(results, threads),
+            )
+            # Written after each model: what was measured stays, should the next one fail or the time run out.
+            last = size == [*counts][-1]
+            name = name_of_run("extract", options, chosen)
+            report(name, "Features from JPEG files", notes, results, chosen.write, last)
+
+
+if __name__ == "__main__":
+    main()
