@@ -46,18 +46,22 @@ def check_inference(name: str, backend: str) -> None:
 
 def check_training(name: str, backend: str, **fields: Any) -> None:
     fields = {**VARIATIONS[name], "pooling": VARIATIONS[name].get("pooling", "cls").replace("none", "mean"), **fields}
-    model = build(**fields).train()
+    # Compiled positions of another grid differ in the last bits (3e-7). In float32 this shows in the gradients of
+    # differential attention's lambdas, sums of terms that are up to 15,000 times as large in all as what is left of
+    # them: compiled or not, they are up to 2.4e-4 from those in float64, where the two programs differ by 3e-7.
+    dtype, tolerance = (torch.float64, 1e-6) if name == "differential" else (torch.float32, 10 * REORDERED)
+    model = build(**fields).train().to(dtype)
     program = compiled(model, backend)
     for batch, height, width in sizes_for(name):
         gradients = []
         for forward in (program, model):
             model.zero_grad()
-            forward(pixels(batch, height, width), labels=torch.arange(batch)).loss.backward()
+            forward(pixels(batch, height, width).to(dtype), labels=torch.arange(batch)).loss.backward()
             gradients.append({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
         assert gradients[0].keys() == gradients[1].keys()
         for key, gradient in gradients[1].items():
             if gradient.abs().max() > 1e-6:  # a key's bias changes nothing: its gradient is what is left of rounding
-                assert difference(gradients[0][key], gradient) < 10 * REORDERED, key
+                assert difference(gradients[0][key], gradient) < tolerance, key
 
 
 def test_inference_compiles_to_one_graph() -> None:
