@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -43,7 +44,8 @@ were found equal (vit-pytorch's has two norms more and no biases in query, key a
 no classifier: their loss is the mean square of the features.
 
 In bfloat16 on a CPU, our attention in training is made of plain products, which are faster there; "fused attention" is
-the kernel of a GPU, and of float32."""
+the kernel of a GPU, and of float32. Among processes, each of our blocks joins its own weights for query, key and
+value, which one process joins for all blocks at once; exchanging gradients is not counted."""
 COMPILED = """Compiled by inductor for this CPU, the training step of ViT-Ti/16 has these graph breaks, and these
 kernels generated for forward and backward; products and attention, which inductor calls, come on top of them."""
 
@@ -152,7 +154,7 @@ def build(model: str, package: str) -> tuple[Any, Callable[[Any], torch.Tensor],
     )
 
 
-def count(model: str, package: str, dtype: str, fused: bool = False) -> Counts:
+def count(model: str, package: str, dtype: str, fused: bool = False, several: bool = False) -> Counts:
     """Count the kernels of a model.
 
     Args:
@@ -160,6 +162,7 @@ def count(model: str, package: str, dtype: str, fused: bool = False) -> Counts:
         package: One of `PACKAGES`.
         dtype: A key of `AUTOCAST`.
         fused: Whether our attention in training is the kernel that runs on a GPU.
+        several: Whether our model runs as in one of several processes.
     """
     module, loss_of, side = build(model, package)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
@@ -170,9 +173,11 @@ def count(model: str, package: str, dtype: str, fused: bool = False) -> Counts:
         with torch.autocast("cpu", precision, enabled=precision is not None):
             return loss_of(module(images)) if module.training else module(images)
 
-    products = attention_plain_vit.LONGEST_PRODUCTS
-    attention_plain_vit.LONGEST_PRODUCTS = 0 if fused else products
-    try:
+    products = 0 if fused else attention_plain_vit.LONGEST_PRODUCTS
+    with (
+        patch.object(attention_plain_vit, "LONGEST_PRODUCTS", products),
+        patch.object(attention_plain_vit, "among_processes", lambda: several),
+    ):
         with torch.no_grad():
             module.eval()
             in_evaluation = counted(forward)
@@ -182,9 +187,7 @@ def count(model: str, package: str, dtype: str, fused: bool = False) -> Counts:
         optimizer.zero_grad()
         in_training = counted(lambda: forward().backward())
         of_optimizer = counted(optimizer.step)
-    finally:
-        attention_plain_vit.LONGEST_PRODUCTS = products
-    title = f"{model} {dtype}: {package}{', fused attention' if fused else ''}"
+    title = f"{model} {dtype}: {package}{', fused attention' if fused else ''}{', among processes' if several else ''}"
     return Counts(title, in_evaluation, in_training, of_optimizer)
 
 
@@ -248,8 +251,10 @@ def all_counts(model: str) -> list[Counts]:
     for dtype in AUTOCAST:
         for package in packages_of(model):
             found.append(count(model, package, dtype))
-            if package == "plain_vit" and dtype != "float32":
-                found.append(count(model, package, dtype, fused=True))
+            if package == "plain_vit":
+                fused = dtype != "float32"  # float32 has fused attention anyway
+                found += [count(model, package, dtype, fused)] if fused else []
+                found.append(count(model, package, dtype, fused, several=True))
     return found
 
 

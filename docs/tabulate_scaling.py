@@ -135,14 +135,21 @@ def bytes_of(tensor: torch.Tensor) -> int:
 
 
 @contextmanager
-def weightless(name: str, checkpointing: bool = False) -> Iterator[nn.Module]:
-    """Build a model with 1000 classes whose tensors have shapes but no memory, with the attention that a GPU runs."""
+def weightless(name: str, checkpointing: bool = False, several: bool = False) -> Iterator[nn.Module]:
+    """Build a model with 1000 classes whose tensors have shapes but no memory, with the attention that a GPU runs.
+
+    Args:
+        name: Of the model, as for `PlainViTConfig.from_name`.
+        checkpointing: Whether blocks are recomputed in the backward pass.
+        several: Whether it runs as in one of several processes.
+    """
     kernel = ALL_ATTENTION_FUNCTIONS["sdpa"]
     # Under another name, as the model replaces "sdpa" by plain products in bf16 on a CPU.
     AttentionInterface.register(FUSED_ATTENTION, lambda *args, **kwargs: kernel(*args, **kwargs))
     # A weight without memory is of another class than one that is joined with others in training.
     plain = patch.object(attention_plain_vit, "is_plain", lambda layer: type(layer) is nn.Linear)
-    with FakeTensorMode(), no_init_weights(), plain:
+    among = patch.object(attention_plain_vit, "among_processes", lambda: several)
+    with FakeTensorMode(), no_init_weights(), plain, among:
         model = PlainViTForImageClassification(PlainViTConfig.from_name(name, num_labels=1000)).train()
         model.set_attn_implementation(FUSED_ATTENTION)
         if checkpointing:
@@ -150,15 +157,16 @@ def weightless(name: str, checkpointing: bool = False) -> Iterator[nn.Module]:
         yield model
 
 
-def record(name: str, images: int, checkpointing: bool = False) -> tuple[list[Kernel], int]:
+def record(name: str, images: int, checkpointing: bool = False, several: bool = False) -> tuple[list[Kernel], int]:
     """Return the kernels of a step in bf16 autocast with fused AdamW, and the bytes kept for the backward pass.
 
     Args:
-        name: Of the model, as for `PlainViTConfig.from_name`.
+        name: As in `weightless`.
         images: In the batch, of the size in the name.
-        checkpointing: Whether blocks are recomputed in the backward pass.
+        checkpointing: As in `weightless`.
+        several: As in `weightless`.
     """
-    with weightless(name, checkpointing) as model:
+    with weightless(name, checkpointing, several) as model:
         own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
         saved: dict[int, Any] = {}
 
@@ -274,9 +282,9 @@ class Model:
 
 
 @cache
-def counted(name: str) -> Model:
-    """Count a model."""
-    plain, recomputing = ([record(name, images, again) for images in (2, 3)] for again in (False, True))
+def counted(name: str, several: bool = False) -> Model:
+    """Count a model, in one process or in one of several."""
+    plain, recomputing = ([record(name, images, again, several) for images in (2, 3)] for again in (False, True))
     eager = _lines([kernels for kernels, _ in plain])
     return Model(
         name,
@@ -557,7 +565,7 @@ def memory_table() -> str:
              f"images, FSDP2 on {NODE}", "checkpointed"]  # fmt: skip
     rows = []
     for label, name in SIZES.items():
-        model = counted(name)
+        model = counted(name, several=True)
         held = [state_bytes(model, "DDP", 1), *(state_bytes(model, "FSDP2", gpus) for gpus in GPUS)]
         fitting = [
             (FREE * H100.memory - held[place] - saved.fixed) // saved.per_image
@@ -570,7 +578,7 @@ def memory_table() -> str:
 
 def planned(name: str, strategy: str, gpus: int, launch: float = 0.0) -> Bounds:
     """Return the bounds of a step of `STEP_IMAGES` images: compiled, or with launches, eager."""
-    model = counted(name)
+    model = counted(name, several=True)
     images = STEP_IMAGES // gpus
     number = micro_batch(model, images, strategy, gpus, model.saved)
     shards = {"DDP": 1, "FSDP2": gpus, "HSDP": min(gpus, NODE)}[strategy]
@@ -673,7 +681,7 @@ def comparison_table() -> str:
     heads = ["what", "GPUs", "images of a GPU", "measured", "MFU", "bound", "MFU of the bound", "measured / bound"]
     rows = []
     for one in MEASURED:
-        model, gpus = counted(one.name), one.gpus
+        model, gpus = counted(one.name, one.gpus > 1), one.gpus
         found = messages(model.groups, "DDP", gpus) if gpus > 1 else []
         kernels, launch = (model.compiled, 0.0) if one.compiled else (model.eager, LAUNCH)
         bound = bounds(model, one.images, 1, found, one.machine, kernels=kernels, launch=launch)
@@ -710,7 +718,8 @@ def share_on_cpus() -> str:
 
 def facts() -> dict[str, str]:
     """Return the numbers within the text."""
-    tiny, base, large, huge = (counted(SIZES[label]) for label in ("Ti/16", "B/16", "L/16", "H/14"))
+    tiny, base = (counted(SIZES[label]) for label in ("Ti/16", "B/16"))
+    large, huge = (counted(SIZES[label], several=True) for label in ("L/16", "H/14"))
     least = {model.name: first_without_waiting(model) for model in (tiny, base)}
     few = alone(huge, STEP_IMAGES // GPUS[-1], huge.compiled, 0.0)
     adam = sum(max(line.seconds(0, H100)) for line in huge.compiled if line.phase == "optimizer")
@@ -718,6 +727,7 @@ def facts() -> dict[str, str]:
     count = sum(each.number for each in sent)
     room = (FREE * H100.memory - state_bytes(large, "DDP", 1) - large.saved.fixed) // large.saved.per_image
     return {
+        "more": str(len(counted(base.name, several=True).eager) - len(base.eager)),
         "ti_least": str(least[tiny.name]),
         "b_least": str(least[base.name]),
         "ti_eager": percent(planned(tiny.name, "DDP", GPUS[-1], LAUNCH).mfu),
@@ -774,9 +784,10 @@ between two matrix products is one kernel, which reads once what comes from outs
 step counts for the MFU as three forward passes; recomputation does not count. The last block computes only the class
 token where it can, so the counts are somewhat below those of other implementations.
 
-Query, key and value are one product, with weights that are joined once per step. Their gradients, a quarter of those of
-a block, are ready last, so that DDP exchanges them after the backward pass, which the bounds below leave out. Blocks
-sharded by FSDP2 and HSDP call three layers, with more kernels than are counted here.
+Query, key and value are one product. One process joins their weights once per step, for all blocks. Of several
+processes, each block joins its own, so that their gradients are sent with those of its block: {more} kernels more for
+B/16, which the section about many GPUs counts. FSDP2 and HSDP gather weights in bf16 already, with fewer casts than
+are counted.
 
 {steps}
 

@@ -6,11 +6,11 @@ Shapes: `B` batch, `L` tokens, `D` hidden size, `d` head width.
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
@@ -119,17 +119,32 @@ class JoinedProjection(NamedTuple):
 
 
 def join_projections(blocks: Iterable[nn.Module]) -> list[JoinedProjection | None]:
-    """Join query, key and value of each block, so that one product computes them.
+    """Join query, key and value of each block, so that one product computes them; a block that is not joined gets None.
 
-    The parameters of all blocks are copied, and under autocast cast, at once. A product of more rows is as exact, but
-    rounds in another order: in evaluation nothing is joined. Nor is it where the call of a layer is seen or is another,
-    such as with a hook, an adapter, a shard or a quantised weight. A block that is not joined gets None.
+    The parameters of all blocks are copied, and under autocast cast, at once; their gradients are then ready at once,
+    after all others. Processes exchange gradients during the backward pass: there none is joined here, each attention
+    joins its own, and their gradients are ready with those of its block.
     """
-    layers = [projections(getattr(block, "attention", None)) for block in blocks]
-    every = [layer for of_block in layers for layer in of_block]
+    attentions = [getattr(block, "attention", None) for block in blocks]
+    return [None] * len(attentions) if among_processes() else join(attentions)
+
+
+def among_processes() -> bool:
+    """Return whether this process is one of several."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def join(attentions: Sequence[Any]) -> list[JoinedProjection | None]:
+    """Copy and cast, at once, the parameters for query, key and value of each attention that can be joined.
+
+    A product of more rows is as exact, but rounds in another order: in evaluation nothing is joined. Nor is it where
+    the call of a layer is seen or is another, such as with a hook, an adapter, a shard or a quantised weight.
+    """
+    layers = [projections(attention) for attention in attentions]
+    every = [layer for of_one in layers for layer in of_one]
     if len({(layer.weight.device, layer.weight.dtype, layer.in_features) for layer in every}) != 1:
         return [None] * len(layers)
-    width, rows = every[0].in_features, [sum(layer.out_features for layer in of_block) for of_block in layers]
+    width, rows = every[0].in_features, [sum(layer.out_features for layer in of_one) for of_one in layers]
     parts, sizes = [layer.weight.flatten() for layer in every], [width * count for count in rows]
     if any(layer.bias is not None for layer in every):
         parts += [bias_or_zeros(layer) for layer in every]
@@ -262,6 +277,8 @@ class PlainViTAttention(Attention):
     ) -> tuple[torch.Tensor, ...]:
         """Return queries of the first tokens, keys and values, of shape (B, L, heads, d)."""
         heads = (-1, self.head_dim)
+        if joined is None and among_processes():
+            (joined,) = join([self])
         if joined is not None:
             counts = [len(layer.weight) // self.head_dim for layer in (self.q_proj, self.k_proj, self.v_proj)]
             query, key, value = nn.functional.linear(hidden_states, *joined).unflatten(-1, heads).split(counts, dim=2)

@@ -224,6 +224,15 @@ def test_a_training_step_has_no_more_kernels_and_casts_than_timm_s() -> None:
     assert on_this_cpu.step.kernels <= 757
 
 
+def test_joined_in_each_block_a_step_among_processes_has_few_kernels_more() -> None:
+    most = {"float32": (393, 0), "bfloat16 autocast": (648, 279)}
+    for dtype, (kernels, casts) in most.items():
+        found = bench_kernels.count("tiny", "plain_vit", dtype, fused=True, several=True)
+        assert found.step.kernels <= kernels
+        assert found.step.casts <= casts
+        assert found.name.endswith("among processes")
+
+
 def test_the_readme_s_table_is_made_from_the_newest_results() -> None:
     readme = speeds.README.read_text(encoding="utf-8")
     assert speeds.with_speeds(readme) == readme, "run python -m benchmarks.table"

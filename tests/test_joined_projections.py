@@ -1,7 +1,12 @@
 """One product for query, key and value in training: the numbers of three layers, whose calls are made where seen."""
 
 import copy
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +19,15 @@ from plain_vit import (
     PlainViTBackbone,
     PlainViTForImageClassification,
     PlainViTForMaskedImageModeling,
+    attention_plain_vit,
     modeling_plain_vit,
 )
-from plain_vit.attention_plain_vit import join_projections
+from plain_vit.attention_plain_vit import join, join_projections
+from tests import joined_among_processes as processes
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
+ROOT = Path(__file__).parents[1]
 REORDERED = 1e-6  # in float32, relative to the largest gradient: sums are taken in another order
 APART = sorted({"differential", "branches"})  # of which no block has the one self-attention that is joined
 TOGETHER = sorted(name for name in VARIATIONS if name not in APART)
@@ -47,7 +55,22 @@ def squares(model: Any) -> torch.Tensor:
 
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the layers be called one by one."""
+    monkeypatch.setattr(attention_plain_vit, "among_processes", lambda: False)
     monkeypatch.setattr(modeling_plain_vit, "join_projections", lambda blocks: [None] * len(blocks))
+
+
+def among(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Let each attention join its own, as among processes, and return a list that gets whether each could."""
+    found = list[bool]()
+
+    def counted(attentions: Any) -> Any:
+        results = join(attentions)
+        found.extend(one is not None for one in results)
+        return results
+
+    monkeypatch.setattr(attention_plain_vit, "among_processes", lambda: True)
+    monkeypatch.setattr(attention_plain_vit, "join", counted)
+    return found
 
 
 def joined_blocks(model: Any) -> list[bool]:
@@ -290,7 +313,9 @@ def test_a_copy_and_a_saved_model_have_the_three_layers(tmp_path: Any) -> None:
     assert all(torch.equal(opened.state_dict()[name], value) for name, value in model.state_dict().items())
 
 
-def test_compiled_training_joins_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_compiled_training_joins_too(several: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_plain_vit, "among_processes", lambda: several)
     model = build()
     torch._dynamo.reset()
     graphs: list[torch.fx.GraphModule] = []
@@ -305,3 +330,102 @@ def test_compiled_training_joins_too(monkeypatch: pytest.MonkeyPatch) -> None:
     (graph,) = graphs
     products = [node for node in graph.graph.nodes if "linear" in str(node.target)]
     assert len(products) == 3 * 4 + 1  # projection, output, and two of the MLP, and the classifier
+
+
+# Among processes, where a block's gradients are sent while those of the blocks before it are computed
+
+
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_each_block_joins_its_own_and_gives_the_gradients_of_three(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(name)
+    joined = among(monkeypatch)
+    found = gradients(model, squares)
+    assert joined == [True, True, True]
+    assert not any(joined_blocks(model))
+    apart(monkeypatch)
+    require_equal(found, gradients(model, squares), REORDERED)
+
+
+def test_other_blocks_call_their_layers_among_processes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined, calls = among(monkeypatch), []
+    gradients(build("differential"), squares)
+    assert not joined
+    model = build()
+    model.vit.layers[0].attention.k_proj.register_forward_hook(lambda *seen: calls.append(1))
+    subclass(model.vit.layers[2].attention)
+    squares(model).backward()
+    assert (joined, calls) == ([False, True, False], [1])
+
+
+def test_evaluation_is_the_same_to_the_last_bit_among_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build().eval()
+    expected = gradients(model, squares)
+    joined = among(monkeypatch)
+    for name, gradient in gradients(model, squares).items():
+        assert torch.equal(gradient, expected[name])
+    assert joined == [False, False, False]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks_join_their_own_and_keep_no_copy(reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build()
+    expected = gradients(model, lambda m: m(pixels().requires_grad_()).logits.square().sum())
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    joined = among(monkeypatch)
+    found = gradients(model, lambda m: m(pixels().requires_grad_()).logits.square().sum())
+    assert joined == [True] * 6  # again in the backward pass
+    require_equal(found, expected, REORDERED)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what two processes wrote about their training."""
+    folder = tmp_path_factory.mktemp("processes")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    process = subprocess.run(
+        [*launch, "-m", "tests.joined_among_processes", str(folder)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    return folder
+
+
+def facts(folder: Path, kind: str) -> dict[str, Any]:
+    """Return what the first process wrote down."""
+    return json.loads((folder / f"{kind}.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "kind, tolerance", [("eager", 1e-6), ("compiled", 1e-6), ("sharded", 1e-6), ("sharded_in_bfloat16", 0.01)]
+)
+def test_two_processes_train_to_the_weights_of_one(folder: Path, kind: str, tolerance: float) -> None:
+    model = processes.build()
+    processes.train(model)
+    for name, weight in torch.load(folder / f"{kind}.pt").items():
+        torch.testing.assert_close(weight, model.get_parameter(name).detach(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["eager", "sharded"])
+def test_in_two_processes_each_block_joins_its_own(folder: Path, kind: str) -> None:
+    assert facts(folder, kind)["joined"] == [1] * 3 * processes.STEPS
+
+
+def test_gradients_are_ready_and_sent_from_the_last_block_to_the_first(folder: Path) -> None:
+    steps = facts(folder, "eager")["steps"]
+    assert len(steps) == processes.STEPS
+    for events in steps:
+        blocks = [int(name.split(".")[2]) for event, name, *_ in events if event == "ready" and ".layers." in name]
+        assert blocks == sorted(blocks, reverse=True)
+    # From the second step on, buckets have the order of the first, and several are sent during the backward pass.
+    for place, (event, name, *_) in enumerate(steps[-1]):
+        if event == "ready" and name in ("vit.layers.1.mlp.fc2.bias", "vit.layers.0.mlp.fc2.bias"):
+            sent = {each for what, *names in steps[-1][:place] if what == "sent" for each in names}
+            later = f"vit.layers.{int(name.split('.')[2]) + 1}.attention"
+            assert {f"{later}.{layer}_proj.weight" for layer in "qkv"} <= sent
+
+
+def test_compiled_training_in_two_processes_has_no_graph_break(folder: Path) -> None:
+    assert facts(folder, "compiled") == {"products": 3 * 4 + 1, "breaks": 0}
+    blocks = facts(folder, "sharded_in_bfloat16")
+    assert blocks["graphs"] >= 1
+    assert blocks["breaks"] == 0
