@@ -42,6 +42,7 @@ SLOW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "compiled": (FINETUNE, {**MIXED, "compile": True}, RANDOM),
     "compiled and accumulated": (FINETUNE, {**MIXED, "compile": True, "gradient_accumulation_steps": 2}, RANDOM),
     "bfloat16": (FINETUNE, {**MIXED, "mixed_precision": "bf16"}, RANDOM),
+    "bfloat16 copies": (FINETUNE, {**MIXED, "mixed_precision": "bf16", "param_dtype": "bf16"}, RANDOM),
 }
 
 

@@ -127,6 +127,11 @@ class StepOptions:
     steps: int | None = option(None, help="optimizer steps, instead of epochs")
     batch_size: int = option(64, help="images per optimizer step, over all processes and micro-batches")
     gradient_accumulation_steps: int = option(1, help="micro-batches per optimizer step")
+    param_dtype: Literal["float32", "bf16"] = option(
+        "float32",
+        help="bf16: with mixed_precision bf16, the blocks compute with copies of their weights instead of casting them "
+        "at each operation; the weights of the optimizer stay in float32",
+    )
     optimizer: str = option("adamw", help="of torch.optim, in lower case (the paper: sgd), or timm:NAME")
     learning_rate: float = option(1e-3, help="peak learning rate")
     base_batch_size: int | None = option(
@@ -592,6 +597,7 @@ def check_options(arguments: Any) -> None:
         raise TrainingError(f"Both {trials[0]} and {trials[1]} are given: give one.")
     _check_rates(arguments)
     _check_gradients(arguments)
+    _check_precision(arguments)
     if getattr(arguments, "bce_target_threshold", None) is not None and arguments.loss in (None, "cross_entropy"):
         raise TrainingError(
             "With the loss cross_entropy, bce_target_threshold has no effect: omit it, or set --loss bce."
@@ -624,6 +630,17 @@ def _check_gradients(arguments: Any) -> None:
             raise TrainingError(f"{name} needs the whole weights in each process: omit --shard, or {name}.")
         if arguments.mixed_precision == "fp16":
             raise TrainingError(f"{name} does not know the scale of fp16 gradients: use --mixed_precision bf16.")
+
+
+def _check_precision(arguments: Any) -> None:
+    """Refuse copies of weights that are not used, or that another option makes by itself."""
+    if arguments.param_dtype == "float32":
+        return
+    if arguments.mixed_precision != "bf16":
+        raise TrainingError("param_dtype bf16 needs mixed_precision bf16: add --mixed_precision bf16.")
+    for name in ("shard", "compile"):
+        if getattr(arguments, name, False):
+            raise TrainingError(f"With {name}, weights are cast once as it is: omit --param_dtype.")
 
 
 def _check_rates(arguments: Any) -> None:

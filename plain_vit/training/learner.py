@@ -9,6 +9,7 @@ from torch import nn
 from ..extras import needs
 from .arguments import LoopOptions
 from .gradients import clip_adaptively, repeat_uphill
+from .hardware.precision import train_on_copies
 from .hardware.sharding import ShardedState, blocks_to_shard, held_here, local_parameters, shard
 from .models import as_saved
 from .optimization import average_of, make_optimizer
@@ -52,6 +53,8 @@ class Learner:
         draw_by_place(model, self.places)
         self.optimizer: Any = self._make_optimizer()  # replaced by Accelerate's wrapper
         self.average = None if ema_decay is None else average_of(model, ema_decay, accelerator)
+        if options.param_dtype == "bf16":
+            train_on_copies(model, torch.bfloat16)
         self.blocks = blocks_to_shard(model, accelerator) if shard else []
         self.sharded: ShardedState | None = None
         self.losses: list[Callable[[], torch.Tensor]] = []  # of the micro-batches of the current step

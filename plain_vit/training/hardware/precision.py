@@ -1,10 +1,14 @@
-"""Precision of float32 matrix products on GPUs."""
+"""Precision: TF32 products on GPUs, and blocks that compute with bfloat16 copies of their weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from ...errors import TrainingError
 
 
 @contextmanager
@@ -24,3 +28,93 @@ def tf32(enabled: bool) -> Iterator[None]:
     finally:
         for switch, value in zip(switches, before, strict=True):
             switch.allow_tf32 = value
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks that a model, or the model inside it, declares: those in a list, from the first to the last.
+
+    Raises:
+        TrainingError: There are none.
+    """
+    kinds = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    blocks = [block for each in lists for block in each if type(block).__name__ in kinds]
+    if not blocks:
+        raise TrainingError(f"{type(model).__name__} does not declare its blocks: omit --param_dtype.")
+    return blocks
+
+
+def train_on_copies(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let the blocks of a model compute with copies of their weights, made by one operation per block and pass.
+
+    In training, everything inside a block has this type, its tokens too, without autocast, as under FSDP2 with the
+    `param_dtype` of its policy. The weights themselves, their gradients, and evaluations are as before.
+
+    Args:
+        model: a model of transformers; the types of its blocks change.
+        dtype: type of the copies.
+
+    Raises:
+        TrainingError: The model declares no blocks.
+    """
+    for block in blocks_of(model):
+        kind = type(block)
+        # A type of the same name: blocks are recognised by it.
+        block.__class__ = type(kind.__name__, (_OnCopies, kind), {"copied_to": dtype, "__module__": kind.__module__})
+
+
+class _OnCopies(nn.Module):
+    """A block whose forward pass in training sees copies of its parameters."""
+
+    copied_to: torch.dtype
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not (self.training and torch.is_grad_enabled()):
+            return super().forward(*args, **kwargs)
+        slots = [
+            (module, name, parameter)
+            for module in self.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        slots.sort(key=lambda slot: -slot[2].ndim)  # matrices first: they begin at even addresses
+        copies = _Copies.apply(self.copied_to, *(parameter for _, _, parameter in slots))
+        args, kwargs = tree_map(self._cast, (args, kwargs))
+        try:
+            for (module, name, _), copy in zip(slots, copies, strict=True):
+                module._parameters[name] = copy
+            with torch.autocast(copies[0].device.type, enabled=False):
+                return super().forward(*args, **kwargs)
+        finally:
+            for module, name, parameter in slots:
+                module._parameters[name] = parameter
+
+    def _cast(self, value: Any) -> Any:
+        is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(self.copied_to) if is_floating else value
+
+
+class _Copies(torch.autograd.Function):
+    """Parts of one tensor with the values of all given ones, cast at once; and so are their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        copies = _cast_together(tensors, dtype)
+        trained = ctx.needs_input_grad[1:]
+        ctx.mark_non_differentiable(*(copy for copy, needed in zip(copies, trained, strict=True) if not needed))
+        ctx.dtype = tensors[0].dtype
+        return copies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        given = [gradient for gradient in gradients if gradient is not None]
+        casted = iter(_cast_together(given, ctx.dtype)) if given else iter(())
+        return None, *(None if gradient is None else next(casted) for gradient in gradients)
+
+
+def _cast_together(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Return the tensors in another type, as parts of one tensor."""
+    together = torch.cat([tensor.flatten() for tensor in tensors]).to(dtype)
+    parts = together.split([tensor.numel() for tensor in tensors])
+    return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))
