@@ -450,12 +450,19 @@ class TableRelativePositionBias(nn.Module):
             distances = resample_positions(image.flatten(0, 1), (old_h, old_w), (h, w), "bilinear")
         else:
             rows, columns = geometric_matrix(old_h, h), geometric_matrix(old_w, w)
+            if is_any_size(*grid_size):  # an exported program has no branch for the native grid, which stays as it is
+                is_native = (torch.arange(h)[-1] == old_h - 1) & (torch.arange(w)[-1] == old_w - 1)
+                rows = torch.where(is_native, torch.eye(h, old_h), rows)
+                columns = torch.where(is_native, torch.eye(w, old_w), columns)
             distances = torch.einsum("yh,xw,hwd->yxd", rows.to(image), columns.to(image), image).flatten(0, 1)
         return torch.cat((distances.to(self.table.dtype), others))
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
         """Start without any bias."""
         init.zeros_(self.table)
+
+
+HALVINGS = 19  # of an interval of 0.49, down to 1e-6
 
 
 def geometric_matrix(old: int, new: int) -> torch.Tensor:
@@ -465,26 +472,23 @@ def geometric_matrix(old: int, new: int) -> torch.Tensor:
     one, so that short distances keep their biases; the new ones are interpolated linearly between them.
     """
 
-    def reach(ratio: float) -> float:
-        return (1.0 - ratio ** (old // 2)) / (1.0 - ratio)
-
-    least, most = 1.01, 1.5
-    while most - least > 1e-6:
-        ratio = (least + most) / 2
-        least, most = (least, ratio) if reach(ratio) > new // 2 else (ratio, most)
-    steps = [ratio**power for power in range(old // 2)]
-    places = torch.tensor([0.0, *steps], dtype=torch.float64).cumsum(0)
-    places = torch.cat((-places.flip(0), places[1:])).float()
-    wanted = torch.arange(-(new // 2), new // 2 + 1).float()
-    after = torch.bucketize(wanted, places).clamp(1, old - 1) if old > 1 else torch.zeros(new, dtype=torch.long)
-    matrix = torch.zeros(new, old)
+    wanted = torch.arange(-(new // 2), new // 2 + 1)
     if old == 1:
-        return matrix + 1
-    before = after - 1
-    share = ((wanted - places[before]) / (places[after] - places[before])).clamp(0, 1)
-    matrix[torch.arange(new), before] = 1 - share
-    matrix[torch.arange(new), after] = share
-    return matrix
+        return torch.ones_like(wanted)[:, None].float()
+    # Tensors, and a fixed number of halvings, so that an exported program searches for its size too.
+    powers = torch.arange(old // 2, dtype=torch.float64)
+    least, most = torch.tensor([1.01, 1.5], dtype=torch.float64).unbind()
+    ratio = least
+    for _ in range(HALVINGS):
+        ratio = (least + most) / 2
+        is_too_far = (1.0 - ratio ** (old // 2)) / (1.0 - ratio) > wanted[-1]
+        least, most = torch.where(is_too_far, least, ratio), torch.where(is_too_far, ratio, most)
+    places = F.pad((ratio**powers).cumsum(0), (1, 0))
+    places = torch.cat((-places.flip(0), places[1:])).float()
+    after = (places < wanted[:, None]).sum(1).clamp(1, old - 1)
+    share = ((wanted - places[after - 1]) / (places[after] - places[after - 1])).clamp(0, 1)
+    columns, share = torch.arange(old), share[:, None]
+    return (columns == after[:, None] - 1) * (1 - share) + (columns == after[:, None]) * share
 
 
 class MLPRelativePositionBias(nn.Module):

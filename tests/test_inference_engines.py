@@ -33,7 +33,6 @@ from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
 REORDERED = 1e-5
 SIZES = [(2, 40, 28), (1, 24, 56), (5, 16, 98), (3, 8, 28)]  # batch, height, width
-NOT_FOR_ANY_SIZE = {"relative_shared"}  # its resampling is searched for at each size
 LABELS = ["cat", "dog", "owl", "fox", "bee", "ant", "elk"]
 
 
@@ -90,11 +89,7 @@ def check(model: Any, name: str, engine: str, dynamic_size: bool, folder: Path) 
 def test_every_variation_keeps_its_numbers(name: str, engine: str, tmp_path: Path) -> None:
     model = build(name)
     check(model, name, engine, False, tmp_path / "fixed")
-    if name in NOT_FOR_ANY_SIZE:
-        with pytest.raises(ExportError, match="leave out dynamic_size"):
-            check(model, name, engine, True, tmp_path / "any")
-    else:
-        check(model, name, engine, True, tmp_path / "any")
+    check(model, name, engine, True, tmp_path / "any")
 
 
 @pytest.mark.slow

@@ -203,6 +203,7 @@ def test_run_saves_float32_weights_and_resumes_to_the_same_bits(run: Any, monkey
     options = {"checkpoints_kept": 1, "checkpoint_every": 2, "ema_decay": 0.9, "gradient_accumulation_steps": 2}
     whole = run("whole", **options)
     assert {weight.dtype for weight in weights_of(whole).values()} == {torch.float32}
+    assert "param_dtype" in (whole / "README.md").read_text()
     assert 0 < distance(weights_of(run("autocast", **options, param_dtype="float32")), weights_of(whole)) < 0.01
     monkeypatch.setattr(classification, "save_classifier", stop)
     with pytest.raises(KeyboardInterrupt):

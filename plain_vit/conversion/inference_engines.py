@@ -188,7 +188,7 @@ def to_engine(
 
 def check_exportable(model: PreTrainedModel, image_processor: Any | None, options: EngineOptions) -> None:
     """Refuse what a graph cannot represent."""
-    kind, config = type(model).__name__, cast(PlainViTConfig, model.config)
+    kind = type(model).__name__
     if kind not in OUTPUTS:
         raise ExportError(f"{kind} has no graph for an engine: expected {' or '.join(OUTPUTS)}")
     if getattr(image_processor, "max_num_patches", None) is not None:
@@ -198,12 +198,6 @@ def check_exportable(model: PreTrainedModel, image_processor: Any | None, option
         )
     if options.calibration is not None and image_processor is None:
         raise ExportError("the images for int8 need an image processor, and the model has none: give one")
-    is_searched = config.relative_position_bias == "table" and config.relative_position_resampling == "geometric"
-    if options.dynamic_size and is_searched:
-        raise ExportError(
-            'relative_position_resampling "geometric" searches for a ratio at each size, which a graph cannot: leave '
-            "out dynamic_size"
-        )
 
 
 def float32_copy(model: PreTrainedModel) -> Any:

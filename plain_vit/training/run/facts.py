@@ -53,7 +53,9 @@ def run_facts(
         "optimizer": f"{options.optimizer}, weight decay {options.weight_decay}",
         "learning rate": f"{options.peak_learning_rate:g}, {options.schedule} after {schedule.warmup_steps} warm-up "
         "steps" + (f", down to {options.min_learning_rate:g}" if options.min_learning_rate else ""),
-        "precision": options.mixed_precision + (", float32 products in TF32 while training" if _tf32(options) else ""),
+        "precision": options.mixed_precision
+        + (", blocks train on bfloat16 copies of their weights" if options.param_dtype == "bf16" else "")
+        + (", float32 products in TF32 while training" if _tf32(options) else ""),
         "seed": options.seed,
     }
 
