@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks import bench_positions, models
 from benchmarks.harness import MEGABYTE, RESULTS, name_of_run, publish
 from plain_vit import attention_plain_vit
+from plain_vit.training.hardware.precision import train_on_copies
 
 PACKAGES = ("plain_vit", *models.PEERS)
 POSITIONS = ("DINOv3-S", "EVA-02-Ti")
@@ -45,7 +46,8 @@ no classifier: their loss is the mean square of the features.
 
 In bfloat16 on a CPU, our attention in training is made of plain products, which are faster there; "fused attention" is
 the kernel of a GPU, and of float32. Among processes, each of our blocks joins its own weights for query, key and
-value, which one process joins for all blocks at once; exchanging gradients is not counted."""
+value, which one process joins for all blocks at once; exchanging gradients is not counted. "Copies": blocks train on
+bfloat16 copies of their weights (`--param_dtype bf16`)."""
 COMPILED = """Compiled by inductor for this CPU, the training step of ViT-Ti/16 has these graph breaks, and these
 kernels generated for forward and backward; products and attention, which inductor calls, come on top of them."""
 
@@ -154,7 +156,9 @@ def build(model: str, package: str) -> tuple[Any, Callable[[Any], torch.Tensor],
     )
 
 
-def count(model: str, package: str, dtype: str, fused: bool = False, several: bool = False) -> Counts:
+def count(
+    model: str, package: str, dtype: str, fused: bool = False, several: bool = False, copied: bool = False
+) -> Counts:
     """Count the kernels of a model.
 
     Args:
@@ -163,8 +167,11 @@ def count(model: str, package: str, dtype: str, fused: bool = False, several: bo
         dtype: A key of `AUTOCAST`.
         fused: Whether our attention in training is the kernel that runs on a GPU.
         several: Whether our model runs as in one of several processes.
+        copied: Whether our blocks train on copies of their weights.
     """
     module, loss_of, side = build(model, package)
+    if copied:
+        train_on_copies(module, torch.bfloat16)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
     images = torch.randn(BATCH, 3, side, side)
     precision = AUTOCAST[dtype]
@@ -187,7 +194,8 @@ def count(model: str, package: str, dtype: str, fused: bool = False, several: bo
         optimizer.zero_grad()
         in_training = counted(lambda: forward().backward())
         of_optimizer = counted(optimizer.step)
-    title = f"{model} {dtype}: {package}{', fused attention' if fused else ''}{', among processes' if several else ''}"
+    ways = {"fused attention": fused, "copies": copied, "among processes": several}
+    title = f"{model} {dtype}: {', '.join([package, *(way for way, is_taken in ways.items() if is_taken)])}"
     return Counts(title, in_evaluation, in_training, of_optimizer)
 
 
@@ -255,6 +263,8 @@ def all_counts(model: str) -> list[Counts]:
                 fused = dtype != "float32"  # float32 has fused attention anyway
                 found += [count(model, package, dtype, fused)] if fused else []
                 found.append(count(model, package, dtype, fused, several=True))
+                if AUTOCAST[dtype] is not None:
+                    found += [count(model, package, dtype, fused, several, copied=True) for several in (False, True)]
     return found
 
 

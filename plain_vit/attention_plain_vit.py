@@ -174,7 +174,10 @@ def is_plain(layer: nn.Module) -> bool:
     """Return whether a layer is a dense layer with whole weights, without a hook, and with torch's `forward`."""
     hooks = layer._forward_pre_hooks or layer._forward_hooks or layer._backward_pre_hooks or layer._backward_hooks
     return (
-        type(layer) is nn.Linear and not hooks and type(layer.weight) is nn.Parameter and "forward" not in vars(layer)
+        type(layer) is nn.Linear
+        and not hooks
+        and type(layer.weight) in (nn.Parameter, torch.Tensor)
+        and "forward" not in vars(layer)
     )
 
 

@@ -222,6 +222,8 @@ def test_a_training_step_has_no_more_kernels_and_casts_than_timm_s() -> None:
         assert ours.optimizer.kernels <= theirs.optimizer.kernels
     on_this_cpu = bench_kernels.count("tiny", "plain_vit", "bfloat16 autocast")
     assert on_this_cpu.step.kernels <= 757
+    on_copies = bench_kernels.count("tiny", "plain_vit", "bfloat16 autocast", fused=True, copied=True)
+    assert (on_copies.step.kernels, on_copies.step.casts) <= (436, 41)
 
 
 def test_joined_in_each_block_a_step_among_processes_has_few_kernels_more() -> None:

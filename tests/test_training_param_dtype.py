@@ -76,7 +76,7 @@ class InBfloat16(nn.Module):
 def test_a_block_computes_what_it_would_with_weights_in_bfloat16() -> None:
     model = stock("eager")
     converted = copy.deepcopy(model)
-    layers = converted.vit.layers
+    layers: Any = converted.vit.layers
     for index, block in enumerate(layers):
         layers[index] = InBfloat16(block)
     train_on_copies(model, torch.bfloat16)
