@@ -10,7 +10,7 @@ import numpy as np
 
 from plain_vit.analysis.dense_features import Correspondences, PatchComponents
 from plain_vit.analysis.drawing import aspect, blank, label_below, short_number, show_image, show_map, tint_scale
-from plain_vit.analysis.words import drawable, plain_figure
+from plain_vit.analysis.words import drawable, one_line, plain_figure
 from plain_vit.extras import needs
 
 with needs("plain-vit[analysis]"):
@@ -149,9 +149,8 @@ def plot_correspondences(
         f"{len(starts)} of {len(matches.similarity)} pairs, with cosines from {cosines[0]} to {cosines[1]}", fontsize=8
     )
     if titles is not None:
-        middles = first.shape[1] / 2, (left + width) / 2
-        for x, title in zip(middles, titles, strict=True):
-            axis.annotate(drawable(title), (x, 0), (0, 5), textcoords="offset points", ha="center", fontsize=9)
+        for side, title in zip(("left", "right"), titles, strict=True):
+            axis.set_title(one_line(title, 44), loc=side, fontsize=9)  # half of the figure's width
     return figure
 
 

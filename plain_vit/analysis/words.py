@@ -70,6 +70,16 @@ def drawable(text: str) -> str:
     return "".join(_number_of(letter) if letter in lacking else letter for letter in shown)
 
 
+def one_line(text: str, length: int) -> str:
+    """Return a text as `drawable` does, on one line, truncated.
+
+    Args:
+        text: One line or several.
+        length: Maximum number of characters; wide ones count twice.
+    """
+    return _cut(drawable(text).replace("\n", r"\n"), length)
+
+
 def lacking_letters(texts: Iterable[str]) -> str:
     """Return the characters of these texts that no installed font has, and warn about them."""
     letters = frozenset("".join(texts)) - {"\n"}
