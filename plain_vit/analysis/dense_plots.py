@@ -5,6 +5,7 @@ Legend: `B` images, `H W` pixels, `h w` patch grid.
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -149,7 +150,8 @@ def plot_correspondences(
         f"{len(starts)} of {len(matches.similarity)} pairs, with cosines from {cosines[0]} to {cosines[1]}", fontsize=8
     )
     if titles is not None:
-        for side, title in zip(("left", "right"), titles, strict=True):
+        sides: tuple[Literal["left", "right"], ...] = ("left", "right")
+        for side, title in zip(sides, titles, strict=True):
             axis.set_title(one_line(title, 44), loc=side, fontsize=9)  # half of the figure's width
     return figure
 

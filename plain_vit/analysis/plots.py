@@ -24,7 +24,7 @@ from plain_vit.analysis.dense_plots import (
 from plain_vit.analysis.drawing import aspect, blank, label_below, short_number, show_image, show_map, tint_scale
 from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity, ResampledPositions
 from plain_vit.analysis.inspection import TokenLayout
-from plain_vit.analysis.words import class_labels, drawable, plain_figure
+from plain_vit.analysis.words import class_labels, drawable, one_line, plain_figure
 from plain_vit.extras import needs
 
 with needs("plain-vit[analysis]"):
@@ -36,6 +36,7 @@ with needs("plain-vit[analysis]"):
 
 SEQUENTIAL, SIGNED = "cividis", "PuOr"
 RIGHT, WRONG, NEUTRAL = "#00735a", "#c04a00", "#404040"  # Okabe and Ito's bluish green and vermilion, darkened for text
+ACROSS, UPWARDS = 40, 28  # characters of labels that fit a small panel; those of a legend as upwards
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
@@ -305,7 +306,7 @@ def plot_reliability(
     axis.plot(confidences[filled], accuracies[filled], color=LINES[1], marker="o", markersize=3, linewidth=1)
     axis.set(ylabel="fraction correct", ylim=(0, 1), xlim=(0, 1))
     below.bar(middles, counts, width=width, color=LINES[0])
-    below.set(xlabel=drawable(x), ylabel=drawable(of))
+    below.set(xlabel=one_line(x, ACROSS), ylabel=one_line(of, UPWARDS))
     for each in (axis, below):
         _tidy(each)
     below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
@@ -328,7 +329,7 @@ def plot_predicted_numbers(targets: np.ndarray, predictions: np.ndarray, names: 
         axis.scatter(true, predicted, s=8, color=LINES[0], alpha=0.5, linewidths=0)
         low, high = min(true.min(), predicted.min()), max(true.max(), predicted.max())
         axis.plot([low, high], [low, high], color=LINES[1], linewidth=1, linestyle="--")
-        axis.set(xlabel=f"true {drawable(name)}", ylabel="predicted")
+        axis.set(xlabel=f"true {one_line(name, ACROSS)}", ylabel="predicted")
         _tidy(axis)
     return figure
 
@@ -364,10 +365,10 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
             axis.plot(*zip(*points, strict=True), color=LINES[i % len(LINES)], marker=marker, markersize=3,
                       linewidth=1.5)  # fmt: skip
         several = len(curves) > 1
-        axis.set(xlabel=drawable(x.replace("_", " ")), ylabel=label if several else _with_unit(label, *curves))
+        axis.set(xlabel=one_line(x.replace("_", " "), ACROSS), ylabel=label if several else _with_unit(label, *curves))
         _tidy(axis)
         if several:
-            _legend(axis, [drawable(name.replace("_", " ")) for name in curves])
+            _legend(axis, [name.replace("_", " ") for name in curves])
     return figure
 
 
@@ -714,7 +715,7 @@ def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Fi
 
 def _legend(axis: Axes, labels: Sequence[str], **place: Any) -> None:
     """Label the lines in their order; matplotlib itself omits labels that begin with an underscore."""
-    axis.legend(axis.lines, labels, fontsize=8, frameon=False, **place)
+    axis.legend(axis.lines, [one_line(label, UPWARDS) for label in labels], fontsize=8, frameon=False, **place)
 
 
 def _layer_ticks(axis: Axes, depth: int) -> None:
@@ -745,7 +746,7 @@ def _tidy(axis: Axes) -> None:
 def _with_unit(label: str, field: str) -> str:
     """Return the name of a panel's only field, with the unit from the panel's label."""
     _, bracket, unit = label.partition(" (")
-    return drawable(field.replace("_", " ")) + bracket + unit
+    return one_line(field.replace("_", " "), UPWARDS) + bracket + unit
 
 
 def percent(share: float) -> str:
