@@ -21,7 +21,6 @@ Model = TypeVar("Model", bound=PlainViTPreTrainedModel)
 
 # Activations that oneDNN fuses into a matrix product, with its names for kind and algorithm.
 FUSED_ACTIVATIONS = {"gelu": ("gelu", "none"), "gelu_pytorch_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
-PACKED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def prepare_for_inference(
@@ -31,8 +30,8 @@ def prepare_for_inference(
 
     The copy is in evaluation mode and has no gradients. Query, key and value projections are one layer, which includes
     the scale of the query; LayerScale gains are folded into the layer before them; the last block computes only the
-    tokens that a class-token head reads. On a CPU the weights are in oneDNN's fastest memory layout, with the MLP's
-    activation fused into the product (if the model is compiled, the compiler does both).
+    tokens that a class-token head reads. On a CPU with AVX-512 the weights are in oneDNN's fastest memory layout, with
+    the MLP's activation fused into the product (if the model is compiled, the compiler does both).
 
     In float32 the logits differ by at most 1e-5 of the largest one; in bfloat16 by bfloat16's rounding.
 
@@ -49,7 +48,7 @@ def prepare_for_inference(
     """
     prepared: Any = simplify(model, dtype=dtype)
     config = prepared.config
-    if prepared.device.type == "cpu" and prepared.dtype in PACKED_DTYPES and not compile:
+    if prepared.device.type == "cpu" and is_worth_packing(prepared.dtype) and not compile:
         pack(prepared, batch_size * (config.num_prefix_tokens + math.prod(config.grid_size)))
     if ALL_ATTENTION_FUNCTIONS.get(config._attn_implementation) is SDPA:
         prepared.set_attn_implementation(FAST_ATTENTION)
@@ -213,6 +212,13 @@ def join_projections(model: Any) -> None:
 
 
 # Weights in oneDNN's memory layout
+
+
+def is_worth_packing(dtype: torch.dtype) -> bool:
+    """Return whether this processor computes faster with packed weights: one with AVX-512, and its bfloat16 part."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":  # products of other processors are at least level
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class PackedLinear(nn.Module):

@@ -9,7 +9,13 @@ import torch
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import plain_vit
-from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViTForMaskedImageModeling, PlainViTModel
+from plain_vit import (
+    PlainViTBackbone,
+    PlainViTForImageClassification,
+    PlainViTForMaskedImageModeling,
+    PlainViTModel,
+    inference,
+)
 from plain_vit.attention_plain_vit import FAST_ATTENTION
 from plain_vit.errors import PreparedModelError
 from plain_vit.inference import JoinedAttention, PackedLinear, prepare_for_inference
@@ -18,6 +24,15 @@ from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
 REORDERED = 1e-5  # sums are taken in another order, gains are multiplied in before
+
+
+@pytest.fixture(autouse=True, params=["packed", "not packed"])
+def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Pack weights as on a processor with AVX-512 or not, in bfloat16 if this one can."""
+    supported = {torch.float32: True, torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported()}
+    is_packed = request.param == "packed"
+    monkeypatch.setattr(inference, "is_worth_packing", lambda dtype: is_packed and supported.get(dtype, False))
+    return is_packed
 
 
 def build(name: str = "plain", kind: Any = PlainViTForImageClassification, **fields: Any) -> Any:
@@ -42,13 +57,13 @@ def test_in_float32_the_logits_stay_within_rounding(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_in_bfloat16_they_are_as_near_to_float32_as_the_model_in_bfloat16(name: str) -> None:
-    model = build(name)
+    model, images = build(name), pixels(16)
+    prepared = prepare_for_inference(model, dtype=torch.bfloat16)
     with torch.no_grad():
-        expected = model(pixels()).logits
-        plain = difference(copy.deepcopy(model).bfloat16()(pixels()).logits.float(), expected)
-    logits = prepare_for_inference(model, dtype=torch.bfloat16)(pixels()).logits
-    assert logits.dtype == torch.bfloat16
-    assert difference(logits.float(), expected) < max(2 * plain, 0.02)  # 8 bits of mantissa, over three blocks
+        expected = model(images).logits
+        plain, found = (one(images).logits for one in (copy.deepcopy(model).bfloat16(), prepared))
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - expected).norm() < 2 * (plain.float() - expected).norm()
 
 
 @pytest.mark.parametrize("kind", [PlainViTModel, PlainViTForMaskedImageModeling, PlainViTBackbone])
@@ -69,13 +84,27 @@ def test_activations_inside_and_outside_the_product(activation: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "swiglu_packed", "parallel", "branches", "map"])
-def test_every_dense_layer_is_packed_and_every_gain_folded(name: str) -> None:
+def test_every_dense_layer_is_packed_and_every_gain_folded(name: str, packs: bool) -> None:
     prepared = prepare_for_inference(build(name))
     kinds = [type(module) for module in prepared.modules()]
-    assert torch.nn.Linear not in kinds
+    assert (torch.nn.Linear in kinds, PackedLinear in kinds) == (not packs, packs)
     assert LayerScale not in kinds
     assert kinds.count(JoinedAttention) == 2 * prepared.config.num_branches
-    assert PackedLinear in kinds
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_weights_are_packed_where_the_processor_gains_by_it(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    has_part = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    expected = {"AVX512": {torch.float32: True, torch.bfloat16: has_part}}
+    for capability in ("AVX512", "AVX2", "DEFAULT"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
+        assert inference.is_worth_packing(dtype) is expected.get(capability, {}).get(dtype, False)
+    monkeypatch.undo()
+    prepared = prepare_for_inference(build(), dtype=dtype)  # on this processor, whatever it is
+    assert prepared(pixels().to(dtype)).logits.isfinite().all()
 
 
 @pytest.mark.parametrize(
