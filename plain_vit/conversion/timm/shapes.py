@@ -531,6 +531,12 @@ class _Detail:
             self.infer("pooling", "cls", "dist_token, which timm uses together with the class token")
             pooling = "cls"
         elif known["map"]:
+            if known["mlp_layer"] != "Mlp":
+                raise CheckpointError(
+                    "the tensors contain attn_pool and gated MLPs: timm's VisionTransformer pools with the activation "
+                    "of these, its Eva with GELU, and nothing tells them apart: give the architecture, or convert the "
+                    "live module"
+                )
             pooling = self.ask("pooling", ["map"])  # one with another number of heads has the same tensors
             if pooling not in (None, "map"):
                 raise CheckpointError(
