@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from torch import nn
 
 if TYPE_CHECKING:
@@ -100,3 +101,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def fresh_accelerator() -> Iterator[None]:
+    """Let Accelerate, which keeps one precision per process, take another one."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)

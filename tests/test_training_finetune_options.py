@@ -50,14 +50,6 @@ def run(model_folder: Path, tmp_path: Path) -> Any:
     return start
 
 
-@pytest.fixture
-def fresh_accelerator():
-    """Let Accelerate, which keeps one precision per process, take another one."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
 def losses(folder: Path) -> list[float]:
     return [line["train_loss"] for line in read_log(folder) if "train_loss" in line]
 

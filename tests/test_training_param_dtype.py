@@ -2,13 +2,11 @@
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -176,14 +174,6 @@ def test_nothing_is_cast_but_the_weights_of_a_block_at_once_and_its_tokens(make:
 
 
 # Runs
-
-
-@pytest.fixture
-def fresh_accelerator() -> Iterator[None]:
-    """Let Accelerate, which keeps one precision per process, take another one."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture
