@@ -216,7 +216,7 @@ def join_projections(model: Any) -> None:
 
 def is_worth_packing(dtype: torch.dtype) -> bool:
     """Return whether this processor computes faster with packed weights: one with AVX-512, and its bfloat16 part."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":  # products of other processors are at least level
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":  # measured with AVX2, where it is slower
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
