@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from torch import nn
 
 if TYPE_CHECKING:
@@ -106,6 +105,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def fresh_accelerator() -> Iterator[None]:
     """Let Accelerate, which keeps one precision per process, take another one."""
+    from accelerate.state import AcceleratorState  # `make test-space` is without it
+
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -192,6 +192,17 @@ def test_no_import_of_an_optional_package_is_left_without_its_remedy() -> None:
     assert {line for line in unguarded if not line.startswith("plain_vit/conversion/")} == set()
 
 
+def test_the_tests_of_the_space_load_where_only_the_space_is_installed(tmp_path: Path) -> None:
+    """`make test-space` has an environment of its own, and shares the fixtures of all tests."""
+    hidden = OPTIONAL - requirements("space")
+    done = without(
+        hidden, tmp_path, "-m", "pytest", "--collect-only", "--assert=plain", "--rootdir", ROOT,
+        "-c", ROOT / "pyproject.toml", ROOT / "tests" / "test_space.py",
+    )  # fmt: skip
+    assert "conftest" not in done.stderr, done.stderr
+    assert done.returncode in (0, 5), done.stdout + done.stderr  # 5: skipped whole, gradio is not here
+
+
 def test_no_folder_of_the_examples_is_named_like_a_package() -> None:
     names = {path.stem if path.is_file() else path.name for path in (ROOT / "examples").rglob("*")}
     assert not names & (OPTIONAL | requirements(""))
