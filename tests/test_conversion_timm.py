@@ -205,7 +205,7 @@ def _overlap_patches(module: Any) -> None:
         (_replace_activation, "blocks.2.mlp.act.class is torch.nn.modules.activation.ELU, not gelu"),
         (_gate_attention, "blocks.0.attn.gate.weight"),
         (_scale_queries, "blocks.0.attn.scale is 0.1"),
-        (_pad_images, "patch_embed.dynamic_img_pad is True, not False"),
+        (_pad_images, "dynamic_img_pad=True, which fills images up to whole patches"),
         (_wrap_a_layer, "blocks.0.attn.proj"),
         (_read_both_norms, "norm.class is layernorm, not torch.nn.modules.linear.Identity"),
         (_overlap_patches, "patch_embed.proj.stride is (8, 8), not (16, 16)"),

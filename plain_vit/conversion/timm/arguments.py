@@ -148,6 +148,7 @@ ARGUMENTS = (
              tensors=lambda t: "diff" if t.differential and not t.parallel else "attn"),
     Argument("num_parallel", 2,
              module=lambda m: getattr(m.block, "num_parallel", 2), tensors=lambda t: t.num_branches or 2),
+    Argument("dynamic_img_pad", False, module=lambda m: m.model.patch_embed.dynamic_img_pad),
     Argument("fuse_out_proj", False,
              module=lambda m: m.kind == "ParallelScalingBlock" and m.block.out_proj is not None,
              tensors=lambda t: t.kind == "ParallelScalingBlock" and t.output.endswith(".out_proj")),
@@ -155,7 +156,7 @@ ARGUMENTS = (
 DEFAULTS: dict[str, Any] = {argument.name: argument.default for argument in ARGUMENTS}
 
 # Arguments that do not affect a trained model.
-SILENT_ARGUMENTS = {"dynamic_img_size", "dynamic_img_pad", "weight_init", "fix_init"}
+SILENT_ARGUMENTS = {"dynamic_img_size", "weight_init", "fix_init"}
 
 PARALLEL = ("ParallelScalingBlock", "DiffParallelScalingBlock")
 
@@ -186,6 +187,8 @@ def _without_counterpart(given: Mapping[str, Any]) -> list[str]:
     for name, words in (choices | {"embed_norm_layer": (None, given["norm_layer"])}).items():
         if given[name] not in words:
             unknown.append(f"{name}={given[name]!r}: expected one of {', '.join(repr(word) for word in words)}")
+    if given["dynamic_img_pad"]:
+        unknown.append("dynamic_img_pad=True, which fills images up to whole patches: here they are cut, or refused")
     parallel = given["block_fn"] in PARALLEL
     if parallel and not given["proj_bias"]:
         unknown.append("proj_bias=False in parallel blocks, whose MLP keeps the bias of its first layer")
@@ -273,6 +276,7 @@ def _joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
         "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
         "embed_norm_layer": norm if config.patch_post_norm else None,
         "num_parallel": config.num_branches if config.block_type == "branches" else 2,
+        "dynamic_img_pad": False,
         "fuse_out_proj": parallel and not differential and config.mlp_bias and not config.attention_output_bias,
     }
     if parallel:

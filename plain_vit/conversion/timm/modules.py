@@ -39,6 +39,7 @@ CLASSES = {
 SILENT_ATTRIBUTES = {
     "strict_img_size",  # ours takes any size
     "fused_attn",  # the order of operations, not the function
+    "use_key_only_attn_mask",  # what the padding of a NaFlexVit attends to
     "grad_checkpointing", "distilled_training", "weight_init_mode", "fix_init", "init_values", "inplace",
     "feat_size", "feature_info", "ordered",
     "pretrained_cfg", "default_cfg", "pretrained_model_args", "_traits", "_model_args",

@@ -185,7 +185,7 @@ SAPIENS2_ROWS = [
 SAPIENS2_ON_DISK = [
     *_patch_rows("patch_embed.projection"),
     Row("cls_token", f"{EMBEDDINGS}.cls_token"),
-    Row("mask_token", f"{EMBEDDINGS}.mask_token"),
+    Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token"),  # the one name that transformers does not change
     Row("storage_tokens", f"{EMBEDDINGS}.register_tokens"),
     Row("blocks.{}.ln1", f"{LAYER}.layernorm_before"),
     Row("blocks.{}.attn.wq", f"{LAYER}.attention.q_proj"),

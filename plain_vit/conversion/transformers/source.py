@@ -119,6 +119,7 @@ class TransformersFormat(Format):
             "embeddings.patch_embeddings.weight",  # DINOv3, without a table of positions
             "relative_position_bias_table",
             ".lambda_1",  # BEiT and InternVL, which may have no position at all
+            ".attention.attention.query.weight",  # BEiT without LayerScale
             ".attn.wq.weight",  # Sapiens2
         )
         return _prefix(names) is not None and any(name.endswith(theirs) for name in names)
