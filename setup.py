@@ -40,6 +40,7 @@ EXTRAS = {
         "scikit-learn>=1.7",
         "matplotlib>=3.11",
         "tensorboard>=2.20",
+        "simplejpeg>=1.8",
     ],
     # nncf is for int8 in OpenVINO.
     "engines": ["onnx>=1.19", "onnxscript>=0.5.6", "onnxruntime>=1.23", "openvino>=2025.4", "nncf>=2.19"],

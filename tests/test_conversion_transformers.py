@@ -265,6 +265,13 @@ def test_unknown_settings_of_a_live_module_are_named(change: Callable[[Any], Non
     assert named in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["ViT", "DeiT"])
+def test_a_module_that_our_configuration_excludes_is_refused_with_the_reason(name: str) -> None:
+    config = getattr(transformers, f"{name}Config")(**{**SQUARE, "image_size": 57}, encoder_stride=14)
+    with pytest.raises(ExportError, match="a masked-image model predicts every pixel"):
+        from_module(getattr(transformers, f"{name}ForMaskedImageModeling")(config))
+
+
 def test_frequencies_rounded_by_a_cast_are_refused_with_the_remedy() -> None:
     with pytest.raises(ExportError, match=r"rope_embeddings.inv_freq has not the values.*dtype="):
         from_module(tiny_transformers("DINOv3ViTModel").to(torch.bfloat16))

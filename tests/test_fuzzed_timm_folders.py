@@ -103,8 +103,9 @@ OPTIONS: dict[str, Options] = {
     },
 }  # fmt: skip
 
-# Of two models in float64. Rotations are computed in float32 by both, and a norm of few channels enlarges that.
-EXACT, ROTATED = 1e-9, 1e-6
+# Of two models in float64. Both compute rotations, and positions of other sizes, in float32: a norm of few channels
+# enlarges its roundings.
+EXACT, ROUNDED = 1e-9, 1e-6
 
 
 def drawn(kind: str, draw: random.Random) -> tuple[str, dict[str, Any]]:
@@ -183,7 +184,7 @@ def check_draws(kind: str, seeds: range, folder: Path) -> tuple[int, int]:
         if live is None or saved is None:
             continue
         opened += 1
-        limit = ROTATED if getattr(module, "rope", None) is not None else EXACT
+        limit = ROUNDED if kind == "NaFlexVit" or getattr(module, "rope", None) is not None else EXACT
         for ours, is_folder in ((live, False), (saved, True)):
             off = off_by(module, ours, is_folder)
             assert off <= limit, f"{what}: {'the folder' if is_folder else 'the module'} is off by {off:.1e}"

@@ -1,6 +1,8 @@
 """From files to training pixels: decoding at reduced size, crops, batches."""
 
 import io
+import random
+from collections import Counter
 
 import datasets
 import numpy as np
@@ -16,6 +18,7 @@ from torchvision.transforms import InterpolationMode, v2
 from transformers import ViTImageProcessor
 
 from plain_vit.errors import DataError, TrainingError
+from plain_vit.training.data import augmentation
 from plain_vit.training.data.augmentation import AugmentedImages, CroppedImage, training_transform
 from plain_vit.training.data.decoding import decode_image, open_stored, try_image
 from plain_vit.training.data.sampling import ShuffledStream
@@ -113,6 +116,55 @@ def test_a_file_is_decoded_at_the_smallest_size_that_its_crop_needs():
     whole = open_stored(file)
     CroppedImage(SIZE, InterpolationMode.BILINEAR, scaled=False)(whole)
     assert whole.size == (421, 331)
+
+
+def damaged(file: bytes, draw: random.Random) -> bytes:
+    """Return a file as it is, cut, or with some bytes changed, added or cleared."""
+    place, kind = draw.randrange(2, len(file)), draw.choice(["whole", "whole", "cut", "end", "flip", "longer", "clear"])
+    some = draw.randbytes(5)
+    return {
+        "whole": file, "cut": file[:place], "end": file[: -draw.randrange(1, 8)],
+        "flip": file[:place] + some[:1] + file[place + 1 :], "longer": file[:place] + some + file[place:],
+        "clear": file[:place] + bytes(9) + file[place + 9 :],
+    }[kind]  # fmt: skip
+
+
+def test_simplejpeg_reads_the_pixels_that_pillow_reads_and_no_file_that_pillow_refuses(monkeypatch):
+    draw, crop = random.Random(0), CroppedImage((16, 16), InterpolationMode.BILINEAR, crop=v2.RandomResizedCrop(16))
+    fast, outcomes = augmentation.jpeg_levels, Counter()
+    for seed in range(400):
+        mode = draw.choice(["RGB", "RGB", "RGB", "L", "CMYK"])
+        as_rgb = mode == "RGB" and draw.random() < 0.2
+        options = {"quality": draw.randrange(5, 100), "progressive": draw.random() < 0.3, "keep_rgb": as_rgb,
+                   "subsampling": 0 if as_rgb else draw.randrange(3),
+                   "restart_marker_blocks": draw.choice([0, 2])}  # fmt: skip
+        size = draw.randrange(8, 200), draw.randrange(8, 200)
+        file = stored(photograph(*size).convert(mode), "jpeg", **options)
+        file["bytes"] = damaged(file["bytes"], draw)
+        used, results = [], []
+        for reader in (fast, lambda image: None):
+
+            def recorded(image, reader=reader, used=used):
+                used.append(reader(image))
+                return used[-1]
+
+            monkeypatch.setattr(augmentation, "jpeg_levels", recorded)
+            torch.manual_seed(seed)
+            results.append(try_image(file, "a file", crop))
+        (levels, broken), (expected, refused) = results
+        assert broken == refused
+        assert (levels is None) == (expected is None)
+        assert levels is None or torch.equal(levels, expected)
+        outcomes["refused" if broken else "simplejpeg" if used and used[0] is not None else "Pillow"] += 1
+    assert min(outcomes.values()) > 20, outcomes
+
+
+def test_an_image_that_was_decoded_smaller_is_cropped_as_it_is():
+    image = open_stored(stored(photograph(1201, 803), "jpeg"))
+    CroppedImage((50, 50), InterpolationMode.BILINEAR)(image)
+    assert image.size == (151, 101)
+    small = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    assert torch.equal(CroppedImage((101, 151), InterpolationMode.BILINEAR)(image), small)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -48,8 +48,8 @@ def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -
     found, source = find_model(module, FORMATS, format, known.key)
     with _explain_module_errors(found, source):
         description = source.describe_module(found, known)
-    check_hints(known, description, type(found).__name__)
-    model, tensors = empty_model(description.config), without_prefix(found.state_dict(), description.prefix)
+        check_hints(known, description, type(found).__name__)
+        model, tensors = empty_model(description.config), without_prefix(found.state_dict(), description.prefix)
     rows = source.rows(description.config, description.layout)
     state = convert(rows, tensors, model.state_dict(), description.config, description.ignored)
     model.load_state_dict(of_one_dtype(state), assign=True)
@@ -115,8 +115,10 @@ def _explain_module_errors(module: nn.Module, origin: Format) -> Iterator[None]:
     """Convert any error from reading a module as a model of a format."""
     try:
         yield
-    except (PlainViTError, ValueError):
+    except PlainViTError:
         raise
+    except ValueError as error:  # of our configuration or model
+        raise ExportError(f"plain-vit cannot be this {class_path(module)}:", [str(error)]) from error
     except (
         *(AttributeError, LookupError, StopIteration, TypeError, ArithmeticError, RuntimeError, AssertionError),
         StrictDataclassError,
