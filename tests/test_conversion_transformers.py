@@ -46,6 +46,7 @@ from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 from tests.transformers_models import (
     CASES,
     REPRESENTATIVES,
+    SQUARE,
     TOLERANCE,
     in_bfloat16,
     opens_as,

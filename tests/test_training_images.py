@@ -131,7 +131,8 @@ def damaged(file: bytes, draw: random.Random) -> bytes:
 
 def test_simplejpeg_reads_the_pixels_that_pillow_reads_and_no_file_that_pillow_refuses(monkeypatch):
     draw, crop = random.Random(0), CroppedImage((16, 16), InterpolationMode.BILINEAR, crop=v2.RandomResizedCrop(16))
-    fast, outcomes = augmentation.jpeg_levels, Counter()
+    fast = augmentation.jpeg_levels
+    outcomes: Counter[str] = Counter()
     for seed in range(400):
         mode = draw.choice(["RGB", "RGB", "RGB", "L", "CMYK"])
         as_rgb = mode == "RGB" and draw.random() < 0.2
@@ -141,7 +142,8 @@ def test_simplejpeg_reads_the_pixels_that_pillow_reads_and_no_file_that_pillow_r
         size = draw.randrange(8, 200), draw.randrange(8, 200)
         file = stored(photograph(*size).convert(mode), "jpeg", **options)
         file["bytes"] = damaged(file["bytes"], draw)
-        used, results = [], []
+        used: list[np.ndarray | None] = []
+        results = []
         for reader in (fast, lambda image: None):
 
             def recorded(image, reader=reader, used=used):
