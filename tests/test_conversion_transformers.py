@@ -29,7 +29,7 @@ from plain_vit import (
 )
 from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.conversion.engine import Row
+from plain_vit.conversion.engine import Row, without_prefix
 from plain_vit.conversion.transformers.families import ARCHITECTURES, BOOKKEEPING, CONTAINERS
 from plain_vit.conversion.transformers.source import TRANSFORMERS
 from plain_vit.errors import (
@@ -359,6 +359,29 @@ def test_todays_names_open_as_the_ones_in_files(case: str, folder: Callable[[str
     ours, twin = opened.model.state_dict(), filed.model.state_dict()
     assert ours.keys() == twin.keys()
     assert all(torch.equal(ours[name], twin[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    "name", ["BeitModel", "BeitModel, no pooler", "BeitBackbone", "BeitForMaskedImageModeling", "Data2VecVisionModel"]
+)
+def test_a_beit_of_the_class_token_opens_with_its_own_norm(name: str, tmp_path: Path) -> None:
+    name, _, without_pooler = name.partition(", ")
+    kind = transformers.Data2VecVisionConfig if name.startswith("Data2Vec") else transformers.BeitConfig
+    options = {"add_pooling_layer": False} if without_pooler else {}
+    module = randomize_(getattr(transformers, name)(kind(**SQUARE, use_mean_pooling=False), **options)).eval()
+    module.set_attn_implementation("eager")
+    module.save_pretrained(tmp_path)
+    for model in (from_module(module), from_checkpoint(tmp_path).model):
+        found = stage_differences(module, eager(model), pixels_for(module))
+        assert max(found.values()) <= TOLERANCE, found
+
+
+def test_two_tensors_that_would_get_one_name_are_refused_unless_one_is_known_to_be_outside_the_model() -> None:
+    tensors = {"vit.norm": 1, "norm": 2, "head": 3}
+    with pytest.raises(MappingError, match=r"(?s)in 'vit\.' are also there without that prefix:.*norm"):
+        without_prefix(tensors, "vit.")
+    kept = without_prefix(tensors, "vit.", [("norm", "of the other part")])
+    assert kept == {"norm": 1, "norm outside vit.": 2, "head": 3}
 
 
 def test_shards_open(folder: Callable[[str], Path], tmp_path: Path) -> None:

@@ -372,7 +372,8 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
     encoder = tower_of(module)
     if name.startswith("ViTMAE"):
         encoder.config.mask_ratio = 0.0
-        options["noise"] = torch.arange(16.0).expand(len(pixel_values), -1)
+        patches = encoder.embeddings.patch_embeddings.num_patches
+        options["noise"] = torch.arange(float(patches)).expand(len(pixel_values), -1)
     if name in ("CLIPModel", "MetaClip2Model"):
         outputs = module.get_image_features(pixel_values, output_hidden_states=True)
     else:

@@ -11,11 +11,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import MappingError
+
+T = TypeVar("T")
 
 Tensors = Sequence[torch.Tensor]
 
@@ -247,6 +250,22 @@ def ignored_names(names: Collection[str], ignored: Sequence[tuple[str, str]]) ->
     for pattern, reason in reversed(ignored):
         reasons.update((name, reason) for name in names if fnmatchcase(name, pattern))
     return reasons
+
+
+def without_prefix(tensors: Mapping[str, T], prefix: str, ignored: Sequence[tuple[str, str]] = ()) -> dict[str, T]:
+    """Return a source's tensors without the prefix of its model; names without it are kept.
+
+    Raises:
+        MappingError: Two tensors get one name, and the one outside the model is not in `ignored`.
+    """
+    inside = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    outside = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
+    twice = inside.keys() & outside.keys()
+    if unexplained := twice - ignored_names(twice, ignored).keys():
+        raise MappingError(
+            f"the tensors of the model in {prefix!r} are also there without that prefix:", sorted(unexplained)
+        )
+    return inside | {f"{name} outside {prefix}" if name in twice else name: outside[name] for name in outside}
 
 
 def _groups(rows: Sequence[Row], names: Collection[str]) -> tuple[list[_Group], list[str]]:

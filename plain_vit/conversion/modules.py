@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 from .. import modeling_plain_vit as modeling
 from ..errors import ExportError, PlainViTError, UnknownFormatError
 from .compare_modules import class_path, empty_model
-from .engine import convert, sources_of
+from .engine import convert, sources_of, without_prefix
 from .export import naming_droppable_parts, our_tensors
 from .format import Format, Hints, check_hints
 from .live_modules import find_model
-from .plan import fill_module, of_one_dtype, without_empty_head, without_prefix
+from .plan import fill_module, of_one_dtype, without_empty_head
 from .sources import FORMATS, format_named
 
 
@@ -49,12 +49,13 @@ def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -
     with _explain_module_errors(found, source):
         description = source.describe_module(found, known)
         check_hints(known, description, type(found).__name__)
-        model, tensors = empty_model(description.config), without_prefix(found.state_dict(), description.prefix)
+        model = empty_model(description.config)
+        tensors = without_prefix(found.state_dict(), description.prefix, description.ignored)
     rows = source.rows(description.config, description.layout)
     state = convert(rows, tensors, model.state_dict(), description.config, description.ignored)
     model.load_state_dict(of_one_dtype(state), assign=True)
-    trained = {name for name, parameter in found.named_parameters() if parameter.requires_grad}
-    _freeze(model, sources_of(rows, state), set(without_prefix(dict.fromkeys(trained), description.prefix)))
+    trained = {name: None for name, parameter in found.named_parameters() if parameter.requires_grad}
+    _freeze(model, sources_of(rows, state), set(without_prefix(trained, description.prefix, description.ignored)))
     return without_empty_head(model).train(found.training)
 
 

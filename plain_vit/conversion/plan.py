@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -18,8 +18,6 @@ from ..files.tensors import LazyTensors
 from .engine import Row, convert, ignored_names, revert, sources_of, stream
 from .format import Description, Format
 from .parity import memory_of_probing
-
-T = TypeVar("T")
 
 
 class SourceModule(NamedTuple):
@@ -171,11 +169,6 @@ def of_one_dtype(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if len(dtypes) > 1:
         raise CheckpointError(f"the tensors have several dtypes, {', '.join(sorted(dtypes))}: save them in one")
     return state
-
-
-def without_prefix(tensors: Mapping[str, T], prefix: str) -> dict[str, T]:
-    """Return a source's tensors without the prefix of its model; names without it are kept."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def free_memory() -> int:

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from ..errors import AmbiguousCheckpointError, CheckpointError, PlainViTError, VerificationError
 from ..files.tensors import LazyTensors
 from .compare_modules import empty_model
+from .engine import without_prefix
 from .format import EXPECTED, Description, Format, Hints, Inference
-from .plan import ConversionPlan, without_prefix
+from .plan import ConversionPlan
 from .report import REFERENCE, TOLERANCE
 
 # For logits computed elsewhere, perhaps on another machine. Wrong head counts or poolings exceed it by far, a wrong
@@ -109,7 +110,7 @@ class ForeignCheckpoint:
 
     def plan(self, description: Description) -> ConversionPlan:
         """Return the conversion plan for a description."""
-        tensors = LazyTensors(without_prefix(self.tensors.entries, description.prefix))
+        tensors = LazyTensors(without_prefix(self.tensors.entries, description.prefix, description.ignored))
         rows = self.origin.rows(description.config, description.layout)
         return ConversionPlan(empty_model(description.config), rows, tensors, description, self.origin, self.settings)
 

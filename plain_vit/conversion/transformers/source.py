@@ -24,7 +24,7 @@ from ...configuration_plain_vit import PlainViTConfig
 from ...errors import CheckpointError, ExportError, UnknownFormatError
 from ...image_processing_plain_vit import SourcePreprocessing
 from ..compare_modules import MASKED, class_path, differences, lost_fields
-from ..engine import Row, ignored_names, revert
+from ..engine import Row, ignored_names, revert, without_prefix
 from ..format import UNSEEN, Description, Format, Hints, Inference, Probes, StateDict
 from ..infer import pair
 from .families import (
@@ -148,6 +148,8 @@ class TransformersFormat(Format):
         name = CONTAINERS[name].holds if name in CONTAINERS else name
         with torch.device("meta"):
             rebuilt = self.build_module(config, name)
+        if config.pooling == "cls" and getattr(module, "pooler", module) is None:
+            rebuilt.pooler = None  # type: ignore[assignment]  # BEiT's has no weights where it hands on the class token
         faults = [*_changed_parts(module, rebuilt), *_changed_values(module)]
         unread = ignored_names([fault.partition(" is ")[0] for fault in faults], ignored)
         if faults := [fault for fault in faults if fault.partition(" is ")[0] not in unread]:
@@ -313,6 +315,8 @@ def _changed_values(module: PreTrainedModel) -> list[str]:
 def _prefix(names: Collection[str]) -> str | None:
     """Return the prefix of the encoder; None if there is no encoder."""
     found = {name.removesuffix(end) for name in names for end in PATCHES if name.endswith(end)}
+    if found == {""} and any(name.startswith("beit.layernorm.") for name in names):
+        return "beit."  # as transformers saves a BeitBackbone: the norm alone has the prefix
     return found.pop() if len(found) == 1 else None
 
 
@@ -395,7 +399,8 @@ def _describe(
     unknown |= {key: value for key, value in outer.items() if key not in BOOKKEEPING | declared}
     faults = [f"{key}={value!r}" for key, value in sorted(unknown.items()) if value]
     prefix = _prefix(tensors) or ""
-    short = {tensor.removeprefix(prefix): value for tensor, value in tensors.items()}
+    ignored = [*architecture.ignored, *(container.ignored if container else ()), POSITION_COUNTERS]
+    short = without_prefix(tensors, prefix, ignored)
     head, head_faults = _read_head(architecture, short, said)
     if faults := [*faults, *head_faults]:
         raise ExportError(f"plain-vit does not know settings of this {name}:", faults)
@@ -406,7 +411,6 @@ def _describe(
         raise CheckpointError(f"config.json describes a model that plain-vit cannot be: {error}") from error
     if architecture.masked:
         config.architectures = [MASKED]
-    ignored = [*architecture.ignored, *(container.ignored if container else ()), POSITION_COUNTERS]
     return config, _remarks(architecture, config, said), ignored
 
 
