@@ -57,6 +57,19 @@ def edit_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
 
 
+def test_that_the_rest_of_an_image_is_cut_is_said_where_no_config_says_it(tmp_path: Path) -> None:
+    module = timm.create_model("vit_so400m_patch14_siglip_384", depth=1, img_size=30, embed_dim=8, num_heads=2)
+    save_file(module.state_dict(), tmp_path / "model.safetensors")
+    found = from_checkpoint(
+        tmp_path / "model.safetensors", num_attention_heads=2, image_size=30, layer_norm_eps=1e-6, pooling="map",
+        hidden_act="gelu_pytorch_tanh", attention_scale="head_dim**-0.5", block_type="sequential",
+        position_embedding_type="learned",
+    )  # fmt: skip
+    assert found.model.config.drop_partial_patches
+    assert "drop_partial_patches = True" in str(found.report)
+    assert "dynamic_img_pad" in str(found.report)
+
+
 @pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_a_folder_of_timm_opens_and_exports_back(name: str, tmp_path: Path) -> None:
     module = tiny_timm(name, depth=2)

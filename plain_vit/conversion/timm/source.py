@@ -405,6 +405,9 @@ class TimmFormat(Format):
         if "pre_logits.fc.weight" in tensors:
             config.representation_size = tensors["pre_logits.fc.weight"].shape[0]
             inferences.append(Inference("representation_size", config.representation_size, "pre_logits.fc"))
+        if config.drop_partial_patches and not settings.get("architecture"):
+            rest = "the image size is no multiple of the patches: timm cuts the rest unless built with dynamic_img_pad"
+            inferences.append(Inference("drop_partial_patches", True, rest))
         if not cfg.get("label_names"):
             inferences += _imagenet_labels(config)
         return Description(config, layout, inferences, IGNORED if "decoder_embed.weight" in tensors else ())
