@@ -133,7 +133,7 @@ def test_simplejpeg_reads_the_pixels_that_pillow_reads_and_no_file_that_pillow_r
     draw, crop = random.Random(0), CroppedImage((16, 16), InterpolationMode.BILINEAR, crop=v2.RandomResizedCrop(16))
     fast = augmentation.jpeg_levels
     outcomes: Counter[str] = Counter()
-    for seed in range(400):
+    for seed in range(200):
         mode = draw.choice(["RGB", "RGB", "RGB", "L", "CMYK"])
         as_rgb = mode == "RGB" and draw.random() < 0.2
         options = {"quality": draw.randrange(5, 100), "progressive": draw.random() < 0.3, "keep_rgb": as_rgb,
@@ -158,7 +158,7 @@ def test_simplejpeg_reads_the_pixels_that_pillow_reads_and_no_file_that_pillow_r
         assert (levels is None) == (expected is None)
         assert levels is None or torch.equal(levels, expected)
         outcomes["refused" if broken else "simplejpeg" if used and used[0] is not None else "Pillow"] += 1
-    assert min(outcomes.values()) > 20, outcomes
+    assert min(outcomes.values()) > 10, outcomes
 
 
 def test_an_image_that_was_decoded_smaller_is_cropped_as_it_is():
