@@ -101,16 +101,17 @@ def planned_runs(study: Study, results: Mapping[str, Any]) -> list[Run]:
 
 
 def count_runs(study: Study) -> int:
-    """Return the number of runs of a whole study."""
-    first = {
-        stage.key
-        for contender in study.contenders
-        for seed in (CHOOSING_SEED, *study.seeds)
-        if seed != CHOOSING_SEED or len(study.learning_rates(contender)) > 1
-        for stage in [*study.run(contender, REPORT, 0.0, seed).stages()][:-1]
-    }
-    choices = sum(len(rates) for rates in map(study.learning_rates, study.contenders) if len(rates) > 1)
-    return len(first) + choices + len(study.contenders) * len(study.seeds)
+    """Return the number of runs of a whole study; contenders that are the same in this size share theirs."""
+    rates = {contender: study.learning_rates(contender) for contender in study.contenders}
+    runs = [
+        study.run(contender, CHOOSE, rate, CHOOSING_SEED)
+        for contender, tried in rates.items()
+        if len(tried) > 1
+        for rate in tried
+    ]
+    any_rate = 0.0  # which one is chosen changes no count
+    runs += [study.run(contender, REPORT, any_rate, seed) for contender in rates for seed in study.seeds]
+    return len({stage.key for run in runs for stage in run.stages()})
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from plain_vit import PlainViTImageProcessor
 from plain_vit.environment import describe_environment
 from studies.claims import BEAT, Claims
 from studies.results import append_result, count_runs, is_flat, planned_runs, read_results, results_file
-from studies.study import ROOT, SCRIPTS, Run, Study, digest
+from studies.study import FIRST, ROOT, SCRIPTS, Run, Study, digest
 
 WAIT = 2.0  # seconds between two looks at runs that other processes have claimed
 RECORDED = ("Python", "plain-vit", "torch", "transformers", "datasets", "processor", "accelerator")
@@ -123,8 +123,9 @@ class Queue:
         return (self.folder(run) / "config.json").is_file()
 
     def folder(self, run: Run) -> Path:
-        """Return the folder of a run."""
-        return self.runs / f"{run.study}-{run.size}" / f"{slug(run.contender)}-{run.role}-{run.key}"
+        """Return the folder of a run; an earlier stage that contenders share has no name of theirs."""
+        contender = "" if run.role == FIRST else f"{slug(run.contender)}-"
+        return self.runs / f"{run.study}-{run.size}" / f"{contender}{run.role}-{run.key}"
 
     def stop(self) -> None:
         """End the runs in progress, which write a checkpoint, and begin no others."""

@@ -1,5 +1,6 @@
 """The studies: their files, the queue that runs them, and what is computed and drawn from their results."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -419,6 +420,21 @@ def test_the_hours_of_every_study_are_estimated(name: str) -> None:
     study = open_study(name, "paper")
     hours = [hours_of(study.run(contender, REPORT, 1e-3, 1)) for contender in study.contenders[-2:]]
     assert all(0.001 < each < 1000 for each in hours)
+
+
+def test_contenders_share_their_earlier_stages_and_those_that_are_the_same_their_runs(
+    toy: Study, tmp_path: Path
+) -> None:
+    model = {"hidden_size": 4, "num_attention_heads": 2}
+    contenders = {name: {"model": model, "after": ["before"]} for name in ("one", "the other", "a third")}
+    contenders["a third"]["options"] = {"pause": 0.02}
+    shared = dataclasses.replace(toy, description={**toy.description, "contenders": contenders})
+    said: list[str] = []
+    assert queue_of(shared, tmp_path, say=said.append).work(), said
+    assert len(read_results(results_file(tmp_path / "results", shared))) == count_runs(shared) == 3 + 2 * (3 + 2)
+    assert all(
+        len(row.accuracies) == 2 for row in rows_of(shared, read_results(results_file(tmp_path / "results", shared)))
+    )
 
 
 @pytest.mark.slow

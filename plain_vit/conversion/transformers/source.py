@@ -120,6 +120,7 @@ class TransformersFormat(Format):
             "relative_position_bias_table",
             ".lambda_1",  # BEiT and InternVL, which may have no position at all
             ".attention.attention.query.weight",  # BEiT without LayerScale
+            "embeddings.class_embedding",  # Qianfan-OCR without positions
             ".attn.wq.weight",  # Sapiens2
         )
         return _prefix(names) is not None and any(name.endswith(theirs) for name in names)
@@ -456,8 +457,9 @@ def _read_head(
         faults.append(f"norm_type={settings['norm_type']!r}, but for the last norm, a LayerNorm")
     if architecture.family is SIGLIP2 and math.isqrt(settings["num_patches"]) ** 2 != settings["num_patches"]:
         faults.append(f"num_patches={settings['num_patches']}: the class itself takes the grid for a square")
-    if "image_size" in settings and architecture.family.square and len(set(pair(settings["image_size"]))) > 1:
-        faults.append(f"image_size={settings['image_size']}: the class itself takes the grid for a square")
+    for size in ("image_size", "patch_size"):
+        if size in settings and architecture.family.square and len(set(pair(settings[size]))) > 1:
+            faults.append(f"{size}={settings[size]}: the class itself takes the grid for a square")
     return fields, faults
 
 
