@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -123,7 +124,9 @@ def test_umap_is_used_where_it_is_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("umap", reason="umap-learn is not installed: the extra `umap` has it")
     clusters = np.repeat(np.eye(4, 9, dtype=np.float32), 20, axis=0) + 0.05 * features_of(80, 9)
     file = write_table(tmp_path / "features.parquet", row=np.arange(80), feature=lists(clusters))
+    threads = torch.get_num_threads()
     data = page_of(file, tmp_path / "page", map_kind="umap")
+    assert torch.get_num_threads() == threads, "numba has changed the threads of torch"
     places = numbers(data["places"], "<u2").reshape(80, 2).astype(float)
     group = np.asarray(data["rows"]) // 20
     centres = np.stack([places[group == each].mean(axis=0) for each in range(4)])

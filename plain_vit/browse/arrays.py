@@ -55,12 +55,16 @@ def umap_map(features: np.ndarray) -> np.ndarray:
         MissingPackageError: umap-learn is not installed.
         DataError: There are too few images.
     """
-    with needs("plain-vit[umap]"):
-        from umap import UMAP
     if len(features) < 4:
         raise DataError(f"UMAP needs at least 4 images, and there are {len(features)}: omit --map umap.")
-    reducer = UMAP(metric="cosine", n_neighbors=min(15, len(features) - 1), random_state=0, n_jobs=1)
-    return on_a_square(np.asarray(reducer.fit_transform(features)))
+    threads = torch.get_num_threads()
+    try:
+        with needs("plain-vit[umap]"):
+            from umap import UMAP
+        reducer = UMAP(metric="cosine", n_neighbors=min(15, len(features) - 1), random_state=0, n_jobs=1)
+        return on_a_square(np.asarray(reducer.fit_transform(features)))
+    finally:
+        torch.set_num_threads(threads)  # numba, which UMAP is compiled with, sets those of OpenMP and so torch's
 
 
 def on_a_square(places: np.ndarray) -> np.ndarray:
