@@ -106,6 +106,10 @@ def test_a_changed_configuration_is_followed_or_refused(case: str, tmp_path: Pat
     check_case(case, range(3), tmp_path)
 
 
+def test_changed_configurations_of_the_plain_classifier_open(tmp_path: Path) -> None:
+    assert check_case("ViTForImageClassification", range(12), tmp_path) >= 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_many_changed_configurations_are_followed_or_refused(case: str, tmp_path: Path) -> None:
