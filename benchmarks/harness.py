@@ -318,7 +318,7 @@ def name_of_run(name: str, options: argparse.ArgumentParser, chosen: argparse.Na
     given: list[str] = []
     for option, value in vars(chosen).items():
         if option not in ("turns", "write") and value != options.get_default(option):
-            given += [option] if value is True else value if isinstance(value, list) else [str(value)]
+            given += [option] if value is True else map(str, value) if isinstance(value, list) else [str(value)]
     return re.sub("[^a-z0-9]+", "-", "-".join([name, *given]).lower())
 
 

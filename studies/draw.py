@@ -7,6 +7,7 @@ Nothing here is run; a number of the page that is not in the results would be ch
 """
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -18,8 +19,9 @@ from matplotlib.figure import Figure
 from plain_vit.analysis.plots import LINES
 from plain_vit.analysis.words import plain_figure
 from studies.results import Row, count_runs, planned_runs, read_results, results_file, rows_of
-from studies.study import HERE, ROOT, Study, open_study, study_names
+from studies.study import COMPUTE, HERE, ROOT, Study, open_study, study_names
 
+TERA = 1e12
 PAGE, PICTURES = ROOT / "docs" / "studies.md", ROOT / "docs" / "pictures"
 HEAD = "| | learning rate | test accuracy | 95% interval | lowest to highest | core seconds | parameters | flat |"
 
@@ -90,12 +92,17 @@ def picture_of(name: str) -> str:
 
 def table(study: Study, results: Mapping[str, Any]) -> str:
     """Return the table of a study in Markdown, with a line for each contender and what is not done."""
-    lines = [HEAD, "|---|---:|---:|---:|---:|---:|---:|---:|"]
     paper = study.description["paper"].get("numbers") or {}
-    if paper:
-        lines = [f"{HEAD} paper |", f"{lines[1]}---:|"]
+    by_compute = study.description.get("x") == COMPUTE
+    more = [*["TFLOP"] * by_compute, *["paper"] * bool(paper)]
+    lines = [
+        " ".join([HEAD, *(f"{name} |" for name in more)]),
+        "|---|---:|---:|---:|---:|---:|---:|---:|" + "---:|" * len(more),
+    ]
     for row in rows_of(study, results):
         cells = [row.contender, *_cells(row)]
+        if by_compute:
+            cells.append("not run" if row.operations is None else f"{row.operations / TERA:.2g}")
         if paper:
             cells.append(f"{paper[row.contender]:.2f}%" if row.contender in paper else "-")
         lines.append(f"| {' | '.join(cells)} |")
@@ -122,13 +129,30 @@ def _cells(row: Row) -> list[str]:
 def draw(study: Study, results: Mapping[str, Any]) -> Figure:
     """Draw the test accuracies of the contenders, and beside them the choice of their learning rates.
 
-    Where contenders have `x` and `series`, the accuracies are lines over x.
+    Where contenders have `x` and `series`, the accuracies are lines over x; where the study's `x` is compute, they are
+    lines over the operations and over the seconds of their training.
     """
     rows = rows_of(study, results)
-    lines = any((contender or {}).get("series") for contender in study.description["contenders"].values())
-    figure = plain_figure(9.0, 4.0 if lines else 1.4 + 0.45 * len(rows))
-    ends, rates = figure.subplots(1, 2, width_ratios=[3, 2])
-    colors = _draw_lines(ends, study, rows) if lines else _draw_rows(ends, rows)
+    fields = {name: contender or {} for name, contender in study.description["contenders"].items()}
+    if study.description.get("x") == COMPUTE:
+        done = [row for row in rows if row.operations is not None]
+        places = {
+            "floating-point operations of training (TFLOP)": {
+                row.contender: (row.operations or 0) / TERA for row in done
+            },
+            "core seconds": {row.contender: sum(row.seconds) / len(row.seconds) for row in done},
+        }
+    else:
+        places = {"training images": {name: each["x"] for name, each in fields.items() if "x" in each}}
+        places = {label: values for label, values in places.items() if values}
+    figure = plain_figure(9.0 + 3.0 * (len(places) > 1), 4.0 if places else 1.4 + 0.45 * len(rows))
+    *ends, rates = figure.subplots(1, max(1, len(places)) + 1, width_ratios=[3] * max(1, len(places)) + [2])
+    if places:
+        series = {name: each["series"] for name, each in fields.items()}
+        for axis, (label, of_contenders) in zip(ends, places.items(), strict=True):
+            colors = _draw_lines(axis, label, of_contenders, series, rows)
+    else:
+        colors = _draw_rows(ends[0], rows)
     for row in rows:
         if row.choices:
             tried = sorted(row.choices)
@@ -136,7 +160,7 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
             rates.plot(tried, values, color=colors[row.contender], marker="o", markersize=4, linewidth=1)
     _log_scale(rates, {rate for row in rows for rate in row.choices})
     rates.set(xlabel="peak learning rate", ylabel="validation accuracy (%), seed 0")
-    for axis in (ends, rates):
+    for axis in (*ends, rates):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(color="#dddddd", linewidth=0.6)
         axis.set_axisbelow(True)
@@ -168,24 +192,36 @@ def _draw_rows(axis: Axes, rows: Sequence[Row]) -> dict[str, str]:
     return colors
 
 
-def _draw_lines(axis: Axes, study: Study, rows: Sequence[Row]) -> dict[str, str]:
-    """Draw the mean of each series over x, with the runs; return the colours."""
-    fields = study.description["contenders"]
-    names = [*dict.fromkeys(fields[row.contender]["series"] for row in rows)]
+def _draw_lines(
+    axis: Axes, label: str, places: Mapping[str, float], series: Mapping[str, str], rows: Sequence[Row]
+) -> dict[str, str]:
+    """Draw the mean of each series over the places of its contenders, with the runs; return the colours."""
+    names = [*dict.fromkeys(series.values())]
     colors = {name: LINES[place % len(LINES)] for place, name in enumerate(names)}
     for name in names:
-        own = [row for row in rows if fields[row.contender]["series"] == name and row.mean is not None]
-        places = [fields[row.contender]["x"] for row in own]
-        for place, row in zip(places, own, strict=True):
-            axis.scatter(
-                [place] * len(row.accuracies), [100 * each for each in row.accuracies], s=12, color=colors[name]
-            )
-        means = [100 * (row.mean or 0) for row in own]
-        axis.plot(places, means, color=colors[name], label=name if own else f"{name} (not run yet)")
-    _log_scale(axis, {fields[row.contender]["x"] for row in rows})
-    axis.set(xlabel="training images", ylabel="test accuracy (%)")
+        own = [row for row in rows if series[row.contender] == name and row.mean is not None]
+        for row in own:
+            accuracies = [100 * each for each in row.accuracies]
+            axis.scatter([places[row.contender]] * len(accuracies), accuracies, s=12, color=colors[name])
+        line = sorted((places[row.contender], 100 * (row.mean or 0)) for row in own)
+        axis.plot(
+            *zip(*line, strict=True) if line else ([], []),
+            color=colors[name],
+            label=name if own else f"{name} (not run yet)",
+        )
+    _log_scale(axis, _ticks(places.values()))
+    axis.set(xlabel=label, ylabel="test accuracy (%)")
     axis.legend(fontsize=8, frameon=False)
-    return {row.contender: colors[fields[row.contender]["series"]] for row in rows}
+    return {contender: colors[name] for contender, name in series.items()}
+
+
+def _ticks(values: Collection[float]) -> set[float]:
+    """Return the values, or of many the round numbers among them."""
+    if len({*values}) <= 4:
+        return {*values}
+    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
+    round_ones = {float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)}
+    return {value for value in round_ones if min(values) / 2 <= value <= 2 * max(values)}
 
 
 if __name__ == "__main__":

@@ -2,14 +2,10 @@
 
 import shlex
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForImageClassification
 from transformers.utils import logging as transformers_logging
 
-from plain_vit import PlainViTConfig  # noqa: F401  (registers the Auto classes)
+from studies.compute import BACKWARD, operations
 from studies.results import count_runs
 from studies.study import CHOOSE, CHOOSING_SEED, REPORT, Run, Study
 from studies.work import Queue, command, model_of
@@ -64,25 +60,5 @@ def hours_of(run: Run) -> float:
         size = stage.options.get("image_size", architecture["image_size"])
         steps = stage.options.get("steps")
         seen = steps * stage.options["batch_size"] if steps else stage.options["epochs"] * images
-        total += 3 * operations({**architecture, "image_size": size}) * seen  # backward takes two forward passes
+        total += (1 + BACKWARD) * operations({**architecture, "image_size": size}) * seen
     return total / (GPUS * RATE) / 3600
-
-
-def operations(fields: dict[str, Any]) -> float:
-    """Return the floating-point operations of a forward pass of one image; a multiplication and an addition are two.
-
-    Args:
-        fields: of the config, with its `type`, as in a study.
-    """
-    fields = dict(fields)
-    kind, size = fields.pop("type", "plain_vit"), fields["image_size"]
-    if kind != "plain_vit":
-        fields.pop("image_size")
-    with torch.device("meta"):
-        model = AutoModelForImageClassification.from_config(
-            AutoConfig.for_model(kind, **fields), attn_implementation="eager"
-        ).requires_grad_(False)  # the counter's hooks need a graph wherever something asks for gradients
-        pixels = torch.zeros(1, 3, size, size)
-    with FlopCounterMode(display=False) as counter:
-        model(pixel_values=pixels)
-    return float(counter.get_total_flops())

@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import filelock
 from scipy import stats  # type: ignore[import-untyped]
 
-from studies.study import CHOOSE, CHOOSING_SEED, REPORT, Run, Study
+from studies.compute import training_operations
+from studies.study import CHOOSE, CHOOSING_SEED, COMPUTE, REPORT, Run, Study
 
 LAST = 0.2  # the last part of a curve, compared with the part before it
 FLAT = 0.003  # a rise of the accuracy that is still called flat
@@ -127,6 +128,7 @@ class Row:
         seconds: processor time of each reported run, earlier stages not included.
         flat: number of reported runs whose validation curve was flat at the end.
         parameters: of the model, in all.
+        operations: floating-point operations of the training of a run, in a study that places its contenders by them.
     """
 
     contender: str
@@ -137,6 +139,7 @@ class Row:
     seconds: Sequence[float]
     flat: int
     parameters: int | None
+    operations: float | None = None
 
     @property
     def mean(self) -> float | None:
@@ -169,8 +172,10 @@ def _row(study: Study, contender: str, results: Mapping[str, Any]) -> Row:
         for each in study.learning_rates(contender)
         if (run := study.run(contender, CHOOSE, each, CHOOSING_SEED)).key in results
     }
-    reported: Iterable[Run] = [] if rate is None else (study.run(contender, REPORT, rate, seed) for seed in study.seeds)
-    done = [results[run.key] for run in reported if run.key in results]
+    reported = [] if rate is None else [study.run(contender, REPORT, rate, seed) for seed in study.seeds]
+    found = [run for run in reported if run.key in results]
+    done = [results[run.key] for run in found]
+    by_compute = study.description.get("x") == COMPUTE and found
     return Row(
         contender,
         rate,
@@ -180,4 +185,5 @@ def _row(study: Study, contender: str, results: Mapping[str, Any]) -> Row:
         [line["cpu_seconds"] for line in done],
         sum(line["flat"] for line in done),
         done[0]["parameters"] if done else None,
+        training_operations(found[0], results) if by_compute else None,
     )

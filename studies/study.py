@@ -17,8 +17,9 @@ SIZES = ("smoke", "desk", "paper")
 SCRIPTS = {"finetune": "examples/finetune_image_classification.py", "masked": "examples/pretrain_masked_patches.py"}
 CHOOSING_SEED = 0  # of the runs that choose the learning rate; the reported runs have others
 FIRST, CHOOSE, REPORT = "first", "choose", "report"  # roles: an earlier stage, a choice, a result
+COMPUTE = "compute"  # what contenders are placed by instead of an x of their own
 STUDY_FIELDS = {"title", "question", "paper", "prediction", "contenders", "seeds", "learning_rates", "model", "options",
-                "sizes", "stages"}  # fmt: skip
+                "sizes", "stages", "x"}  # fmt: skip
 LEVEL_FIELDS = {"model", "options", "learning_rates", "seeds", "launch"}
 CONTENDER_FIELDS = {"model", "times", "options", "after", "sizes", "x", "series", "learning_rates"}
 STAGE_FIELDS = {"script", "options"}
@@ -139,9 +140,8 @@ class Study:
         stage = self.description["stages"][name]
         here = stage.get("sizes", {}).get(self.size, {})
         script = stage.get("script", "finetune")
-        shared = (
-            self.shared["options"] if script == "finetune" else {}
-        )  # not those of the study, which are the last stage's
+        # The study's own options are those of the last stage.
+        shared = self.shared["options"] if script == "finetune" else {}
         options = {**shared, **stage.get("options", {}), **here.get("options", {})}
         rate = float(options.pop("learning_rate"))
         return Run(
@@ -193,6 +193,8 @@ def open_study(name: str, size: str, folder: Path = HERE) -> Study:
         _check(file, f"contenders.{each}", contender or {}, CONTENDER_FIELDS)
         if unknown := {*(contender or {}).get("after", ())} - description.get("stages", {}).keys():
             raise ValueError(f"{file.name}: {each} comes after {unknown}, which no stage is called: correct it.")
+    if (by := description.get("x", COMPUTE)) != COMPUTE:
+        raise ValueError(f"{file.name}: x is {by!r}: expected {COMPUTE!r}, or each contender's own x.")
     study = Study(name, size, description, shared)
     for each in study.contenders:
         if size != "smoke" and len(study.learning_rates(each)) < 3:

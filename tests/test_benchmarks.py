@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import bench_extract, bench_kernels, harness
+from benchmarks import bench_batch, bench_extract, bench_kernels, harness
 from benchmarks import table as speeds
 from benchmarks.harness import (
     Case,
@@ -134,6 +134,7 @@ def test_a_run_is_named_by_the_options_that_it_was_given() -> None:
     options = parser(None)
     options.add_argument("--device", default="cpu")
     options.add_argument("--sizes", nargs="+")
+    options.add_argument("--sides", nargs="+", type=int)
     options.add_argument("--compile", action="store_true")
 
     def name(line: str) -> str:
@@ -141,6 +142,7 @@ def test_a_run_is_named_by_the_options_that_it_was_given() -> None:
 
     assert name("") == name("--turns 3 --write") == "forward"
     assert name("--compile") == "forward-compile"
+    assert name("--sides 64 224") == "forward-64-224"
     assert name("--sizes tiny:32 base:8 --device cuda") == "forward-cuda-tiny-32-base-8"
 
 
@@ -233,6 +235,21 @@ def test_joined_in_each_block_a_step_among_processes_has_few_kernels_more() -> N
         assert found.step.kernels <= kernels
         assert found.step.casts <= casts
         assert found.name.endswith("among processes")
+
+
+def test_the_largest_batch_follows_from_what_an_image_adds_to_the_peak() -> None:
+    def result(batch: int, seconds: float, peak: int | None) -> Result:
+        return Result(str(batch), seconds, seconds, seconds, 1.0, (1.0, 1.0), 1.0, None, batch, peak, None, None)
+
+    gibibyte = bench_batch.GIBIBYTE
+    of_tiny = {("ViT-Ti/16", 224, 1): result(1, 0.5, gibibyte), ("ViT-Ti/16", 224, 4): result(4, 1.0, 4 * gibibyte)}
+    untold = {("ViT-S/16", 64, 1): result(1, 0.5, None), ("ViT-S/16", 64, 4): result(4, 3.0, None)}
+    found = bench_batch.summary(of_tiny | untold, {"ViT-Ti/16": 2 * gibibyte, "ViT-S/16": 0})
+    assert found == {"ViT-Ti/16": {224: (4.0, 4, 14)}, "ViT-S/16": {64: (2.0, 1, None)}}
+    assert bench_batch.table(found).splitlines()[2:] == [
+        "| ViT-Ti/16 | 224 | 4 | 4 | 14 |",
+        "| ViT-S/16 | 64 | 2 | 1 | - |",
+    ]
 
 
 def test_the_readme_s_table_is_made_from_the_newest_results() -> None:

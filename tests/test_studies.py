@@ -19,8 +19,9 @@ from plain_vit.training.arguments import check_options, parse_arguments
 from studies import claims as claims_module
 from studies import work
 from studies.claims import Claims
+from studies.compute import operations
 from studies.draw import PAGE, PICTURES, draw, has_accuracies, section, table, with_block
-from studies.paper import hours_of, operations
+from studies.paper import hours_of
 from studies.results import (
     append_result,
     chosen_rate,
@@ -143,6 +144,7 @@ def test_a_study_says_what_it_asks_and_what_was_expected(name: str) -> None:
         ({"contenders": {"one": {"modle": {}}}}, r"contenders.one has \['modle'\]"),
         ({"contenders": {"one": {"after": ["there"]}}}, "one comes after {'there'}, which no stage is called"),
         ({"sizes": {"desk": {"option": {}}}}, r"sizes.desk has \['option'\]"),
+        ({"x": "seconds"}, "x is 'seconds': expected 'compute', or each contender's own x"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -413,6 +415,33 @@ def test_operations_are_those_of_the_paper_s_model() -> None:
     assert hours_of(study.run("learned", REPORT, 1e-3, 1)) == pytest.approx(
         3 * operations(fields) * 300 * 1_281_167 / (8 * 0.4 * 312e12) / 3600
     )
+
+
+def test_contenders_are_placed_by_the_operations_and_the_seconds_of_their_training() -> None:
+    study = open_study("compute", "desk").only(["ViT", "small ResNet", "hybrid"])
+    results: dict[str, dict[str, Any]] = {}
+    for contender, seconds in (("ViT", 100.0), ("small ResNet", 40.0)):
+        lines = [line_of(study, contender, CHOOSE, rate, 0) for rate in study.learning_rates(contender)]
+        lines += [line_of(study, contender, REPORT, 3e-4, seed, cpu_seconds=seconds) for seed in study.seeds]
+        results |= {line["key"]: line for line in lines}
+    for line in results.values():
+        line["results"]["steps"] = 938
+    by_name = {row.contender: row for row in rows_of(study, results)}
+    # Three blocks of 50 tokens, and the keys and values of a fourth, which is read at the class token alone
+    tokens = 50
+    block = 2 * tokens * (4 * 96 * 96 + 2 * 96 * 192) + 4 * tokens**2 * 96
+    assert by_name["ViT"].operations == pytest.approx(3 * 938 * 32 * 3.3 * block, rel=0.1)
+    ratio = (by_name["small ResNet"].operations or 0) / (by_name["ViT"].operations or 1)
+    assert 0.1 < ratio < 0.5
+    rows = table(study, results).splitlines()
+    assert rows[0].endswith("| flat | TFLOP |")
+    assert rows[2].endswith("| 3 of 3 | 2.6 |")
+    assert rows[4].endswith("| not run | not run |")
+    by_operations, by_seconds, _ = draw(study, results).axes
+    assert by_operations.get_xlabel() == "floating-point operations of training (TFLOP)"
+    assert by_seconds.get_xlabel() == "core seconds"
+    assert [line.get_xdata()[0] for line in by_seconds.lines[:2]] == [100.0, 40.0]
+    assert "hybrid (not run yet)" in [text.get_text() for text in by_operations.get_legend().get_texts()]
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -1,0 +1,47 @@
+"""The floating-point operations of models and of finished runs, counted on the meta device."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForImageClassification
+
+from plain_vit import PlainViTConfig  # noqa: F401  (registers the Auto classes)
+from studies.study import Run
+
+BACKWARD = 2  # forward passes that a backward pass costs
+
+
+def training_operations(run: Run, results: Mapping[str, Any]) -> float:
+    """Return the floating-point operations of a finished run and of its earlier stages, without those of evaluations.
+
+    Args:
+        run: the run.
+        results: the lines of all runs, by key.
+    """
+    stages = [*run.stages()]
+    assert stages[0].model is not None
+    architecture = dict(stages[0].model)
+    images = sum(results[stage.key]["results"]["steps"] * stage.options["batch_size"] for stage in stages)
+    return (1 + BACKWARD) * operations(architecture) * images
+
+
+def operations(fields: dict[str, Any]) -> float:
+    """Return the floating-point operations of a forward pass of one image; a multiplication and an addition are two.
+
+    Args:
+        fields: of the config, with its `type`, as in a study.
+    """
+    fields = dict(fields)
+    kind, size = fields.pop("type", "plain_vit"), fields["image_size"]
+    if kind != "plain_vit":
+        fields.pop("image_size")
+    with torch.device("meta"):
+        model = AutoModelForImageClassification.from_config(
+            AutoConfig.for_model(kind, **fields), attn_implementation="eager"
+        ).requires_grad_(False)  # the counter's hooks need a graph wherever something asks for gradients
+        pixels = torch.zeros(1, 3, size, size)
+    with FlopCounterMode(display=False) as counter:
+        model(pixel_values=pixels)
+    return float(counter.get_total_flops())
