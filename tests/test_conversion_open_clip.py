@@ -610,5 +610,41 @@ def test_five_hundred_random_towers_and_bare_files_are_the_sources_or_refused(tm
     assert check(500, tmp_path).opened > 400
 
 
+@pytest.mark.parametrize(
+    "setting, rate", [("timm_drop_path", "drop_path_rate"), ("patch_dropout", "patch_dropout_prob")]
+)
+def test_a_folder_keeps_what_training_drops(setting: str, rate: str, tmp_path: Path) -> None:
+    model_cfg = tower_settings(timm_model_name="test_vit", image_size=160, **{setting: 0.25})
+    whole = clip(model_cfg)
+    assert getattr(from_module(whole).config, rate) == pytest.approx(0.25)
+    folder = save_folder(tmp_path / "folder", whole, model_cfg)
+    assert getattr(from_checkpoint(folder).model.config, rate) == 0.25
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"block_type": "default", "qk_norm": True, "scale_fc": True, "scaled_cosine_attn": True},
+        {"norm_kwargs": {"elementwise_affine": True, "bias": True}},
+        {"act_kwargs": {"approximate": "none"}},
+    ],
+)
+def test_settings_that_change_nothing_are_not_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    model_cfg = tower_settings(**settings)
+    whole = clip(model_cfg)
+    ours = from_checkpoint(save_folder(tmp_path / "folder", whole, model_cfg)).model
+    pixels = pixels_of(model_cfg)
+    torch.testing.assert_close(features(ours, pixels), features(whole.visual, pixels), rtol=1e-5, atol=1e-6)
+
+
+def test_a_dropout_before_the_projection_is_refused_live_and_from_a_folder(tmp_path: Path) -> None:
+    model_cfg = tower_settings(timm_model_name="test_vit", image_size=160, timm_drop=0.2)
+    whole = clip(model_cfg)
+    folder = save_folder(tmp_path / "folder", whole, model_cfg)
+    for refused in (lambda: from_module(whole), lambda: from_checkpoint(folder)):
+        with pytest.raises(ExportError, match=r"before the projection: set (its p|it) to 0"):
+            refused()
+
+
 def test_the_embedding_is_as_wide_as_the_projection() -> None:
     assert from_module(clip(tower_settings())).config.representation_size == EMBED_DIM

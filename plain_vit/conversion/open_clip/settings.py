@@ -40,6 +40,9 @@ DEFAULTS: dict[str, Any] = {
     "scale_attn": False,
     "scale_fc": False,
 }
+# The settings of open_clip's custom block; with a `block_type` of another kind, the plain block ignores them.
+OF_CUSTOM_BLOCKS = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
+NORM_DEFAULTS = {"elementwise_affine": True, "bias": True}  # torch's, beside `eps`
 # Those of a tower that is a model of timm; it has the others too, and reads of them only `image_size` and
 # `patch_dropout`.
 TRUNK_DEFAULTS: dict[str, Any] = {
@@ -93,7 +96,10 @@ def vision_settings(model_cfg: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(vision_cfg.keys() - known.keys()):
         raise CheckpointError(f"vision_cfg has settings that open_clip 3.3.0 does not have: {', '.join(unknown)}")
     quick_gelu = bool(model_cfg.get("quick_gelu", False))
-    return {**known, **vision_cfg, "quick_gelu": quick_gelu, "embed_dim": embed_dim}
+    settings = {**known, **vision_cfg, "quick_gelu": quick_gelu, "embed_dim": embed_dim}
+    if settings["block_type"] not in (None, "custom"):
+        settings |= {name: DEFAULTS[name] for name in OF_CUSTOM_BLOCKS}
+    return settings
 
 
 def is_trunk(settings: Mapping[str, Any]) -> bool:
@@ -125,9 +131,11 @@ def config_of(settings: Mapping[str, Any]) -> PlainViTConfig:
     if not isinstance(settings["layers"], int):
         faults.append(f"layers={settings['layers']}: a modified ResNet, a convolutional network")
     norm = settings["norm_kwargs"] or {}
-    if norm.keys() - {"eps"}:
+    if {**NORM_DEFAULTS, **norm, "eps": EPS} != {**NORM_DEFAULTS, "eps": EPS}:
         faults.append(f"norm_kwargs={norm}: expected only eps")
     said = bool(settings["quick_gelu"]), settings["act_kwargs"] or None
+    if said == (False, {"approximate": "none"}):  # torch's default
+        said = False, None
     act = [name for name, one in ACTIVATIONS.items() if (one["quick_gelu"], one["act_kwargs"]) == said]
     if not act:
         faults.append(f"act_kwargs={settings['act_kwargs']} with quick_gelu={settings['quick_gelu']}")

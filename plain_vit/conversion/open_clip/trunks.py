@@ -75,7 +75,8 @@ def describe_checkpoint(
     if settings is not None:
         hints = replace(hints, architecture=None)
     found = TIMM.describe_checkpoint(trunk, described, hints)
-    description = _with_projection(found.config, tensors)
+    dropout = 0.0 if settings is None or settings["timm_proj"] != "linear" else settings["timm_drop"]
+    description = _with_projection(found.config, tensors, dropout)
     inferences = [
         replace(one, source=one.source.replace("config.json", whence))
         for one in found.inferences
@@ -91,6 +92,10 @@ def _timm_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return timm's `config.json` of the model that open_clip builds."""
     name, pooling = settings["timm_model_name"], settings["timm_pool"]
     given: dict[str, Any] = {"global_pool": pooling} if pooling or not _has_projection(settings) else {}
+    if settings["timm_drop_path"] is not None:
+        given["drop_path_rate"] = settings["timm_drop_path"]
+    if settings["patch_dropout"] > 0:
+        given["patch_drop_rate"] = settings["patch_dropout"]
     # The pooling is changed after the model is built, with the norms that it has by then.
     if (constructor := constructor_named(name)) is not None:
         if _has_projection(settings):
