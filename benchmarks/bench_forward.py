@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.harness import Case, name_of_run
+from benchmarks.harness import Case, Checked, name_of_run
 from benchmarks.models import PEERS, Setting, build, logits_of, require_equal
 from benchmarks.sweep import FORWARD, parser, sweep
 from plain_vit import prepare_for_inference
@@ -12,7 +12,8 @@ from plain_vit.attention_plain_vit import FAST_ATTENTION
 
 NOTES = """One set of weights in every package (vit-pytorch's ViT has two norms more and no biases in query, key and
 value; its own weights are checked against their conversion); the logits were found equal before anything was timed, and
-those of each case, in its mode and dtype, near the eager ones in float32 (1e-5, in bfloat16 0.05, of the largest).
+those of each case, in its mode and dtype, near the eager ones in float32 (1e-5, in bfloat16 0.05, of the largest; "off
+by" is the largest difference relative to the largest logit).
 "Limit" is the time of the bare matrix products of the same forward pass, in the same shapes and dtype, by torch's own
 `mm` and `bmm`, timed in the same turns. Weights that are packed beforehand can beat it. The "matrix rate" is that of
 one large product. "Fast attention" is `attn_implementation="plain_vit_fast"`; "prepared" is
@@ -47,8 +48,7 @@ def forward(setting: Setting, package: str, mode: str) -> Callable[[], object]:
     def classify() -> torch.Tensor:
         return logits_of(model(images))
 
-    require_equal(classify(), expected, TOLERANCES[setting.dtype], f"{package}, {mode}")
-    return classify
+    return Checked(classify, require_equal(classify(), expected, TOLERANCES[setting.dtype], f"{package}, {mode}"))
 
 
 def cases(setting: Setting, compiled: bool) -> list[Case]:

@@ -67,6 +67,23 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """A turn whose output was compared with what is expected, which `prepare` may return.
+
+    Args:
+        take: The turn.
+        difference: The largest difference, relative to the largest expected value.
+    """
+
+    take: Callable[[], object]
+    difference: float
+
+    def __call__(self) -> object:
+        """Take the turn."""
+        return self.take()
+
+
+@dataclass(frozen=True)
 class Memory:
     """Memory of a turn, in bytes on top of the process before it; None if the system does not report it.
 
@@ -96,6 +113,7 @@ class Result:
         limit: As the case says.
         images: As the case says.
         peak: Of the median of the turns for the memory, as `own` and `device`.
+        difference: Of a `Checked` turn.
     """
 
     name: str
@@ -110,6 +128,7 @@ class Result:
     peak: int | None
     own: int | None
     device: int | None
+    difference: float | None = None
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -138,6 +157,7 @@ def compare(cases: Sequence[Case], turns: int, at_once: int = 1, keep_memory: bo
     os.environ["TQDM_DISABLE"] = "1"  # for the processes, whose progress bars would overlap
     context.set_forkserver_preload([getattr(sys.modules["__main__"].__spec__, "name", __name__)])
     timed: dict[str, list[float]] = {case.name: [] for case in cases}
+    differences: dict[str, float | None] = {}
     workers = []
     try:
         for case in cases:
@@ -152,7 +172,7 @@ def compare(cases: Sequence[Case], turns: int, at_once: int = 1, keep_memory: bo
             for _, _, here in together:
                 here.send("prepare")
             for case, _, here in together:
-                _ask(case, here)
+                differences[case.name] = _ask(case, here)
         for turn in range(turns + 1):
             for case, _, here in workers:
                 here.send("time")
@@ -168,10 +188,11 @@ def compare(cases: Sequence[Case], turns: int, at_once: int = 1, keep_memory: bo
             here.close()
             worker.join(timeout=10)
             worker.terminate()
-    return [_result(case, timed[case.name], timed[cases[0].name], memory[case.name]) for case in cases]
+    first = timed[cases[0].name]
+    return [_result(case, timed[case.name], first, memory[case.name], differences[case.name]) for case in cases]
 
 
-def _result(case: Case, seconds: list[float], first: list[float], memory: Memory) -> Result:
+def _result(case: Case, seconds: list[float], first: list[float], memory: Memory, difference: float | None) -> Result:
     median, fastest = statistics.median(seconds), min(seconds)
     return Result(
         name=case.name,
@@ -186,6 +207,7 @@ def _result(case: Case, seconds: list[float], first: list[float], memory: Memory
         peak=memory.peak,
         own=memory.own,
         device=memory.device,
+        difference=difference,
     )
 
 
@@ -216,7 +238,7 @@ def _serve(connection: Connection, case: Case, keep_memory: bool) -> None:
             keep_freed_memory()
         take_turn = case.prepare(**case.arguments)
         _leave_the_gpu_to_others()
-        connection.send(None)
+        connection.send(take_turn.difference if isinstance(take_turn, Checked) else None)
         while True:
             if connection.recv() == "weigh":
                 weighed = [_weigh(take_turn) for _ in range(3 if seconds < SHORT else 1)]
@@ -385,8 +407,9 @@ def slug(environment: Mapping[str, str]) -> str:
 def table(results: Sequence[Result]) -> str:
     """Return a Markdown table with a row for each case."""
     gpu = any(result.device is not None for result in results)
+    checked = any(result.difference is not None for result in results)
     columns = ["case", "median", "fastest", "slowest", "ratio (95%)", "of the fastest", "limit", "peak memory"]
-    columns += ["of it its own", *["GPU memory"] * gpu]
+    columns += ["of it its own", *["GPU memory"] * gpu, *["off by"] * checked]
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)]]
     for one in results:
         lines.append(
@@ -399,6 +422,7 @@ def table(results: Sequence[Result]) -> str:
                 _size(one.peak),
                 _size(one.own),
                 *([_size(one.device)] if gpu else []),
+                *([("-" if one.difference is None else f"{one.difference:.1e}")] if checked else []),
             ]
         )
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
@@ -419,13 +443,20 @@ def machine() -> dict[str, str]:
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = next((line.partition(": ")[2] for line in info.splitlines() if line.startswith("model name")), "")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    name = f"{model or platform.processor() or platform.machine()} ({instructions()})"
     return {
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["python", *sys.orig_argv[1:]]),
-        "processor": f"{model or platform.processor() or platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB",
+        "processor": f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB",
         "GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "threads": str(torch.get_num_threads()),
         "load in the minute before": f"{LOAD_BEFORE:.1f}",
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "versions": ", ".join(f"{package} {importlib.metadata.version(package)}" for package in PACKAGES),
     }
+
+
+def instructions() -> str:
+    """Return which vector instructions torch finds: processors of one name differ in them, and in speed."""
+    more = {"bf16": torch.cpu._is_avx512_bf16_supported(), "AMX": torch.cpu._is_amx_tile_supported()}
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *(name for name, there in more.items() if there)])

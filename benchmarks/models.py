@@ -83,8 +83,8 @@ def build(package: str, size: str) -> Any:
     return module
 
 
-def require_equal(logits: torch.Tensor, expected: torch.Tensor, tolerance: float, name: str) -> None:
-    """Refuse logits that differ from the expected ones by more than a fraction of the largest.
+def require_equal(logits: torch.Tensor, expected: torch.Tensor, tolerance: float, name: str) -> float:
+    """Return by what fraction of the largest logit some differ from the expected ones, which has a limit.
 
     Raises:
         RuntimeError: They do.
@@ -94,6 +94,7 @@ def require_equal(logits: torch.Tensor, expected: torch.Tensor, tolerance: float
         raise RuntimeError(
             f"the logits of {name} differ by {difference:.1e} of the largest: at most {tolerance} expected"
         )
+    return difference
 
 
 def logits_of(outputs: Any) -> torch.Tensor:

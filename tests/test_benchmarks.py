@@ -14,6 +14,7 @@ from benchmarks import bench_batch, bench_extract, bench_kernels, harness
 from benchmarks import table as speeds
 from benchmarks.harness import (
     Case,
+    Checked,
     Result,
     compare,
     memory_bandwidth,
@@ -30,6 +31,10 @@ def sleeping(seconds: float) -> Callable[[], None]:
     return lambda: time.sleep(seconds)
 
 
+def sleeping_as_expected(seconds: float) -> Checked:
+    return Checked(sleeping(seconds), 0.25)
+
+
 def allocating(megabytes: int) -> Callable[[], torch.Tensor]:
     return lambda: torch.ones(megabytes * 10**6, dtype=torch.uint8)
 
@@ -43,7 +48,7 @@ def failing(after: int) -> Callable[[], None]:
 def test_cases_take_turns_and_tell_their_time_and_memory() -> None:
     cases = [
         Case("short", sleeping, {"seconds": 0.2}),
-        Case("long", sleeping, {"seconds": 0.5}, limit=0.4),
+        Case("long", sleeping_as_expected, {"seconds": 0.5}, limit=0.4),
         Case("large", allocating, {"megabytes": 300}),
     ]
     short, long, large = compare(cases, turns=3)
@@ -53,6 +58,7 @@ def test_cases_take_turns_and_tell_their_time_and_memory() -> None:
     assert long.ratio == long.seconds / short.seconds
     assert 1.5 < long.ratio_of_fastest <= 0.5 / 0.2 + 0.1
     assert (short.limit, long.limit) == (None, 0.4)
+    assert (short.difference, long.difference) == (None, 0.25)
     if large.peak is not None and large.own is not None and short.peak is not None:  # where the system tells
         assert large.peak == pytest.approx(300e6, rel=0.05)
         assert large.own == pytest.approx(300e6, rel=0.05)
@@ -87,15 +93,16 @@ def test_a_report_is_a_table_and_a_line_of_json(
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     results = [
         Result("copy", 1.5, 1.25, 2, 1, (1, 1), 1, 0.0625, None, 4 * 10**6, None, None),
-        Result("convert", 0.03, 0.02, 0.04, 0.02, (0.01, 0.03), 0.016, None, 5, None, 7 * 10**6, None),
+        Result("convert", 0.03, 0.02, 0.04, 0.02, (0.01, 0.03), 0.016, None, 5, None, 7 * 10**6, None, 0.0012),
     ]
     report("convert", "Converting", "How it is.", results, write=True)
     (path,) = tmp_path.iterdir()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-convert-[a-z0-9-]*[a-z0-9]\.md", path.name)
     page = path.read_text()
     assert page in capsys.readouterr().out
-    assert "| copy | 1.50 s | 1.25 s | 2.00 s | 1.00 (1.00 to 1.00) | 1.00 | 62.5 ms | 4 MB | - |" in page
-    assert "| convert | 30.0 ms | 20.0 ms | 40.0 ms | 0.02 (0.01 to 0.03) | 0.02 | - | - | 7 MB |" in page
+    assert "| of it its own | off by |\n" in page
+    assert "| copy | 1.50 s | 1.25 s | 2.00 s | 1.00 (1.00 to 1.00) | 1.00 | 62.5 ms | 4 MB | - | - |" in page
+    assert "| convert | 30.0 ms | 20.0 ms | 40.0 ms | 0.02 (0.01 to 0.03) | 0.02 | - | - | 7 MB | 1.2e-03 |" in page
     line = json.loads(page.split("```json\n")[1].split("\n```")[0])
     assert [one["name"] for one in line["results"]] == ["copy", "convert"]
     assert f"torch {torch.__version__.partition('+')[0]}" in line["environment"]["versions"]
@@ -105,6 +112,7 @@ def test_a_report_is_a_table_and_a_line_of_json(
     "processor, gpu, name",
     [
         ("AMD EPYC, 2 cores, 24 GiB", "none", "amd-epyc"),
+        ("AMD EPYC (AVX512 bf16), 2 cores, 24 GiB", "none", "amd-epyc-avx512-bf16"),
         ("Intel(R) Xeon(R) Processor, 2 cores, 24 GiB", "none", "intel-xeon"),
         ("Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz, 12 cores, 16 GiB", "none", "intel-core-i7-9750h"),
         ("AMD EPYC, 16 cores, 128 GiB", "NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"),
