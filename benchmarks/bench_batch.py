@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import StrMethodFormatter
 from transformers import BitConfig, BitForImageClassification, PreTrainedModel
 
 from benchmarks.harness import Case, Result, compare, name_of_run, parser, report
@@ -21,7 +21,8 @@ from plain_vit.analysis.words import plain_figure
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "batch.png"
 SIDES = (64, 128, 224, 384)
-BATCHES = (1, 4, 16)
+BATCHES = (1, 4, 16, 64, 256)
+MOST_PIXELS = 16 * 384**2  # of a batch on a CPU, so that a turn ends soon
 GIBIBYTE = 2**30
 MEMORY = 16 * GIBIBYTE  # of a TPUv3 core, the device of the paper's figure
 PARTS = {  # fields of the config, or of transformers' BiT: the ResNet with GroupNorm and standardised weights
@@ -35,8 +36,8 @@ PARTS = {  # fields of the config, or of transformers' BiT: the ResNet with Grou
 
 NOTES = """Forward passes in evaluation, eager, with random weights; the ResNet is transformers' Bit, with GroupNorm and
 standardised weights. "Peak" is the fastest batch. The memory of an image is how much the peak of a pass grows from the
-smallest batch to the largest; how many fit beside the weights in 16 GiB, the memory of a core of the paper's TPUv3, is
-computed from it and not tried."""
+smallest batch to the largest, where that is most of the peak; how many fit beside the weights in 16 GiB, the memory of
+a core of the paper's TPUv3, is computed from it and not tried."""
 
 
 def build(name: str, side: int) -> PreTrainedModel:
@@ -70,10 +71,10 @@ def summary(results: Mapping[tuple[str, int, int], Result], weights: Mapping[str
 
 
 def _fitting(by_batch: Mapping[int, Result], room: int) -> int | None:
-    """Return how many images fit in some bytes, or None if fewer than two batches tell the memory of one."""
+    """Return how many images fit in some bytes, or None if their number hardly changes the peak."""
     low, high = min(by_batch), max(by_batch)
     first, last = (by_batch[batch].device or by_batch[batch].peak for batch in (low, high))
-    if low == high or first is None or last is None or last <= first:
+    if first is None or last is None or last <= 2 * first:
         return None
     return int(room * (high - low) / (last - first))
 
@@ -102,7 +103,7 @@ def draw(found: Mapping[str, Mapping[int, Any]]) -> None:
         axis.set(xscale="log", yscale="log", xlabel="image size (pixels)", ylabel=label)
         axis.set_xticks([*next(iter(found.values()))], [f"{side}" for side in next(iter(found.values()))])
         axis.set_xticks([], minor=True)
-        axis.yaxis.set_major_formatter(ScalarFormatter())
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(color="#dddddd", linewidth=0.6)
     axes[0].legend(fontsize=8, frameon=False)
@@ -123,7 +124,11 @@ def main(words: Sequence[str] | None = None) -> None:
         of_all = [tensor.nbytes for tensor in build(name, 224).parameters()]
         weights[name] = sum(of_all) // (1 if chosen.dtype == "float32" else 2)
         for side in chosen.sides:
-            settings = [(name, side, batch) for batch in chosen.batches]
+            settings = [
+                (name, side, batch)
+                for batch in chosen.batches
+                if chosen.device != "cpu" or batch * side**2 <= MOST_PIXELS
+            ]
             same = {"dtype": getattr(torch, chosen.dtype), "device": chosen.device}
             cases = [
                 Case(

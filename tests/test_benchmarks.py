@@ -252,11 +252,14 @@ def test_the_largest_batch_follows_from_what_an_image_adds_to_the_peak() -> None
     gibibyte = bench_batch.GIBIBYTE
     of_tiny = {("ViT-Ti/16", 224, 1): result(1, 0.5, gibibyte), ("ViT-Ti/16", 224, 4): result(4, 1.0, 4 * gibibyte)}
     untold = {("ViT-S/16", 64, 1): result(1, 0.5, None), ("ViT-S/16", 64, 4): result(4, 3.0, None)}
-    found = bench_batch.summary(of_tiny | untold, {"ViT-Ti/16": 2 * gibibyte, "ViT-S/16": 0})
-    assert found == {"ViT-Ti/16": {224: (4.0, 4, 14)}, "ViT-S/16": {64: (2.0, 1, None)}}
+    noise = {("ViT-B/32", 64, 1): result(1, 0.5, 9000), ("ViT-B/32", 64, 4): result(4, 3.0, 9100)}
+    found = bench_batch.summary(of_tiny | untold | noise, {"ViT-Ti/16": 2 * gibibyte, "ViT-S/16": 0, "ViT-B/32": 0})
+    hardly = {64: (2.0, 1, None)}
+    assert found == {"ViT-Ti/16": {224: (4.0, 4, 14)}, "ViT-S/16": hardly, "ViT-B/32": hardly}
     assert bench_batch.table(found).splitlines()[2:] == [
         "| ViT-Ti/16 | 224 | 4 | 4 | 14 |",
         "| ViT-S/16 | 64 | 2 | 1 | - |",
+        "| ViT-B/32 | 64 | 2 | 1 | - |",
     ]
 
 
