@@ -12,10 +12,9 @@ from open_clip.model import _build_vision_tower
 from safetensors.torch import save_file
 from torch import nn
 
-from plain_vit.conversion import from_checkpoint, from_module
 from tests.conftest import randomize_
 from tests.open_clip_models import tower_settings
-from tests.test_fuzzed_timm_folders import opened_by
+from tests.test_fuzzed_timm_folders import both_opened
 from tests.truthful import logits_differ_by
 
 BOTH = (True, False)
@@ -107,16 +106,13 @@ def check_draws(kind: str, seeds: range, folder: Path) -> tuple[int, int]:
         built += 1
         save_folder(folder, tower, model_cfg)
         what = f"{kind}, seed {seed}: {model_cfg['vision_cfg']}, quick_gelu {model_cfg['quick_gelu']}"
-        live, saved = opened_by(from_module, tower), opened_by(from_checkpoint, folder)
-        assert (live is None) == (saved is None), (
-            f"{what}: {'the folder' if live is None else 'the module'} alone opens"
-        )
-        if live is None or saved is None:
+        both = both_opened(what, tower, folder)
+        if both is None:
             continue
         opened += 1
-        assert not differing_fields(live, saved), f"{what}: module and folder have {differing_fields(live, saved)}"
+        assert not (differing := differing_fields(*both)), f"{what}: module and folder have {differing}"
         limit = ROUNDED if "eva02" in str(model_cfg) or "_pe_" in str(model_cfg) else EXACT
-        for name, ours in (("module", live), ("folder", saved)):
+        for name, ours in zip(("module", "folder"), both, strict=True):
             off = off_by(tower, ours)
             assert off <= limit, f"{what}: the {name} is off by {off:.1e}"
     return built, opened

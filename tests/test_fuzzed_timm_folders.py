@@ -139,6 +139,13 @@ def opened_by(way: Callable[..., Any], source: Any) -> nn.Module | None:
         return None
 
 
+def both_opened(what: str, module: nn.Module, folder: Path) -> tuple[nn.Module, nn.Module] | None:
+    """Return what a module and its folder open as, None if both are refused; only one of them fails."""
+    live, saved = opened_by(from_module, module), opened_by(from_checkpoint, folder)
+    assert (live is None) == (saved is None), f"{what}: {'the folder' if live is None else 'the module'} alone opens"
+    return None if live is None or saved is None else (live, saved)
+
+
 def sizes_of(theirs: Any, ours: Any) -> list[tuple[int, int]]:
     """Return the size of a model and, where timm takes others, two of them: whole patches, one not square."""
     own, (high, wide) = ours.config.image_size, ours.config.patch_shape
@@ -177,15 +184,12 @@ def check_draws(kind: str, seeds: range, folder: Path) -> tuple[int, int]:
             continue
         built += 1
         what = f"{kind}, seed {seed}: {name} with {arguments}"
-        live, saved = opened_by(from_module, module), opened_by(from_checkpoint, folder)
-        assert (live is None) == (saved is None), (
-            f"{what}: {'the folder' if live is None else 'the module'} alone opens"
-        )
-        if live is None or saved is None:
+        both = both_opened(what, module, folder)
+        if both is None:
             continue
         opened += 1
         limit = ROUNDED if kind == "NaFlexVit" or getattr(module, "rope", None) is not None else EXACT
-        for ours, is_folder in ((live, False), (saved, True)):
+        for ours, is_folder in zip(both, (False, True), strict=True):
             off = off_by(module, ours, is_folder)
             assert off <= limit, f"{what}: {'the folder' if is_folder else 'the module'} is off by {off:.1e}"
     return built, opened
