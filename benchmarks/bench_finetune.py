@@ -92,7 +92,7 @@ def example(model: str, dataset: str, budget: dict[str, Any], record: str) -> Ca
         steps = budget["epochs"] * len(data.train) // budget["batch_size"]
         arguments = TrainingArguments(
             folder, num_train_epochs=budget["epochs"], per_device_train_batch_size=budget["batch_size"],
-            per_device_eval_batch_size=256, learning_rate=1e-3, weight_decay=0.05, lr_scheduler_type="cosine",
+            per_device_eval_batch_size=64, learning_rate=1e-3, weight_decay=0.05, lr_scheduler_type="cosine",
             warmup_steps=steps // 10, label_smoothing_factor=0.1, max_grad_norm=1.0, eval_strategy="epoch",
             save_strategy="no", logging_steps=10, report_to="none", disable_tqdm=True, seed=seed,
             use_cpu=not torch.cuda.is_available(), remove_unused_columns=False, bf16="mixed_precision" in budget,

@@ -30,7 +30,8 @@ NOTES = """DINOv3-S has rotated queries and keys, four registers and LayerScale;
 positions and a gated MLP; BEiT-B a learned bias on the scores of each block. timm's model is ours, converted: the
 pooled features were found equal before anything was timed. transformers' has the same sizes and random weights. A
 training step is the forward pass, the mean square of the features as the loss, backward and a step of fused AdamW;
-there "bfloat16" is autocast, in the forward pass bfloat16 weights. No model has a classifier.
+there "bfloat16" is autocast, in the forward pass bfloat16 weights. No model has a classifier. Every process keeps what
+a turn frees for the next one.
 
 {rates}"""
 
@@ -104,7 +105,7 @@ def main() -> None:
                     for package in ("plain_vit", "timm", "transformers")
                     if package != "transformers" or MODELS[model][3] is not None
                 ]
-                results += compare(cases, chosen.turns, keep_memory=work != "forward")
+                results += compare(cases, chosen.turns, keep_memory=True)
     notes = NOTES.format(rates=rates(results, "plain_vit"))
     report("positions", "Positions inside the attention", notes, results, chosen.write)
 

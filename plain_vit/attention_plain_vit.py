@@ -214,8 +214,8 @@ class Attention(nn.Module):
         """Compute attention with the config's implementation, or the eager one if the weights are requested.
 
         Each head of key and value is that of a group of heads of the query. A bias on the scores has the shape
-        (heads, L, L); of the first tokens, only their rows are used. Of images of many sizes, `segments` keeps
-        attention within each, and there is no bias.
+        (heads, L, L) or (B, heads, L, L); of the first tokens, only their rows are used. Of images of many sizes,
+        `segments` keeps attention within each, and there is no bias.
 
         In evaluation torch's fused kernel is bit-equal to most sources. Training does not need that and uses the
         fastest kernel, unless someone replaced transformers' own "sdpa". The kernels do not accept an empty batch.
@@ -236,7 +236,8 @@ class Attention(nn.Module):
                     f"attention {implementation!r} cannot add a relative position bias to its scores: call "
                     'set_attn_implementation("sdpa")'
                 )
-            bias = bias[:, : query.shape[2]].to(query.dtype)[None]
+            bias = bias[..., : query.shape[2], :].to(query.dtype)
+            bias = bias if bias.ndim == 4 else bias[None]
         return kernel(self, query, key, value, bias, **kwargs)
 
 
@@ -270,7 +271,7 @@ class PlainViTAttention(Attention):
         if rotation is not None:
             query, key = rotation.rotate(query), rotation.rotate(key)
         if self.relative_position_bias is not None:
-            position_bias = self.relative_position_bias(distances)
+            position_bias = self.relative_position_bias(distances, query, self.scaling)
         attended, weights = self.attend(query, key, value, output_attentions, position_bias, **kwargs)
         attended = self.o_proj(self.norm(attended.flatten(2)))
         return self.dropout(attended), weights

@@ -214,12 +214,13 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         rotary_shift: Random shift of the coordinates in training, at most this far in each direction.
         rotary_jitter: Random factor on each coordinate in training, at most this.
         rotary_rescale: Random factor on both coordinates in training, at most this. All three are drawn once per batch.
-        relative_position_bias: "none", "table" (a learned bias on the scores of each head for each distance: BEiT) or
-            "mlp" (computed from the distances by a small network).
+        relative_position_bias: "none", "table" (a learned bias on the scores of each head for each distance: BEiT),
+            "mlp" (computed from the distances by a small network) or "query" (the product of each query and a learned
+            vector of the offset: Dosovitskiy et al. 2021, appendix D.4).
         relative_position_shared: Use one such bias in all blocks, instead of one for each.
         relative_position_mlp_size: Width of that network.
-        relative_position_resampling: How the table is resampled to another grid: "bilinear" (transformers) or
-            "geometric" (finer for short distances: BEiT's code, and timm's).
+        relative_position_resampling: How a table or vectors are resampled to another grid: "bilinear" (transformers)
+            or "geometric" (finer for short distances: BEiT's code, and timm's).
         block_type: "sequential" (pre-norm), "post_norm" (the norm ends each residual branch), "parallel" (attention and
             MLP in parallel after one norm: ViT-22B) or "branches" (several attentions, then several MLPs, summed).
         num_branches: Number of attentions and of MLPs in a block of type "branches".
@@ -337,7 +338,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     rotary_shift: float | int | None = None
     rotary_jitter: float | int | None = None
     rotary_rescale: float | int | None = None
-    relative_position_bias: Literal["none", "table", "mlp"] = "none"
+    relative_position_bias: Literal["none", "table", "mlp", "query"] = "none"
     relative_position_shared: bool = False
     relative_position_mlp_size: int = 128
     relative_position_resampling: Literal["bilinear", "geometric"] = "bilinear"
@@ -592,9 +593,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
              f'attention_type "{self.attention_type}" is not combined with a relative position bias by any source'),
             (relative and self.register_tokens_last,
              "register_tokens_last is not combined with a relative position bias by any source"),
-            (self.relative_position_bias == "table" and self.num_prefix_tokens > 1,
+            (self.relative_position_bias in ("table", "query") and self.num_prefix_tokens > 1,
              "a table of relative positions has rows for a class token only: set num_register_tokens=0 and "
              "use_distillation_token=False"),
+            (self.relative_position_bias == "query" and (self.relative_position_shared or rotary),
+             'relative_position_bias "query" has vectors in each block, and no source rotates its queries: set '
+             'relative_position_shared=False and rotary_embedding_type="none"'),
             (relative and bool(self.patch_dropout_prob),
              "patch dropout is not combined with a relative position bias by any source: set patch_dropout_prob=0"),
             (rotary and self.attention_type != "self",

@@ -197,7 +197,7 @@ class JoinedAttention(PlainViTAttention):
         if rotation is not None:
             query, key = rotation.rotate(query), rotation.rotate(key)
         if self.relative_position_bias is not None:
-            position_bias = self.relative_position_bias(distances)
+            position_bias = self.relative_position_bias(distances, query, self.scaling)
         attended, weights = self.attend(query, key, value.transpose(1, 2), output_attentions, position_bias, **kwargs)
         return self.o_proj(self.norm(attended.flatten(2))), weights
 

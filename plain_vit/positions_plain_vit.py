@@ -234,12 +234,12 @@ class Rotation(NamedTuple):
 
     def rotate(self, heads: torch.Tensor) -> torch.Tensor:
         """Rotate queries or keys of shape (B, heads, L, d), the first L of all tokens."""
-        count = heads.shape[2]
+        count, heads = heads.shape[2], heads.contiguous()  # faster to read for kernels than (B, L, heads, d)
         if self.halves:
             partners = heads.roll(heads.shape[-1] // 2, dims=-1)
         else:
             partners = heads.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        return (heads * self.cos[..., :count, :] + partners * self.sin[..., :count, :]).type_as(heads)
+        return (heads * self.cos[..., :count, :]).add_(partners * self.sin[..., :count, :]).type_as(heads)
 
     def keep(self, kept: torch.Tensor) -> "Rotation":
         """Return the rotation of the tokens that are left in each image, given by number as (B, L)."""
@@ -389,7 +389,8 @@ ROTARY_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
 }
 
 
-# Added to the attention scores: each maps the distances of all pairs of tokens to a bias of shape (heads, L, L)
+# Added to the attention scores: each maps the distances of all pairs of tokens to a bias of shape (heads, L, L), or
+# these and the queries, of shape (B, heads, L, d), to one of shape (B, heads, L, L)
 
 
 class Distances(NamedTuple):
@@ -436,30 +437,34 @@ class TableRelativePositionBias(nn.Module):
         rows = (2 * h - 1) * (2 * w - 1) + 3 * config.num_prefix_tokens
         self.table = nn.Parameter(torch.zeros(rows, config.num_attention_heads))
 
-    def forward(self, distances: Distances) -> torch.Tensor:
-        return self.resampled(distances.grid_size)[distances.of_pairs].permute(2, 0, 1)
-
-    def resampled(self, grid_size: tuple[int, int]) -> torch.Tensor:
-        """Return the table for another grid."""
-        if not is_any_size(*grid_size) and grid_size == self.grid_size:
-            return self.table
-        (old_h, old_w), (h, w) = ((2 * h - 1, 2 * w - 1) for h, w in (self.grid_size, grid_size))
-        distances, others = self.table[: old_h * old_w], self.table[old_h * old_w :]
-        image = distances.view(old_h, old_w, -1).float()
-        if self.resampling == "bilinear":
-            distances = resample_positions(image.flatten(0, 1), (old_h, old_w), (h, w), "bilinear")
-        else:
-            rows, columns = geometric_matrix(old_h, h), geometric_matrix(old_w, w)
-            if is_any_size(*grid_size):  # an exported program has no branch for the native grid, which stays as it is
-                is_native = (torch.arange(h)[-1] == old_h - 1) & (torch.arange(w)[-1] == old_w - 1)
-                rows = torch.where(is_native, torch.eye(h, old_h), rows)
-                columns = torch.where(is_native, torch.eye(w, old_w), columns)
-            distances = torch.einsum("yh,xw,hwd->yxd", rows.to(image), columns.to(image), image).flatten(0, 1)
-        return torch.cat((distances.to(self.table.dtype), others))
+    def forward(self, distances: Distances, query: None = None, scaling: float = 1.0) -> torch.Tensor:
+        table = resample_distances(self.table, self.grid_size, distances.grid_size, self.resampling)
+        return table[distances.of_pairs].permute(2, 0, 1)
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
         """Start without any bias."""
         init.zeros_(self.table)
+
+
+def resample_distances(
+    table: torch.Tensor, old_grid: tuple[int, int], grid_size: tuple[int, int], resampling: str
+) -> torch.Tensor:
+    """Return a table with a row for each distance on a grid, and others after these, for another grid."""
+    if not is_any_size(*grid_size) and grid_size == old_grid:
+        return table
+    (old_h, old_w), (h, w) = ((2 * h - 1, 2 * w - 1) for h, w in (old_grid, grid_size))
+    distances, others = table[: old_h * old_w], table[old_h * old_w :]
+    image = distances.view(old_h, old_w, -1).float()
+    if resampling == "bilinear":
+        distances = resample_positions(image.flatten(0, 1), (old_h, old_w), (h, w), "bilinear")
+    else:
+        rows, columns = geometric_matrix(old_h, h), geometric_matrix(old_w, w)
+        if is_any_size(*grid_size):  # an exported program has no branch for the native grid, which stays as it is
+            is_native = (torch.arange(h)[-1] == old_h - 1) & (torch.arange(w)[-1] == old_w - 1)
+            rows = torch.where(is_native, torch.eye(h, old_h), rows)
+            columns = torch.where(is_native, torch.eye(w, old_w), columns)
+        distances = torch.einsum("yh,xw,hwd->yxd", rows.to(image), columns.to(image), image).flatten(0, 1)
+    return torch.cat((distances.to(table.dtype), others))
 
 
 HALVINGS = 19  # of an interval of 0.49, down to 1e-6
@@ -503,7 +508,7 @@ class MLPRelativePositionBias(nn.Module):
         self.dropout = nn.Dropout(0.125)
         self.fc2 = nn.Linear(config.relative_position_mlp_size, config.num_attention_heads)
 
-    def forward(self, distances: Distances) -> torch.Tensor:
+    def forward(self, distances: Distances, query: None = None, scaling: float = 1.0) -> torch.Tensor:
         device, dtype = self.fc1.weight.device, self.fc1.weight.dtype
         axes = [torch.arange(1 - count, count, device=device).float() for count in distances.grid_size]
         steps = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
@@ -512,10 +517,39 @@ class MLPRelativePositionBias(nn.Module):
         return table[distances.of_pairs].permute(2, 0, 1)
 
 
+class QueryRelativePositionBias(nn.Module):
+    """The product of each query and a learned vector of the offset (Dosovitskiy et al. 2021, appendix D.4).
+
+    An offset is the difference of the numbers of two patches in raster order, which the distance determines: for
+    another grid, the vectors of all distances are resampled. With a class token, three more follow, as in a table.
+    """
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__()
+        self.grid_size = h, w = config.grid_size
+        self.resampling = config.relative_position_resampling
+        rows = 2 * h * w - 1 + 3 * config.num_prefix_tokens
+        self.table = nn.Parameter(torch.zeros(rows, config.attention_shape[1]))
+
+    def forward(self, distances: Distances, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        h, w = self.grid_size
+        down, across = (torch.arange(1 - count, count, device=query.device) for count in (h, w))
+        offsets = (down[:, None] * w + across + h * w - 1).flatten()
+        vectors = torch.cat((self.table[offsets], self.table[2 * h * w - 1 :]))
+        vectors = resample_distances(vectors, self.grid_size, distances.grid_size, self.resampling).type_as(query)
+        products = torch.matmul(query, vectors.T) * scaling  # B heads L distances
+        return products.gather(-1, distances.of_pairs[: query.shape[2]].expand(*query.shape[:3], -1))
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Initialise the vectors."""
+        fresh.draw("positions", self.table)
+
+
 RELATIVE_POSITION_BIASES: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
     "none": lambda config: None,
     "table": TableRelativePositionBias,
     "mlp": MLPRelativePositionBias,
+    "query": QueryRelativePositionBias,
 }
 
 

@@ -471,6 +471,8 @@ def test_a_bias_is_what_its_distance_adds_to_the_score(kind: str, shared: bool) 
 def test_a_model_without_a_bias_has_none_to_show() -> None:
     with pytest.raises(AnalysisError, match='relative_position_bias="none"'):
         relative_position_biases(build("rotary"))
+    with pytest.raises(AnalysisError, match="each query has biases of its own"):
+        relative_position_biases(build(relative_position_bias="query"))
 
 
 def test_computed_positions_have_a_similarity_on_any_grid() -> None:

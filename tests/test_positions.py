@@ -1,21 +1,27 @@
 """Rotations of queries and keys, and biases on the scores: what they compute, and which tokens they reach."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from timm.layers import resize_rel_pos_bias_table
+from torch import nn
 
-from plain_vit import PlainViTConfig, PlainViTModel
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
+from plain_vit.conversion import to_checkpoint
+from plain_vit.errors import ExportError
 from plain_vit.positions_plain_vit import (
     RELATIVE_POSITION_BIASES,
     ROTARY_EMBEDDINGS,
     AxialRotaryEmbedding,
     Distances,
     MixedRotaryEmbedding,
+    QueryRelativePositionBias,
     Rotation,
     distances_of,
+    resample_distances,
     resample_positions,
 )
 from tests.conftest import randomize_
@@ -195,7 +201,7 @@ def test_rotations_without_a_meaning_are_refused(fields: dict, text: str) -> Non
 # Relative positions
 
 TABLES = ["relative_table", "relative_shared"]
-RELATIVE = [name for name in VARIATIONS if name.startswith("relative")]
+RELATIVE = [name for name in VARIATIONS if name.startswith("relative") and name != "relative_query"]
 
 
 def on(config: PlainViTConfig, grid_size: tuple[int, int] = (3, 4)) -> Distances:
@@ -246,7 +252,7 @@ def test_attention_adds_the_bias_to_its_scores(name: str) -> None:
     assert difference(weights, expected / expected.sum(-1, keepdim=True)) < 1e-5
 
 
-@pytest.mark.parametrize("name", RELATIVE)
+@pytest.mark.parametrize("name", [*RELATIVE, "relative_query"])
 def test_blocks_share_a_bias_or_have_their_own(name: str) -> None:
     model = PlainViTModel(tiny_config(**VARIATIONS[name]))
     paths = {path.partition("relative_position_bias")[0] for path in model.state_dict() if "relative" in path}
@@ -273,7 +279,70 @@ def test_geometric_resampling_is_timms() -> None:
     for h, w in ((5, 6), (7, 12), (2, 3), (3, 9)):
         shape = (2 * h - 1) * (2 * w - 1) + 3, 5
         expected = resize_rel_pos_bias_table(module.table.detach(), (h, w), shape, (3, 4))
-        assert difference(module.resampled((h, w)).detach(), expected) < 1e-5
+        assert difference(resample_distances(module.table, (3, 4), (h, w), "geometric").detach(), expected) < 1e-5
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_class_token": False, "pooling": "mean"}])
+def test_the_papers_bias_is_the_product_of_query_and_offset(fields: dict) -> None:
+    config = tiny_config(relative_position_bias="query", **fields)
+    module = randomize_(QueryRelativePositionBias(config))
+    prefix, table = config.num_prefix_tokens, module.table.detach()
+    query = torch.randn(2, 5, prefix + 12, config.attention_shape[1])
+    found = module(on(config), query, 0.3).detach()
+    expected = torch.zeros(2, 5, prefix + 12, prefix + 12)
+    for place in range(prefix + 12):
+        for key in range(prefix + 12):
+            if place < prefix or key < prefix:  # from the class token to a patch, from a patch to it, from it to itself
+                row = -1 if place == key else -3 if place < prefix else -2
+            else:
+                row = place - key + 11
+            expected[:, :, place, key] = 0.3 * query[:, :, place] @ table[row]
+    assert difference(found, expected) < 1e-6
+    first = module(on(config), query[:, :, :1], 0.3).detach()  # of the last block of a class-token head
+    assert difference(first, expected[:, :, :1]) < 1e-6
+
+
+@pytest.mark.parametrize("grid", [(5, 6), (2, 3), (3, 9), (1, 4)])
+def test_vectors_of_offsets_are_resampled_by_distance(grid: tuple[int, int]) -> None:
+    config = tiny_config(relative_position_bias="query", use_class_token=False, pooling="mean")
+    module = randomize_(QueryRelativePositionBias(config))
+    height, width = grid
+    query = torch.randn(1, 5, height * width, config.attention_shape[1])
+    found = module(on(config, grid), query, 1.0).detach()
+    rows = [[4 * down + across + 11 for across in range(-3, 4)] for down in range(-2, 3)]
+    image = module.table.detach()[torch.tensor(rows)].permute(2, 0, 1)[None]
+    size = (2 * height - 1, 2 * width - 1)
+    resampled = nn.functional.interpolate(image, size, mode="bilinear", align_corners=False)[0]
+    for place in range(height * width):
+        for key in range(height * width):
+            down, across = place // width - key // width, place % width - key % width
+            vector = resampled[:, down + height - 1, across + width - 1]
+            assert difference(found[..., place, key], query[:, :, place] @ vector) < 1e-5
+
+
+def test_attention_adds_the_papers_bias_to_its_scores() -> None:
+    config = tiny_config(**VARIATIONS["relative_query"], num_hidden_layers=1)
+    model = randomize_(PlainViTModel(config)).eval()
+    block = model.layers[0]
+    with torch.no_grad():
+        tokens = block.layernorm_before(model.embeddings(pixels()))
+        layers = (block.attention.q_proj, block.attention.k_proj)
+        query, key = (layer(tokens).unflatten(-1, (5, -1)).transpose(1, 2) for layer in layers)
+        bias = block.attention.relative_position_bias(on(config), query, block.attention.scaling)
+        expected = (query @ key.transpose(2, 3) * block.attention.scaling + bias).softmax(-1)
+        eager = model(pixels(), output_attentions=True)
+    assert bias.abs().max() > 0.1
+    assert difference(eager.attentions[0], expected) < 1e-5
+    assert difference(model(pixels()).last_hidden_state.detach(), eager.last_hidden_state) < 1e-5  # by torch's kernel
+
+
+@pytest.mark.parametrize("target", ["timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "google"])
+def test_no_package_has_the_papers_relative_positions(target: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 80, "num_hidden_layers": 2}
+    config = PlainViTConfig(image_size=32, patch_size=8, relative_position_bias="query", **sizes)
+    with pytest.raises(ExportError, match="relative_position_bias"):
+        to_checkpoint(PlainViTForImageClassification(config), tmp_path / "out", format=target)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("implementation", ["flash_attention_2", "flex_attention"])
@@ -296,6 +365,19 @@ def test_kernels_that_cannot_add_a_bias_are_refused(implementation: str) -> None
 def test_biases_without_a_meaning_are_refused(fields: dict, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         tiny_config(relative_position_bias="table", **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"relative_position_shared": True}, "vectors in each block"),
+        ({"rotary_embedding_type": "axial"}, "vectors in each block"),
+        ({"num_register_tokens": 2}, "rows for a class token only"),
+    ],
+)
+def test_the_papers_bias_is_refused_beside_what_no_source_combines_with_it(fields: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        tiny_config(relative_position_bias="query", **fields)
 
 
 # Added to the tokens

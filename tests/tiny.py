@@ -59,6 +59,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "relative_mlp_shared": {
         "relative_position_bias": "mlp", "relative_position_mlp_size": 30, "relative_position_shared": True,
     },
+    "relative_query": {"relative_position_bias": "query", "position_embedding_type": "none"},
     "post_norm": {"block_type": "post_norm"},
     "parallel": {"block_type": "parallel", "qk_norm": "norm", "layer_scale_init_value": 0.3},
     "branches": {"block_type": "branches", "num_branches": 2, "layer_scale_init_value": 0.3},

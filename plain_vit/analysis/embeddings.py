@@ -114,7 +114,7 @@ def relative_position_biases(model: nn.Module, grid_size: tuple[int, int] | None
         of blocks with several attentions, those of each follow one another.
 
     Raises:
-        AnalysisError: The model has no bias of relative positions.
+        AnalysisError: The model has no bias of relative positions, or one that depends on the query.
 
     Source:
         Bao et al. 2022; Liu et al. 2021, section 3.2.
@@ -124,6 +124,8 @@ def relative_position_biases(model: nn.Module, grid_size: tuple[int, int] | None
     h, w = config.grid_size if grid_size is None else grid_size
     if config.relative_position_bias == "none":
         raise AnalysisError('the model adds no bias of relative positions (relative_position_bias="none")')
+    if config.relative_position_bias == "query":
+        raise AnalysisError('each query has biases of its own (relative_position_bias="query"): look at the attention')
     shape = 2 * h - 1, 2 * w - 1
     every = torch.arange(shape[0] * shape[1], device=plain(model).device).view(shape)
     modules: list[Any] = [vit, *(module for layer in vit.layers for module in layer.modules())]

@@ -369,7 +369,7 @@ class RunOptions(FolderOptions):
     early_stopping: int | None = option(
         None, help="stop after this many evaluations in a row without a better best_metric"
     )
-    eval_batch_size: int = option(256, help="images per evaluation batch, in each process")
+    eval_batch_size: int = option(64, help="images per evaluation batch, in each process")
     report: bool = option(True, help="write a report with curves, confusion matrix and mistakes to output_dir/report")
     picture_every: float = option(
         5.0, help="epochs between snapshots of attention and positions for the report; 0: none"
