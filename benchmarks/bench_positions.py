@@ -10,7 +10,7 @@ import timm
 import torch
 import transformers
 
-from benchmarks.harness import Case, Result, compare, parser, rates, report
+from benchmarks.harness import Case, Result, compare, name_of_run, parser, rates, report
 from benchmarks.models import TOLERANCE, name_of, require_equal
 from plain_vit.conversion import from_module
 
@@ -89,7 +89,7 @@ def step(model: str, package: str, dtype: torch.dtype) -> Callable[[], object]:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
+    options.add_argument("--models", nargs="+", choices=tuple(MODELS), default=[*MODELS])
     chosen = options.parse_args()
     results: list[Result] = []
     for model in chosen.models:
@@ -107,7 +107,8 @@ def main() -> None:
                 ]
                 results += compare(cases, chosen.turns, keep_memory=True)
     notes = NOTES.format(rates=rates(results, "plain_vit"))
-    report("positions", "Positions inside the attention", notes, results, chosen.write)
+    name = name_of_run("positions", options, chosen)
+    report(name, "Positions inside the attention", notes, results, chosen.write)
 
 
 if __name__ == "__main__":

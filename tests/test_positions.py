@@ -336,12 +336,25 @@ def test_attention_adds_the_papers_bias_to_its_scores() -> None:
     assert difference(model(pixels()).last_hidden_state.detach(), eager.last_hidden_state) < 1e-5  # by torch's kernel
 
 
-@pytest.mark.parametrize("target", ["timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "google"])
-def test_no_package_has_the_papers_relative_positions(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("timm", "out"),
+        ("transformers", "out"),
+        ("vit_pytorch", "out.pt"),
+        ("torchvision", "out.pth"),
+        ("open_clip", "out.safetensors"),
+        ("google", "out.npz"),
+    ],
+)
+def test_no_package_has_the_papers_relative_positions(target: str, name: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 80, "num_hidden_layers": 2}
     config = PlainViTConfig(image_size=32, patch_size=8, relative_position_bias="query", **sizes)
+    model = (PlainViTModel if target == "open_clip" else PlainViTForImageClassification)(
+        config
+    )  # one has no classifier
     with pytest.raises(ExportError, match="relative_position_bias"):
-        to_checkpoint(PlainViTForImageClassification(config), tmp_path / "out", format=target)
+        to_checkpoint(model, tmp_path / name, format=target)
     assert not any(tmp_path.iterdir())
 
 
