@@ -473,7 +473,7 @@ SECTIONS = (
         "below it are the keys below it in the image. White is 0, red raises the score, blue lowers it. Of more than "
         "eight layers or heads an even selection is drawn.",
         _draw_biases,
-        lambda subject: encoder(subject.model).config.relative_position_bias in ("table", "mlp"),
+        lambda subject: encoder(subject.model).config.relative_position_bias != "none",
     ),
     Section(
         "prefix-similarity",
