@@ -116,7 +116,7 @@ def draw(shown: Mapping[str, Mapping[str, Any]]) -> Figure:
     for (name, line), (left, middle, right) in zip(shown.items(), axes, strict=True):
         left.set_ylabel(name, fontsize=8, rotation=0, ha="right", va="center")
         if line["positions"] is None:
-            left.text(0.5, 0.5, "none", ha="center", va="center", fontsize=8)
+            left.text(0.5, 0.5, "none to draw", ha="center", va="center", fontsize=8)
         else:
             left.imshow(line["positions"], cmap="viridis")
         middle.imshow(_strip(line["filters"]), cmap="gray")
@@ -131,7 +131,7 @@ def draw(shown: Mapping[str, Mapping[str, Any]]) -> Figure:
         right.spines[["top", "right"]].set_visible(False)
     axes[0, 0].set_title("positions", fontsize=9)
     axes[0, 1].set_title(f"first {FILTERS} components of the patch filters", fontsize=9)
-    axes[0, 2].set_title("attention distance of each head (pixels), by layer", fontsize=9)
+    axes[0, 2].set_title("attention distance of each head,\nin pixels, by layer", fontsize=9)
     return figure
 
 
