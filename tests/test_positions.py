@@ -350,9 +350,8 @@ def test_attention_adds_the_papers_bias_to_its_scores() -> None:
 def test_no_package_has_the_papers_relative_positions(target: str, name: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 80, "num_hidden_layers": 2}
     config = PlainViTConfig(image_size=32, patch_size=8, relative_position_bias="query", **sizes)
-    model = (PlainViTModel if target == "open_clip" else PlainViTForImageClassification)(
-        config
-    )  # one has no classifier
+    kind = PlainViTModel if target == "open_clip" else PlainViTForImageClassification  # a CLIP has no classifier
+    model = kind(config)
     with pytest.raises(ExportError, match="relative_position_bias"):
         to_checkpoint(model, tmp_path / name, format=target)
     assert not any(tmp_path.iterdir())
