@@ -320,6 +320,21 @@ def test_vectors_of_offsets_are_resampled_by_distance(grid: tuple[int, int]) -> 
             assert difference(found[..., place, key], query[:, :, place] @ vector) < 1e-5
 
 
+def test_vectors_of_offsets_are_resampled_geometrically_as_timm_does_it() -> None:
+    config = tiny_config(relative_position_bias="query", relative_position_resampling="geometric")
+    module = randomize_(QueryRelativePositionBias(config))
+    width = config.attention_shape[1]
+    rows = [4 * down + across + 11 for down in range(-2, 3) for across in range(-3, 4)]
+    table = module.table.detach()[[*rows, -3, -2, -1]]
+    for h, w in ((3, 4), (5, 6), (2, 3)):
+        expected = resize_rel_pos_bias_table(table, (h, w), ((2 * h - 1) * (2 * w - 1) + 3, width), (3, 4))
+        distances, query = on(config, (h, w)), torch.randn(1, 5, 1 + h * w, width)
+        found = module(distances, query, 1.0).detach()
+        for place, key in ((0, 0), (0, 2), (3, 0), (1, h * w), (h * w, 2)):
+            vector = expected[distances.of_pairs[place, key]]
+            assert difference(found[..., place, key], query[:, :, place] @ vector) < 1e-5
+
+
 def test_attention_adds_the_papers_bias_to_its_scores() -> None:
     config = tiny_config(**VARIATIONS["relative_query"], num_hidden_layers=1)
     model = randomize_(PlainViTModel(config)).eval()
