@@ -12,12 +12,14 @@ from benchmarks.bench_forward import TOLERANCES, forward
 from benchmarks.harness import Case, Checked, name_of_run
 from benchmarks.models import Setting, build, logits_of, require_equal
 from benchmarks.sweep import parser, sweep
+from plain_vit import prepare_for_inference
 from plain_vit.conversion.inference_engines import INPUT, trace
 from plain_vit.conversion.onnx_runtime import OnnxRuntime
 from plain_vit.conversion.openvino_runtime import OpenVino
 
 SIZES = {"cpu": ["base:8", "base:1", "tiny:32", "tiny:1"]}
-NOTES = """One set of weights. Engines run the graph that `plain-vit export` writes, with as many threads as torch. In
+NOTES = """One set of weights. Engines run the graph that `plain-vit export` writes, with as many threads as torch;
+"prepared for OpenVINO" is `prepare_for_inference(engine="openvino")`, which divides large batches between threads. In
 bfloat16, OpenVINO computes with its hint "bf16"; ONNX Runtime has no bfloat16 products on a CPU. In int8, products with
 weights are in 8 bits, with ranges set by random images. "Off by" is the largest difference of the logits from the eager
 ones in float32, relative to the largest; it is limited as in `bench_forward`, but not of int8, whose weights here are
@@ -35,6 +37,16 @@ def run_graph(setting: Setting, runtime: str, precision: str) -> Callable[[], ob
     tolerance = UNCHECKED if precision == "int8" else TOLERANCES[setting.dtype]
     difference = require_equal(torch.from_numpy(classify()), expected, tolerance, f"{runtime}, {precision}")
     return Checked(classify, difference)
+
+
+def prepared_for_an_engine(setting: Setting, engine: str) -> Callable[[], object]:
+    """Return one forward pass of our model as prepare_for_inference gives it for an engine."""
+    model, images = build("plain_vit", setting.size), setting.images()
+    with torch.inference_mode():
+        expected = logits_of(model(images))
+    prepared = prepare_for_inference(model, dtype=setting.dtype, batch_size=setting.batch, engine=engine)
+    difference = require_equal(prepared(images).logits, expected, TOLERANCES[setting.dtype], f"prepared, {engine}")
+    return Checked(lambda: prepared(images).logits, difference)
 
 
 def in_onnx_runtime(model: Any, images: np.ndarray, precision: str) -> Callable[[], np.ndarray]:
@@ -78,6 +90,7 @@ def cases(setting: Setting) -> list[Case]:
         graphs = [("OpenVINO", "bfloat16")]
     return [
         *(setting.case(f"{package}, {mode}", forward, package=package, mode=mode) for package, mode in torch_cases),
+        setting.case("plain_vit, prepared for OpenVINO", prepared_for_an_engine, engine="openvino"),
         *(
             setting.case(f"{name}, {precision}", run_graph, runtime=name, precision=precision)
             for name, precision in graphs

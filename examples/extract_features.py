@@ -26,6 +26,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         Run,
         as_columns,
         check_features,
+        check_outputs,
         features_of,
         open_images,
         open_model,
@@ -73,6 +74,7 @@ def open_run(arguments: ExtractArguments) -> tuple[Run, Accelerator, dict[str, A
     images = open_images(arguments)
     opened, image_processor = open_model(arguments)
     check_features(opened.config, arguments.feature, arguments.layers)
+    check_outputs(opened, arguments.layers, arguments.engine)
     own = {name: getattr(arguments, name) for name in ("feature", "layers", "dtype")}
     settings = settings_of(arguments, images, opened, image_processor) | own
     model, dtype = prepared(opened.base_model, arguments, accelerator), getattr(torch, arguments.dtype)

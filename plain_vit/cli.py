@@ -216,11 +216,12 @@ def predict(options: argparse.Namespace) -> None:
 def embed(options: argparse.Namespace) -> None:
     """Write the features of images."""
     from .files.staging import staged_file
-    from .training.bulk_inference import as_columns, check_features, features_of, parquet, table_of_files
+    from .training.bulk_inference import as_columns, check_features, check_outputs, features_of, parquet, table_of_files
 
     model, image_processor = open_for_inference(options)
     body = model.base_model
     check_features(body.config, options.feature, [])
+    check_outputs(body, [], "torch")
     with staged_file(options.out, force=options.force, sources=options.images) as new:
         table, broken = table_of_files(
             options.images,
@@ -253,10 +254,17 @@ def browse(options: argparse.Namespace) -> None:
 
 
 def open_for_inference(options: argparse.Namespace) -> tuple[Any, Any]:
-    """Open the model of a command in float32, without gradients, and its image processor."""
+    """Open the model of a command in float32, without gradients, or in its engine, and its image processor."""
     from .conversion import from_checkpoint
+    from .conversion.engine_models import open_with_processor
+    from .conversion.inference_engines import is_exported
 
-    converted = from_checkpoint(options.model, **hints_of(options))
+    hints = hints_of(options)
+    if is_exported(options.model):
+        if hints:
+            raise CheckpointError(f"{options.model} was exported to an engine: omit the settings of a checkpoint")
+        return open_with_processor(options.model)
+    converted = from_checkpoint(options.model, **hints)
     if converted.image_processor is None:
         raise CheckpointError(f"{options.model} has no image processor: give --image-mean and --image-std")
     return converted.model.float().requires_grad_(False), converted.image_processor

@@ -24,7 +24,12 @@ FUSED_ACTIVATIONS = {"gelu": ("gelu", "none"), "gelu_pytorch_tanh": ("gelu", "ta
 
 
 def prepare_for_inference(
-    model: Model, *, dtype: torch.dtype | None = None, compile: bool = False, batch_size: int = 8
+    model: Model,
+    *,
+    dtype: torch.dtype | None = None,
+    compile: bool = False,
+    batch_size: int = 8,
+    engine: str = "torch",
 ) -> Model:
     """Return a copy of a model for faster inference only; the model itself is unchanged.
 
@@ -41,11 +46,23 @@ def prepare_for_inference(
         dtype: Dtype of the copy (default: that of the model).
         compile: Also compile the copy, which takes minutes. Images of another size or number are compiled again.
         batch_size: Expected number of images per batch; others work too, possibly slower.
+        engine: "torch"; or "openvino" or "onnx", which compute on the CPU and need the extra `plain-vit[engines]`. The
+            copy then has no weights, takes images of the model's size, and gives logits, or tokens and pooled features,
+            in float32. Its graph is run beside the model first.
 
     Raises:
-        PreparedModelError: The model is not a plain ViT or is already prepared. The copy raises it on any attempt to
-            train, save, move or cast it.
+        PreparedModelError: The model is not a plain ViT or is already prepared, or the engine cannot compute so. The
+            copy raises it on any attempt to train, save, move or cast it.
+        ExportError, VerificationError, MissingPackageError: As `to_checkpoint`, for an engine.
     """
+    if engine != "torch":
+        from .conversion.engine_models import in_engine  # which imports this module
+
+        if compile:
+            raise PreparedModelError(f"compile is for torch, not for {engine}: omit one of them")
+        if isinstance(model, Prepared):
+            raise PreparedModelError("this model is already prepared: prepare the original model")
+        return cast(Model, in_engine(model, engine, dtype or model.dtype, batch_size))
     prepared: Any = simplify(model, dtype=dtype)
     config = prepared.config
     if prepared.device.type == "cpu" and is_worth_packing(prepared.dtype) and not compile:

@@ -36,7 +36,7 @@ from .report import TOLERANCE
 TOLERANCES = {"float32": TOLERANCE, "float16": 1e-2, "bfloat16": 5e-2, "int8": 2e-1}
 OPSET = 20  # of ONNX: the first with Gelu, which otherwise is five operations
 INPUT = "pixel_values"
-DESCRIPTION = "engine.json"
+DESCRIPTION, MODEL = "engine.json", "plain_vit_config"  # the key of the model's own config in it
 EXTRA = "plain-vit[engines]"
 
 # The outputs of each class, in the order of the graph, and the class of transformers with the same ones.
@@ -96,12 +96,25 @@ class Engine(ABC):
         """Write a program of torch.onnx; in int8, with the ranges that these inputs lead to."""
 
     @abstractmethod
-    def load(self, folder: Path) -> Run:
-        """Return a function from pixels to the outputs of the stored graph, with its arithmetic in float32."""
+    def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, batch_size: int = 1) -> Run:
+        """Return a function from pixels to the outputs of the stored graph, with as many threads as torch has now.
+
+        Args:
+            folder: The exported folder.
+            dtype: Of the arithmetic.
+            batch_size: The number of images that it is to be fast for.
+
+        Raises:
+            PreparedModelError: The engine does not compute in this dtype here.
+        """
 
     @abstractmethod
-    def describe(self, folder: Path) -> dict[str, Any]:
-        """Return the version of the engine and settings of the graph."""
+    def version(self) -> str:
+        """Return the release of the engine that is installed."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings with which the graph was run."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -180,10 +193,15 @@ def to_engine(
         else:
             differences, agreement = compare_on_images(reference, run, images)
         refuse_beyond(differences, options, engine)
-        description = describe(reference, options, engine, folder, differences, agreement)
+        description = describe(reference, options, engine, differences, agreement)
         write_settings(folder, reference, image_processor, description)
     missing = [] if image_processor is not None else ["no preprocessor_config.json: there is no image processor"]
     return EngineExport(os.fspath(path), engine.name, description, missing)
+
+
+def is_exported(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a folder that was exported to an engine."""
+    return Path(path, DESCRIPTION).is_file()
 
 
 def check_exportable(model: PreTrainedModel, image_processor: Any | None, options: EngineOptions) -> None:
@@ -270,7 +288,6 @@ def describe(
     reference: PreTrainedModel,
     options: EngineOptions,
     engine: Engine,
-    folder: Path,
     differences: Mapping[str, float],
     agreement: Agreement | None,
 ) -> dict[str, Any]:
@@ -280,7 +297,8 @@ def describe(
     described = {
         "engine": engine.name,
         "runtime": engine.runtime,
-        **engine.describe(folder),
+        "engine_version": engine.version(),
+        "settings": engine.settings(),
         "graph": engine.graph,
         "opset": OPSET,
         "precision": options.precision,
@@ -292,6 +310,7 @@ def describe(
         "tolerance": options.allowed,
         "plain_vit": VERSION,
         "torch": torch.__version__,
+        MODEL: json.loads(config.to_json_string(use_diff=False)),
     }
     return described if agreement is None else described | {"images": asdict(agreement)}
 

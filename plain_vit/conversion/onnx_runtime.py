@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..errors import PreparedModelError
 from ..extras import needs
 from .engine_checks import Run
 from .inference_engines import EXTRA, INPUT, Engine
@@ -42,11 +43,15 @@ class OnnxRuntime(Engine):
             save(CONVERSIONS[precision](program.model_proto), path)
         onnx.checker.check_model(str(path))
 
-    def load(self, folder: Path) -> Run:
+    def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, batch_size: int = 1) -> Run:
         """Return a function that runs the graph on the CPU."""
         import onnxruntime
 
-        session = onnxruntime.InferenceSession(folder / self.graph, providers=["CPUExecutionProvider"])
+        if dtype != torch.float32:
+            raise PreparedModelError(f"ONNX Runtime does not compute in {dtype} on a CPU: expected torch.float32")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(folder / self.graph, options, providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
 
         def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
@@ -54,11 +59,11 @@ class OnnxRuntime(Engine):
 
         return run
 
-    def describe(self, folder: Path) -> dict[str, Any]:
-        """Return the version of ONNX Runtime."""
+    def version(self) -> str:
+        """Return the release of ONNX Runtime."""
         import onnxruntime
 
-        return {"engine_version": onnxruntime.__version__}
+        return str(onnxruntime.__version__)
 
 
 def save(model: Any, path: Path) -> None:

@@ -24,6 +24,7 @@ from ..files.safetensors import save_state_dict
 from ..files.tensors import LazyTensors
 from .engine import Row
 from .format import UNSEEN, Description, Format, Hints, Inference, check_hints
+from .inference_engines import is_exported
 from .parity import compare_models, probe_images
 from .plan import ConversionPlan, SourceModule
 from .recognition import recognise, require
@@ -129,6 +130,11 @@ def _inspect(
     id2label: Mapping[int, str] | Sequence[str] | None,
 ) -> tuple[ConversionPlan, Converted]:
     """Inspect a checkpoint and plan its conversion; the model stays on the meta device."""
+    if is_exported(source):
+        raise CheckpointError(
+            f"{source} was exported to an engine, and is no checkpoint: open it with "
+            "plain_vit.conversion.open_exported, or give the model that it was exported from"
+        )
     checkpoint = read_checkpoint(source, key=hints.key, revision=revision)
     given = hints.given()
     if (checkpoint.config or {}).get("model_type") == PlainViTConfig.model_type:

@@ -115,6 +115,9 @@ class BulkOptions(ProcessOptions, ImageOptions, WeightsOptions):
     corrupted: Literal["stop", "skip"] = option(
         "stop", help="what to do about an image that cannot be read; those left out are named in manifest.json"
     )
+    engine: Literal["torch", "openvino", "onnx"] = option(
+        "torch", help="what computes, on a CPU; or give --model a folder of `plain-vit export`, which may be in int8"
+    )
     output_dir: str = option(help="new or empty folder")
     resume: bool = option(False, help="go on with a run that ended early: compute only what is missing")
 

@@ -25,10 +25,14 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..conversion import from_checkpoint
+from ..conversion.engine_models import EngineModel, open_with_processor
+from ..conversion.export import ENGINES
+from ..conversion.inference_engines import is_exported
 from ..errors import DataError, OutputExistsError, TrainingError
 from ..extras import needs
 from ..files.staging import staged_file
 from ..inference import prepare_for_inference
+from ..modeling_plain_vit import PlainViTForImageClassification
 from .arguments import BulkOptions
 from .data import load_images
 from .data.decoding import BLANK, UNREADABLE, as_files, decode_image, name_broken, open_stored
@@ -435,6 +439,19 @@ def check_features(config: PlainViTConfig, kind: str, layers: Sequence[int]) -> 
         raise TrainingError(f"--layers {wrong[0]}: the model has the blocks 1 to {config.num_hidden_layers}.")
 
 
+def check_outputs(model: Any, layers: Sequence[int], engine: str) -> None:
+    """Refuse features that a graph in an engine does not give.
+
+    Raises:
+        TrainingError: It is that of a classifier, or outputs of blocks are asked for.
+    """
+    is_graph = isinstance(model, EngineModel)
+    if layers and (is_graph or engine != "torch"):
+        raise TrainingError("A graph in an engine gives no outputs of blocks: omit --layers, or compute with torch.")
+    if is_graph and isinstance(model, PlainViTForImageClassification):
+        raise TrainingError("The graph gives logits only: export model.base_model, with to_checkpoint in Python.")
+
+
 def as_columns(tensors: Mapping[str, torch.Tensor]) -> Columns:
     """Return tensors of shape (B, ...) as columns of lists of a fixed size."""
     columns = {}
@@ -483,30 +500,44 @@ def open_images(options: BulkOptions) -> Dataset | IterableDataset:
 
 
 def open_model(options: BulkOptions) -> tuple[Any, Any]:
-    """Open a checkpoint as our model, in float32, with its image processor.
+    """Open a checkpoint as our model, in float32, with its image processor; or a folder exported to an engine.
 
     Raises:
-        TrainingError: It has no image processor.
+        TrainingError: It has no image processor, or options are given that an exported folder does not have.
     """
-    converted = from_checkpoint(options.model, **checkpoint_hints(options.model_hints))
+    hints = checkpoint_hints(options.model_hints)
+    if is_exported(options.model):
+        if hints or options.engine != "torch":
+            raise TrainingError(f"{options.model} was exported to an engine: give neither --model_hints nor --engine.")
+        return open_with_processor(options.model, dtype=dtype_of(options), batch_size=options.batch_size)
+    converted = from_checkpoint(options.model, **hints)
     if converted.image_processor is None:
         raise TrainingError(f"{options.model} has no image processor: convert it first, with its mean and deviation.")
     return converted.model.float(), converted.image_processor
 
 
 def prepared(model: Any, options: BulkOptions, accelerator: Accelerator) -> Any:
-    """Return a model for fast inference on the device of a process, in the precision of the options."""
-    dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.mixed_precision]
-    return prepare_for_inference(model.to(accelerator.device), dtype=dtype, batch_size=options.batch_size)
+    """Return a model for fast inference on the device of a process or in an engine, in the chosen precision."""
+    if isinstance(model, EngineModel):
+        return model
+    if options.engine == "torch":
+        model = model.to(accelerator.device)
+    return prepare_for_inference(model, dtype=dtype_of(options), batch_size=options.batch_size, engine=options.engine)
+
+
+def dtype_of(options: BulkOptions) -> torch.dtype:
+    """Return what the model computes in."""
+    return {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.mixed_precision]
 
 
 def settings_of(options: BulkOptions, rows: Dataset | IterableDataset, model: Any, processor: Any) -> dict[str, Any]:
     """Return what determines the contents of the shards: model, images, how they are divided, and versions."""
     deciding = ("model", "model_hints", "dataset", "dataset_subset", "image_column", "split", "streaming", "batch_size",
-                "shard_size", "corrupted", "mixed_precision")  # fmt: skip
+                "shard_size", "corrupted", "mixed_precision", "engine")  # fmt: skip
     return {
         **{name: getattr(options, name) for name in deciding},
         "weights": weights_hash(model),
+        "engine_version": engine_version(model, options),
         "revision": getattr(model.config, "_commit_hash", None),
         "image_processor": processor.to_dict(),
         "images": len(rows) if isinstance(rows, Dataset) else None,
@@ -515,8 +546,16 @@ def settings_of(options: BulkOptions, rows: Dataset | IterableDataset, model: An
     }
 
 
+def engine_version(model: Any, options: BulkOptions) -> str | None:
+    """Return the engine that computes and its release; None for torch, which the manifest names by itself."""
+    name = model.description["engine"] if isinstance(model, EngineModel) else options.engine
+    return None if name == "torch" else f"{ENGINES[name].runtime} {ENGINES[name].version()}"
+
+
 def weights_hash(model: nn.Module) -> str:
-    """Return the SHA-256 of all weights and their names, in 16 hexadecimal digits."""
+    """Return the SHA-256 of all weights and their names, or of a graph, in 16 hexadecimal digits."""
+    if isinstance(model, EngineModel):
+        return model.graph_hash
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

@@ -1,0 +1,179 @@
+"""Models whose forward pass runs in an inference engine: exported folders, opened again."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput, ModelOutput
+from transformers.utils import IMAGE_PROCESSOR_NAME
+
+from ..configuration_plain_vit import PlainViTConfig
+from ..errors import CheckpointError, PreparedModelError
+from ..image_processing_plain_vit import PlainViTImageProcessor
+from ..inference import Prepared
+from ..modeling_plain_vit import PlainViTForImageClassification, PlainViTModel
+from .engine_checks import Run
+from .export import ENGINES
+from .inference_engines import DESCRIPTION, MODEL, EngineOptions, to_engine
+
+
+class EngineModel(Prepared):
+    """Mixin of models whose forward pass is a graph in an inference engine, on the CPU.
+
+    They have a config and no weights. They take images of the sizes of the graph, and give its outputs.
+    """
+
+    config: PlainViTConfig
+    run: Run
+    description: dict[str, Any]  # the contents of engine.json
+    graph_hash: str  # SHA-256 of the graph and its weights, 16 hexadecimal digits
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of inputs and outputs, whatever the engine computes in."""
+        return torch.float32
+
+    def forward(self, pixel_values: torch.Tensor, return_dict: bool | None = None, **kwargs: Any) -> Any:
+        """Compute the outputs of the graph.
+
+        Args:
+            pixel_values: Normalised pixels of shape (B, C, H, W).
+            return_dict: False for a tuple (default: as the config says).
+            **kwargs: Other inputs and options of the model. A graph has none of them.
+
+        Raises:
+            PreparedModelError: Another input is given, the images have another size than those of the graph, or
+                hidden states or attention weights are asked for.
+        """
+        given = sorted(name for name, value in kwargs.items() if value is not None and value is not False)
+        given += [name for name in RECORDED if name not in kwargs and getattr(self.config, name)]
+        if given:
+            raise PreparedModelError(
+                f"{', '.join(given)}: a graph in an engine takes pixel_values and gives "
+                f"{' and '.join(output['name'] for output in self.description['outputs'])}; use the model itself"
+            )
+        check_size(pixel_values, self.config, self.description)
+        pixels = pixel_values.detach().to("cpu", torch.float32).contiguous().numpy()
+        found = {name: torch.from_numpy(values) for name, values in self.run(pixels).items()}
+        kind: type[ModelOutput] = ImageClassifierOutput if "logits" in found else BaseModelOutputWithPooling
+        outputs = kind(**found)
+        return outputs if (self.config.return_dict if return_dict is None else return_dict) else outputs.to_tuple()
+
+
+RECORDED = ("output_attentions", "output_hidden_states")
+
+
+def check_size(pixel_values: torch.Tensor, config: PlainViTConfig, description: dict[str, Any]) -> None:
+    """Refuse images that do not fit the graph: an engine may compute with them and say nothing."""
+    shape, size = tuple(pixel_values.shape), tuple(pixel_values.shape[2:])
+    if description["dynamic_size"]:
+        steps = tuple(description["multiple_of"])
+        expected = "multiples of {} x {} pixels".format(*steps)
+        fits = len(size) == 2 and all(each > 0 and each % step == 0 for each, step in zip(size, steps, strict=True))
+    else:
+        expected, fits = "{} x {} pixels".format(*description["image_size"]), size == tuple(description["image_size"])
+    if len(shape) != 4 or shape[1] != config.num_channels or not shape[0] or not fits:
+        raise PreparedModelError(
+            f"pixel_values have the shape {shape}: the graph takes (B, {config.num_channels}, H, W), with H and W "
+            f"{expected}"
+        )
+
+
+def open_exported(
+    path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, batch_size: int = 8
+) -> PlainViTForImageClassification | PlainViTModel:
+    """Open a folder that `to_checkpoint` or `plain-vit export` wrote for an engine, as a model that runs in it.
+
+    It computes with as many threads as torch does now.
+
+    Args:
+        path: The folder.
+        dtype: Of the arithmetic: `torch.float32`, or in OpenVINO `torch.bfloat16` on a CPU that computes in it.
+        batch_size: Expected number of images per batch; others work too, possibly slower.
+
+    Raises:
+        CheckpointError: It is not such a folder.
+        PreparedModelError: The engine does not compute in this dtype here.
+        MissingPackageError: The engine is not installed.
+    """
+    folder = Path(path)
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        engine, config = ENGINES[description["engine"]], PlainViTConfig.from_dict(description[MODEL])
+        outputs = {output["name"] for output in description["outputs"]}
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder} has no {DESCRIPTION}: expected a folder written by `plain-vit export --to openvino` or onnx"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(
+            f"{folder / DESCRIPTION} does not describe a model ({reason}): export it again"
+        ) from error
+    engine.check_installed("float32")
+    base: Any = PlainViTForImageClassification if "logits" in outputs else PlainViTModel
+    kind: Any = type(base.__name__, (EngineModel, base), {})
+    with torch.device("meta"), no_init_weights():
+        model = kind(config)
+    model._modules.clear()
+    model.run, model.description = engine.load(folder, dtype=dtype, batch_size=batch_size), description
+    graph = folder / engine.graph
+    model.graph_hash = hash_of(sorted(graph.parent.glob(f"{graph.stem}*")))  # and its weights
+    model = model.eval()
+    height, width = description["image_size"]
+    model(torch.zeros(batch_size, config.num_channels, height, width))
+    return model
+
+
+def open_with_processor(path: str | os.PathLike[str], **options: Any) -> tuple[Any, PlainViTImageProcessor]:
+    """Open an exported folder and the image processor beside the graph.
+
+    Args:
+        path: The folder.
+        **options: Of `open_exported`.
+
+    Raises:
+        CheckpointError: There is no image processor; and as `open_exported`.
+    """
+    if not Path(path, IMAGE_PROCESSOR_NAME).is_file():
+        raise CheckpointError(f"{path} has no {IMAGE_PROCESSOR_NAME}: export a model that has an image processor")
+    return open_exported(path, **options), PlainViTImageProcessor.from_pretrained(path)
+
+
+def hash_of(files: list[Path]) -> str:
+    """Return the SHA-256 of files, in 16 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def in_engine(model: PreTrainedModel, engine: str, dtype: torch.dtype, batch_size: int) -> Any:
+    """Return a model as `prepare_for_inference(model, engine=...)` does: its graph, checked beside it, then opened.
+
+    Raises:
+        PreparedModelError: There is no such engine, or the model is not on the CPU.
+        ExportError: The model cannot be a graph.
+        VerificationError: An output of the graph differs from the model's.
+        MissingPackageError: A package is missing.
+    """
+    if engine not in ENGINES:
+        raise PreparedModelError(f"engine is {engine!r}: expected torch, {' or '.join(ENGINES)}")
+    if model.device.type != "cpu":
+        raise PreparedModelError(f"the model is on {model.device}: engines run on the CPU, move it there first")
+    with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        exported = to_engine(model, Path(temporary, "graph"), engine=ENGINES[engine], options=EngineOptions())
+        return open_exported(exported.path, dtype=dtype, batch_size=batch_size)

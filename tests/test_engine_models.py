@@ -1,0 +1,340 @@
+"""Models that run in an engine: their numbers, what they refuse, and the scripts and commands that take them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from plain_vit import (
+    PlainViTForImageClassification,
+    PlainViTForMaskedImageModeling,
+    PlainViTImageProcessor,
+    PlainViTModel,
+    prepare_for_inference,
+)
+from plain_vit.cli import main
+from plain_vit.conversion import EngineOptions, from_checkpoint, open_exported, openvino_runtime, to_checkpoint
+from plain_vit.errors import CheckpointError, ExportError, OutputExistsError, PreparedModelError, TrainingError
+from tests.conftest import randomize_
+from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+from tests.training_runs import PYTHON, TORCHRUN, launch, open_script
+
+extraction, prediction = open_script("extract_features"), open_script("predict")
+REORDERED = 1e-5
+ENGINES = ["onnx", "openvino"]
+IMAGES = 23
+
+
+def build(name: str = "plain", kind: Any = PlainViTForImageClassification, **fields: Any) -> Any:
+    """Return a model in evaluation mode whose every parameter differs."""
+    return randomize_(kind(tiny_config(**{**VARIATIONS[name], **fields}))).eval()
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Any:
+    """Compute with two threads, so that large batches are divided."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved classifier and encoder, each exported to each engine; no test writes there."""
+    folder = tmp_path_factory.mktemp("folders")
+    labels = {number: f"class {number}" for number in range(7)}
+    classifier = build(id2label=labels, label2id={name: number for number, name in labels.items()})
+    height, width = classifier.config.image_shape
+    processor = PlainViTImageProcessor(size={"height": height, "width": width})
+    for name, model in {"classifier": classifier, "encoder": classifier.base_model}.items():
+        model.save_pretrained(folder / name)
+        processor.save_pretrained(folder / name)
+        for engine in ENGINES:
+            to_checkpoint(model, folder / f"{name}-{engine}", format=engine, image_processor=processor)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images."""
+    folder, generator = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for number in range(IMAGES):
+        Image.fromarray(generator.integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(folder / f"{number:02d}.png")
+    return folder
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "batch_size"),
+    [(PlainViTForImageClassification, "onnx", 1), (PlainViTModel, "onnx", 8), (PlainViTModel, "openvino", 1),
+     (PlainViTModel, "openvino", 8), (PlainViTForImageClassification, "openvino", 32)],
+)  # fmt: skip
+def test_batches_of_any_size_have_the_numbers_of_the_model(kind: Any, engine: str, batch_size: int) -> None:
+    model = build(kind=kind)
+    prepared: Any = prepare_for_inference(model, engine=engine, batch_size=batch_size)
+    assert isinstance(prepared, kind)
+    assert next(prepared.parameters(), None) is None
+    for count in (1, 3, 8, 11):
+        images = pixels(count)
+        with torch.no_grad():
+            expected = model(images)
+        found = prepared(images)
+        assert type(found) is type(expected)
+        assert list(found) == list(expected)
+        for name, values in expected.items():
+            assert found[name].dtype == torch.float32
+            assert difference(found[name], values) < REORDERED
+        as_tuple = prepared(images, return_dict=False)
+        assert all(torch.equal(one, other) for one, other in zip(as_tuple, found.to_tuple(), strict=True))
+
+
+def test_results_of_one_call_are_not_overwritten_by_the_next() -> None:
+    for engine in ENGINES:
+        prepared: Any = prepare_for_inference(build(), engine=engine, batch_size=1)
+        first = prepared(pixels(1)).logits
+        kept = first.clone()
+        prepared(pixels(1) + 1)
+        assert torch.equal(first, kept)
+
+
+def test_images_of_a_batch_stay_in_their_order_when_it_is_divided() -> None:
+    model, count = build(), 5 * openvino_runtime.PIECE + 1
+    prepared: Any = prepare_for_inference(model, engine="openvino", batch_size=count)
+    images = pixels(count)
+    for _ in range(5):
+        found = prepared(images).logits
+        alone = torch.cat([prepared(image[None]).logits for image in images])
+        assert difference(found, alone) < REORDERED
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16")
+def test_bfloat16_is_computed_in_and_rounds() -> None:
+    model, images = build(), pixels(16)
+    prepared: Any = prepare_for_inference(model, engine="openvino", dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = model(images).logits
+    assert 1e-4 < difference(prepared(images).logits, expected) < 5e-2
+
+
+def test_the_model_itself_is_unchanged() -> None:
+    model = build()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for engine in ENGINES:
+        prepare_for_inference(model, engine=engine)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert type(model) is PlainViTForImageClassification
+
+
+def test_transformers_pipeline_takes_it(folders: Path, images: Path) -> None:
+    model = PlainViTForImageClassification.from_pretrained(folders / "classifier").eval()
+    processor = PlainViTImageProcessor.from_pretrained(folders / "classifier")
+    files = [str(file) for file in sorted(images.iterdir())[:3]]
+    both = [
+        transformers.pipeline("image-classification", model=one, image_processor=processor)(files)
+        for one in (model, open_exported(folders / "classifier-openvino"))
+    ]
+    for plain, fast in zip(*both, strict=True):
+        assert [each["label"] for each in fast] == [each["label"] for each in plain]
+        assert [each["score"] for each in fast] == pytest.approx([each["score"] for each in plain], rel=1e-4)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_graph_does_not_have_is_refused(engine: str, folders: Path) -> None:
+    model: Any = open_exported(folders / f"encoder-{engine}")
+    for wrong in (pixels(2, 40, 28), pixels(2)[:, :1], pixels(2)[0], pixels(2)[:0], pixels(2)[..., :-1]):
+        with pytest.raises(PreparedModelError, match=r"the graph takes \(B, 3, H, W\), with H and W 24 x 56 pixels"):
+            model(wrong)
+    for option in ("output_hidden_states", "output_attentions", "bool_masked_pos", "spatial_shapes"):
+        with pytest.raises(PreparedModelError, match=f"{option}: a graph in an engine takes pixel_values and gives"):
+            model(pixels(1), **{option: torch.ones(1, 1) if "output" not in option else True})
+    model.config.output_hidden_states = True
+    with pytest.raises(PreparedModelError, match="output_hidden_states: a graph"):
+        model(pixels(1))
+    assert model(pixels(1), output_hidden_states=False).last_hidden_state.shape[0] == 1
+    with pytest.raises(PreparedModelError, match="inference only"):
+        model.train()
+    with pytest.raises(PreparedModelError, match="stays on its device"):
+        model.to("cpu")
+    with pytest.raises(PreparedModelError, match="cannot be saved"):
+        model.save_pretrained(folders / "none")
+
+
+def test_a_graph_of_any_size_takes_multiples_of_the_patches_only(tmp_path: Path) -> None:
+    model = build()
+    to_checkpoint(model, tmp_path / "any", format="onnx", engine_options=EngineOptions(dynamic_size=True))
+    opened: Any = open_exported(tmp_path / "any")
+    images = pixels(2, 40, 28)
+    with torch.no_grad():
+        assert difference(opened(images).logits, model(images).logits) < REORDERED
+    for size in ((41, 28), (40, 27), (0, 14)):
+        with pytest.raises(PreparedModelError, match="multiples of 8 x 14 pixels"):
+            opened(torch.zeros(1, 3, *size))
+
+
+def test_preparations_that_cannot_be_are_refused() -> None:
+    model = build()
+    with pytest.raises(PreparedModelError, match="engine is 'tensorrt': expected torch, onnx or openvino"):
+        prepare_for_inference(model, engine="tensorrt")
+    with pytest.raises(PreparedModelError, match="compile is for torch"):
+        prepare_for_inference(model, engine="openvino", compile=True)
+    with pytest.raises(PreparedModelError, match=r"ONNX Runtime does not compute in torch.bfloat16 on a CPU"):
+        prepare_for_inference(model, engine="onnx", dtype=torch.bfloat16)
+    with pytest.raises(PreparedModelError, match=r"OpenVINO is not asked to compute in torch.float16"):
+        prepare_for_inference(model, engine="openvino", dtype=torch.float16)
+    with pytest.raises(PreparedModelError, match="the model is on meta"):
+        prepare_for_inference(build().to("meta"), engine="openvino")
+    with pytest.raises(PreparedModelError, match="already prepared"):
+        prepare_for_inference(prepare_for_inference(model), engine="openvino")
+    with pytest.raises(ExportError, match="PlainViTForMaskedImageModeling has no graph"):
+        prepare_for_inference(build(kind=PlainViTForMaskedImageModeling), engine="onnx")
+
+
+def test_a_folder_that_is_no_export_is_refused_and_an_export_is_no_checkpoint(folders: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no engine.json"):
+        open_exported(folders / "classifier")
+    with pytest.raises(CheckpointError, match=r"was exported to an engine, and is no checkpoint"):
+        from_checkpoint(folders / "classifier-onnx")
+    description = json.loads((folders / "classifier-onnx" / "engine.json").read_text())
+    no_config = {name: value for name, value in description.items() if name != "plain_vit_config"}
+    for text in ("{", "[]", "7", json.dumps(no_config), json.dumps(description | {"engine": "../x"}),
+                 json.dumps(description | {"plain_vit_config": {"hidden_size": "wide"}})):  # fmt: skip
+        shutil.copytree(folders / "classifier-onnx", tmp_path / "changed")
+        (tmp_path / "changed" / "engine.json").write_text(text)
+        with pytest.raises(CheckpointError, match="does not describe a model"):
+            open_exported(tmp_path / "changed")
+        shutil.rmtree(tmp_path / "changed")
+
+
+# Scripts and commands
+
+
+def columns(folder: Path) -> dict[str, Any]:
+    """Return the columns of all shards."""
+    return parquet.read_table(folder / "data").to_pydict()
+
+
+def run_both(script: Any, arguments: Any, tmp_path: Path, plain: dict[str, Any], **fast: Any) -> list[dict[str, Any]]:
+    """Return the columns of a script's output with torch and with other options."""
+    found = []
+    for name, options in {"plain": plain, "fast": {**plain, **fast}}.items():
+        script(arguments(**{"batch_size": 8, "shard_size": 10, **options}, output_dir=str(tmp_path / name)))
+        found.append(columns(tmp_path / name))
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("feature", "exported"), [("pooled", True), ("cls_mean", True), ("patches", True), ("patches", False)]
+)
+def test_features_from_an_engine_are_those_of_torch(
+    feature: str, engine: str, exported: bool, folders: Path, images: Path, tmp_path: Path
+) -> None:
+    plain, fast = run_both(
+        extraction.extract, extraction.ExtractArguments, tmp_path,
+        {"model": str(folders / "encoder"), "dataset": str(images), "feature": feature},
+        **{"model": str(folders / f"encoder-{engine}")} if exported else {"engine": engine},
+    )  # fmt: skip
+    assert plain["path"] == fast["path"]
+    assert len(plain["path"]) == IMAGES
+    assert difference(torch.tensor(fast["feature"]), torch.tensor(plain["feature"])) < REORDERED
+    settings = [json.loads((tmp_path / name / "manifest.json").read_text())["settings"] for name in ("plain", "fast")]
+    assert settings[0]["engine_version"] is None
+    assert settings[1]["engine_version"].startswith("ONNX Runtime 1." if engine == "onnx" else "OpenVINO 20")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_predictions_from_an_engine_are_those_of_torch(
+    engine: str, folders: Path, images: Path, tmp_path: Path
+) -> None:
+    plain, fast = run_both(
+        prediction.predict, prediction.PredictArguments, tmp_path,
+        {"model": str(folders / "classifier"), "dataset": str(images)}, engine=engine,
+    )  # fmt: skip
+    assert fast["labels"] == plain["labels"]
+    np.testing.assert_allclose(fast["probabilities"], plain["probabilities"], rtol=1e-4)
+
+
+def test_a_graph_in_int8_is_run_from_its_folder(folders: Path, images: Path, tmp_path: Path) -> None:
+    model = PlainViTForImageClassification.from_pretrained(folders / "classifier")
+    processor = PlainViTImageProcessor.from_pretrained(folders / "classifier")
+    options = EngineOptions(precision="int8", calibration=images, tolerance=1.0)
+    to_checkpoint(model, tmp_path / "int8", format="openvino", image_processor=processor, engine_options=options)
+    plain, fast = run_both(
+        prediction.predict, prediction.PredictArguments, tmp_path,
+        {"model": str(folders / "classifier"), "dataset": str(images)}, model=str(tmp_path / "int8"),
+    )  # fmt: skip
+    assert fast["path"] == plain["path"]
+    assert fast["probability"] != plain["probability"]
+    np.testing.assert_allclose(fast["probability"], plain["probability"], atol=0.2)
+
+
+def test_two_processes_write_the_same_files_and_another_graph_is_another_run(
+    folders: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    options: dict[str, Any] = {"model": str(folders / "classifier-openvino"), "dataset": str(images), "shard_size": 5,
+                               "batch_size": 4}  # fmt: skip
+    shards = []
+    for name, launcher in {"one": PYTHON, "two": TORCHRUN}.items():
+        launch("predict", launcher, output_dir=tmp_path / name, **options)
+        shards.append({file.name: file.read_bytes() for file in sorted((tmp_path / name / "data").iterdir())})
+    assert len(shards[0]) == 5
+    assert shards[0] == shards[1]
+    options |= {"model": str(folders / "classifier-onnx"), "output_dir": str(tmp_path / "one"), "resume": True}
+    with pytest.raises(OutputExistsError, match="holds the output of another run: .*model .*weights"):
+        prediction.predict(prediction.PredictArguments(**options))
+
+
+def test_options_that_an_engine_does_not_have_are_refused_before_the_folder_is_made(
+    folders: Path, images: Path, tmp_path: Path
+) -> None:
+    common = {"dataset": str(images), "output_dir": str(tmp_path / "out")}
+    features, encoder = extraction.ExtractArguments, str(folders / "encoder")
+    for wrong, match in (
+        ({"model": encoder, "engine": "onnx", "layers": [1]}, "no outputs of blocks"),
+        ({"model": f"{encoder}-onnx", "feature": "cls", "layers": [1]}, "no outputs of blocks"),
+        ({"model": f"{encoder}-onnx", "engine": "onnx"}, "neither --model_hints nor --engine"),
+        ({"model": str(folders / "classifier-onnx")}, "logits only"),
+    ):
+        with pytest.raises(TrainingError, match=match):
+            extraction.extract(features(**{"feature": "mean", **common, **wrong}))
+    with pytest.raises(TrainingError, match="no classifier"):
+        prediction.predict(prediction.PredictArguments(model=f"{encoder}-openvino", **common))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_commands_take_an_exported_folder(
+    folders: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    files = [str(file) for file in sorted(images.iterdir())[:3]]
+    printed = []
+    for model in ("classifier", "classifier-openvino"):
+        assert main(["predict", *files, "--model", str(folders / model), "--top", "2"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    for model in ("encoder", "encoder-onnx"):
+        assert (
+            main(["embed", *files, "--model", str(folders / model), "--out", str(tmp_path / f"{model}.parquet")]) == 0
+        )
+    one, other = (parquet.read_table(tmp_path / f"{name}.parquet").to_pydict() for name in ("encoder", "encoder-onnx"))
+    assert difference(torch.tensor(other["feature"]), torch.tensor(one["feature"])) < REORDERED
+    capsys.readouterr()
+    assert (
+        main(["embed", *files, "--model", str(folders / "classifier-onnx"), "--out", str(tmp_path / "x.parquet")]) != 0
+    )
+    assert "logits only" in capsys.readouterr().err
+    assert main(["predict", *files, "--model", str(folders / "classifier-onnx"), "--image-size", "24"]) != 0
+    assert "omit the settings of a checkpoint" in capsys.readouterr().err
