@@ -43,7 +43,7 @@ part of it. In the first turn, which does not count, the features are compared w
 - "{FORWARD}": the model that `extract_features.py` prepares, on batches of {BATCH} images that were processed before.
 - "{READING}": from files to processed images, in one thread: images per second of one core.
 - "{OURS}": the run of `examples/extract_features.py` with its default options, from the list of files to the manifest;
-  then with `--num_workers 1`, whose start is part of the turn.
+  then with `--num_workers 1`, whose start is part of the turn, and with `--engine openvino`.
 - "{PIPELINE}": `pipeline("image-feature-extraction")` of the paths, with `return_tensors=True`. It returns all tokens,
   of which the first is kept. The script lets its process keep freed memory; transformers does not.
 
@@ -82,13 +82,13 @@ def reading(size: str, folder: str) -> Callable[[], object]:
     return lambda: sum(len(batch["rows"]) for batch in batches)
 
 
-def ours(size: str, folder: str, num_workers: int) -> Callable[[], object]:
+def ours(size: str, folder: str, num_workers: int = 0, engine: str = "torch") -> Callable[[], object]:
     """Return a function that does the run of the script, into a new folder."""
     sys.path.insert(0, str(EXAMPLES))
     from extract_features import ExtractArguments, open_run
 
     run, accelerator, loading = open_run(
-        ExtractArguments(**vars(bulk_options(size, folder)) | {"num_workers": num_workers})
+        ExtractArguments(**vars(bulk_options(size, folder)) | {"num_workers": num_workers, "engine": engine})
     )
 
     def turn() -> torch.Tensor:
@@ -156,8 +156,9 @@ def cases(size: str, count: int, folder: str) -> list[Case]:
     return [
         Case(f"{size}: {FORWARD}", forward, where, images=count),
         Case(f"{size}: {READING}", reading, where, images=count),
-        Case(f"{size}: {OURS}", ours, {**where, "num_workers": 0}, images=count),
+        Case(f"{size}: {OURS}", ours, where, images=count),
         Case(f"{size}: {OURS}, 1 worker", ours, {**where, "num_workers": 1}, images=count),
+        Case(f"{size}: {OURS}, in OpenVINO", ours, {**where, "engine": "openvino"}, images=count),
         *(
             Case(f"{size}: {PIPELINE}, batch {batch}", by_pipeline, {**where, "batch": batch}, images=count)
             for batch in PIPELINES
