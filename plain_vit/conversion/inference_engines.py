@@ -201,7 +201,7 @@ def to_engine(
 
 def is_exported(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a folder that was exported to an engine."""
-    return Path(path, DESCRIPTION).is_file()
+    return os.path.isfile(Path(path, DESCRIPTION))  # False for a name that cannot be
 
 
 def check_exportable(model: PreTrainedModel, image_processor: Any | None, options: EngineOptions) -> None:
