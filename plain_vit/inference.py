@@ -60,8 +60,7 @@ def prepare_for_inference(
 
         if compile:
             raise PreparedModelError(f"compile is for torch, not for {engine}: omit one of them")
-        if isinstance(model, Prepared):
-            raise PreparedModelError("this model is already prepared: prepare the original model")
+        refuse_prepared(model)
         return cast(Model, in_engine(model, engine, dtype or model.dtype, batch_size))
     prepared: Any = simplify(model, dtype=dtype)
     config = prepared.config
@@ -86,8 +85,7 @@ def simplify(model: Model, *, dtype: torch.dtype | None = None) -> Model:
     Raises:
         PreparedModelError: As for `prepare_for_inference`.
     """
-    if isinstance(model, Prepared):
-        raise PreparedModelError("this model is already prepared: prepare the original model")
+    refuse_prepared(model)
     given: Any = model
     copied = copy.deepcopy(given) if isinstance(given, PlainViTPreTrainedModel) else copy_of_travelled(given)
     simple: Any = copied.eval().requires_grad_(False)
@@ -99,6 +97,12 @@ def simplify(model: Model, *, dtype: torch.dtype | None = None) -> Model:
         kind(simple.config)  # transformers notes for each class, when one is made, which outputs it records
     simple.__class__ = kind
     return cast(Model, simple)
+
+
+def refuse_prepared(model: object) -> None:
+    """Refuse a model that is prepared already."""
+    if isinstance(model, Prepared):
+        raise PreparedModelError("this model is already prepared: prepare the original model")
 
 
 def copy_of_travelled(model: Any) -> Any:

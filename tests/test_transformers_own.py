@@ -24,7 +24,6 @@ SKIPS = {
     "Model does not support output_attentions": "read from the signature, where transformers' own ViT has none either",
     "No conversion found": "the names in our files are those in memory: nothing is renamed while loading",
     "Cannot capture hidden states": "it asks for one class of block; test_transformers_common.py tests it for ours",
-    "enable_input_require_grads": "it reads `weight` of the input embeddings, which have parts; as of the ViT there",
     "first output, and a backbone's is a tuple": "test_transformers_common.py tests it on the maps",
 }
 

@@ -1,6 +1,5 @@
 """Models whose forward pass runs in an inference engine: exported folders, opened again."""
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -23,6 +22,8 @@ from .engine_checks import Run
 from .export import ENGINES
 from .inference_engines import DESCRIPTION, MODEL, EngineOptions, to_engine
 
+RECORDED = ("output_attentions", "output_hidden_states")
+
 
 class EngineModel(Prepared):
     """Mixin of models whose forward pass is a graph in an inference engine, on the CPU.
@@ -33,7 +34,7 @@ class EngineModel(Prepared):
     config: PlainViTConfig
     run: Run
     description: dict[str, Any]  # the contents of engine.json
-    graph_hash: str  # SHA-256 of the graph and its weights, 16 hexadecimal digits
+    files: list[Path]  # the graph and its weights
 
     @property
     def device(self) -> torch.device:
@@ -70,9 +71,6 @@ class EngineModel(Prepared):
         kind: type[ModelOutput] = ImageClassifierOutput if "logits" in found else BaseModelOutputWithPooling
         outputs = kind(**found)
         return outputs if (self.config.return_dict if return_dict is None else return_dict) else outputs.to_tuple()
-
-
-RECORDED = ("output_attentions", "output_hidden_states")
 
 
 def check_size(pixel_values: torch.Tensor, config: PlainViTConfig, description: dict[str, Any]) -> None:
@@ -130,7 +128,7 @@ def open_exported(
     model._modules.clear()
     model.run, model.description = engine.load(folder, dtype=dtype, batch_size=batch_size), description
     graph = folder / engine.graph
-    model.graph_hash = hash_of(sorted(graph.parent.glob(f"{graph.stem}*")))  # and its weights
+    model.files = sorted(graph.parent.glob(f"{graph.stem}*"))
     model = model.eval()
     height, width = description["image_size"]
     model(torch.zeros(batch_size, config.num_channels, height, width))
@@ -150,15 +148,6 @@ def open_with_processor(path: str | os.PathLike[str], **options: Any) -> tuple[A
     if not Path(path, IMAGE_PROCESSOR_NAME).is_file():
         raise CheckpointError(f"{path} has no {IMAGE_PROCESSOR_NAME}: export a model that has an image processor")
     return open_exported(path, **options), PlainViTImageProcessor.from_pretrained(path)
-
-
-def hash_of(files: list[Path]) -> str:
-    """Return the SHA-256 of files, in 16 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for file in files:
-        with open(file, "rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return digest.hexdigest()[:16]
 
 
 def in_engine(model: PreTrainedModel, engine: str, dtype: torch.dtype, batch_size: int) -> Any:

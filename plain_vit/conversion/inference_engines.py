@@ -200,8 +200,9 @@ def to_engine(
 
 
 def is_exported(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a folder that was exported to an engine."""
-    return os.path.isfile(Path(path, DESCRIPTION))  # False for a name that cannot be
+    """Return whether a path is a folder that was exported to an engine, with no checkpoint beside the graph."""
+    exported = os.path.isfile(Path(path, DESCRIPTION))  # False for a name that cannot be
+    return exported and not any(Path(path).glob("*.safetensors"))
 
 
 def check_exportable(model: PreTrainedModel, image_processor: Any | None, options: EngineOptions) -> None:

@@ -554,9 +554,11 @@ def engine_version(model: Any, options: BulkOptions) -> str | None:
 
 def weights_hash(model: nn.Module) -> str:
     """Return the SHA-256 of all weights and their names, or of a graph, in 16 hexadecimal digits."""
-    if isinstance(model, EngineModel):
-        return model.graph_hash
     digest = hashlib.sha256()
+    if isinstance(model, EngineModel):
+        for file in model.files:
+            with open(file, "rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
