@@ -216,12 +216,42 @@ def test_a_folder_that_is_no_export_is_refused_and_an_export_is_no_checkpoint(fo
     description = json.loads((folders / "classifier-onnx" / "engine.json").read_text())
     no_config = {name: value for name, value in description.items() if name != "plain_vit_config"}
     for text in ("{", "[]", "7", json.dumps(no_config), json.dumps(description | {"engine": "../x"}),
-                 json.dumps(description | {"plain_vit_config": {"hidden_size": "wide"}})):  # fmt: skip
+                 json.dumps(description | {"plain_vit_config": {"hidden_size": "wide"}}),
+                 *(json.dumps(description | {name: None}) for name in ("image_size", "multiple_of", "outputs"))):  # fmt: skip
         shutil.copytree(folders / "classifier-onnx", tmp_path / "changed")
         (tmp_path / "changed" / "engine.json").write_text(text)
         with pytest.raises(CheckpointError, match="does not describe a model"):
             open_exported(tmp_path / "changed")
         shutil.rmtree(tmp_path / "changed")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_graph_that_is_damaged_missing_or_of_another_model_is_refused(
+    engine: str, folders: Path, tmp_path: Path
+) -> None:
+    graph = Path(json.loads((folders / f"encoder-{engine}" / "engine.json").read_text())["graph"])
+    for name in ("cut", "garbage", "missing", "other"):
+        folder = tmp_path / name
+        shutil.copytree(folders / f"encoder-{engine}", folder)
+        contents = (folder / graph).read_bytes()
+        if name == "missing":
+            (folder / graph).unlink()
+        elif name == "other":
+            shutil.copytree(
+                (folders / f"classifier-{engine}" / graph).parent, (folder / graph).parent, dirs_exist_ok=True
+            )
+            shutil.copy(folders / f"encoder-{engine}" / "engine.json", folder)
+        else:
+            (folder / graph).write_bytes(contents[: len(contents) // 2] if name == "cut" else b"no graph")
+        with pytest.raises(CheckpointError, match=r"export it again$") as caught:
+            open_exported(folder)
+        assert "\n" not in str(caught.value)
+
+
+def test_other_inputs_cannot_be_taken_for_an_option(folders: Path) -> None:
+    model: Any = open_exported(folders / "encoder-onnx")
+    with pytest.raises(TypeError):
+        model(pixels(1), torch.ones(1, 12, dtype=torch.bool))
 
 
 # Scripts and commands

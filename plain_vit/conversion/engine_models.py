@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClass
 from transformers.utils import IMAGE_PROCESSOR_NAME
 
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import CheckpointError, PreparedModelError
+from ..errors import CheckpointError, PlainViTError, PreparedModelError
 from ..image_processing_plain_vit import PlainViTImageProcessor
 from ..inference import Prepared
 from ..modeling_plain_vit import PlainViTForImageClassification, PlainViTModel
@@ -33,7 +34,9 @@ class EngineModel(Prepared):
 
     config: PlainViTConfig
     run: Run
-    description: dict[str, Any]  # the contents of engine.json
+    engine: str  # its name
+    outputs: list[str]  # names, in the order of the graph
+    sizes: "Sizes"
     files: list[Path]  # the graph and its weights
 
     @property
@@ -46,7 +49,7 @@ class EngineModel(Prepared):
         """Of inputs and outputs, whatever the engine computes in."""
         return torch.float32
 
-    def forward(self, pixel_values: torch.Tensor, return_dict: bool | None = None, **kwargs: Any) -> Any:
+    def forward(self, pixel_values: torch.Tensor, *, return_dict: bool | None = None, **kwargs: Any) -> Any:
         """Compute the outputs of the graph.
 
         Args:
@@ -63,9 +66,9 @@ class EngineModel(Prepared):
         if given:
             raise PreparedModelError(
                 f"{', '.join(given)}: a graph in an engine takes pixel_values and gives "
-                f"{' and '.join(output['name'] for output in self.description['outputs'])}; use the model itself"
+                f"{' and '.join(self.outputs)}; use the model itself"
             )
-        check_size(pixel_values, self.config, self.description)
+        self.sizes.check(pixel_values)
         pixels = pixel_values.detach().to("cpu", torch.float32).contiguous().numpy()
         found = {name: torch.from_numpy(values) for name, values in self.run(pixels).items()}
         kind: type[ModelOutput] = ImageClassifierOutput if "logits" in found else BaseModelOutputWithPooling
@@ -73,20 +76,41 @@ class EngineModel(Prepared):
         return outputs if (self.config.return_dict if return_dict is None else return_dict) else outputs.to_tuple()
 
 
-def check_size(pixel_values: torch.Tensor, config: PlainViTConfig, description: dict[str, Any]) -> None:
-    """Refuse images that do not fit the graph: an engine may compute with them and say nothing."""
-    shape, size = tuple(pixel_values.shape), tuple(pixel_values.shape[2:])
-    if description["dynamic_size"]:
-        steps = tuple(description["multiple_of"])
-        expected = "multiples of {} x {} pixels".format(*steps)
-        fits = len(size) == 2 and all(each > 0 and each % step == 0 for each, step in zip(size, steps, strict=True))
-    else:
-        expected, fits = "{} x {} pixels".format(*description["image_size"]), size == tuple(description["image_size"])
-    if len(shape) != 4 or shape[1] != config.num_channels or not shape[0] or not fits:
-        raise PreparedModelError(
-            f"pixel_values have the shape {shape}: the graph takes (B, {config.num_channels}, H, W), with H and W "
-            f"{expected}"
-        )
+@dataclass(frozen=True)
+class Sizes:
+    """The images that a graph takes.
+
+    Args:
+        channels: Their number of channels.
+        image: Height and width of the model's own images.
+        steps: What height and width have to be multiples of; None for a graph that takes only the model's own.
+    """
+
+    channels: int
+    image: tuple[int, int]
+    steps: tuple[int, int] | None
+
+    @classmethod
+    def read(cls, description: dict[str, Any], config: PlainViTConfig) -> "Sizes":
+        """Read them from the contents of `engine.json`."""
+        (height, width), (down, across) = description["image_size"], description["multiple_of"]
+        steps = (int(down), int(across)) if description["dynamic_size"] else None
+        return cls(config.num_channels, (int(height), int(width)), steps)
+
+    def check(self, pixel_values: torch.Tensor) -> None:
+        """Refuse images that do not fit the graph: an engine may compute with them and say nothing."""
+        shape, size = tuple(pixel_values.shape), tuple(pixel_values.shape[2:])
+        if self.steps is None:
+            expected, fits = "{} x {} pixels".format(*self.image), size == self.image
+        else:
+            expected = "multiples of {} x {} pixels".format(*self.steps)
+            fits = len(size) == 2 and all(
+                each and each % step == 0 for each, step in zip(size, self.steps, strict=True)
+            )
+        if len(shape) != 4 or shape[1] != self.channels or not shape[0] or not fits:
+            raise PreparedModelError(
+                f"pixel_values have the shape {shape}: the graph takes (B, {self.channels}, H, W), with H and W {expected}"
+            )
 
 
 def open_exported(
@@ -110,7 +134,8 @@ def open_exported(
     try:
         description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         engine, config = ENGINES[description["engine"]], PlainViTConfig.from_dict(description[MODEL])
-        outputs = {output["name"] for output in description["outputs"]}
+        outputs = [str(output["name"]) for output in description["outputs"]]
+        sizes = Sizes.read(description, config)
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} has no {DESCRIPTION}: expected a folder written by `plain-vit export --to openvino` or onnx"
@@ -126,13 +151,21 @@ def open_exported(
     with torch.device("meta"), no_init_weights():
         model = kind(config)
     model._modules.clear()
-    model.run, model.description = engine.load(folder, dtype=dtype, batch_size=batch_size), description
     graph = folder / engine.graph
+    model.engine, model.outputs, model.sizes = engine.name, outputs, sizes
     model.files = sorted(graph.parent.glob(f"{graph.stem}*"))
-    model = model.eval()
-    height, width = description["image_size"]
-    model(torch.zeros(batch_size, config.num_channels, height, width))
-    return model
+    try:
+        model.run = engine.load(folder, dtype=dtype, batch_size=batch_size)
+        found = model.eval()(torch.zeros(batch_size, config.num_channels, *sizes.image))
+    except PlainViTError:
+        raise
+    except Exception as error:  # each engine has errors of its own
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{graph} cannot be run by {engine.runtime} ({reason}): export it again") from error
+    width = config.num_labels if "logits" in outputs else config.hidden_size
+    if list(found) != outputs or found[outputs[0]].shape[-1] != width:
+        raise CheckpointError(f"{graph} is not the graph that {DESCRIPTION} describes: export it again")
+    return model  # type: ignore[no-any-return]
 
 
 def open_with_processor(path: str | os.PathLike[str], **options: Any) -> tuple[Any, PlainViTImageProcessor]:

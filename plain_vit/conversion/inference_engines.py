@@ -202,7 +202,7 @@ def to_engine(
 def is_exported(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a folder that was exported to an engine, with no checkpoint beside the graph."""
     exported = os.path.isfile(Path(path, DESCRIPTION))  # False for a name that cannot be
-    return exported and not any(Path(path).glob("*.safetensors"))
+    return exported and not any(any(Path(path).glob(names)) for names in ("*.safetensors", "pytorch_model*.bin"))
 
 
 def check_exportable(model: PreTrainedModel, image_processor: Any | None, options: EngineOptions) -> None:

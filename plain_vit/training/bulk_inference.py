@@ -548,7 +548,7 @@ def settings_of(options: BulkOptions, rows: Dataset | IterableDataset, model: An
 
 def engine_version(model: Any, options: BulkOptions) -> str | None:
     """Return the engine that computes and its release; None for torch, which the manifest names by itself."""
-    name = model.description["engine"] if isinstance(model, EngineModel) else options.engine
+    name = model.engine if isinstance(model, EngineModel) else options.engine
     return None if name == "torch" else f"{ENGINES[name].runtime} {ENGINES[name].version()}"
 
 
