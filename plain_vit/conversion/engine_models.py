@@ -104,12 +104,11 @@ class Sizes:
             expected, fits = "{} x {} pixels".format(*self.image), size == self.image
         else:
             expected = "multiples of {} x {} pixels".format(*self.steps)
-            fits = len(size) == 2 and all(
-                each and each % step == 0 for each, step in zip(size, self.steps, strict=True)
-            )
+            fits = len(size) == 2 and all(size) and not size[0] % self.steps[0] and not size[1] % self.steps[1]
         if len(shape) != 4 or shape[1] != self.channels or not shape[0] or not fits:
             raise PreparedModelError(
-                f"pixel_values have the shape {shape}: the graph takes (B, {self.channels}, H, W), with H and W {expected}"
+                f"pixel_values have the shape {shape}: the graph takes (B, {self.channels}, H, W), with "
+                f"H and W {expected}"
             )
 
 
@@ -165,7 +164,7 @@ def open_exported(
     width = config.num_labels if "logits" in outputs else config.hidden_size
     if list(found) != outputs or found[outputs[0]].shape[-1] != width:
         raise CheckpointError(f"{graph} is not the graph that {DESCRIPTION} describes: export it again")
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def open_with_processor(path: str | os.PathLike[str], **options: Any) -> tuple[Any, PlainViTImageProcessor]:

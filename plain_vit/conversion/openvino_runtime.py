@@ -18,9 +18,7 @@ from .onnx_runtime import save, unchanged, with_bfloat16_weights
 # Without this setting, a CPU with bfloat16 products computes in bfloat16, whatever the precision of the weights.
 HINT = "INFERENCE_PRECISION_HINT"
 HINTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
-PIECE = (
-    4  # images of a large batch that one stream computes: the threads of others need not wait for it at each product
-)
+PIECE = 4  # images of a large batch that one stream computes: other threads need not wait for it at each product
 
 
 class OpenVino(Engine):
@@ -58,9 +56,7 @@ class OpenVino(Engine):
         import openvino
 
         if dtype not in HINTS:
-            raise PreparedModelError(
-                f"OpenVINO computes in float32 or bfloat16, not in {dtype}: expected {' or '.join(map(str, HINTS))}"
-            )
+            raise PreparedModelError(f"OpenVINO computes in float32 or bfloat16, not in {dtype}: give another dtype")
         threads = torch.get_num_threads()
         streams = max(1, min(threads, batch_size // PIECE))
         settings = {HINT: HINTS[dtype], "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": streams}
