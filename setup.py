@@ -33,7 +33,7 @@ EXTRAS = {
     "train": [
         "accelerate>=1.12",
         "datasets>=4.4",
-        "fsspec>=2023.1",  # these two datasets brings too
+        "fsspec>=2023.12",  # the first with glob_translate; these two datasets brings too
         "pyarrow>=21.0",
         "peft>=0.18",
         "evaluate>=0.4.6",
@@ -43,7 +43,7 @@ EXTRAS = {
         "simplejpeg>=1.8",
     ],
     # nncf is for int8 in OpenVINO.
-    "engines": ["onnx>=1.19", "onnxscript>=0.5.6", "onnxruntime>=1.23", "openvino>=2025.4", "nncf>=2.19"],
+    "engines": ["onnx>=1.19", "onnxscript>=0.6", "onnxruntime>=1.23", "openvino>=2025.4", "nncf>=2.19"],
     "analysis": ["matplotlib>=3.11", "captum>=0.9"],  # before 3.11, text from right to left came out reversed
     "test": [
         "timm>=1.0.31",
@@ -56,7 +56,7 @@ EXTRAS = {
         "grad-cam>=1.5.7",
         "onnx>=1.19",
         "onnxruntime>=1.23",
-        "onnxscript>=0.5.6",
+        "onnxscript>=0.6",
         "openvino>=2025.4",
         "nncf>=2.19",
         "nbclient>=0.10",
