@@ -7,8 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForImageClassification
 
-from plain_vit import PlainViTConfig  # noqa: F401  (registers the Auto classes)
-from studies.study import Run
+from studies import layer_positions  # noqa: F401  (registers the Auto classes)
+from studies.study import Run, is_plain_vit
 
 BACKWARD = 2  # forward passes that a backward pass costs
 
@@ -35,7 +35,7 @@ def operations(fields: dict[str, Any]) -> float:
     """
     fields = dict(fields)
     kind, size = fields.pop("type", "plain_vit"), fields["image_size"]
-    if kind != "plain_vit":
+    if not is_plain_vit({"type": kind}):
         fields.pop("image_size")
     with torch.device("meta"):
         model = AutoModelForImageClassification.from_config(

@@ -71,6 +71,11 @@ class Run:
         yield self
 
 
+def is_plain_vit(model: Mapping[str, Any]) -> bool:
+    """Return whether the fields of a config, with its `type`, are those of a plain ViT or of layer_positions.py."""
+    return str(model.get("type", "plain_vit")).startswith("plain_vit")
+
+
 def digest(content: Any) -> str:
     """Return a short hash of plain values."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -123,8 +128,7 @@ class Study:
         """Return the run of a contender, after those of its earlier stages."""
         own = self.description["contenders"][contender] or {}
         here = own.get("sizes", {}).get(self.size, {})
-        foreign = "type" in own.get("model", {})  # another class, with fields of its own
-        shared = {} if foreign else self._merged("model")
+        shared = self._merged("model") if is_plain_vit(own.get("model", {})) else {}  # other classes have other fields
         model = {**shared, **own.get("model", {}), **here.get("model", {})}
         model |= {name: model[name] * factor for name, factor in own.get("times", {}).items()}
         options = {**self._merged("options"), **own.get("options", {}), **here.get("options", {})}

@@ -26,8 +26,9 @@ from transformers import AutoConfig, AutoModelForImageClassification, ViTImagePr
 from plain_vit import PlainViTImageProcessor
 from plain_vit.environment import describe_environment
 from studies.claims import BEAT, Claims
+from studies.layer_positions import LayerPositionsConfig
 from studies.results import append_result, count_runs, is_flat, planned_runs, read_results, results_file
-from studies.study import FIRST, ROOT, SCRIPTS, Run, Study, digest
+from studies.study import FIRST, REPORT, ROOT, SCRIPTS, Run, Study, digest, is_plain_vit
 
 WAIT = 2.0  # seconds between two looks at runs that other processes have claimed
 RECORDED = ("Python", "plain-vit", "torch", "transformers", "datasets", "processor", "accelerator")
@@ -123,9 +124,22 @@ class Queue:
         return (self.folder(run) / "config.json").is_file()
 
     def folder(self, run: Run) -> Path:
-        """Return the folder of a run; an earlier stage that contenders share has no name of theirs."""
-        contender = "" if run.role == FIRST else f"{slug(run.contender)}-"
-        return self.runs / f"{run.study}-{run.size}" / f"{contender}{run.role}-{run.key}"
+        """Return the folder of a run; an earlier stage, which contenders and studies share, has no name of theirs."""
+        if run.role == FIRST:
+            return self.runs / f"stages-{run.size}" / run.key
+        return self.runs / f"{run.study}-{run.size}" / f"{slug(run.contender)}-{run.role}-{run.key}"
+
+    def known_elsewhere(self, run: Run) -> dict[str, Any] | None:
+        """Return the result of another study that has the same run, if what is needed of it is there.
+
+        Of an earlier stage that is its model; of a choice, the result alone. A reported run may be looked at later.
+        """
+        if run.role == REPORT or (run.role == FIRST and not self.is_kept(run)):
+            return None
+        for file in sorted(self.results.glob(f"*-{run.size}.jsonl")):
+            if file != self.file and (line := read_results(file).get(run.key)):
+                return line
+        return None
 
     def stop(self) -> None:
         """End the runs in progress, which write a checkpoint, and begin no others."""
@@ -134,6 +148,11 @@ class Queue:
             process.send_signal(signal.SIGTERM)
 
     def _do(self, run: Run) -> None:
+        if line := self.known_elsewhere(run):
+            self.say(f"{run.name}: the study {line['study']} has done it")
+            append_result(self.file, {**line, "study": run.study, "contender": run.contender, "role": run.role})
+            self.done += 1
+            return
         folder = self.folder(run)
         words = command(run, self.study.launch, model_of(run, self), folder)
         resumes = (folder / "run.json").is_file() and not self.is_kept(run)
@@ -205,7 +224,8 @@ def model_of(run: Run, queue: Queue) -> Path:
     if run.after is not None:
         return queue.folder(run.after)
     assert run.model is not None
-    with_weights = run.script == "masked"  # which opens checkpoints alone; --from_scratch ignores the weights
+    # The masked script opens checkpoints alone, and code travels with weights; --from_scratch ignores them.
+    with_weights = run.script == "masked" or run.model.get("type") == LayerPositionsConfig.model_type
     folder = queue.runs / "models" / f"{slug(run.contender)}-{digest([run.model, with_weights])[:8]}"
     if not folder.exists():
         write_architecture(dict(run.model), folder, with_weights=with_weights)
@@ -221,14 +241,13 @@ def write_architecture(fields: dict[str, Any], folder: Path, *, with_weights: bo
         folder: to create; another process may do so at the same time.
         with_weights: write new weights too.
     """
+    ours = is_plain_vit(fields)
     kind = fields.pop("type", "plain_vit")
     size = fields["image_size"]
-    if kind != "plain_vit":
+    if not ours:
         fields.pop("image_size")  # a convolutional network has none
     config = AutoConfig.for_model(kind, **fields)
-    processor = (PlainViTImageProcessor if kind == "plain_vit" else ViTImageProcessor)(
-        size={"height": size, "width": size}
-    )
+    processor = (PlainViTImageProcessor if ours else ViTImageProcessor)(size={"height": size, "width": size})
     staging = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
     saved = AutoModelForImageClassification.from_config(config) if with_weights else config
     saved.save_pretrained(staging)

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from scipy import stats  # type: ignore[import-untyped]
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForImageClassification
 
+from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.training.arguments import check_options, parse_arguments
 from studies import claims as claims_module
 from studies import work
 from studies.claims import Claims
 from studies.compute import operations
 from studies.draw import PAGE, PICTURES, draw, has_accuracies, section, table, with_block
+from studies.layer_positions import LayerPositionsConfig
 from studies.paper import hours_of
 from studies.results import (
     append_result,
@@ -302,7 +305,7 @@ def test_a_queue_does_everything_once_and_a_second_one_nothing(toy: Study, tmp_p
         assert {"torch", "processor"} <= line["environment"].keys()
         assert line["threads"] == 1
         assert 0 < line["cpu_seconds"] < 60
-    folders = [*(tmp_path / "runs" / "toy-desk").glob("*/began")]
+    folders = [*(tmp_path / "runs").glob("*-desk/*/began")]
     assert [folder.read_text() for folder in folders] == ["x"] * count_runs(toy)
     assert not [*(tmp_path / "runs" / "claims").glob("[!.]*")]
     said.clear()
@@ -407,6 +410,29 @@ def test_a_table_says_what_is_missing(toy: Study) -> None:
     assert words == ["not run yet"]
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_positions_are_added_before_every_layer(tmp_path: Path, shared: bool) -> None:
+    kind = "shared" if shared else "own"
+    model = {"image_size": 8, "patch_size": 4, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+    fields = {**model, "intermediate_size": 8, "type": LayerPositionsConfig.model_type, "layer_positions": kind}
+    work.write_architecture(fields, tmp_path / "model", with_weights=True)
+    layered: Any = AutoModelForImageClassification.from_pretrained(tmp_path / "model").eval()
+    pixels = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        states = layered(pixels, output_hidden_states=True).hidden_states
+        for layer, own, before, after in zip(layered.vit.layers, range(-1, 2), states[:-1], states[1:], strict=True):
+            table = layered.vit.embeddings.position_embeddings.weight
+            if own >= 0:
+                table = table if shared else layered.layer_positions[own].weight
+                assert table.std() > 0.01
+                before = before + table
+            forward = type(layer).forward  # without the hook
+            torch.testing.assert_close(forward(layer, before), after, rtol=0, atol=1e-6)
+    assert sum("layer_positions" in name for name in layered.state_dict()) == (0 if shared else 2)
+    plain = PlainViTForImageClassification(PlainViTConfig(**model, intermediate_size=8))
+    assert layered.num_parameters() == plain.num_parameters() + (0 if shared else 2 * 5 * 8)
+
+
 def test_operations_are_those_of_the_paper_s_model() -> None:
     study = open_study("positions", "paper")
     fields = dict(study.run("learned", REPORT, 1e-3, 1).model or {})
@@ -464,6 +490,26 @@ def test_contenders_share_their_earlier_stages_and_those_that_are_the_same_their
     assert all(
         len(row.accuracies) == 2 for row in rows_of(shared, read_results(results_file(tmp_path / "results", shared)))
     )
+
+
+def test_what_another_study_has_done_is_not_done_again(toy: Study, tmp_path: Path) -> None:
+    assert queue_of(toy, tmp_path, say=lambda line: None).work()
+    said: list[str] = []
+    queue = queue_of(dataclasses.replace(toy, name="again"), tmp_path, say=said.append)
+    assert queue.work(), said
+    assert len(read_results(queue.file)) == count_runs(toy)
+    known = [line for line in said if line.endswith("the study toy has done it")]
+    choices, stages = 2 * 3, 3  # the reported runs, which may be looked at, are done again
+    assert len(known) == choices + stages
+    assert all(line["study"] == "again" for line in read_results(queue.file).values())
+
+    # A stage whose model is gone is done again.
+    third = queue_of(dataclasses.replace(toy, name="third"), tmp_path, say=said.append)
+    (stage, *_) = (run for run in planned_runs(toy, {}) if run.role == FIRST)
+    (third.folder(stage) / "config.json").unlink()
+    assert third.known_elsewhere(stage) is None
+    assert third.work()
+    assert third.is_kept(stage)
 
 
 @pytest.mark.slow

@@ -1,0 +1,51 @@
+"""A ViT that adds positions before every layer, not only before the first: for the study of positions [Table 8]."""
+
+from functools import partial
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import AutoConfig, AutoModelForImageClassification
+
+from plain_vit import PlainViTConfig, PlainViTForImageClassification
+from plain_vit.modeling_plain_vit import PlainViTPositionEmbedding
+
+
+@strict
+class LayerPositionsConfig(PlainViTConfig):
+    """Config of a ViT with learned positions in every layer.
+
+    Args:
+        layer_positions: "own" tables for each layer, or the "shared" one of the embeddings.
+    """
+
+    model_type = "plain_vit_layer_positions"
+
+    layer_positions: Literal["own", "shared"] = "own"
+
+
+class LayerPositionsForImageClassification(PlainViTForImageClassification):
+    """A classifier that adds positions before each block; those before the first are the embeddings' own."""
+
+    config_class = LayerPositionsConfig
+
+    def __init__(self, config: LayerPositionsConfig):
+        super().__init__(config)
+        later = self.vit.layers[1:]
+        if config.layer_positions == "own":
+            self.layer_positions = nn.ModuleList(PlainViTPositionEmbedding(config) for _ in later)
+        for place, layer in enumerate(later):
+            layer.register_forward_pre_hook(partial(self._add_positions, place))
+        self.post_init()
+
+    def _add_positions(self, place: int, layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden_states, *others = given
+        own = self.config.layer_positions == "own"
+        positions: Any = self.layer_positions[place] if own else self.vit.embeddings.position_embeddings
+        return hidden_states + positions(self.config.grid_size, hidden_states), *others
+
+
+AutoConfig.register(LayerPositionsConfig.model_type, LayerPositionsConfig)
+AutoModelForImageClassification.register(LayerPositionsConfig, LayerPositionsForImageClassification)
+LayerPositionsConfig.register_for_auto_class()
+LayerPositionsForImageClassification.register_for_auto_class("AutoModelForImageClassification")
