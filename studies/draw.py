@@ -18,6 +18,8 @@ from matplotlib.figure import Figure
 
 from plain_vit.analysis.plots import LINES
 from plain_vit.analysis.words import plain_figure
+from studies.frozen import RESULTS as FROZEN
+from studies.frozen import frozen_table
 from studies.results import Row, count_runs, planned_runs, read_results, results_file, rows_of
 from studies.study import COMPUTE, HERE, ROOT, Study, open_study, study_names
 
@@ -30,7 +32,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Draw, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="*", help="names of studies (default: all)")
-    text = PAGE.read_text(encoding="utf-8")
+    text = with_block(PAGE.read_text(encoding="utf-8"), "frozen", frozen_table(read_results(FROZEN)))
     for name in parser.parse_args(words).studies or study_names():
         study = open_study(name, "desk")
         results = read_results(results_file(HERE / "results", study))

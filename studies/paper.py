@@ -12,7 +12,7 @@ from studies.work import Queue, command, model_of
 
 IMAGES = {  # for training, and classes
     "imagenet-1k": (1_281_167, 1000), "food101": (75_750, 101), "pets": (3_680, 37), "flowers": (2_040, 102),
-    "cifar100": (50_000, 100),
+    "cifar10": (50_000, 10), "cifar100": (50_000, 100),
 }  # fmt: skip
 GPUS = 8
 RATE = 0.4 * 312e12  # operations per second of one GPU: 40% of an A100's in bfloat16, a common share

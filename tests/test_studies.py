@@ -16,13 +16,14 @@ import yaml
 from scipy import stats  # type: ignore[import-untyped]
 from transformers import AutoConfig, AutoModelForImageClassification
 
-from plain_vit import PlainViTConfig, PlainViTForImageClassification
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.training.arguments import check_options, parse_arguments
 from studies import claims as claims_module
-from studies import work
+from studies import frozen, work
 from studies.claims import Claims
 from studies.compute import operations
 from studies.draw import PAGE, PICTURES, draw, has_accuracies, section, table, with_block
+from studies.frozen import frozen_table
 from studies.layer_positions import LayerPositionsConfig
 from studies.paper import hours_of
 from studies.results import (
@@ -338,7 +339,7 @@ def test_a_failing_run_is_named_and_the_others_go_on(toy: Study, tmp_path: Path)
 WORKER = """
 import signal, sys
 from pathlib import Path
-from studies import work
+from studies import frozen, work
 from studies.run import stopping
 from studies.study import open_study
 folder = Path(sys.argv[1])
@@ -397,6 +398,7 @@ def test_the_page_has_the_numbers_of_the_results() -> None:
         results = read_results(results_file(HERE / "results", study))
         assert with_block(text, name, section(study, results)) == text, f"python -m studies.draw {name}"
         assert not has_accuracies(study, results) or (PICTURES / f"study_{name}.png").is_file()
+    assert with_block(text, "frozen", frozen_table(read_results(frozen.RESULTS))) == text, "python -m studies.draw"
 
 
 def test_a_table_says_what_is_missing(toy: Study) -> None:
@@ -510,6 +512,45 @@ def test_what_another_study_has_done_is_not_done_again(toy: Study, tmp_path: Pat
     assert third.known_elsewhere(stage) is None
     assert third.work()
     assert third.is_kept(stage)
+
+
+def test_a_table_of_frozen_features_has_what_was_measured() -> None:
+    few = {"10": [0.5, 0.625, 0.75], "1000": [0.75]}
+    results = {"few_shot": few, "linear": {"test_accuracy": 0.875}, "knn": {"20": 0.8125}}
+    line = {"results": results, "image_size": 24, "parameters": 205600, "cpu_seconds": 61.4}
+    other = {**line, "results": {**results, "few_shot": {"10": [0.5]}, "knn": {"10": 0.25}}}
+    assert frozen_table({"characters": line, "other": other}).splitlines() == [
+        "| | pixels | parameters | 10 per class | 1,000 per class | all: linear probe | all: 20 neighbours "
+        "| all: 10 neighbours | core seconds |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| characters | 24 | 205,600 | 62.50% (50.0% to 75.0%) | 75.00% (75.0% to 75.0%) | 87.50% | 81.25% | - | 61 |",
+        "| other | 24 | 205,600 | 50.00% (50.0% to 50.0%) | - | 87.50% | - | 25.00% | 61 |",
+    ]
+
+
+@pytest.mark.slow
+def test_frozen_features_are_evaluated_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = PlainViTForImageClassification(PlainViTConfig(image_size=8, patch_size=4, **shape))
+    model.save_pretrained(tmp_path / "model")
+    PlainViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "model")
+    file = tmp_path / "frozen.jsonl"
+    words = ["a name", str(tmp_path / "model"), "--image_size", "16", "--dataset", "digits", "--shots", "5"]
+    words += ["--runs", str(tmp_path), "--results", str(file)]
+    assert frozen.main(words) == 0
+    (line,) = read_results(file).values()
+    written = AutoModelForImageClassification.from_pretrained(tmp_path / "frozen" / "a-name" / "model")
+    assert torch.equal(written.vit.layers[0].mlp.fc1.weight, model.vit.layers[0].mlp.fc1.weight)
+    assert (line["image_size"], line["parameters"]) == (16, model.vit.num_parameters())
+    assert len(line["results"]["few_shot"]["5"]) == 3
+    assert line["results"]["images"]["test"] == 360
+    assert 0 < line["results"]["linear"]["test_accuracy"] < 1
+    assert 0 < line["results"]["knn"]["10"] < 1
+    assert frozen_table({"a name": line}).count("%") == 6
+    capfd.readouterr()
+    assert frozen.main(words) == 0
+    assert "remove its line" in capfd.readouterr().out
+    assert len(file.read_text().splitlines()) == 1
 
 
 @pytest.mark.slow
