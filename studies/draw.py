@@ -152,7 +152,7 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
     if places:
         series = {name: each["series"] for name, each in fields.items()}
         for axis, (label, of_contenders) in zip(ends, places.items(), strict=True):
-            colors = _draw_lines(axis, label, of_contenders, series, rows)
+            colors = draw_lines(axis, label, of_contenders, series, rows)
     else:
         colors = _draw_rows(ends[0], rows)
     for row in rows:
@@ -194,7 +194,7 @@ def _draw_rows(axis: Axes, rows: Sequence[Row]) -> dict[str, str]:
     return colors
 
 
-def _draw_lines(
+def draw_lines(
     axis: Axes, label: str, places: Mapping[str, float], series: Mapping[str, str], rows: Sequence[Row]
 ) -> dict[str, str]:
     """Draw the mean of each series over the places of its contenders, with the runs; return the colours."""

@@ -57,27 +57,39 @@ def probe(arguments: argparse.Namespace) -> dict[str, Any]:
     """Extract the features of a dataset once, evaluate them in three ways, and return the line of the results."""
     folder = arguments.runs / "frozen" / slug(arguments.name)
     size, parameters = write_classifier(arguments.model, arguments.image_size, folder / "model")
-    command = [
-        *["python", SCRIPT, "--model", str(folder / "model"), "--dataset", arguments.dataset],
-        *["--output_dir", str(folder / "probe"), "--mixed_precision", arguments.mixed_precision],
-    ]
     modes = (
         ["--mode", "linear", "--learning_rates", *map(str, LEARNING_RATES)],
         ["--mode", "few_shot", "--shots", *map(str, arguments.shots)],
         ["--mode", "knn", "--neighbors", *map(str, NEIGHBORS)],
     )
     start = time.monotonic()
+    precision = ["--mixed_precision", arguments.mixed_precision]
     for mode in modes:
-        print(shlex.join([*command, *mode]), flush=True)
-        subprocess.run([sys.executable, *command[1:], *mode], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        results = run_probe(folder / "model", arguments.dataset, folder / "probe", [*precision, *mode])
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    results = json.loads((folder / "probe" / "results.json").read_text(encoding="utf-8"))
     return {
         "key": arguments.name, "dataset": arguments.dataset, "image_size": size, "parameters": parameters,
         "mixed_precision": arguments.mixed_precision, "results": results, "seconds": round(time.monotonic() - start, 1),
         "cpu_seconds": round(used.ru_utime + used.ru_stime, 1), "date": datetime.now(UTC).date().isoformat(),
         "environment": environment(),
     }  # fmt: skip
+
+
+def run_probe(model: Path, dataset: str, folder: Path, options: Sequence[str], **variables: str) -> dict[str, Any]:
+    """Run the script that probes frozen features, and return its results, with those of earlier runs in the folder.
+
+    Args:
+        model: folder of the model.
+        dataset: as for the script.
+        folder: of the features and results; those of the same model and dataset are used again.
+        options: further ones.
+        **variables: of the environment.
+    """
+    words = [SCRIPT, "--model", str(model), "--dataset", dataset, "--output_dir", str(folder), *options]
+    print(shlex.join(["python", *words]), flush=True)
+    subprocess.run([sys.executable, *words], check=True, env={**os.environ, "PYTHONPATH": str(ROOT), **variables})
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return results
 
 
 def write_classifier(source: str, image_size: int | None, folder: Path) -> tuple[int, int]:

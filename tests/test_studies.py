@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -19,7 +20,7 @@ from transformers import AutoConfig, AutoModelForImageClassification
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.training.arguments import check_options, parse_arguments
 from studies import claims as claims_module
-from studies import frozen, work
+from studies import few_shot, frozen, work
 from studies.claims import Claims
 from studies.compute import operations
 from studies.draw import PAGE, PICTURES, draw, has_accuracies, section, table, with_block
@@ -339,7 +340,7 @@ def test_a_failing_run_is_named_and_the_others_go_on(toy: Study, tmp_path: Path)
 WORKER = """
 import signal, sys
 from pathlib import Path
-from studies import frozen, work
+from studies import few_shot, frozen, work
 from studies.run import stopping
 from studies.study import open_study
 folder = Path(sys.argv[1])
@@ -528,12 +529,46 @@ def test_a_table_of_frozen_features_has_what_was_measured() -> None:
     ]
 
 
-@pytest.mark.slow
-def test_frozen_features_are_evaluated_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def small_classifier(folder: Path) -> PlainViTForImageClassification:
+    """Save a small classifier with its image processor, and return it."""
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     model = PlainViTForImageClassification(PlainViTConfig(image_size=8, patch_size=4, **shape))
-    model.save_pretrained(tmp_path / "model")
-    PlainViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "model")
+    model.save_pretrained(folder)
+    PlainViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(folder)
+    return model
+
+
+@pytest.mark.slow
+def test_the_few_shot_accuracy_of_a_pretrained_model_is_measured(toy: Study, tmp_path: Path) -> None:
+    study = dataclasses.replace(toy, description={**toy.description, "options": {"dataset": "digits"}})
+    queue = queue_of(study, tmp_path)
+    run = study.run("the other", REPORT, 1e-3, 1)
+    assert run.after is not None
+    small_classifier(queue.folder(run.after))
+    line = few_shot.probe(run, queue)
+    assert (line["key"], line["contender"], line["seed"]) == (run.after.key, "the other", 1)
+    assert len({*line["few_shot"]}) > 1
+    assert len(line["few_shot"]) == few_shot.DRAWS
+    assert all(0 < accuracy < 1 for accuracy in line["few_shot"])
+
+
+def test_few_shot_accuracies_are_drawn_over_the_size_of_the_pretraining_set() -> None:
+    study = open_study("data", "desk")
+    lines = {
+        str(number): {"contender": name, "seed": number, "few_shot": [accuracy, accuracy + 0.1]}
+        for number, (name, accuracy) in enumerate({"ViT, 680": 0.3, "ViT, 3,400": 0.5}.items())
+    }
+    (axis,) = few_shot.draw(study, lines).axes
+    drawn = {line.get_label(): line for line in axis.lines}
+    assert [*drawn["ViT"].get_xdata()] == [680, 3400]
+    np.testing.assert_allclose(drawn["ViT"].get_ydata(), [35, 55])
+    assert "ResNet (not run yet)" in drawn
+    assert len(few_shot.pretrained(study, {})) == 0
+
+
+@pytest.mark.slow
+def test_frozen_features_are_evaluated_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = small_classifier(tmp_path / "model")
     file = tmp_path / "frozen.jsonl"
     words = ["a name", str(tmp_path / "model"), "--image_size", "16", "--dataset", "digits", "--shots", "5"]
     words += ["--runs", str(tmp_path), "--results", str(file)]

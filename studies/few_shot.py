@@ -1,0 +1,94 @@
+"""Few-shot accuracy of the pre-trained models of a study: ridge regression on their frozen features [Figure 4].
+
+    python -m studies.few_shot data       # of the models before fine-tuning, which have to be in runs/
+
+The accuracies are appended to results/few_shot-STUDY.jsonl, a line per model, and the picture is drawn from that file.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from plain_vit.analysis.words import plain_figure
+from studies.draw import PICTURES, draw_lines
+from studies.frozen import run_probe
+from studies.results import Row, append_result, chosen_rate, read_results, results_file
+from studies.run import RUNS
+from studies.study import HERE, REPORT, ROOT, Run, Study, open_study
+from studies.work import Queue, environment
+
+SHOTS = 5  # labels per class, as in the paper
+DRAWS = 5  # of these labels
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Probe the models that have no line yet, draw the picture, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", help="one whose contenders have x and are pre-trained")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    arguments = parser.parse_args(words)
+    os.chdir(ROOT)
+    study = open_study(arguments.study, "desk")
+    file = HERE / "results" / f"few_shot-{study.name}.jsonl"
+    queue = Queue(study, arguments.runs, HERE / "results", jobs=1, threads=1)
+    for run in pretrained(study, read_results(results_file(HERE / "results", study))):
+        assert run.after is not None
+        if run.after.key not in read_results(file) and queue.is_kept(run.after):
+            append_result(file, probe(run, queue))
+    lines = read_results(file)
+    if not lines:
+        print(f"no model of {study.name} is in {arguments.runs}, and {file.name} has none", file=sys.stderr)
+        return 1
+    picture = PICTURES / f"study_{study.name}_few_shot.png"
+    draw(study, lines).savefig(picture, dpi=110)
+    print(picture.relative_to(ROOT))
+    return 0
+
+
+def pretrained(study: Study, results: Mapping[str, Any]) -> list[Run]:
+    """Return the reported runs that start from an earlier stage, of the contenders whose learning rate is chosen."""
+    chosen = {contender: chosen_rate(study, contender, results) for contender in study.contenders}
+    runs = [study.run(name, REPORT, rate, seed) for name, rate in chosen.items() if rate for seed in study.seeds]
+    return [run for run in runs if run.after is not None]
+
+
+def probe(run: Run, queue: Queue) -> dict[str, Any]:
+    """Return the line of the model that a run starts from: the accuracies of several draws of labels."""
+    assert run.after is not None
+    folder = queue.runs / "few_shot" / run.after.key
+    draws = ["--shots", str(SHOTS), "--seeds", *map(str, range(DRAWS))]
+    results = run_probe(
+        queue.folder(run.after), run.options["dataset"], folder, ["--mode", "few_shot", *draws], OMP_NUM_THREADS="1"
+    )
+    return {
+        "key": run.after.key, "contender": run.contender, "seed": run.seed,
+        "few_shot": results["few_shot"][str(SHOTS)], "environment": environment(),
+    }  # fmt: skip
+
+
+def draw(study: Study, lines: Mapping[str, Any]) -> Figure:
+    """Draw the mean of each series over its training images, with a point for each model, the mean of its draws."""
+    contenders = {name: of for name, of in study.description["contenders"].items() if "x" in of}
+    rows = []
+    for name in contenders:
+        accuracies = [mean(line["few_shot"]) for line in lines.values() if line["contender"] == name]
+        rows.append(Row(name, None, {}, accuracies, len(study.seeds), [], 0, None))
+    figure = plain_figure(6.0, 4.0)
+    axis = figure.subplots()
+    places = {name: of["x"] for name, of in contenders.items()}
+    draw_lines(axis, "training images", places, {name: of["series"] for name, of in contenders.items()}, rows)
+    axis.set_ylabel(f"test accuracy (%), ridge regression on {SHOTS} labels per class")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())
