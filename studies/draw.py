@@ -155,11 +155,12 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
             colors = draw_lines(axis, label, of_contenders, series, rows)
     else:
         colors = _draw_rows(ends[0], rows)
-    for row in rows:
+    for place, row in enumerate(rows):
         if row.choices:
             tried = sorted(row.choices)
             values = [100 * row.choices[each] for each in tried]
-            rates.plot(tried, values, color=colors[row.contender], marker="o", markersize=4, linewidth=1)
+            look: dict[str, Any] = {"color": colors[row.contender], "marker": marker_of(place), "markersize": 4}
+            rates.plot(tried, values, linestyle="-" if marker_of(place) == "o" else "--", linewidth=1, **look)
     _log_scale(rates, {rate for row in rows for rate in row.choices})
     rates.set(xlabel="peak learning rate", ylabel="validation accuracy (%), seed 0")
     for axis in (*ends, rates):
@@ -177,12 +178,18 @@ def _log_scale(axis: Axes, values: Collection[float]) -> None:
     axis.set_xticks([], minor=True)
 
 
+def marker_of(place: int) -> str:
+    """Return the marker of a row: another one where the colours begin again."""
+    return "o" if place < len(LINES) else "s"
+
+
 def _draw_rows(axis: Axes, rows: Sequence[Row]) -> dict[str, str]:
     """Draw each contender in a row of its own; return the colours."""
     colors = {row.contender: LINES[place % len(LINES)] for place, row in enumerate(rows)}
     for place, row in enumerate(rows):
         color = colors[row.contender]
-        axis.scatter([100 * each for each in row.accuracies], [place] * len(row.accuracies), s=20, color=color)
+        look: dict[str, Any] = {"color": color, "marker": marker_of(place), "s": 20}
+        axis.scatter([100 * each for each in row.accuracies], [place] * len(row.accuracies), **look)
         if row.mean is None:
             axis.text(0.02, place, "not run yet", transform=axis.get_yaxis_transform(), fontsize=8, va="center")
             continue

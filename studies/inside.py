@@ -1,4 +1,4 @@
-"""Look inside the trained models of a study: attention distance by layer and head, filters, positions [Figure 7].
+"""Look inside the trained plain ViTs of a study: attention distance by layer and head, filters, positions [Figure 7].
 
     python -m studies.inside positions       # of the models with the first seed, which have to be in runs/
 
@@ -51,7 +51,12 @@ def main(words: Sequence[str] | None = None) -> int:
     queue = Queue(study, arguments.runs, HERE / "results", jobs=1, threads=1)
     for run in reported(study):
         if run.key not in read_results(file) and queue.is_kept(run):
-            append_result(file, {"key": run.key, "contender": run.contender, **look(queue.folder(run), run)})
+            try:
+                seen = look(queue.folder(run), run)
+            except AnalysisError as error:  # not a plain ViT
+                print(f"{run.name}: {error}")
+                continue
+            append_result(file, {"key": run.key, "contender": run.contender, **seen})
             print(f"looked at {run.name}")
     lines = read_results(file)
     shown = {run.contender: lines[run.key] for run in reported(study) if run.key in lines}

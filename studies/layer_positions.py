@@ -5,9 +5,14 @@ from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageClassification
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
-from plain_vit import PlainViTConfig, PlainViTForImageClassification
+from plain_vit import (
+    PlainViTConfig,
+    PlainViTForImageClassification,
+    PlainViTImageProcessor,
+    PlainViTImageProcessorPil,
+)
 from plain_vit.modeling_plain_vit import PlainViTPositionEmbedding
 
 
@@ -45,7 +50,12 @@ class LayerPositionsForImageClassification(PlainViTForImageClassification):
         return hidden_states + positions(self.config.grid_size, hidden_states), *others
 
 
-AutoConfig.register(LayerPositionsConfig.model_type, LayerPositionsConfig)
-AutoModelForImageClassification.register(LayerPositionsConfig, LayerPositionsForImageClassification)
-LayerPositionsConfig.register_for_auto_class()
-LayerPositionsForImageClassification.register_for_auto_class("AutoModelForImageClassification")
+if __name__ == "studies.layer_positions":  # where it is not the code that is saved with a model
+    AutoConfig.register(LayerPositionsConfig.model_type, LayerPositionsConfig)
+    AutoModelForImageClassification.register(LayerPositionsConfig, LayerPositionsForImageClassification)
+    AutoImageProcessor.register(
+        LayerPositionsConfig,
+        image_processor_classes={"torchvision": PlainViTImageProcessor, "pil": PlainViTImageProcessorPil},
+    )
+    LayerPositionsConfig.register_for_auto_class()
+    LayerPositionsForImageClassification.register_for_auto_class("AutoModelForImageClassification")
