@@ -560,7 +560,7 @@ def test_few_shot_accuracies_are_drawn_over_the_size_of_the_pretraining_set() ->
     }
     (axis,) = few_shot.draw(study, lines).axes
     drawn = {line.get_label(): line for line in axis.lines}
-    assert [*drawn["ViT"].get_xdata()] == [680, 3400]
+    np.testing.assert_array_equal(drawn["ViT"].get_xdata(), [680, 3400])
     np.testing.assert_allclose(drawn["ViT"].get_ydata(), [35, 55])
     assert "ResNet (not run yet)" in drawn
     assert len(few_shot.pretrained(study, {})) == 0
