@@ -34,8 +34,9 @@ def operations(fields: dict[str, Any]) -> float:
         fields: of the config, with its `type`, as in a study.
     """
     fields = dict(fields)
-    kind, size = fields.pop("type", "plain_vit"), fields["image_size"]
-    if not is_plain_vit({"type": kind}):
+    ours, size = is_plain_vit(fields), fields["image_size"]
+    kind = fields.pop("type", "plain_vit")
+    if not ours:
         fields.pop("image_size")
     with torch.device("meta"):
         model = AutoModelForImageClassification.from_config(

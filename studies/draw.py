@@ -160,15 +160,20 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
             tried = sorted(row.choices)
             values = [100 * row.choices[each] for each in tried]
             look: dict[str, Any] = {"color": colors[row.contender], "marker": marker_of(place), "markersize": 4}
-            rates.plot(tried, values, linestyle="-" if marker_of(place) == "o" else "--", linewidth=1, **look)
+            rates.plot(tried, values, linestyle="-" if place < len(LINES) else "--", linewidth=1, **look)
     _log_scale(rates, {rate for row in rows for rate in row.choices})
     rates.set(xlabel="peak learning rate", ylabel="validation accuracy (%), seed 0")
     for axis in (*ends, rates):
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(color="#dddddd", linewidth=0.6)
-        axis.set_axisbelow(True)
+        add_grid(axis)
     figure.suptitle(study.description["title"], fontsize=11)
     return figure
+
+
+def add_grid(axis: Axes) -> None:
+    """Draw a grid behind what an axis shows, and two of its four borders."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
 
 
 def _log_scale(axis: Axes, values: Collection[float]) -> None:

@@ -5,22 +5,19 @@
 The accuracies are appended to results/few_shot-STUDY.jsonl, a line per model, and the picture is drawn from that file.
 """
 
-import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from plain_vit.analysis.words import plain_figure
-from studies.draw import PICTURES, draw_lines
+from studies.draw import PICTURES, add_grid, draw_lines
 from studies.frozen import run_probe
-from studies.results import Row, append_result, chosen_rate, read_results, results_file
-from studies.run import RUNS
-from studies.study import HERE, REPORT, ROOT, Run, Study, open_study
+from studies.results import Row, append_result, chosen_rate, read_results
+from studies.run import queue_of_models
+from studies.study import REPORT, ROOT, Run, Study
 from studies.work import Queue, environment
 
 SHOTS = 5  # labels per class, as in the paper
@@ -29,21 +26,20 @@ DRAWS = 5  # of these labels
 
 def main(words: Sequence[str] | None = None) -> int:
     """Probe the models that have no line yet, draw the picture, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", help="one whose contenders have x and are pre-trained")
-    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
-    arguments = parser.parse_args(words)
-    os.chdir(ROOT)
-    study = open_study(arguments.study, "desk")
-    file = HERE / "results" / f"few_shot-{study.name}.jsonl"
-    queue = Queue(study, arguments.runs, HERE / "results", jobs=1, threads=1)
-    for run in pretrained(study, read_results(results_file(HERE / "results", study))):
+    queue = queue_of_models(words, __doc__)
+    study, file = queue.study, queue.results / f"few_shot-{queue.study.name}.jsonl"
+    if without := [name for name, of in study.description["contenders"].items() if "x" not in (of or {})]:
+        print(
+            f"{study.name} has no number of training images for {without[0]!r}: choose another study", file=sys.stderr
+        )
+        return 2
+    for run in pretrained(study, read_results(queue.file)):
         assert run.after is not None
         if run.after.key not in read_results(file) and queue.is_kept(run.after):
             append_result(file, probe(run, queue))
     lines = read_results(file)
     if not lines:
-        print(f"no model of {study.name} is in {arguments.runs}, and {file.name} has none", file=sys.stderr)
+        print(f"no model of {study.name} is in {queue.runs}, and {file.name} has none", file=sys.stderr)
         return 1
     picture = PICTURES / f"study_{study.name}_few_shot.png"
     draw(study, lines).savefig(picture, dpi=110)
@@ -74,7 +70,7 @@ def probe(run: Run, queue: Queue) -> dict[str, Any]:
 
 def draw(study: Study, lines: Mapping[str, Any]) -> Figure:
     """Draw the mean of each series over its training images, with a point for each model, the mean of its draws."""
-    contenders = {name: of for name, of in study.description["contenders"].items() if "x" in of}
+    contenders = study.description["contenders"]
     rows = []
     for name in contenders:
         accuracies = [mean(line["few_shot"]) for line in lines.values() if line["contender"] == name]
@@ -84,9 +80,7 @@ def draw(study: Study, lines: Mapping[str, Any]) -> Figure:
     places = {name: of["x"] for name, of in contenders.items()}
     draw_lines(axis, "training images", places, {name: of["series"] for name, of in contenders.items()}, rows)
     axis.set_ylabel(f"test accuracy (%), ridge regression on {SHOTS} labels per class")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(color="#dddddd", linewidth=0.6)
-    axis.set_axisbelow(True)
+    add_grid(axis)
     return figure
 
 

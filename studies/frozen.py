@@ -68,7 +68,8 @@ def probe(arguments: argparse.Namespace) -> dict[str, Any]:
         results = run_probe(folder / "model", arguments.dataset, folder / "probe", [*precision, *mode])
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
-        "key": arguments.name, "dataset": arguments.dataset, "image_size": size, "parameters": parameters,
+        "key": arguments.name, "source": arguments.model, "dataset": arguments.dataset, "image_size": size,
+        "parameters": parameters,
         "mixed_precision": arguments.mixed_precision, "results": results, "seconds": round(time.monotonic() - start, 1),
         "cpu_seconds": round(used.ru_utime + used.ru_stime, 1), "date": datetime.now(UTC).date().isoformat(),
         "environment": environment(),
@@ -99,6 +100,9 @@ def write_classifier(source: str, image_size: int | None, folder: Path) -> tuple
         source: what `from_checkpoint` opens.
         image_size: in pixels, or None for the model's own.
         folder: of the model, created or replaced.
+
+    Raises:
+        ValueError: The source has no image processor.
     """
     opened = from_checkpoint(source)
     body: Any = getattr(opened.model, "vit", opened.model)
@@ -108,6 +112,8 @@ def write_classifier(source: str, image_size: int | None, folder: Path) -> tuple
     classifier.vit.load_state_dict(body.state_dict())
     classifier.save_pretrained(folder)
     given = opened.image_processor
+    if given is None:
+        raise ValueError(f"{source} has no mean and standard deviation of its pixels: convert it with these first.")
     PlainViTImageProcessor(
         size={"height": size, "width": size},
         **{name: getattr(given, name) for name in ("image_mean", "image_std", "resample")},

@@ -5,8 +5,6 @@
 The arrays are appended to results/inside-STUDY.jsonl, one line per model, and the picture is drawn from that file.
 """
 
-import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,9 +28,9 @@ from plain_vit.analysis.words import plain_figure
 from plain_vit.errors import AnalysisError
 from plain_vit.training.data import load_labelled_split
 from studies.draw import PICTURES
-from studies.results import append_result, chosen_rate, read_results, results_file
-from studies.run import RUNS
-from studies.study import HERE, REPORT, ROOT, Run, Study, open_study
+from studies.results import append_result, chosen_rate, read_results
+from studies.run import queue_of_models
+from studies.study import REPORT, ROOT, Run
 from studies.work import Queue
 
 IMAGES = 128  # that the attention distance is averaged over, as in the paper
@@ -41,15 +39,9 @@ FILTERS = 8
 
 def main(words: Sequence[str] | None = None) -> int:
     """Look at the models that have no line yet, draw the picture, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study")
-    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
-    arguments = parser.parse_args(words)
-    os.chdir(ROOT)
-    study = open_study(arguments.study, "desk")
-    file = HERE / "results" / f"inside-{study.name}.jsonl"
-    queue = Queue(study, arguments.runs, HERE / "results", jobs=1, threads=1)
-    for run in reported(study):
+    queue = queue_of_models(words, __doc__)
+    study, file = queue.study, queue.results / f"inside-{queue.study.name}.jsonl"
+    for run in reported(queue):
         if run.key not in read_results(file) and queue.is_kept(run):
             try:
                 seen = look(queue.folder(run), run)
@@ -59,9 +51,9 @@ def main(words: Sequence[str] | None = None) -> int:
             append_result(file, {"key": run.key, "contender": run.contender, **seen})
             print(f"looked at {run.name}")
     lines = read_results(file)
-    shown = {run.contender: lines[run.key] for run in reported(study) if run.key in lines}
+    shown = {run.contender: lines[run.key] for run in reported(queue) if run.key in lines}
     if not shown:
-        print(f"no model of {study.name} is in {arguments.runs}, and {file.name} has none", file=sys.stderr)
+        print(f"no model of {study.name} is in {queue.runs}, and {file.name} has none", file=sys.stderr)
         return 1
     picture = PICTURES / f"study_{study.name}_inside.png"
     draw(shown).savefig(picture, dpi=110)
@@ -69,9 +61,9 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def reported(study: Study) -> list[Run]:
+def reported(queue: Queue) -> list[Run]:
     """Return the run with the first seed of each contender whose learning rate is chosen."""
-    done = read_results(results_file(HERE / "results", study))
+    study, done = queue.study, read_results(queue.file)
     chosen = {contender: chosen_rate(study, contender, done) for contender in study.contenders}
     return [study.run(name, REPORT, rate, study.seeds[0]) for name, rate in chosen.items() if rate is not None]
 

@@ -67,6 +67,22 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def queue_of_models(words: Sequence[str] | None, description: str | None) -> Queue:
+    """Return the queue that knows the models of a study, for a command that looks at these.
+
+    Args:
+        words: of its command line; None for those of the process.
+        description: of the command.
+    """
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("study", choices=study_names())
+    made.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    made.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    arguments = made.parse_args(words)
+    os.chdir(ROOT)
+    return Queue(open_study(arguments.study, "desk"), arguments.runs, arguments.results, jobs=1, threads=1)
+
+
 def stopping(queue: Queue) -> signal.Handlers:
     """Return a handler of signals that ends a queue."""
 

@@ -340,7 +340,7 @@ def test_a_failing_run_is_named_and_the_others_go_on(toy: Study, tmp_path: Path)
 WORKER = """
 import signal, sys
 from pathlib import Path
-from studies import few_shot, frozen, work
+from studies import work
 from studies.run import stopping
 from studies.study import open_study
 folder = Path(sys.argv[1])
@@ -564,6 +564,21 @@ def test_few_shot_accuracies_are_drawn_over_the_size_of_the_pretraining_set() ->
     np.testing.assert_allclose(drawn["ViT"].get_ydata(), [35, 55])
     assert "ResNet (not run yet)" in drawn
     assert len(few_shot.pretrained(study, {})) == 0
+
+
+def test_few_shot_accuracies_need_sizes_and_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = ["--runs", str(tmp_path), "--results", str(tmp_path)]
+    assert few_shot.main(["transfer", *folders]) == 2
+    assert "no number of training images for 'digits, from scratch'" in capsys.readouterr().err
+    assert few_shot.main(["data", *folders]) == 1
+    assert "no model of data is in" in capsys.readouterr().err
+
+
+def test_frozen_features_need_the_mean_of_the_pixels(tmp_path: Path) -> None:
+    small_classifier(tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(ValueError, match="no mean and standard deviation of its pixels"):
+        frozen.write_classifier(str(tmp_path), None, tmp_path / "model")
 
 
 @pytest.mark.slow
