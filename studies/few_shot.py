@@ -79,7 +79,7 @@ def draw(study: Study, lines: Mapping[str, Any]) -> Figure:
     axis = figure.subplots()
     places = {name: of["x"] for name, of in contenders.items()}
     draw_lines(axis, "training images", places, {name: of["series"] for name, of in contenders.items()}, rows)
-    axis.set_ylabel(f"test accuracy (%), ridge regression on {SHOTS} labels per class")
+    axis.set_ylabel(f"ridge regression on {SHOTS} labels per class (%)")
     add_grid(axis)
     return figure
 
