@@ -2,9 +2,11 @@
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
+from plain_vit.training.recipes import RECIPES
 from studies.compute import BACKWARD, operations
 from studies.results import count_runs
 from studies.study import CHOOSE, CHOOSING_SEED, REPORT, Run, Study
@@ -50,15 +52,25 @@ def print_commands(study: Study, runs: Path) -> None:
                 print(shlex.join(words))
 
 
+def training_images(run: Run) -> int:
+    """Return the number of training images of a run in the paper's size."""
+    images, classes = IMAGES[run.options["dataset"]]
+    images -= round(images * run.options.get("validation_fraction", 0))
+    return min(images, classes * run.options.get("shots_per_class", images))
+
+
 def hours_of(run: Run) -> float:
     """Return the estimated hours of a run, with its earlier stages."""
     architecture = next(stage.model for stage in run.stages() if stage.model is not None)
     total = 0.0
     for stage in run.stages():
-        images, classes = IMAGES[stage.options["dataset"]]
-        images = min(images, classes * stage.options.get("shots_per_class", images))
-        size = stage.options.get("image_size", architecture["image_size"])
-        steps = stage.options.get("steps")
-        seen = steps * stage.options["batch_size"] if steps else stage.options["epochs"] * images
+        options: dict[str, Any] = {}
+        for recipe in stage.options.get("recipe", []):
+            options |= RECIPES[recipe].options
+        options |= stage.options
+        size = options.get("image_size", architecture["image_size"])
+        size = size[0] if isinstance(size, list) else size
+        steps = options.get("steps")
+        seen = steps * options["batch_size"] if steps else options["epochs"] * training_images(stage)
         total += (1 + BACKWARD) * operations({**architecture, "image_size": size}) * seen
     return total / (GPUS * RATE) / 3600

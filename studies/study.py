@@ -21,7 +21,7 @@ COMPUTE = "compute"  # what contenders are placed by instead of an x of their ow
 STUDY_FIELDS = {"title", "question", "paper", "prediction", "contenders", "seeds", "learning_rates", "model", "options",
                 "sizes", "stages", "x"}  # fmt: skip
 LEVEL_FIELDS = {"model", "options", "learning_rates", "seeds", "launch"}
-CONTENDER_FIELDS = {"model", "times", "options", "after", "sizes", "x", "series", "learning_rates"}
+CONTENDER_FIELDS = {"model", "times", "options", "after", "checkpoint", "sizes", "x", "series", "learning_rates"}
 STAGE_FIELDS = {"script", "options"}
 
 
@@ -40,6 +40,7 @@ class Run:
         options: of the script, without model and folder.
         model: fields of the config, with its `type`; None where it starts from the model of `after`.
         after: the run whose model it starts from.
+        checkpoint: a file, folder or Hub id that it starts from.
     """
 
     study: str
@@ -52,12 +53,14 @@ class Run:
     options: Mapping[str, Any] = field(hash=False)
     model: Mapping[str, Any] | None = field(hash=False)
     after: "Run | None" = None
+    checkpoint: str | None = None
 
     @cached_property
     def key(self) -> str:
         """Return what identifies the run: a hash of all that its result depends on."""
         content = [self.script, self.options, self.model, self.learning_rate, self.seed]
-        return digest([*content, self.after.key if self.after else None])
+        content.append(self.after.key if self.after else None)
+        return digest([*content, self.checkpoint] if self.checkpoint else content)
 
     @property
     def name(self) -> str:
@@ -137,7 +140,7 @@ class Study:
             before = self._stage(name, contender, model, seed, before)
         return Run(
             self.name, self.size, contender, role, seed, learning_rate, "finetune", _given(options),
-            model if before is None else None, before,
+            model if before is None else None, before, here.get("checkpoint", own.get("checkpoint")),
         )  # fmt: skip
 
     def _stage(self, name: str, contender: str, model: Mapping[str, Any], seed: int, before: Run | None) -> Run:
@@ -197,6 +200,8 @@ def open_study(name: str, size: str, folder: Path = HERE) -> Study:
         _check(file, f"contenders.{each}", contender or {}, CONTENDER_FIELDS)
         if unknown := {*(contender or {}).get("after", ())} - description.get("stages", {}).keys():
             raise ValueError(f"{file.name}: {each} comes after {unknown}, which no stage is called: correct it.")
+        if {"after", "checkpoint"} <= (contender or {}).keys():
+            raise ValueError(f"{file.name}: {each} has a stage before it and a checkpoint: give one of them.")
     if (by := description.get("x", COMPUTE)) != COMPUTE:
         raise ValueError(f"{file.name}: x is {by!r}: expected {COMPUTE!r}, or each contender's own x.")
     study = Study(name, size, description, shared)

@@ -219,8 +219,10 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def model_of(run: Run, queue: Queue) -> Path:
-    """Return the folder of the model that a run starts from: an earlier run's, or an architecture, which is written."""
+def model_of(run: Run, queue: Queue) -> Path | str:
+    """Return what a run starts from: its checkpoint, an earlier run's model, or an architecture, which is written."""
+    if run.checkpoint is not None:
+        return run.checkpoint
     if run.after is not None:
         return queue.folder(run.after)
     assert run.model is not None
@@ -260,10 +262,10 @@ def write_architecture(fields: dict[str, Any], folder: Path, *, with_weights: bo
             raise
 
 
-def command(run: Run, launch: str, model: Path, folder: Path) -> list[str]:
+def command(run: Run, launch: str, model: Path | str, folder: Path) -> list[str]:
     """Return the words of the command of a run."""
     words = [*shlex.split(launch), SCRIPTS[run.script], "--model", str(model)]
-    words += [] if run.after is not None else ["--from_scratch"]
+    words += ["--from_scratch"] if run.after is None and run.checkpoint is None else []
     options = {**run.options, "learning_rate": f"{run.learning_rate:g}", "seed": run.seed, "output_dir": folder}
     for name, value in options.items():
         values = value if isinstance(value, list) else [value]

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForImageClassification
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.training.arguments import check_options, parse_arguments
+from plain_vit.training.loop import make_schedule
 from studies import claims as claims_module
 from studies import few_shot, frozen, work
 from studies.claims import Claims
@@ -26,7 +27,7 @@ from studies.compute import operations
 from studies.draw import PAGE, PICTURES, draw, has_accuracies, section, table, with_block
 from studies.frozen import frozen_table
 from studies.layer_positions import LayerPositionsConfig
-from studies.paper import hours_of
+from studies.paper import GPUS, hours_of, training_images
 from studies.results import (
     append_result,
     chosen_rate,
@@ -121,6 +122,8 @@ def test_every_command_of_every_study_is_one_that_its_script_understands(name: s
             arguments = parse_arguments(kinds[run.script], words[words.index("--model") :], description=None)
             check_options(arguments)
             assert arguments.seed == 1
+            if size == "paper":
+                make_schedule(arguments, training_images(run), GPUS)  # its warm-up is not longer than the run
             if run.model is not None:
                 fields = dict(run.model)
                 AutoConfig.for_model(fields.pop("type", "plain_vit"), **fields)
@@ -148,6 +151,10 @@ def test_a_study_says_what_it_asks_and_what_was_expected(name: str) -> None:
         ({"learning_rates": [1e-3, 2e-3]}, r"one has \[0.001, 0.002\]: expected 3 learning rates or more"),
         ({"contenders": {"one": {"modle": {}}}}, r"contenders.one has \['modle'\]"),
         ({"contenders": {"one": {"after": ["there"]}}}, "one comes after {'there'}, which no stage is called"),
+        (
+            {"contenders": {"one": {"after": ["before"], "checkpoint": "a.pt"}}},
+            "one has a stage before it and a checkpoint",
+        ),
         ({"sizes": {"desk": {"option": {}}}}, r"sizes.desk has \['option'\]"),
         ({"x": "seconds"}, "x is 'seconds': expected 'compute', or each contender's own x"),
     ],
@@ -171,6 +178,29 @@ def test_a_run_is_known_by_what_its_result_depends_on(toy: Study) -> None:
     assert (before.role, before.learning_rate, last.model, last.after) == (FIRST, 0.1, None, before)
     assert before.key == next(toy.run("the other", REPORT, 3e-3, 1).stages()).key, "shared by all learning rates"
     assert before.key != next(toy.run("the other", REPORT, 3e-3, 2).stages()).key
+
+
+@pytest.mark.parametrize(
+    "size, contender, model, from_scratch",
+    [
+        ("desk", "from glyphs, 100 per class", "examples/checkpoints/glyphs_vit.pt", []),
+        ("desk", "from scratch, 100 per class", "examples/checkpoints/glyphs_vit.pt", ["--from_scratch", "True"]),
+        ("paper", "from glyphs, 100 per class", "google/vit-base-patch16-224-in21k", []),
+        ("paper", "from scratch, 100 per class", "runs/models/from-scratch-100-per-class-", ["--from_scratch"]),
+    ],
+)
+def test_a_contender_starts_from_the_checkpoint_of_its_size_or_from_scratch(
+    tmp_path: Path, size: str, contender: str, model: str, from_scratch: list[str]
+) -> None:
+    study = open_study("labels", size)
+    run = study.run(contender, REPORT, 1e-3, 1)
+    words = command(run, "python", work.model_of(run, queue_of(study, tmp_path)), Path("out"))
+    start = str(words[words.index("--model") + 1])
+    assert start.removeprefix(f"{tmp_path}/").startswith(model)
+    place = words.index("--from_scratch") if from_scratch else len(words)
+    assert words[place : place + len(from_scratch)] == from_scratch
+    assert words.count("--from_scratch") == bool(from_scratch)
+    assert run.key != dataclasses.replace(run, checkpoint="another").key
 
 
 def test_some_contenders_have_the_same_runs_as_all(toy: Study) -> None:
@@ -442,7 +472,7 @@ def test_operations_are_those_of_the_paper_s_model() -> None:
     # ViT-B/16: 17.6 GFLOP counted as multiplications, 12 blocks of 197 tokens; our last block computes one token only.
     assert operations(fields) == pytest.approx(2 * 17.5e9, rel=0.1)
     assert hours_of(study.run("learned", REPORT, 1e-3, 1)) == pytest.approx(
-        3 * operations(fields) * 300 * 1_281_167 / (8 * 0.4 * 312e12) / 3600
+        3 * operations(fields) * 300 * (1_281_167 - 12_812) / (8 * 0.4 * 312e12) / 3600
     )
 
 
@@ -471,6 +501,13 @@ def test_contenders_are_placed_by_the_operations_and_the_seconds_of_their_traini
     assert by_seconds.get_xlabel() == "core seconds"
     assert [line.get_xdata()[0] for line in by_seconds.lines[:2]] == [100.0, 40.0]
     assert "hybrid (not run yet)" in [text.get_text() for text in by_operations.get_legend().get_texts()]
+
+
+def test_hours_are_those_of_the_size_that_a_recipe_fine_tunes_at() -> None:
+    study = open_study("labels", "paper")
+    run = study.run("from glyphs, 10 per class", REPORT, 1e-2, 1)
+    large = operations({**(run.model or {}), "image_size": 384})
+    assert hours_of(run) == pytest.approx(3 * large * 500 * 512 / (8 * 0.4 * 312e12) / 3600)
 
 
 @pytest.mark.parametrize("name", STUDIES)
