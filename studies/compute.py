@@ -1,5 +1,7 @@
 """The floating-point operations of models and of finished runs, counted on the meta device."""
 
+import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,13 +29,18 @@ def training_operations(run: Run, results: Mapping[str, Any]) -> float:
     return (1 + BACKWARD) * operations(architecture) * images
 
 
-def operations(fields: dict[str, Any]) -> float:
+def operations(fields: Mapping[str, Any]) -> float:
     """Return the floating-point operations of a forward pass of one image; a multiplication and an addition are two.
 
     Args:
         fields: of the config, with its `type`, as in a study.
     """
-    fields = dict(fields)
+    return _operations(json.dumps(fields, sort_keys=True))
+
+
+@functools.cache
+def _operations(text: str) -> float:
+    fields = json.loads(text)
     ours, size = is_plain_vit(fields), fields["image_size"]
     kind = fields.pop("type", "plain_vit")
     if not ours:

@@ -8,7 +8,7 @@ from transformers.utils import logging as transformers_logging
 
 from plain_vit.training.recipes import RECIPES
 from studies.compute import BACKWARD, operations
-from studies.results import count_runs
+from studies.results import runs_of
 from studies.study import CHOOSE, CHOOSING_SEED, REPORT, Run, Study
 from studies.work import Queue, command, model_of
 
@@ -29,16 +29,14 @@ def print_commands(study: Study, runs: Path) -> None:
     """
     transformers_logging.disable_progress_bar()
     queue = Queue(study, runs, runs, jobs=1, threads=1)
-    hours = {contender: hours_of(study.run(contender, REPORT, 1.0, 1)) for contender in study.contenders}
-    total = sum(
-        hours[contender] * (len(study.learning_rates(contender)) + len(study.seeds)) for contender in study.contenders
-    )
+    whole = runs_of(study)
+    total = sum(map(hours_alone, whole))
     print(
-        f"# {study.description['title']}, in the paper's size: {count_runs(study)} runs. Not run here. Estimated: "
+        f"# {study.description['title']}, in the paper's size: {len(whole)} runs. Not run here. Estimated: "
         f"{total:,.0f} hours of {GPUS} A100, at {RATE / 1e12:.0f} TFLOP/s each, without evaluations."
     )
     for contender in study.contenders:
-        print(f"\n# {contender}: {hours[contender]:.1f} hours a run")
+        print(f"\n# {contender}: {hours_of(study.run(contender, REPORT, 1.0, 1)):.1f} hours a run")
         choices = [study.run(contender, CHOOSE, rate, CHOOSING_SEED) for rate in study.learning_rates(contender)]
         for run in {stage.key: stage for choice in choices for stage in choice.stages()}.values():
             print(shlex.join(command(run, study.launch, model_of(run, queue), queue.folder(run))))
@@ -61,16 +59,18 @@ def training_images(run: Run) -> int:
 
 def hours_of(run: Run) -> float:
     """Return the estimated hours of a run, with its earlier stages."""
+    return sum(map(hours_alone, run.stages()))
+
+
+def hours_alone(run: Run) -> float:
+    """Return the estimated hours of a run, without its earlier stages."""
     architecture = next(stage.model for stage in run.stages() if stage.model is not None)
-    total = 0.0
-    for stage in run.stages():
-        options: dict[str, Any] = {}
-        for recipe in stage.options.get("recipe", []):
-            options |= RECIPES[recipe].options
-        options |= stage.options
-        size = options.get("image_size", architecture["image_size"])
-        size = size[0] if isinstance(size, list) else size
-        steps = options.get("steps")
-        seen = steps * options["batch_size"] if steps else options["epochs"] * training_images(stage)
-        total += (1 + BACKWARD) * operations({**architecture, "image_size": size}) * seen
-    return total / (GPUS * RATE) / 3600
+    options: dict[str, Any] = {}
+    for recipe in run.options.get("recipe", []):
+        options |= RECIPES[recipe].options
+    options |= run.options
+    size = options.get("image_size", architecture["image_size"])
+    size = size[0] if isinstance(size, list) else size
+    steps = options.get("steps")
+    seen = steps * options["batch_size"] if steps else options["epochs"] * training_images(run)
+    return (1 + BACKWARD) * operations({**architecture, "image_size": size}) * seen / (GPUS * RATE) / 3600

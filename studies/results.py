@@ -101,8 +101,11 @@ def planned_runs(study: Study, results: Mapping[str, Any]) -> list[Run]:
     return [*{stage.key: stage for run in runs for stage in run.stages()}.values()]
 
 
-def count_runs(study: Study) -> int:
-    """Return the number of runs of a whole study; contenders that are the same in this size share theirs."""
+def runs_of(study: Study) -> list[Run]:
+    """Return the runs of a whole study; contenders that are the same in this size share theirs.
+
+    The learning rate of those that count is 0, as it is not known yet.
+    """
     rates = {contender: study.learning_rates(contender) for contender in study.contenders}
     runs = [
         study.run(contender, CHOOSE, rate, CHOOSING_SEED)
@@ -110,9 +113,13 @@ def count_runs(study: Study) -> int:
         if len(tried) > 1
         for rate in tried
     ]
-    any_rate = 0.0  # which one is chosen changes no count
-    runs += [study.run(contender, REPORT, any_rate, seed) for contender in rates for seed in study.seeds]
-    return len({stage.key for run in runs for stage in run.stages()})
+    runs += [study.run(contender, REPORT, 0.0, seed) for contender in rates for seed in study.seeds]
+    return [*{stage.key: stage for run in runs for stage in run.stages()}.values()]
+
+
+def count_runs(study: Study) -> int:
+    """Return the number of runs of a whole study."""
+    return len(runs_of(study))
 
 
 @dataclass(frozen=True)

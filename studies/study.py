@@ -19,8 +19,8 @@ CHOOSING_SEED = 0  # of the runs that choose the learning rate; the reported run
 FIRST, CHOOSE, REPORT = "first", "choose", "report"  # roles: an earlier stage, a choice, a result
 COMPUTE = "compute"  # what contenders are placed by instead of an x of their own
 STUDY_FIELDS = {"title", "question", "paper", "prediction", "contenders", "seeds", "learning_rates", "model", "options",
-                "sizes", "stages", "x"}  # fmt: skip
-LEVEL_FIELDS = {"model", "options", "learning_rates", "seeds", "launch"}
+                "choosing", "sizes", "stages", "x"}  # fmt: skip
+LEVEL_FIELDS = {"model", "options", "choosing", "learning_rates", "seeds", "launch"}
 CONTENDER_FIELDS = {"model", "times", "options", "after", "checkpoint", "sizes", "x", "series", "learning_rates"}
 STAGE_FIELDS = {"script", "options"}
 
@@ -135,6 +135,8 @@ class Study:
         model = {**shared, **own.get("model", {}), **here.get("model", {})}
         model |= {name: model[name] * factor for name, factor in own.get("times", {}).items()}
         options = {**self._merged("options"), **own.get("options", {}), **here.get("options", {})}
+        if role == CHOOSE:
+            options |= self._merged("choosing")
         before = None
         for name in own.get("after", ()):
             before = self._stage(name, contender, model, seed, before)

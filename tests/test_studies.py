@@ -27,7 +27,7 @@ from studies.compute import operations
 from studies.draw import PAGE, PICTURES, draw, has_accuracies, section, table, with_block
 from studies.frozen import frozen_table
 from studies.layer_positions import LayerPositionsConfig
-from studies.paper import GPUS, hours_of, training_images
+from studies.paper import GPUS, hours_alone, hours_of, print_commands, training_images
 from studies.results import (
     append_result,
     chosen_rate,
@@ -117,7 +117,8 @@ def test_every_command_of_every_study_is_one_that_its_script_understands(name: s
              "masked": open_script("pretrain_masked_patches").PretrainArguments}  # fmt: skip
     for contender in study.contenders:
         rate = study.learning_rates(contender)[0]
-        for run in study.run(contender, REPORT, rate, 1).stages():
+        reported, choosing = (study.run(contender, role, rate, 1) for role in (REPORT, CHOOSE))
+        for run in [*reported.stages(), choosing]:
             words = command(run, study.launch, Path("model"), Path("out"))
             arguments = parse_arguments(kinds[run.script], words[words.index("--model") :], description=None)
             check_options(arguments)
@@ -201,6 +202,16 @@ def test_a_contender_starts_from_the_checkpoint_of_its_size_or_from_scratch(
     assert words[place : place + len(from_scratch)] == from_scratch
     assert words.count("--from_scratch") == bool(from_scratch)
     assert run.key != dataclasses.replace(run, checkpoint="another").key
+
+
+def test_the_runs_that_choose_a_rate_may_be_shorter_than_those_that_count(toy: Study) -> None:
+    shorter = dataclasses.replace(toy, description={**toy.description, "choosing": {"pause": 0.001}})
+    choosing, reported = (shorter.run("the other", role, 1e-3, 1) for role in (CHOOSE, REPORT))
+    assert reported.options["pause"] == 0.01
+    assert choosing.options == {**reported.options, "pause": 0.001}
+    assert choosing.after == reported.after
+    assert choosing.key != reported.key
+    assert count_runs(shorter) == count_runs(toy)
 
 
 def test_some_contenders_have_the_same_runs_as_all(toy: Study) -> None:
@@ -508,6 +519,16 @@ def test_hours_are_those_of_the_size_that_a_recipe_fine_tunes_at() -> None:
     run = study.run("from glyphs, 10 per class", REPORT, 1e-2, 1)
     large = operations({**(run.model or {}), "image_size": 384})
     assert hours_of(run) == pytest.approx(3 * large * 500 * 512 / (8 * 0.4 * 312e12) / 3600)
+
+
+def test_the_hours_of_a_study_count_a_shared_stage_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = open_study("fine_tuning", "paper").only(["Adam"])
+    run = study.run("Adam", REPORT, 1e-3, 1)
+    stage, last = map(hours_alone, run.stages())
+    assert hours_of(run) == stage + last
+    print_commands(study, tmp_path)
+    # One stage for the seed that chooses among three rates, and for each of the three that count.
+    assert f"Estimated: {4 * stage + 6 * last:,.0f} hours" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", STUDIES)
