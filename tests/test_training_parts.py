@@ -386,6 +386,21 @@ def test_from_scratch_keeps_the_architecture_and_no_weight(tmp_path):
     assert not [name for name in names if torch.equal(fresh.state_dict()[name], tuned.state_dict()[name])]
 
 
+def test_positions_from_scratch_are_drawn_for_the_training_size_and_not_resampled(tmp_path):
+    # 64 x 64 positions resampled from 3 x 3 are smooth; drawn ones are as unlike their neighbours as any.
+    small_vit(image_size=24, patch_size=8, position_resampling="truncate").save_pretrained(tmp_path)
+    PlainViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
+    model, processor = load_classifier(str(tmp_path), ["a", "b"], from_scratch=True, image_size=(512, 512))
+    assert input_size(processor) == (512, 512)
+    assert model.config.image_shape == (512, 512)
+    (table,) = (tensor for name, tensor in model.state_dict().items() if "position" in name)
+    grid = table.squeeze(0)[-64 * 64 :].unflatten(0, (64, 64))
+    neighbours = nn.functional.cosine_similarity(grid[:, 1:], grid[:, :-1], dim=-1).mean()
+    assert abs(neighbours) < 0.05
+    with pytest.raises(TrainingError, match="add --position_resampling"):  # of a table that was trained
+        load_classifier(str(tmp_path), ["a", "b"], image_size=(512, 512))
+
+
 def test_preset_is_trained_from_scratch_only():
     model, processor = load_classifier("vit-tiny-patch16-32", ["a", "b", "c"], from_scratch=True)
     assert model.config.num_labels == 3

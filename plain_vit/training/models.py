@@ -100,7 +100,7 @@ def load_classifier(
         trust_remote_code=trust_remote_code,
         hints=hints or {},
     )
-    config = copy.deepcopy(model.config)
+    config, resized = copy.deepcopy(model.config), False
     for field, value in changes.items():
         if value is not None and not hasattr(config, field):
             raise TrainingError(f"{type(config).__name__} has no field {field}: omit the option.")
@@ -114,11 +114,12 @@ def load_classifier(
                     f"The positions of {type(model).__name__} cannot be resampled to {image_size} pixels: convert "
                     "it to a plain ViT with `plain-vit convert` first."
                 )
-            if config.image_shape != image_size:
+            resized = config.image_shape != image_size
+            if resized and not from_scratch:
                 check_positions(config, "--image_size")
             config.image_size = image_size
     if config.to_dict() != model.config.to_dict():
-        model = _rebuilt(model, config)
+        model = _rebuilt(model, config, fresh=from_scratch and resized)
     return model, processor
 
 
@@ -140,10 +141,12 @@ def check_positions(config: PlainViTConfig, option: str) -> None:
         )
 
 
-def _rebuilt(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
-    """Return a model with a changed config and the same weights; positions are resampled if the grid changed."""
+def _rebuilt(model: PreTrainedModel, config: PreTrainedConfig, *, fresh: bool) -> PreTrainedModel:
+    """Return a model with a changed config and the same weights, or fresh ones; positions are resampled to its grid."""
     try:
         config = type(config)(**config.to_dict())  # validated together
+        if fresh:  # new positions, resampled from a smaller grid, would be smooth instead of random
+            return type(model)._from_config(config, dtype=torch.float32)
         state = model.state_dict()
         for name, module in model.named_modules():
             if isinstance(module, PlainViTPositionEmbedding):
