@@ -62,6 +62,7 @@ from .packed_plain_vit import ManySizes, OneSize, Tokens, as_weights, tokens_of
 from .positions_plain_vit import (
     ROTARY_EMBEDDINGS,
     FactorizedPositionEmbedding,
+    GridTables,
     Learned2DPositionEmbedding,
     SinCos2DPositionEmbedding,
     is_any_size,
@@ -90,7 +91,7 @@ class PlainViTPatchEmbeddings(nn.Module):
         return self.post_norm(self.projection(pixel_values).flatten(2).transpose(1, 2))  # B N D
 
 
-class PlainViTPositionEmbedding(nn.Module):
+class PlainViTPositionEmbedding(GridTables):
     """Learned position embeddings of the native patch grid and the tokens before it; resampled for other grids."""
 
     def __init__(self, config: PlainViTConfig):
@@ -107,6 +108,12 @@ class PlainViTPositionEmbedding(nn.Module):
             return self.weight
         prefix, patches = self.weight[: self.num_prefix_rows], self.weight[self.num_prefix_rows :]
         return torch.cat((prefix, resample_grid(patches, self.grid_size, grid_size, self.resampling, self.is_square)))
+
+    def resampled(self, config: PlainViTConfig) -> dict[str, torch.Tensor]:
+        """Return the table for a config with another native grid."""
+        prefix, patches = self.weight[: self.num_prefix_rows], self.weight[self.num_prefix_rows :]
+        mode, square = config.position_resampling, config.position_resampling_to_square
+        return {"weight": torch.cat((prefix, resample_grid(patches, self.grid_size, config.grid_size, mode, square)))}
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
         """Initialise the table."""

@@ -39,7 +39,21 @@ class SinCos2DPositionEmbedding(nn.Module):
         return table.to(like.dtype)
 
 
-class AxialTables(nn.Module, ABC):
+class GridTables(nn.Module, ABC):
+    """Base class of learned tables of a native patch grid, which are resampled in each call for another one."""
+
+    grid_size: tuple[int, int]
+
+    @abstractmethod
+    def resampled(self, config: PlainViTConfig) -> dict[str, torch.Tensor]:
+        """Return the tables by name for a config with another native grid, which then computes the same as this one.
+
+        Raises:
+            ValueError: No tables of that grid compute the same.
+        """
+
+
+class AxialTables(GridTables):
     """Base class of learned embeddings of the row and of the column.
 
     Tokens before the patches have rows of their own, with all channels.
@@ -61,6 +75,16 @@ class AxialTables(nn.Module, ABC):
         columns = resample_axis(self.columns, w, max(grid_size) if self.is_square else w, self.resampling)
         patches = self.combined(rows[:, None].expand(-1, w, -1), columns.expand(h, -1, -1)).flatten(0, 1)  # N D
         return patches if self.prefix is None else torch.cat((self.prefix, patches))
+
+    def resampled(self, config: PlainViTConfig) -> dict[str, torch.Tensor]:
+        (h, w), mode = config.grid_size, config.position_resampling
+        if self.is_square and h != w:
+            raise ValueError(
+                f"position_resampling_to_square resamples rows and columns to the longer side of {h} x {w} patches, "
+                "also where that is the native grid: give a square size"
+            )
+        tables = {"rows": resample_axis(self.rows, h, h, mode), "columns": resample_axis(self.columns, w, w, mode)}
+        return tables if self.prefix is None else {**tables, "prefix": self.prefix}
 
     @abstractmethod
     def combined(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -422,7 +446,7 @@ def distances_of(config: PlainViTConfig, grid_size: tuple[int, int], device: tor
     return Distances(grid_size, index)
 
 
-class TableRelativePositionBias(nn.Module):
+class TableRelativePositionBias(GridTables):
     """A learned bias for each head and distance (Liu et al. 2021; Bao et al. 2022).
 
     With a class token, three more rows follow those of the distances: from it to a patch, from a patch to it, from it
@@ -440,6 +464,10 @@ class TableRelativePositionBias(nn.Module):
     def forward(self, distances: Distances, query: None = None, scaling: float = 1.0) -> torch.Tensor:
         table = resample_distances(self.table, self.grid_size, distances.grid_size, self.resampling)
         return table[distances.of_pairs].permute(2, 0, 1)
+
+    def resampled(self, config: PlainViTConfig) -> dict[str, torch.Tensor]:
+        mode = config.relative_position_resampling
+        return {"table": resample_distances(self.table, self.grid_size, config.grid_size, mode)}
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
         """Start without any bias."""
@@ -517,7 +545,7 @@ class MLPRelativePositionBias(nn.Module):
         return table[distances.of_pairs].permute(2, 0, 1)
 
 
-class QueryRelativePositionBias(nn.Module):
+class QueryRelativePositionBias(GridTables):
     """The product of each query and a learned vector of the offset (Dosovitskiy et al. 2021, appendix D.4).
 
     An offset is the difference of the numbers of two patches in raster order, which the distance determines: for
@@ -539,6 +567,12 @@ class QueryRelativePositionBias(nn.Module):
         vectors = resample_distances(vectors, self.grid_size, distances.grid_size, self.resampling).type_as(query)
         products = torch.matmul(query, vectors.T) * scaling  # B heads L distances
         return products.gather(-1, distances.of_pairs[: query.shape[2]].expand(*query.shape[:3], -1))
+
+    def resampled(self, config: PlainViTConfig) -> dict[str, torch.Tensor]:
+        raise ValueError(
+            'relative_position_bias "query" has a vector for each offset in raster order, which two distances share: '
+            "resampled, they differ, and no vectors of another grid give both; keep the model's own size"
+        )
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
         """Initialise the vectors."""

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections import Counter, defaultdict
+from typing import get_args
 
 import numpy as np
 import PIL.Image
@@ -29,7 +30,7 @@ from transformers import (
 from transformers.modeling_outputs import ImageClassifierOutput
 from vit_pytorch import ViT
 
-from plain_vit import PlainViTImageProcessor
+from plain_vit import PlainViTConfig, PlainViTImageProcessor
 from plain_vit.conversion import from_module
 from plain_vit.errors import TrainingError
 from plain_vit.training.data.augmentation import (
@@ -399,6 +400,64 @@ def test_positions_from_scratch_are_drawn_for_the_training_size_and_not_resample
     assert abs(neighbours) < 0.05
     with pytest.raises(TrainingError, match="add --position_resampling"):  # of a table that was trained
         load_classifier(str(tmp_path), ["a", "b"], image_size=(512, 512))
+
+
+def values_of(field):
+    return get_args(PlainViTConfig.__annotations__[field])
+
+
+POSITIONS = [
+    *({"position_embedding_type": kind, "position_resampling": way} for kind in values_of("position_embedding_type")
+      for way in values_of("position_resampling") if way != "truncate"),
+    {"position_embedding_type": "learned", "position_resampling_to_square": True},
+    *({"relative_position_bias": kind, "relative_position_resampling": way, "relative_position_shared": shared}
+      for kind in values_of("relative_position_bias") for way in values_of("relative_position_resampling")
+      for shared in (False, True) if kind != "query"),
+    *({"rotary_embedding_type": kind, "head_dim": 4} for kind in values_of("rotary_embedding_type")),
+]  # fmt: skip
+
+
+def saved_vit(folder, **fields):
+    """Save a model of 24 pixels, in 3 x 3 patches, with random weights, and return it."""
+    if fields.get("position_embedding_type") == "sincos_2d":
+        fields["position_embedding_on_prefix"] = False
+    model = randomize_(small_vit(image_size=24, patch_size=8, **fields)).eval()
+    model.save_pretrained(folder)
+    PlainViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("fields", POSITIONS, ids=lambda fields: "-".join(map(str, fields.values())))
+def test_positions_of_every_kind_are_resampled_once_for_the_training_size(fields, tmp_path):
+    source = saved_vit(tmp_path, **fields)
+    model, _ = load_classifier(str(tmp_path), ["a", "b"], image_size=(40, 32))
+    assert model.config.image_shape == (40, 32)
+    pixels = torch.randn(2, 3, 40, 32)
+    with torch.no_grad():
+        before, after = source.vit(pixels).last_hidden_state, model.vit.eval()(pixels).last_hidden_state
+        of_others = source.vit(torch.randn(2, 3, 40, 32)).last_hidden_state
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
+    assert not torch.allclose(before, of_others)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"relative_position_bias": "query"}, "keep the model's own size"),
+        ({"position_embedding_type": "learned_2d", "position_resampling_to_square": True}, "give a square size"),
+        ({"position_embedding_type": "factorized", "position_resampling": "truncate"}, "cannot grow a table"),
+    ],
+)
+def test_positions_that_no_other_grid_can_have_are_refused(fields, message, tmp_path):
+    source = saved_vit(tmp_path, **fields)
+    with pytest.raises(TrainingError, match=message):
+        load_classifier(str(tmp_path), ["a", "b"], image_size=(40, 32))
+    if "square" in message:
+        model, _ = load_classifier(str(tmp_path), ["a", "b"], image_size=(40, 40))
+        pixels = torch.randn(2, 3, 40, 40)
+        torch.testing.assert_close(
+            model.vit.eval()(pixels).last_hidden_state, source.vit(pixels).last_hidden_state, rtol=0, atol=1e-6
+        )
 
 
 def test_preset_is_trained_from_scratch_only():

@@ -26,8 +26,9 @@ from ..conversion.format import EXPECTED
 from ..errors import TrainingError
 from ..extras import needs
 from ..image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing
-from ..modeling_plain_vit import PlainViTForImageClassification, PlainViTPositionEmbedding
+from ..modeling_plain_vit import PlainViTForImageClassification
 from ..packed_plain_vit import tokens_of
+from ..positions_plain_vit import GridTables
 from .data.augmentation import input_size, pixel_levels
 from .data.inputs import max_num_patches_of
 
@@ -148,15 +149,23 @@ def _rebuilt(model: PreTrainedModel, config: PreTrainedConfig, *, fresh: bool) -
         if fresh:  # new positions, resampled from a smaller grid, would be smooth instead of random
             return type(model)._from_config(config, dtype=torch.float32)
         state = model.state_dict()
-        for name, module in model.named_modules():
-            if isinstance(module, PlainViTPositionEmbedding):
-                module.resampling = config.position_resampling  # of the new config, for the old table
-                state[f"{name}.weight"] = module(config.grid_size, module.weight).detach()
+        if isinstance(config, PlainViTConfig):
+            state |= _resampled_tables(model, config)
     except ValueError as error:  # the patch size does not divide the size, or positions cannot be resampled
         raise TrainingError(str(error)) from error
     new = type(model)._from_config(config, dtype=torch.float32)
     new.load_state_dict(state)
     return new
+
+
+def _resampled_tables(model: nn.Module, config: PlainViTConfig) -> dict[str, torch.Tensor]:
+    """Return the tables of positions that a config with another native grid needs, by their names in the model."""
+    return {
+        f"{name}.{key}": table.detach()
+        for name, module in model.named_modules()
+        if isinstance(module, GridTables) and module.grid_size != config.grid_size
+        for key, table in module.resampled(config).items()
+    }
 
 
 def with_processed_size(processor: Any, image_size: tuple[int, int]) -> Any:
