@@ -27,7 +27,17 @@ RUNS, RESULTS = Path("runs/studies"), HERE.relative_to(ROOT) / "results"
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit code: 0 if the study is done."""
-    arguments = parser().parse_args(words)
+    try:
+        code = run(parser().parse_args(words))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what the command says, and return its exit code."""
     os.chdir(ROOT)  # so that the printed commands are those of a user in the checkout
     if arguments.study is None:
         for name in study_names():

@@ -538,6 +538,17 @@ def test_the_hours_of_every_study_are_estimated(name: str) -> None:
     assert all(0.001 < each < 1000 for each in hours)
 
 
+@pytest.mark.parametrize("words", [[], ["labels", "--size", "paper"]])
+def test_a_reader_who_leaves_is_no_fault(words: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "studies.run", *words, "--runs", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()  # as `| head -0` does
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert (process.returncode, said) == (1, "")
+
+
 def test_contenders_share_their_earlier_stages_and_those_that_are_the_same_their_runs(
     toy: Study, tmp_path: Path
 ) -> None:
