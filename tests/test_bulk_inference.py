@@ -18,6 +18,7 @@ import torch
 from datasets import Dataset, load_dataset
 from PIL import Image
 from pyarrow import parquet
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     DINOv3ViTImageProcessor,
     Siglip2ImageProcessor,
@@ -30,13 +31,16 @@ from transformers import (
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
 from plain_vit.cli import main
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
+from plain_vit.inference import simplify
 from plain_vit.training import bulk_inference
-from plain_vit.training.bulk_inference import MANIFEST, SHARDS, THREADS, Parts, Shard
+from plain_vit.training.bulk_inference import MANIFEST, SHARDS, THREADS, Parts, Shard, features_of
 from plain_vit.training.data import decoding
+from plain_vit_command import FEATURES
 from tests.conftest import randomize_
 from tests.tiny import difference, tiny_config
 from tests.training_runs import PYTHON, TORCHRUN, children_of, finish, launch, open_script, start
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # as in the processes that a test starts
 extraction, prediction = open_script("extract_features"), open_script("predict")
 IMAGES, SHARD = 23, 7  # the last shard is short, and the batches of 3 do not divide a shard
 TOLERANCE = 1e-5
@@ -121,6 +125,25 @@ def test_features_are_those_of_the_model(model: Path, images: Path, tmp_path: Pa
     )
     got = torch.tensor(np.asarray(stored["feature"]))
     assert difference(got, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_the_last_block_computes_only_the_tokens_that_a_feature_reads(pooling: Any) -> None:
+    config = tiny_config(pooling=pooling)
+    body: Any = simplify(PlainViTModel(config))
+    inputs = {"pixel_values": torch.rand(2, config.num_channels, *config.image_shape)}
+    operations = {}
+    for kind in FEATURES:
+        with FlopCounterMode(display=False) as counter:
+            features_of(body, inputs, kind=kind, layers=())
+        operations[kind] = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        simplify(PlainViTForImageClassification(config))(**inputs)
+    assert operations["cls"] < operations["mean"] == operations["cls_mean"] == operations["patches"]
+    assert operations["pooled"] == operations["cls" if pooling == "cls" else "mean"]
+    assert (
+        counter.get_total_flops() - operations["pooled"] == 2 * 2 * config.hidden_size * config.num_labels
+    )  # the classifier
 
 
 def test_the_layers_asked_for_are_columns_and_float16_rounds_them(model: Path, images: Path, tmp_path: Path) -> None:

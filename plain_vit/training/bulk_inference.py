@@ -31,6 +31,7 @@ from ..conversion.inference_engines import is_exported
 from ..errors import DataError, OutputExistsError, TrainingError
 from ..extras import needs
 from ..files.staging import staged_file
+from ..heads_plain_vit import num_tokens_read
 from ..inference import prepare_for_inference
 from ..modeling_plain_vit import PlainViTForImageClassification
 from .arguments import BulkOptions
@@ -399,7 +400,9 @@ def features_of(
     if kind != "pooled" and "spatial_shapes" in inputs:
         raise TrainingError("Of images of many sizes only pooled features can be extracted: give --feature pooled.")
     inputs = {name: values.to(model.dtype) if name == "pixel_values" else values for name, values in inputs.items()}
-    outputs = model(**inputs, output_hidden_states=bool(layers))
+    outputs = model(
+        **inputs, num_output_tokens=num_tokens_needed(model, kind, layers), output_hidden_states=bool(layers)
+    )
     if kind == "pooled":
         return {"feature": outputs.pooler_output}
     tokens = {f"feature_{layer}": outputs.hidden_states[layer] for layer in layers}
@@ -410,16 +413,21 @@ def features_of(
     }
 
 
+def num_tokens_needed(model: Any, kind: str, layers: Sequence[int]) -> int | None:
+    """Return how many of the first tokens the last block must compute; None for all, as a graph in an engine does."""
+    if layers or isinstance(model, EngineModel):
+        return None
+    return {"pooled": num_tokens_read(model), "cls": 1}.get(kind)
+
+
 def _gather(model: Any, states: torch.Tensor, size: tuple[int, int], kind: str) -> torch.Tensor:
+    if kind == "cls":
+        return states[:, 0]
     grid = model.tokens_to_map(states, *size)  # B D h w
     if kind == "patches":
         return grid.permute(0, 2, 3, 1)
-    parts = []
-    if "cls" in kind:
-        parts.append(states[:, 0])
-    if "mean" in kind:
-        parts.append(grid.flatten(2).mean(dim=2))
-    return torch.cat(parts, dim=1)
+    mean = grid.flatten(2).mean(dim=2)
+    return mean if kind == "mean" else torch.cat((states[:, 0], mean), dim=1)
 
 
 def check_features(config: PlainViTConfig, kind: str, layers: Sequence[int]) -> None:
