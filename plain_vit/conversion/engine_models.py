@@ -154,8 +154,9 @@ def open_exported(
     model.engine, model.outputs, model.sizes = engine.name, outputs, sizes
     model.files = sorted(graph.parent.glob(f"{graph.stem}*"))
     try:
-        model.run = engine.load(folder, dtype=dtype, batch_size=batch_size)
-        found = model.eval()(torch.zeros(batch_size, config.num_channels, *sizes.image))
+        expected = (batch_size, config.num_channels, *sizes.image)
+        model.run = engine.load(folder, dtype=dtype, expected=expected)
+        found = model.eval()(torch.zeros(expected))
     except PlainViTError:
         raise
     except Exception as error:  # each engine has errors of its own

@@ -96,13 +96,13 @@ class Engine(ABC):
         """Write a program of torch.onnx; in int8, with the ranges that these inputs lead to."""
 
     @abstractmethod
-    def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, batch_size: int = 1) -> Run:
+    def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, expected: Sequence[int] | None = None) -> Run:
         """Return a function from pixels to the outputs of the stored graph, with as many threads as torch has now.
 
         Args:
             folder: The exported folder.
             dtype: Of the arithmetic.
-            batch_size: The number of images that it is to be fast for.
+            expected: The shape (B, C, H, W) that it is to be fast for; others work too (default: none).
 
         Raises:
             PreparedModelError: The engine does not compute in this dtype here.

@@ -1,6 +1,6 @@
 """Graphs for ONNX Runtime, in the layout of transformers.js: `onnx/model.onnx`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,7 +43,7 @@ class OnnxRuntime(Engine):
             save(CONVERSIONS[precision](program.model_proto), path)
         onnx.checker.check_model(str(path))
 
-    def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, batch_size: int = 1) -> Run:
+    def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, expected: Sequence[int] | None = None) -> Run:
         """Return a function that runs the graph on the CPU."""
         import onnxruntime
 

@@ -1,7 +1,8 @@
 """Graphs for OpenVINO, with the file names of optimum: `openvino_model.xml` and `openvino_model.bin`."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -51,21 +52,39 @@ class OpenVino(Engine):
                 model = in_int8(model, batches)
             openvino.save_model(model, folder / self.graph, compress_to_fp16=precision == "float16")
 
-    def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, batch_size: int = 1) -> Run:
+    def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, expected: Sequence[int] | None = None) -> Run:
         """Return a function that runs the graph on the CPU."""
         import openvino
 
         if dtype not in HINTS:
             raise PreparedModelError(f"OpenVINO computes in float32 or bfloat16, not in {dtype}: give another dtype")
-        threads = torch.get_num_threads()
-        streams = max(1, min(threads, batch_size // PIECE))
-        settings = {HINT: HINTS[dtype], "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": streams}
-        compiled = openvino.Core().compile_model(folder / self.graph, "CPU", settings)
-        if (chosen := compiled.get_property(HINT).to_string()) != HINTS[dtype]:
-            raise PreparedModelError(f"OpenVINO computes in {chosen} on this processor, not in {HINTS[dtype]}")
+        graph, threads = openvino.Core().read_model(folder / self.graph), torch.get_num_threads()
+        any_shape = cache(lambda: compiled(graph, dtype, threads))
+        if expected is None:
+            return any_shape()
+        batch, *image = expected
+        streams = max(1, min(threads, batch // PIECE))
+        of_one_shape = graph.clone()
+        of_one_shape.reshape({INPUT: [batch if streams == 1 else PIECE, *image]})
         if streams == 1:
-            return lambda pixels: arrays_of(compiled(pixels))
-        return in_pieces(openvino.AsyncInferQueue(compiled, streams))
+            one_shape = compiled(of_one_shape, dtype, threads)
+        else:
+            one_shape = compiled_for_streams(of_one_shape, dtype, threads, streams)
+
+        def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
+            count = len(pixels)
+            if [*pixels.shape[1:]] != image:
+                fitting = 0
+            elif streams == 1:
+                fitting = count if count == batch else 0
+            else:
+                fitting = count - count % PIECE
+            parts = [one_shape(pixels[:fitting])] if fitting else []
+            if fitting < count:
+                parts.append(any_shape()(pixels[fitting:]))
+            return joined(parts)
+
+        return run
 
     def version(self) -> str:
         """Return the release of OpenVINO."""
@@ -78,13 +97,29 @@ class OpenVino(Engine):
         return {HINT: HINTS[torch.float32]}
 
 
-def arrays_of(outputs: Any) -> dict[str, np.ndarray]:
-    """Return copies of the outputs of a graph by name: the next run writes to the same memory."""
-    return {output.any_name: values.copy() for output, values in outputs.items()}
+def compiled(graph: Any, dtype: torch.dtype, threads: int) -> Run:
+    """Return a function that runs a graph on the CPU, a whole batch at a time."""
+    made = compile_model(graph, dtype, threads, 1)
+    return lambda pixels: arrays_of(made(pixels))
 
 
-def in_pieces(queue: Any) -> Run:
-    """Return a function that computes the pieces of a batch side by side."""
+def compiled_for_streams(graph: Any, dtype: torch.dtype, threads: int, streams: int) -> Run:
+    """Return a function that runs a graph of `PIECE` images on the CPU, the pieces of a batch side by side.
+
+    A stream of OpenVINO can have wrong numbers for as long as it lives: two streams that make the same kernel at the
+    same time, the first time in a process, sometimes spoil it. So one stream of as many threads makes all kernels
+    before, and all streams have to give its numbers, bit for bit.
+
+    Raises:
+        PreparedModelError: They do not.
+    """
+    import openvino
+
+    threads_each = threads // streams
+    shape = [int(size) for size in graph.input(INPUT).shape]
+    probe = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    expected = compiled(graph, dtype, threads_each)(probe)
+    queue = openvino.AsyncInferQueue(compile_model(graph, dtype, threads_each * streams, streams), streams)
 
     def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
         found: dict[int, dict[str, np.ndarray]] = {}
@@ -93,9 +128,40 @@ def in_pieces(queue: Any) -> Run:
         for begin in begins:
             queue.start_async({INPUT: pixels[begin : begin + PIECE]}, begin)
         queue.wait_all()
-        return {name: np.concatenate([found[begin][name] for begin in begins]) for name in found[0]}
+        return joined([found[begin] for begin in begins])
 
+    for name, values in run(np.concatenate([probe] * streams)).items():
+        if not all(np.array_equal(piece, expected[name], equal_nan=True) for piece in np.split(values, streams)):
+            raise PreparedModelError(
+                f"{streams} streams of OpenVINO differ from one stream in {name}: give a batch_size of less than "
+                f"{2 * PIECE}, for which one stream computes"
+            )
     return run
+
+
+def compile_model(graph: Any, dtype: torch.dtype, threads: int, streams: int) -> Any:
+    """Compile a graph for the CPU.
+
+    Raises:
+        PreparedModelError: OpenVINO does not compute in this dtype here.
+    """
+    import openvino
+
+    settings = {HINT: HINTS[dtype], "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": streams}
+    made = openvino.Core().compile_model(graph, "CPU", settings)
+    if (chosen := made.get_property(HINT).to_string()) != HINTS[dtype]:
+        raise PreparedModelError(f"OpenVINO computes in {chosen} on this processor, not in {HINTS[dtype]}")
+    return made
+
+
+def arrays_of(outputs: Any) -> dict[str, np.ndarray]:
+    """Return copies of the outputs of a graph by name: the next run writes to the same memory."""
+    return {output.any_name: values.copy() for output, values in outputs.items()}
+
+
+def joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the outputs of a batch from those of its parts."""
+    return parts[0] if len(parts) == 1 else {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}
 
 
 def in_int8(model: Any, batches: Iterable[np.ndarray]) -> Any:
