@@ -217,6 +217,23 @@ def test_transformers_pipeline_takes_it(folders: Path, images: Path) -> None:
         assert [each["score"] for each in fast] == pytest.approx([each["score"] for each in plain], rel=1e-4)
 
 
+def test_signals_arrive_after_models_have_come_and_gone(folders: Path) -> None:
+    """Two `openvino.Core` that end in the order in which they began leave signals a stack that is gone."""
+    code = (
+        "import gc, os, signal, sys\n"
+        "from plain_vit.conversion import open_exported\n"
+        "opened = [open_exported(sys.argv[1]) for _ in range(2)]\n"
+        "while opened:\n"
+        "    del opened[0]\n"
+        "    gc.collect()\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('arrived', flush=True))\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    command = [sys.executable, "-c", code, str(folders / "classifier-openvino")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "arrived\n"), done.stderr
+
+
 # What is refused
 
 

@@ -33,11 +33,11 @@ class OpenVino(Engine):
         with needs(EXTRA):
             import onnx  # noqa: F401
             import onnxscript  # noqa: F401
-            import openvino
+            import openvino  # noqa: F401
 
             if precision == "int8":
                 import_nncf()
-        openvino.Core()
+        core()
 
     def write(self, program: Any, folder: Path, precision: str, batches: Iterable[np.ndarray]) -> None:
         """Write the graph, converted from that of ONNX."""
@@ -47,18 +47,16 @@ class OpenVino(Engine):
         with TemporaryDirectory(dir=folder) as temporary:
             path = Path(temporary, "model.onnx")
             save(convert(program.model_proto), path)
-            model = openvino.Core().read_model(path)
+            model = core().read_model(path)
             if precision == "int8":
                 model = in_int8(model, batches)
             openvino.save_model(model, folder / self.graph, compress_to_fp16=precision == "float16")
 
     def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, expected: Sequence[int] | None = None) -> Run:
         """Return a function that runs the graph on the CPU."""
-        import openvino
-
         if dtype not in HINTS:
             raise PreparedModelError(f"OpenVINO computes in float32 or bfloat16, not in {dtype}: give another dtype")
-        graph, threads = openvino.Core().read_model(folder / self.graph), torch.get_num_threads()
+        graph, threads = core().read_model(folder / self.graph), torch.get_num_threads()
         any_shape = cache(lambda: compiled(graph, dtype, threads))
         if expected is None:
             return any_shape()
@@ -95,6 +93,21 @@ class OpenVino(Engine):
     def settings(self) -> dict[str, Any]:
         """Return the settings under which the graph was run."""
         return {HINT: HINTS[torch.float32]}
+
+
+@cache
+def core() -> Any:
+    """Return the process's only `openvino.Core`, which stays to its end.
+
+    Each one gives its thread another stack for signals and restores the one of before when it ends: of two that end in
+    the order in which they began, the second restores the stack that went with the first, and the next signal, such as
+    Ctrl-C, ends the process with a segmentation fault.
+    """
+    import openvino
+
+    made = openvino.Core()
+    made.get_property("CPU", "FULL_DEVICE_NAME")  # it begins with the first use of the CPU
+    return made
 
 
 def compiled(graph: Any, dtype: torch.dtype, threads: int) -> Run:
@@ -145,10 +158,8 @@ def compile_model(graph: Any, dtype: torch.dtype, threads: int, streams: int) ->
     Raises:
         PreparedModelError: OpenVINO does not compute in this dtype here.
     """
-    import openvino
-
     settings = {HINT: HINTS[dtype], "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": streams}
-    made = openvino.Core().compile_model(graph, "CPU", settings)
+    made = core().compile_model(graph, "CPU", settings)
     if (chosen := made.get_property(HINT).to_string()) != HINTS[dtype]:
         raise PreparedModelError(f"OpenVINO computes in {chosen} on this processor, not in {HINTS[dtype]}")
     return made
