@@ -195,6 +195,16 @@ def test_bfloat16_is_computed_in_and_rounds() -> None:
     assert 1e-4 < difference(prepared(images).logits, expected) < 5e-2
 
 
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16")
+def test_threads_that_share_loops_freely_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, model, images = [], build(), pixels(3)
+    for setting in (openvino_runtime.PARTITIONER, {}):
+        monkeypatch.setattr(openvino_runtime, "PARTITIONER", setting)
+        prepared: Any = prepare_for_inference(model, engine="openvino", dtype=torch.bfloat16, batch_size=3)
+        found += [prepared(images).logits for _ in range(5)]
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
 def test_the_model_itself_is_unchanged() -> None:
     model = build()
     before = {name: value.clone() for name, value in model.state_dict().items()}
