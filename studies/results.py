@@ -13,7 +13,7 @@ import filelock
 from scipy import stats  # type: ignore[import-untyped]
 
 from studies.compute import training_operations
-from studies.study import CHOOSE, CHOOSING_SEED, COMPUTE, REPORT, Run, Study
+from studies.study import CHOOSE, CHOOSING_SEED, COMPUTE, FIRST, REPORT, Run, Study
 
 LAST = 0.2  # the last part of a curve, compared with the part before it
 FLAT = 0.003  # a rise of the accuracy that is still called flat
@@ -120,6 +120,37 @@ def runs_of(study: Study) -> list[Run]:
 def count_runs(study: Study) -> int:
     """Return the number of runs of a whole study."""
     return len(runs_of(study))
+
+
+def seconds_left(study: Study, results: Mapping[str, Any]) -> float:
+    """Return the estimated seconds of all runs without a result, one after the other.
+
+    For each epoch or step, each takes as long as those done before that are most like it: an earlier stage like earlier
+    stages, then of the same contender, then in the same role. There has to be one.
+    """
+    planned = planned_runs(study, results)
+    done = [(run, results[run.key]) for run in planned if run.key in results]
+    done = [pair for pair in done if not pair[1]["resumed"]] or done  # of a resumed one, the last part was timed
+    unknown = [
+        run for run in runs_of(study) if run.role != REPORT or chosen_rate(study, run.contender, results) is None
+    ]
+    left = {run.key: run for run in [*planned, *unknown] if run.key not in results}.values()
+    return sum(_length(run) * _seconds_of_one(run, done) for run in left)
+
+
+def _seconds_of_one(run: Run, done: Sequence[tuple[Run, Mapping[str, Any]]]) -> float:
+    likeness = max(_likeness(run, other) for other, _ in done)
+    alike = [(other, line) for other, line in done if _likeness(run, other) == likeness]
+    return statistics.mean(line["seconds"] / _length(other) for other, line in alike)
+
+
+def _likeness(run: Run, other: Run) -> tuple[bool, ...]:
+    same_role, same_data = run.role == other.role, (run.role == FIRST) == (other.role == FIRST)
+    return same_data, run.contender == other.contender, same_role
+
+
+def _length(run: Run) -> float:
+    return float(run.options.get("steps") or run.options.get("epochs") or 1)
 
 
 @dataclass(frozen=True)

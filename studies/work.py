@@ -27,7 +27,15 @@ from plain_vit import PlainViTImageProcessor
 from plain_vit.environment import describe_environment
 from studies.claims import BEAT, Claims
 from studies.layer_positions import LayerPositionsConfig
-from studies.results import append_result, count_runs, is_flat, planned_runs, read_results, results_file
+from studies.results import (
+    append_result,
+    count_runs,
+    is_flat,
+    planned_runs,
+    read_results,
+    results_file,
+    seconds_left,
+)
 from studies.study import FIRST, REPORT, ROOT, SCRIPTS, Run, Study, digest, is_plain_vit
 
 WAIT = 2.0  # seconds between two looks at runs that other processes have claimed
@@ -66,7 +74,6 @@ class Queue:
 
     def work(self) -> bool:
         """Do what is left, and return whether everything of the study is done now."""
-        self.began, self.done = time.monotonic(), 0
         with Claims(self.runs / "claims") as claims, ThreadPoolExecutor(self.jobs) as pool:
             self.claims = claims
             ended = threading.Event()
@@ -151,7 +158,6 @@ class Queue:
         if line := self.known_elsewhere(run):
             self.say(f"{run.name}: the study {line['study']} has done it")
             append_result(self.file, {**line, "study": run.study, "contender": run.contender, "role": run.role})
-            self.done += 1
             return
         folder = self.folder(run)
         words = command(run, self.study.launch, model_of(run, self), folder)
@@ -173,7 +179,6 @@ class Queue:
             "load": [round(load, 1), round(os.getloadavg()[0], 1)], **outcome(folder), "environment": environment(),
         }  # fmt: skip
         append_result(self.file, line)
-        self.done += 1
         self._report(run, line)
 
     def _run(self, key: str, words: list[str], log: Path) -> tuple[int, resource.struct_rusage]:
@@ -201,12 +206,11 @@ class Queue:
     def _report(self, run: Run, line: Mapping[str, Any]) -> None:
         total, results = count_runs(self.study), read_results(self.file)
         known = sum(each.key in results for each in planned_runs(self.study, results))
-        left = (time.monotonic() - self.began) / self.done * (total - known)
+        minutes = seconds_left(self.study, results) / self.jobs / 60
+        left = f"{minutes:.0f} minutes" if minutes < 100 else f"{minutes / 60:.1f} hours"
         curve = line["validation"]
         validation = f"validation {max(curve):.2%}" if curve else "done"
-        self.say(
-            f"[{known}/{total}] {run.name}: {validation}, {line['seconds']:.0f} s; about {left / 60:.0f} minutes left"
-        )
+        self.say(f"[{known}/{total}] {run.name}: {validation}, {line['seconds']:.0f} s; about {left} left")
 
 
 def _beat(claims: Claims, ended: threading.Event) -> None:
