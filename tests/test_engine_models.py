@@ -197,11 +197,21 @@ def test_bfloat16_is_computed_in_and_rounds() -> None:
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16")
 def test_threads_that_share_loops_freely_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, model, images = [], build(), pixels(3)
+    compile_model, shared = openvino.Core.compile_model, []
+
+    def noted(core: Any, graph: Any, device: str, settings: dict[str, Any]) -> Any:
+        shared.append(settings.get("TBB_PARTITIONER"))
+        return compile_model(core, graph, device, settings)
+
+    monkeypatch.setattr(openvino.Core, "compile_model", noted)
+    found, used, model, images = [], [], build(), pixels(3)
     for setting in (openvino_runtime.PARTITIONER, {}):
         monkeypatch.setattr(openvino_runtime, "PARTITIONER", setting)
         prepared: Any = prepare_for_inference(model, engine="openvino", dtype=torch.bfloat16, batch_size=3)
+        used.append(shared[-1])
         found += [prepared(images).logits for _ in range(5)]
+    known = "TBB_PARTITIONER" in openvino_runtime.core().get_property("CPU", "SUPPORTED_PROPERTIES")
+    assert used == ["AUTO" if known else None, None]
     assert all(torch.equal(each, found[0]) for each in found)
 
 
