@@ -120,6 +120,58 @@ def test_images_of_a_batch_stay_in_their_order_when_it_is_divided() -> None:
         assert difference(found, alone) < REORDERED
 
 
+@pytest.mark.parametrize("engine", ["torch", *ENGINES])
+def test_threads_that_share_a_model_get_the_numbers_of_one(engine: str, folders: Path) -> None:
+    """In a process of its own, with an end: calls that meet may wait for each other for ever."""
+    code = (
+        "import sys, torch\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from plain_vit import PlainViTForImageClassification, prepare_for_inference\n"
+        "torch.set_num_threads(2)\n"
+        "torch.set_grad_enabled(False)\n"
+        "model = PlainViTForImageClassification.from_pretrained(sys.argv[1])\n"
+        "for batch_size in (1, 8):\n"
+        "    prepared = prepare_for_inference(model, engine=sys.argv[2], batch_size=batch_size)\n"
+        "    size = (3, *model.config.image_shape)\n"
+        "    batches = [torch.randn(count, *size) for count in (batch_size, batch_size + 3) for _ in range(10)]\n"
+        "    expected = [prepared(images).logits for images in batches]\n"
+        "    def call(number):\n"
+        "        torch.set_grad_enabled(False)\n"
+        "        return prepared(batches[number % 20]).logits\n"
+        "    with ThreadPoolExecutor(4) as pool:\n"
+        "        found = list(pool.map(call, range(200)))\n"
+        "    assert all(torch.equal(each, expected[number % 20]) for number, each in enumerate(found)), batch_size\n"
+    )
+    command = [sys.executable, "-c", code, str(folders / "classifier"), engine]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_threads_that_open_their_first_model_at_once_share_one_core(folders: Path) -> None:
+    code = (
+        "import sys, threading, time, openvino\n"
+        "from plain_vit.conversion import open_exported\n"
+        "made, begin, all_at_once = [], openvino.Core.__init__, threading.Barrier(2)\n"
+        "def counted(core, *args):\n"
+        "    made.append(core)\n"
+        "    time.sleep(0.5)\n"
+        "    begin(core, *args)\n"
+        "openvino.Core.__init__ = counted\n"
+        "def opened():\n"
+        "    all_at_once.wait()\n"
+        "    open_exported(sys.argv[1])\n"
+        "threads = [threading.Thread(target=opened) for _ in range(2)]\n"
+        "for thread in threads:\n"
+        "    thread.start()\n"
+        "for thread in threads:\n"
+        "    thread.join()\n"
+        "print(len(made))\n"
+    )
+    command = [sys.executable, "-c", code, str(folders / "classifier-openvino")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
 @pytest.mark.parametrize(("batch_size", "others"), [(1, [8, 2]), (8, [3, 9]), (32, [2, 31])])
 def test_batches_of_the_expected_size_run_in_a_graph_of_that_shape(
     batch_size: int, others: list[int], monkeypatch: pytest.MonkeyPatch

@@ -1,11 +1,12 @@
 """Graphs for OpenVINO, with the file names of optimum: `openvino_model.xml` and `openvino_model.bin`."""
 
 import os
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from threading import RLock
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,25 @@ HINTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # How threads share the loops of bfloat16 kernels: by who is free, instead of in equal parts.
 PARTITIONER = {"TBB_PARTITIONER": "AUTO"}
 PIECE = 4  # images of a large batch that one stream computes: other threads need not wait for it at each product
+
+P = ParamSpec("P")
+R = TypeVar("R")
+IN_USE = RLock()
+
+
+def one_thread_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function whose callers wait while another thread of the process is in one of these.
+
+    A compiled graph has one place for its inputs and outputs, the kernels of all graphs have one cache, and two threads
+    that use OpenVINO's bindings for the first time at the same moment can wait for each other for ever.
+    """
+
+    @wraps(function)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        with IN_USE:
+            return function(*args, **kwargs)
+
+    return alone
 
 
 class OpenVino(Engine):
@@ -41,6 +61,7 @@ class OpenVino(Engine):
                 import_nncf()
         core()
 
+    @one_thread_at_a_time
     def write(self, program: Any, folder: Path, precision: str, batches: Iterable[np.ndarray]) -> None:
         """Write the graph, converted from that of ONNX."""
         import openvino
@@ -54,6 +75,7 @@ class OpenVino(Engine):
                 model = in_int8(model, batches)
             openvino.save_model(model, folder / self.graph, compress_to_fp16=precision == "float16")
 
+    @one_thread_at_a_time
     def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, expected: Sequence[int] | None = None) -> Run:
         """Return a function that runs the graph on the CPU."""
         if dtype not in HINTS:
@@ -61,7 +83,7 @@ class OpenVino(Engine):
         graph, threads = core().read_model(folder / self.graph), torch.get_num_threads()
         any_shape = cache(lambda: compiled(graph, dtype, threads))
         if expected is None:
-            return any_shape()
+            return one_thread_at_a_time(any_shape())
         batch, *image = expected
         streams = max(1, min(threads, batch // PIECE))
         of_one_shape = graph.clone()
@@ -71,6 +93,7 @@ class OpenVino(Engine):
         else:
             one_shape = compiled_for_streams(of_one_shape, dtype, threads, streams)
 
+        @one_thread_at_a_time
         def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
             count = len(pixels)
             if [*pixels.shape[1:]] != image:
@@ -97,6 +120,7 @@ class OpenVino(Engine):
         return {HINT: HINTS[torch.float32]}
 
 
+@one_thread_at_a_time
 @cache
 def core() -> Any:
     """Return the process's only `openvino.Core`, which stays to its end.
