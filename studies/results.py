@@ -125,8 +125,9 @@ def count_runs(study: Study) -> int:
 def seconds_left(study: Study, results: Mapping[str, Any]) -> float:
     """Return the estimated seconds of all runs without a result, one after the other.
 
-    For each epoch or step, each takes as long as those done before that are most like it: an earlier stage like earlier
-    stages, then of the same contender, then in the same role. There has to be one.
+    For each epoch or step, each takes the processor time (those done may have shared the processor, or been paused) of
+    those done before that are most like it: an earlier stage like earlier stages, then of the same contender, then in
+    the same role. There has to be one.
     """
     planned = planned_runs(study, results)
     done = [(run, results[run.key]) for run in planned if run.key in results]
@@ -141,7 +142,7 @@ def seconds_left(study: Study, results: Mapping[str, Any]) -> float:
 def _seconds_of_one(run: Run, done: Sequence[tuple[Run, Mapping[str, Any]]]) -> float:
     likeness = max(_likeness(run, other) for other, _ in done)
     alike = [(other, line) for other, line in done if _likeness(run, other) == likeness]
-    return statistics.mean(line["seconds"] / _length(other) for other, line in alike)
+    return statistics.mean(line["cpu_seconds"] / line["threads"] / _length(other) for other, line in alike)
 
 
 def _likeness(run: Run, other: Run) -> tuple[bool, ...]:

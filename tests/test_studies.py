@@ -103,7 +103,14 @@ def queue_of(study: Study, folder: Path, **options: Any) -> Queue:
 def line_of(study: Study, contender: str, role: str, rate: float, seed: int, **values: Any) -> dict[str, Any]:
     """Return a result as the queue writes it."""
     run = study.run(contender, role, rate, seed)
-    usual = {"validation": [0.5, 0.6], "flat": True, "cpu_seconds": 9.0, "parameters": 18, "resumed": False}
+    usual = {
+        "validation": [0.5, 0.6],
+        "flat": True,
+        "cpu_seconds": 9.0,
+        "threads": 1,
+        "parameters": 18,
+        "resumed": False,
+    }
     return {"key": run.key, **usual, "results": {"test_accuracy": values.pop("test", 0.5)}, **values}
 
 
@@ -342,17 +349,17 @@ def test_the_claim_of_a_dead_process_is_free_at_once_and_of_another_machine_late
 def test_the_time_left_is_by_epochs_and_by_what_is_most_alike(tmp_path: Path) -> None:
     study = open_yaml_study(tmp_path, stages={"before": {"options": {"learning_rate": 0.1, "epochs": 5}}})
     lines = [
-        line_of(study, "one", CHOOSE, 1e-3, 0, seconds=30.0),
-        line_of(study, "one", CHOOSE, 2e-3, 0, seconds=40.0),
-        line_of(study, "one", CHOOSE, 3e-3, 0, seconds=2.0, resumed=True),
+        line_of(study, "one", CHOOSE, 1e-3, 0, cpu_seconds=30.0, seconds=900.0),
+        line_of(study, "one", CHOOSE, 2e-3, 0, cpu_seconds=80.0, threads=2),
+        line_of(study, "one", CHOOSE, 3e-3, 0, cpu_seconds=2.0, resumed=True),
     ]
     found = {line["key"]: line for line in lines}
-    by_epoch = (30 + 40) / 2 / 3  # the resumed one was timed in part
+    by_epoch = (30 + 80 / 2) / 2 / 3  # the first was paused, the last was timed in part
     # one: 2 runs of 30 epochs; the other: 3 choices of 3, 2 runs of 30, and before each seed's first a stage of 5.
     assert seconds_left(study, found) == pytest.approx(by_epoch * (2 * 30 + 3 * 3 + 2 * 30 + 3 * 5))
     stage = study.run("the other", CHOOSE, 1e-3, 0).after
-    lines += [line_of(study, "one", REPORT, chosen_rate(study, "one", found) or 0, 1, seconds=600.0)]
-    lines += [{**lines[0], "key": stage.key, "seconds": 10.0}]
+    lines += [line_of(study, "one", REPORT, chosen_rate(study, "one", found) or 0, 1, cpu_seconds=600.0)]
+    lines += [{**lines[0], "key": stage.key, "cpu_seconds": 10.0}]
     found = {line["key"]: line for line in lines}
     expected = 30 * 20.0 + (3 * 3) * by_epoch + 2 * 30 * 20.0 + 2 * 5 * 2.0
     assert seconds_left(study, found) == pytest.approx(expected)
