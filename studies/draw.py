@@ -145,7 +145,7 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
             "core seconds": {row.contender: sum(row.seconds) / len(row.seconds) for row in done},
         }
     else:
-        places = {"training images": {name: each["x"] for name, each in fields.items() if "x" in each}}
+        places = {images_axis(study): {name: each["x"] for name, each in fields.items() if "x" in each}}
         places = {label: values for label, values in places.items() if values}
     figure = plain_figure(9.0 + 3.0 * (len(places) > 1), 4.0 if places else 1.4 + 0.45 * len(rows))
     *ends, rates = figure.subplots(1, max(1, len(places)) + 1, width_ratios=[3] * max(1, len(places)) + [2])
@@ -169,6 +169,12 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def images_axis(study: Study) -> str:
+    """Return what the `x` of contenders counts: the images of the first training, where there are two."""
+    after = any("after" in (contender or {}) for contender in study.description["contenders"].values())
+    return "images of pre-training" if after else "training images"
+
+
 def add_grid(axis: Axes) -> None:
     """Draw a grid behind what an axis shows, and two of its four borders."""
     axis.spines[["top", "right"]].set_visible(False)
@@ -179,7 +185,7 @@ def add_grid(axis: Axes) -> None:
 def _log_scale(axis: Axes, values: Collection[float]) -> None:
     """Make the x axis logarithmic, with these ticks; matplotlib's own are written as mathematics."""
     axis.set_xscale("log")
-    axis.set_xticks([*sorted(values)], [f"{value:g}" for value in sorted(values)])
+    axis.set_xticks([*sorted(values)], [f"{value:,g}" for value in sorted(values)])
     axis.set_xticks([], minor=True)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from plain_vit.analysis.words import plain_figure
-from studies.draw import PICTURES, add_grid, draw_lines
+from studies.draw import PICTURES, add_grid, draw_lines, images_axis
 from studies.frozen import run_probe
 from studies.results import Row, append_result, chosen_rate, read_results
 from studies.run import queue_of_models
@@ -78,7 +78,7 @@ def draw(study: Study, lines: Mapping[str, Any]) -> Figure:
     figure = plain_figure(6.0, 4.0)
     axis = figure.subplots()
     places = {name: of["x"] for name, of in contenders.items()}
-    draw_lines(axis, "training images", places, {name: of["series"] for name, of in contenders.items()}, rows)
+    draw_lines(axis, images_axis(study), places, {name: of["series"] for name, of in contenders.items()}, rows)
     axis.set_ylabel(f"ridge regression on {SHOTS} labels per class (%)")
     add_grid(axis)
     return figure

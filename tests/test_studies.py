@@ -24,7 +24,7 @@ from studies import claims as claims_module
 from studies import few_shot, frozen, work
 from studies.claims import Claims
 from studies.compute import operations
-from studies.draw import PAGE, PICTURES, draw, has_accuracies, section, table, with_block
+from studies.draw import PAGE, PICTURES, draw, has_accuracies, images_axis, section, table, with_block
 from studies.frozen import frozen_table
 from studies.layer_positions import LayerPositionsConfig
 from studies.paper import GPUS, hours_alone, hours_of, print_commands, training_images
@@ -666,6 +666,9 @@ def test_few_shot_accuracies_are_drawn_over_the_size_of_the_pretraining_set() ->
     np.testing.assert_array_equal(drawn["ViT"].get_xdata(), [680, 3400])
     np.testing.assert_allclose(drawn["ViT"].get_ydata(), [35, 55])
     assert "ResNet (not run yet)" in drawn
+    assert axis.get_xlabel() == images_axis(study) == "images of pre-training"
+    assert images_axis(open_study("labels", "desk")) == "training images"
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["680", "3,400", "34,000"]
     assert len(few_shot.pretrained(study, {})) == 0
 
 
