@@ -99,6 +99,8 @@ class Engine(ABC):
     def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, expected: Sequence[int] | None = None) -> Run:
         """Return a function from pixels to the outputs of the stored graph, with as many threads as torch has now.
 
+        Threads of the process may call it at the same time.
+
         Args:
             folder: The exported folder.
             dtype: Of the arithmetic.
