@@ -6,12 +6,18 @@ import platform
 from pathlib import Path
 
 import torch
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 # Dependencies of plain-vit and its extras, and the packages whose models it converts.
 PACKAGES = (
     "plain-vit", "torch", "torchvision", "transformers", "huggingface_hub", "safetensors", "numpy", "pillow",
     "accelerate", "datasets", "peft", "matplotlib", "captum", "timm", "vit-pytorch",
 )  # fmt: skip
+
+# What says whether oneDNN multiplies matrices of a dtype. Those of float32 it always does.
+_PRODUCTS = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 
 
 def describe_environment() -> dict[str, str]:
@@ -29,6 +35,26 @@ def describe_environment() -> dict[str, str]:
     known["accelerator"] = _accelerator()
     known["threads"] = f"{torch.get_num_threads()} in an operation, {torch.get_num_interop_threads()} between them"
     return known
+
+
+def has_products(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN multiplies matrices of a dtype on this processor.
+
+    Where it cannot, as bfloat16 with AVX2, torch has products of its own, many times slower than those of float32.
+    """
+    if dtype not in _PRODUCTS or not torch.backends.mkldnn.is_available():  # without oneDNN it makes no difference
+        return True
+    return bool(getattr(torch.ops.mkldnn, _PRODUCTS[dtype])())
+
+
+def warn_of_slow_products(dtype: torch.dtype) -> None:
+    """Warn, once in a process, that the CPU may compute in a dtype far slower than in float32."""
+    if not has_products(dtype):
+        name = str(dtype).removeprefix("torch.")
+        logger.warning_once(
+            f"This processor has no products of {name} matrices, and torch's own may be many times slower than those of "
+            "float32: compute in float32."
+        )
 
 
 def _version(package: str) -> str:

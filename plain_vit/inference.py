@@ -12,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from . import modeling_plain_vit as modeling
 from .attention_plain_vit import FAST_ATTENTION, SDPA, JoinedProjection, PlainViTAttention
 from .configuration_plain_vit import PlainViTConfig
+from .environment import has_products, warn_of_slow_products
 from .errors import PreparedModelError
 from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer
 from .modeling_plain_vit import PlainViTLayer, PlainViTMLP, PlainViTPreTrainedModel
@@ -64,6 +65,8 @@ def prepare_for_inference(
         return cast(Model, in_engine(model, engine, dtype or model.dtype, batch_size))
     prepared: Any = simplify(model, dtype=dtype)
     config = prepared.config
+    if prepared.device.type == "cpu":
+        warn_of_slow_products(prepared.dtype)
     if prepared.device.type == "cpu" and is_worth_packing(prepared.dtype) and not compile:
         pack(prepared, batch_size * (config.num_prefix_tokens + math.prod(config.grid_size)))
     if ALL_ATTENTION_FUNCTIONS.get(config._attn_implementation) is SDPA:
@@ -239,7 +242,7 @@ def is_worth_packing(dtype: torch.dtype) -> bool:
     """Return whether this processor computes faster with packed weights: one with AVX-512, and its bfloat16 part."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":  # measured with AVX2, where it is slower
         return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and has_products(dtype))
 
 
 class PackedLinear(nn.Module):

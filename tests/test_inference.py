@@ -1,6 +1,7 @@
 """Models prepared for inference: their logits, what they refuse, and that the original model is unchanged."""
 
 import copy
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from plain_vit import (
     PlainViTForImageClassification,
     PlainViTForMaskedImageModeling,
     PlainViTModel,
+    environment,
     inference,
 )
 from plain_vit.attention_plain_vit import FAST_ATTENTION
@@ -105,6 +107,23 @@ def test_weights_are_packed_where_the_processor_gains_by_it(
     monkeypatch.undo()
     prepared = prepare_for_inference(build(), dtype=dtype)  # on this processor, whatever it is
     assert prepared(pixels().to(dtype)).logits.isfinite().all()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or platform.system() != "Linux", reason="reads the flags of x86")
+def test_products_of_bfloat16_come_with_avx512() -> None:
+    flags = {*next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()}
+    assert environment.has_products(torch.float32)
+    if "avx_ne_convert" not in flags:  # of later processors, with 256 bits
+        assert environment.has_products(torch.bfloat16) is ({"avx512bw", "avx512vl", "avx512dq"} <= flags)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_dtype_without_products_is_said_to_be_slow(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(environment.logger, "warning_once", warned.append)
+    prepare_for_inference(build(), dtype=dtype)
+    expected = [] if environment.has_products(dtype) else [True]
+    assert [str(dtype).removeprefix("torch.") in text for text in warned] == expected
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from plain_vit import environment
 from plain_vit.training.hardware.precision import tf32
 from plain_vit.training.hardware.processes import loading_options, start_accelerator
 from plain_vit.training.tasks.classification import Classification
@@ -63,6 +64,17 @@ def test_processes_share_their_gradients_with_the_buckets_and_wait_for_an_hour()
     assert accelerator.init_handler is not None
     assert accelerator.init_handler.timeout == datetime.timedelta(hours=1)
     assert accelerator.non_blocking
+
+
+@pytest.mark.parametrize("precision, told", [("bf16", [True]), ("no", [])])
+@pytest.mark.usefixtures("fresh_accelerator")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="does not compute on the CPU")
+def test_training_in_a_dtype_without_products_is_said_to_be_slow(precision, told, monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    warned: list[str] = []
+    monkeypatch.setattr(environment.logger, "warning_once", warned.append)
+    start_accelerator(num_processes=1, mixed_precision=precision)
+    assert ["bfloat16" in text for text in warned] == told
 
 
 @pytest.mark.parametrize("workers", [0, 2])

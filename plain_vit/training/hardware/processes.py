@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 
+from ...environment import warn_of_slow_products
 from ...errors import TrainingError
 from ...extras import needs
 from ...system import handled_signals, keep_freed_memory, start_fork_server
@@ -69,6 +70,8 @@ def start_accelerator(
             "One process: `accelerate launch --cpu` starts one, whatever its --num_processes says. Several: "
             "`torchrun --nproc_per_node N` or `accelerate launch --multi_gpu --num_processes N`."
         )
+    if mixed_precision == "bf16" and accelerator.device.type == "cpu" and accelerator.is_main_process:
+        warn_of_slow_products(torch.bfloat16)
     if accelerator.device.type == "cpu":
         keep_freed_memory()
     return accelerator
