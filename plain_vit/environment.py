@@ -52,8 +52,8 @@ def warn_of_slow_products(dtype: torch.dtype) -> None:
     if not has_products(dtype):
         name = str(dtype).removeprefix("torch.")
         logger.warning_once(
-            f"This processor has no products of {name} matrices, and torch's own may be many times slower than those of "
-            "float32: compute in float32."
+            f"This processor has no products of {name} matrices, and torch's own may be many times slower than those "
+            "of float32: compute in float32."
         )
 
 
