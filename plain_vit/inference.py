@@ -39,7 +39,8 @@ def prepare_for_inference(
     tokens that a class-token head reads. On a CPU with AVX-512 the weights are in oneDNN's fastest memory layout, with
     the MLP's activation fused into the product (if the model is compiled, the compiler does both).
 
-    In float32 the logits differ by at most 1e-5 of the largest one; in bfloat16 by bfloat16's rounding.
+    In float32 the logits differ by at most 1e-5 of the largest one; in bfloat16 by bfloat16's rounding. A CPU that has
+    no fast products of the dtype is warned of.
 
     Args:
         model: A model on the device where it is to run. It may be of the code saved in its folder; the copy is of the
