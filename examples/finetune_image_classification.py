@@ -218,11 +218,11 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         trust_remote_code=arguments.trust_remote_code,
         hints=checkpoint_hints(arguments.model_hints),
         image_size=None if arguments.image_size is None else sides(arguments, "image_size"),
+        problem_type=arguments.problem_type,
         position_resampling=arguments.position_resampling,
         hidden_dropout_prob=arguments.dropout,
         drop_path_rate=arguments.drop_path_rate,
     )
-    model.config.problem_type = arguments.problem_type
     if arguments.native_aspect_ratio:
         image_processor = with_native_aspect_ratio(image_processor, model, arguments.max_num_patches)
     elif max_num_patches_of(image_processor):

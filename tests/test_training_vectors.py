@@ -218,6 +218,21 @@ def test_a_regression_begins_at_the_mean_of_its_targets(run, sets):
     np.testing.assert_allclose(weights_of(folder)["classifier.bias"], means, rtol=1e-5)
 
 
+@pytest.mark.parametrize("options", [
+    {"drop_path_rate": 0.2}, {"dropout": 0.1}, {"image_size": [24, 16]}, {"from_scratch": True, "image_size": [24]},
+    {"native_aspect_ratio": True}, {"lora_rank": 2, "test_size": [40]}, {"from_scratch": True},
+])  # fmt: skip
+def test_one_number_is_learnt_with_every_change_of_the_model(options, run, tmp_path):
+    """A config with one label is refused by transformers unless it says that it is a regression."""
+    dataset = save(tmp_path / "one", "target", Value("float32"), float)
+    folder = run("one number", REGRESSION, dataset=dataset, **options)
+    outputs, config = outputs_of(folder, load_splits(dataset)["test"])
+    assert (config.problem_type, config.id2label, outputs.shape) == (REGRESSION, {0: "target"}, (60, 1))
+    targets = np.array(load_splits(dataset)["test"]["target"][:])
+    results = json.loads((folder / "results.json").read_text())
+    assert results["test_mean_absolute_error"] == pytest.approx(np.abs(targets - outputs[:, 0]).mean(), abs=1e-4)
+
+
 # The evaluation script
 
 

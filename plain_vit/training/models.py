@@ -73,6 +73,7 @@ def load_classifier(
     trust_remote_code: bool = False,
     hints: Mapping[str, Any] | None = None,
     image_size: tuple[int, int] | None = None,
+    problem_type: str = "single_label_classification",
     **changes: Any,
 ) -> tuple[PreTrainedModel, Any]:
     """Open any image classifier and give it a new head, initialised to zero (paper, section 3.2).
@@ -85,6 +86,7 @@ def load_classifier(
         trust_remote_code: run code that comes with the checkpoint.
         hints: settings that another library's checkpoint lacks, as arguments of `from_checkpoint`.
         image_size: training size (height, width) in pixels, if it is not the model's own.
+        problem_type: what the outputs are, as in a config of transformers.
         **changes: config fields to change for training, such as `drop_path_rate`; None keeps one.
 
     Returns:
@@ -101,6 +103,7 @@ def load_classifier(
         trust_remote_code=trust_remote_code,
         hints=hints or {},
     )
+    model.config.problem_type = problem_type
     config, resized = copy.deepcopy(model.config), False
     for field, value in changes.items():
         if value is not None and not hasattr(config, field):
