@@ -281,17 +281,15 @@ def text_of_labels(results: dict[str, Any]) -> str:
     rows = results["labels"]
     measures = [name for name in rows[0] if name not in ("name", "images")]
     means = [f"{name.replace('_', ' ')} {results[name]:.4f}" for name in results if name in MEANS]
-    width = max(len("label"), *(len(row["name"]) for row in rows))
-    head = "".join(f"{name:>{len(name) + 3}}" for name in measures)
-    lines = [
-        f"{', '.join(means)}, on {results['images']} images",
-        text_of_rates(results),
-        "",
-        f"{'label':<{width}}{'images':>9}{head}",
-    ]
-    for row in rows[:SHOWN]:
-        values = "".join(f"{'–' if row[name] is None else f'{row[name]:.4f}':>{len(name) + 3}}" for name in measures)
-        lines.append(f"{row['name']:<{width}}{row['images']:>9}{values}")
+    shown = rows[:SHOWN]
+    columns = [["label", *(row["name"] for row in shown)], ["images", *(str(row["images"]) for row in shown)]]
+    for name in measures:
+        columns.append([name, *("–" if row[name] is None else f"{row[name]:.4f}" for row in shown)])
+    widths = [max(map(len, column)) for column in columns]
+    lines = [f"{', '.join(means)}, on {results['images']} images", text_of_rates(results), ""]
+    for name, *values in zip(*columns, strict=True):
+        cells = (f"   {value:>{width}}" for value, width in zip(values, widths[1:], strict=True))
+        lines.append(f"{name:<{widths[0]}}{''.join(cells)}")
     if len(rows) > SHOWN:
         lines.append(f"and {len(rows) - SHOWN} more, in the file of --output")
     return "\n".join(lines)

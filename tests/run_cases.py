@@ -5,12 +5,15 @@ CASES is a JSON file: a list of [script, options].
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 from accelerate.state import AcceleratorState, PartialState
 
+from plain_vit.training.loop import Loop
 from tests.training_runs import open_script
 
 ENTRIES = {
@@ -19,11 +22,27 @@ ENTRIES = {
 }
 
 
-def run_case(script: str, options: dict[str, object]) -> None:
-    """Run a script with its options, in this process."""
+class Stopped(BaseException):
+    """A run ends before it is done."""
+
+
+def run_case(script: str, options: dict[str, object], *, stop_before: int | None = None) -> None:
+    """Run a script with its options, in this process, to its end or up to this step."""
     module = open_script(script)
     function, arguments = ENTRIES[script]
-    with mock.patch.object(PartialState, "destroy_process_group"):  # the next case needs it
+    begin_step = Loop._begin_step
+
+    def begin(loop: Loop[Any]) -> None:
+        if loop.step == stop_before:
+            loop.run.finish_saving()
+            raise Stopped
+        begin_step(loop)
+
+    with (
+        mock.patch.object(PartialState, "destroy_process_group"),  # the next case needs it
+        mock.patch.object(Loop, "_begin_step", begin),
+        suppress(Stopped),
+    ):
         getattr(module, function)(getattr(module, arguments)(**options))
     AcceleratorState._reset_state(reset_partial_state=False)
 

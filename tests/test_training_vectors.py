@@ -274,7 +274,10 @@ def test_the_evaluation_of_numbers_is_scikit_learns(sets, tmp_path, capsys):
     each = [mean_absolute_error(targets[:, place], outputs[:, place]) for place in range(2)]
     assert [row["mean absolute error"] for row in results["labels"]] == pytest.approx(each, abs=1e-5)
     assert json.loads((tmp_path / "results.json").read_text())["images"] == 60
-    assert "mean absolute error" in capsys.readouterr().out
+    printed = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("LABEL_")]
+    assert printed == [
+        [row["name"], "60", f"{row['mean absolute error']:.4f}", f"{row['R2']:.4f}"] for row in results["labels"]
+    ]
     save_plain_vit(tmp_path / "other", num_labels=3, problem_type=REGRESSION)
     with pytest.raises(DataError, match="Each image has 2 numbers, and the model predicts 3"):
         evaluate(tmp_path / "other", sets[REGRESSION])
