@@ -33,6 +33,7 @@ def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
 
 
 # How position embeddings are resampled, but for "truncate", which gives patches the positions of other places.
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 Resampling = Literal[
     "bicubic", "bicubic_antialias", "bicubic_align_corners", "bilinear", "bilinear_antialias", "bilinear_align_corners"
 ]  # fmt: skip
@@ -251,7 +252,7 @@ class DataOptions(SplitOptions, LabelOptions, ImageOptions):
 
     _argument_group_name: ClassVar[str] = "data"
 
-    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = option(
+    problem_type: ProblemType = option(
         "single_label_classification",
         help="one label per image; a list of labels per image; a number, or a list of numbers, per image",
     )

@@ -29,6 +29,7 @@ from ..image_processing_plain_vit import PlainViTImageProcessor, SourcePreproces
 from ..modeling_plain_vit import PlainViTForImageClassification
 from ..packed_plain_vit import tokens_of
 from ..positions_plain_vit import GridTables
+from .arguments import ProblemType
 from .data.augmentation import input_size, pixel_levels
 from .data.inputs import max_num_patches_of
 
@@ -73,7 +74,7 @@ def load_classifier(
     trust_remote_code: bool = False,
     hints: Mapping[str, Any] | None = None,
     image_size: tuple[int, int] | None = None,
-    problem_type: str = "single_label_classification",
+    problem_type: ProblemType = "single_label_classification",
     **changes: Any,
 ) -> tuple[PreTrainedModel, Any]:
     """Open any image classifier and give it a new head, initialised to zero (paper, section 3.2).
