@@ -141,7 +141,7 @@ def save_sets(folder: Path) -> None:
 
 
 def check(seeds: Sequence[int], folder: Path) -> None:
-    """Run each case whole, and stopped and resumed; then whole in two processes, and its second part in two."""
+    """Run each case whole, and stopped and resumed; in two processes whole, and resumed from the stop in one."""
     save_sets(folder)
     of_two, compared = [], []
     for seed in seeds:
@@ -154,7 +154,9 @@ def check(seeds: Sequence[int], folder: Path) -> None:
         run_case(script, runs["one"])
         stop = chance.randrange(1, options["steps"])
         run_case(script, runs["resumed"], stop_before=stop)
-        if not (here / "resumed" / "config.json").exists():  # early stopping may have ended it before
+        if (here / "resumed" / "config.json").exists():
+            assert "early_stopping" in options  # nothing else ends a run before its step
+        else:
             shutil.copytree(here / "resumed", here / "moved")
             run_case(script, {**runs["resumed"], "resume": True})
             of_two.append((script, {**runs["moved"], "resume": True}))

@@ -32,8 +32,8 @@ def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
     return field(default=default, metadata={"help": help})
 
 
-# How position embeddings are resampled, but for "truncate", which gives patches the positions of other places.
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+# How position embeddings are resampled, but for "truncate", which gives patches the positions of other places.
 Resampling = Literal[
     "bicubic", "bicubic_antialias", "bicubic_align_corners", "bilinear", "bilinear_antialias", "bilinear_align_corners"
 ]  # fmt: skip
