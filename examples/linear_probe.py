@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader
@@ -32,7 +33,7 @@ from transformers import PreTrainedModel
 from plain_vit import PlainViTForImageClassification
 from plain_vit.errors import OutputExistsError, TrainingError
 from plain_vit.extras import needs
-from plain_vit.files.staging import staged_file, staged_folder
+from plain_vit.files.staging import is_vacant, staged_file, staged_folder
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from accelerate import Accelerator
@@ -56,9 +57,9 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     )
     from plain_vit.training.data import ImageClassificationData, load_classification_data
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages
-    from plain_vit.training.data.identity import labels_hash
+    from plain_vit.training.data.identity import contents_hash, labels_hash
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
-    from plain_vit.training.models import checkpoint_hints, load_classifier
+    from plain_vit.training.models import checkpoint_hints, configuration_hash, head_of, load_classifier, weights_hash
     from plain_vit.training.probing import (
         LEARNING_RATES,
         TEMPERATURE,
@@ -69,9 +70,9 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         head_layer,
         train_probes,
     )
-    from plain_vit.training.run.folder import as_json, move_into, read_json, write_file
+    from plain_vit.training.run.folder import as_json, changed_settings, move_into, read_json, write_file
 
-FEATURES, SOURCE = "features.safetensors", "features.json"
+FEATURES, SOURCE = "features.safetensors", "source"  # the file, and what its metadata say about them
 
 
 @dataclass(kw_only=True)
@@ -145,7 +146,7 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
 
     # The features: from the folder of an earlier probe with the same settings, or from the model.
     folder = Path(arguments.output_dir)
-    source = describe_source(arguments, data)
+    source = describe_source(arguments, data, model, image_processor)
     features = stored_features(folder, source)
     loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
     loading["collate_fn"] = ProcessedImages(image_processor)
@@ -352,16 +353,20 @@ def open_data(arguments: ProbeArguments) -> ImageClassificationData:
     return data
 
 
-def describe_source(arguments: ProbeArguments, data: ImageClassificationData) -> dict[str, Any]:
-    """Return the settings that determine the features."""
+def describe_source(
+    arguments: ProbeArguments, data: ImageClassificationData, model: PreTrainedModel, image_processor: Any
+) -> dict[str, Any]:
+    """Return what determines the features: settings, then what is behind them."""
+    deciding = ("model", "model_hints", "image_size", "position_resampling", "mixed_precision", "dataset",
+                "dataset_subset", "image_column")  # fmt: skip
     return {
-        "model": arguments.model,
-        "image_size": arguments.image_size,
-        "position_resampling": arguments.position_resampling,
-        "mixed_precision": arguments.mixed_precision,
-        "dataset": arguments.dataset,
+        **{name: getattr(arguments, name) for name in deciding},
         "classes": data.label_names,
+        "weights": weights_hash(model, without=head_of(model)),
+        "configuration": configuration_hash(model.config),
+        "image_processor": image_processor.to_dict(),
         **{f"{name} labels": labels_hash(split) for name, split in data.splits.items()},
+        **{f"{name} images": contents_hash(split) for name, split in data.splits.items()},
     }
 
 
@@ -371,18 +376,15 @@ def stored_features(folder: Path, source: dict[str, Any]) -> dict[str, Features]
     Raises:
         OutputExistsError: The folder holds something else, or features of something else.
     """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if is_vacant(folder):
         return None
-    if not (folder / SOURCE).is_file() or not (folder / FEATURES).is_file():
-        raise OutputExistsError(f"{folder} contains something other than a probe: give another folder.")
-    before = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
-    changed = [
-        f"{name} (was {before.get(name)!r}, is {source.get(name)!r})"
-        for name in sorted({*before, *source})
-        if before.get(name) != source.get(name)
-    ]
-    if changed:
-        raise OutputExistsError(f"The features in {folder} differ in {', '.join(changed)}: give another folder.")
+    try:
+        with safe_open(folder / FEATURES, "pt") as file:
+            before = json.loads(file.metadata()[SOURCE])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise OutputExistsError(f"{folder} contains something other than a probe: give another folder.") from error
+    if changed := changed_settings(before, source):
+        raise OutputExistsError(f"The features in {folder} differ in {changed}: give another folder.")
     tensors = load_file(folder / FEATURES)
     names = {name.partition(".")[0] for name in tensors}
     return {
@@ -393,14 +395,12 @@ def stored_features(folder: Path, source: dict[str, Any]) -> dict[str, Features]
 
 
 def store_features(folder: Path, source: dict[str, Any], features: dict[str, Features]) -> None:
-    """Write the features, then their settings, whose presence shows that the features are complete."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the features and what determines them, as one file."""
     tensors: dict[str, torch.Tensor] = {}
     for name, of_split in features.items():
         tensors |= {f"{name}.values": of_split.values, f"{name}.labels": of_split.labels}
     with staged_file(folder / FEATURES, force=True) as new:
-        save_file(tensors, new)
-    write_file(folder / SOURCE, json.dumps(source, indent=2) + "\n")
+        save_file(tensors, new, {SOURCE: as_json(source)})
 
 
 def save_model(model: Any, image_processor: Any, folder: Path) -> None:

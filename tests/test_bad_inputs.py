@@ -225,6 +225,9 @@ WRITING = {
     "`--force` on a folder that contains a thesis, other weights or an edited model card": (
         "replaced, and kept under another name",
         "test_writing.py::test_force_keeps_a_folder_that_holds_what_plain_vit_did_not_write"),
+    "`kill -9` at any file that training, a probe or `extract_features.py` writes": (
+        "the same command, or with `--resume`, ends with the same weights and features",
+        "test_killed_writes.py::test_a_run_killed_at_any_of_its_writes_can_be_run_again"),
     "`kill -9` during `--force`": (
         "every file is there", "test_writing.py::test_killed_while_a_folder_is_kept_every_thesis_survives"),
     "a name of the maximum length": (

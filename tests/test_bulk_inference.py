@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -464,6 +465,11 @@ def test_a_folder_of_another_run_or_with_other_files_is_refused(model: Path, ima
     processor.save_pretrained(other)
     with pytest.raises(OutputExistsError, match="weights"):
         extract(model=str(other), dataset=str(images), output_dir=str(tmp_path / "out"), resume=True)
+    shutil.copytree(model, tmp_path / "edited")
+    file = tmp_path / "edited" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_act": "relu"}))
+    with pytest.raises(OutputExistsError, match=r"of another run: model \(.*, configuration \(was "):
+        extract(model=str(tmp_path / "edited"), dataset=str(images), output_dir=str(tmp_path / "out"), resume=True)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     with pytest.raises(OutputExistsError, match="not an empty folder"):
@@ -495,7 +501,7 @@ def test_images_of_other_sizes_under_the_same_names_are_not_resumed_and_copies_a
         before = contents(tmp_path / "out")
         place.rename(tmp_path / f"{name}-done")
     data["changed"].rename(place)
-    with pytest.raises(OutputExistsError, match=r"of another run: sizes \(was "):
+    with pytest.raises(OutputExistsError, match=r"of another run: contents \(was "):
         extract(**options, dataset=str(place), resume=True)
     assert contents(tmp_path / "out") == before
 

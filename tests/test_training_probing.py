@@ -2,10 +2,13 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from accelerate import Accelerator
@@ -37,7 +40,7 @@ from plain_vit.training.probing import (
     train_probes,
 )
 from tests.conftest import randomize_
-from tests.training_runs import TORCHRUN, launch, open_script, weights_of
+from tests.training_runs import TORCHRUN, launch, open_script, save_plain_vit, weights_of
 
 script = open_script("linear_probe")
 
@@ -216,6 +219,70 @@ def test_features_of_something_else_are_not_taken(model_folder, tmp_path):
     with pytest.raises(OutputExistsError, match="contains something other than a probe"):
         script.probe(arguments_of(model_folder, model_folder))
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def _other_weights(model: Path, data: Path) -> None:
+    changed = PlainViTForImageClassification.from_pretrained(model)
+    nn.init.ones_(changed.vit.layernorm.bias)
+    changed.save_pretrained(model)
+
+
+def _edited(file: Path, **settings: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+
+
+def _other_settings(model: Path, data: Path) -> None:
+    _edited(model / "config.json", hidden_act="relu")
+
+
+def _other_processing(model: Path, data: Path) -> None:
+    _edited(model / "preprocessor_config.json", image_mean=[0.1, 0.2, 0.3])
+
+
+def _other_images(model: Path, data: Path) -> None:
+    shutil.rmtree(data)
+    save_two_columns(data, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "named"),
+    [
+        (_other_weights, [], "weights"),
+        (_other_settings, [], "configuration"),
+        (_other_processing, [], "image_processor"),
+        (_other_images, [], "train images"),
+        (None, ["--image_column", "right"], "image_column"),
+    ],
+    ids=["weights", "settings", "processing", "images", "column"],
+)
+def test_features_of_another_model_or_of_other_images_with_the_same_labels_are_not_taken(
+    change, options, named, tmp_path
+):
+    model, data, out = tmp_path / "model", tmp_path / "data", tmp_path / "out"
+    save_plain_vit(model)
+    save_two_columns(data, seed=0)
+    words = ["--dataset", data, "--mode", "few_shot", "--shots", 1, "--image_column", "left"]
+    script.probe(arguments_of(model, out, *words))
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    if change is not None:
+        change(model, data)
+    with pytest.raises(OutputExistsError, match=rf"differ in {named} \(was "):
+        script.probe(arguments_of(model, out, *words, *options))
+    assert before == {path: path.read_bytes() for path in out.iterdir()}
+
+
+def save_two_columns(folder: Path, *, seed: int) -> None:
+    """Save two images per label, which are the same for all seeds."""
+    draw, labels = np.random.default_rng(seed), [number % 3 for number in range(24)]
+    images = {
+        name: [PIL.Image.fromarray(draw.integers(0, 256, (9, 7, 3), dtype=np.uint8)) for _ in labels]
+        for name in ("left", "right")
+    }
+    features = datasets.Features(
+        {"left": datasets.Image(), "right": datasets.Image(), "label": datasets.ClassLabel(names=[*"abc"])}
+    )
+    rows = datasets.Dataset.from_dict({**images, "label": labels}, features=features)
+    datasets.DatasetDict({"train": rows, "test": rows.select(range(9))}).save_to_disk(folder)
 
 
 @pytest.mark.slow

@@ -156,6 +156,13 @@ def _check_folder(place: Path, force: bool) -> None:
         )
 
 
+def is_vacant(folder: Path) -> bool:
+    """Return whether a path is free, or a folder with nothing but what a killed writer of a file left in it."""
+    if not folder.is_dir():
+        return not os.path.lexists(folder)
+    return all(name.startswith((_staged(LOCK), _staged(NEW))) for name in os.listdir(folder))
+
+
 def foreign_names(folder: Path, replacement: Path | None = None) -> list[str]:
     """Return the names of the entries of a folder that plain-vit did not write.
 
@@ -198,12 +205,16 @@ def _is_plain_file(path: Path) -> bool:
 
 def _next_to(place: Path, role: str) -> Path:
     """Return the path for a role next to the target; the suffix is kept, because it indicates the file type."""
-    name = f".plain-vit-{role}.{place.name}"
+    name = f"{_staged(role)}{place.name}"
     if len(os.fsencode(name)) > LONGEST_NAME:
         digest = hashlib.blake2b(os.fsencode(place.name), digest_size=16).hexdigest()
         suffix = place.suffix if len(os.fsencode(place.suffix)) < 50 else ""
-        name = f".plain-vit-{role}.{digest}{suffix}"
+        name = f"{_staged(role)}{digest}{suffix}"
     return place.with_name(name)
+
+
+def _staged(role: str) -> str:
+    return f".plain-vit-{role}."
 
 
 def _kept(place: Path) -> Path:

@@ -7,7 +7,6 @@ the data, not on the number of processes or workers. A shard is written when its
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D` hidden size.
 """
 
-import hashlib
 import itertools
 import json
 import threading
@@ -20,7 +19,6 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, get_worker_info
 
 from ..configuration_plain_vit import PlainViTConfig
@@ -30,15 +28,16 @@ from ..conversion.export import ENGINES
 from ..conversion.inference_engines import is_exported
 from ..errors import DataError, OutputExistsError, TrainingError
 from ..extras import needs
-from ..files.staging import staged_file
+from ..files.staging import is_vacant, staged_file
 from ..heads_plain_vit import num_tokens_read
 from ..inference import prepare_for_inference
 from ..modeling_plain_vit import PlainViTForImageClassification
 from .arguments import BulkOptions
 from .data import load_images
 from .data.decoding import BLANK, UNREADABLE, as_files, decode_image, name_broken, open_stored
-from .models import checkpoint_hints
-from .run.folder import as_json, read_json, write_file
+from .data.identity import contents_hash, paths_hash
+from .models import checkpoint_hints, configuration_hash, weights_hash
+from .run.folder import as_json, changed_settings, read_json, write_file
 from .run.progress import Progress
 from .run.report import environment
 
@@ -250,28 +249,21 @@ class Run:
 
     def _start(self, accelerator: Accelerator) -> None:
         """Make the folder, or check that it is that of the same run."""
-        file, wanted = self.folder / MANIFEST, json.loads(as_json(self.settings))
+        file = self.folder / MANIFEST
         if file.is_file():
-            before = read_json(file)["settings"]
-            changed = [
-                f"{name} (was {before.get(name)!r}, is {wanted.get(name)!r})"
-                for name in sorted({*before, *wanted})
-                if before.get(name) != wanted.get(name)
-            ]
-            if changed:
+            if changed := changed_settings(read_json(file)["settings"], self.settings):
                 raise OutputExistsError(
-                    f"{self.folder} holds the output of another run: {', '.join(changed)}. Give another folder."
+                    f"{self.folder} holds the output of another run: {changed}. Give another folder."
                 )
             if not self.options.resume:
                 raise OutputExistsError(
                     f"{self.folder} holds the output of this run: add --resume to compute what is missing."
                 )
-        elif self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+        elif not is_vacant(self.folder):
             raise OutputExistsError(f"{self.folder} is not an empty folder: give another one.")
         accelerator.wait_for_everyone()
         if accelerator.is_main_process and not file.is_file():
-            (self.folder / "data").mkdir(parents=True, exist_ok=True)
-            write_file(file, as_json({"complete": False, "settings": wanted}, indent=2) + "\n")
+            write_file(file, as_json({"complete": False, "settings": self.settings}, indent=2) + "\n")
         accelerator.wait_for_everyone()
 
     def _pending(self) -> list[Shard]:
@@ -545,12 +537,13 @@ def settings_of(options: BulkOptions, rows: Dataset | IterableDataset, model: An
     return {
         **{name: getattr(options, name) for name in deciding},
         "weights": weights_hash(model),
+        "configuration": configuration_hash(model.config),
         "engine_version": engine_version(model, options),
         "revision": getattr(model.config, "_commit_hash", None),
         "image_processor": processor.to_dict(),
         "images": len(rows) if isinstance(rows, Dataset) else None,
-        "paths": paths_hash(rows),
-        "sizes": sizes_hash(rows),
+        "paths": paths_hash(rows) if isinstance(rows, Dataset) else None,
+        "contents": contents_hash(rows) if isinstance(rows, Dataset) else None,
     }
 
 
@@ -558,48 +551,3 @@ def engine_version(model: Any, options: BulkOptions) -> str | None:
     """Return the engine that computes and its release; None for torch, which the manifest names by itself."""
     name = model.engine if isinstance(model, EngineModel) else options.engine
     return None if name == "torch" else f"{ENGINES[name].runtime} {ENGINES[name].version()}"
-
-
-def weights_hash(model: nn.Module) -> str:
-    """Return the SHA-256 of all weights and their names, or of a graph, in 16 hexadecimal digits."""
-    digest = hashlib.sha256()
-    if isinstance(model, EngineModel):
-        for file in model.files:
-            with open(file, "rb") as opened:
-                digest.update(hashlib.file_digest(opened, "sha256").digest())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
-
-
-def paths_hash(rows: Dataset | IterableDataset) -> str | None:
-    """Return a hash of the names of the image files, in order; None for a stream."""
-    if isinstance(rows, IterableDataset):
-        return None
-    digest = hashlib.sha256()
-    for chunk in rows.flatten().data.column("image.path").chunks:
-        for path in chunk:
-            digest.update(str(path.as_py()).encode() + b"\0")
-    return digest.hexdigest()[:16]
-
-
-def sizes_hash(rows: Dataset | IterableDataset) -> str | None:
-    """Return a hash of the number of bytes of each image, in order; None for a stream.
-
-    Other images nearly always have other sizes, and a copy, which has other times, has the same.
-    """
-    if isinstance(rows, IterableDataset):
-        return None
-    data, digest = rows.flatten().data, hashlib.sha256()
-    stored = pa.compute.binary_length(data.column("image.bytes"))
-    for size, path in zip(stored.to_pylist(), data.column("image.path").to_pylist(), strict=True):
-        digest.update(f"{_size_of(path) if size is None else size}\0".encode())
-    return digest.hexdigest()[:16]
-
-
-def _size_of(path: str | None) -> int | None:
-    try:
-        return None if path is None else Path(path).stat().st_size
-    except (OSError, ValueError):  # named with the images that cannot be read
-        return None

@@ -1,10 +1,11 @@
 """Models to fine-tune, with a head for the given classes; teachers; LoRA adapters."""
 
 import copy
+import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -22,6 +23,7 @@ from transformers import (
 
 from ..configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from ..conversion import from_checkpoint
+from ..conversion.engine_models import EngineModel
 from ..conversion.format import EXPECTED
 from ..errors import TrainingError
 from ..extras import needs
@@ -39,6 +41,8 @@ QUERY_AND_VALUE = {"q_proj", "v_proj", "query", "value", "q", "v"}
 NORMALIZATION = (
     "resample", "image_mean", "image_std", "do_rescale", "rescale_factor", "do_normalize", "do_convert_rgb",
 )  # fmt: skip
+# Settings of a model that say where it comes from.
+NOT_COMPUTED = ("_name_or_path", "architectures", "auto_map", "dtype", "plain_vit_version", "transformers_version")
 
 
 def checkpoint_hints(words: Sequence[str] | None) -> dict[str, Any]:
@@ -388,6 +392,31 @@ def head_of(model: PreTrainedModel) -> set[str]:
             sized = _fresh(type(model), model.config, [str(number) for number in range(count)])
         shapes.append({name: tensor.shape for name, tensor in sized.state_dict().items()})
     return {name for name, shape in shapes[0].items() if shape != shapes[1][name]}
+
+
+def weights_hash(model: nn.Module, *, without: Container[str] = ()) -> str:
+    """Return a hash of all weights with their names, or of a graph, as 16 hexadecimal digits.
+
+    Args:
+        model: a model, or a graph of an engine.
+        without: names of tensors that do not count.
+    """
+    digest = hashlib.sha256()
+    if isinstance(model, EngineModel):
+        for file in model.files:
+            with open(file, "rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    for name, tensor in sorted(model.state_dict().items()):
+        if name not in without:
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def configuration_hash(config: PreTrainedConfig) -> str:
+    """Return a hash of the settings of a model that may change what it computes, as 16 hexadecimal digits."""
+    settings = {name: value for name, value in config.to_dict().items() if name not in NOT_COMPUTED}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def set_head_bias(model: PreTrainedModel, value: float | torch.Tensor) -> None:

@@ -42,10 +42,20 @@ def open_stored(stored: dict[str, Any] | None) -> PIL.Image.Image:
     Raises:
         OSError: It cannot be read; likewise the other errors in `UNREADABLE`.
     """
+    return PIL.Image.open(BytesIO(stored_bytes(stored)))
+
+
+def stored_bytes(stored: dict[str, Any] | None) -> bytes:
+    """Return the file of a stored image.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: There is none.
+    """
     if stored is None:
         raise ValueError("there is none")
-    content = stored["bytes"] if stored["bytes"] is not None else Path(stored["path"]).read_bytes()
-    return PIL.Image.open(BytesIO(content))
+    content: bytes | None = stored["bytes"]
+    return content if content is not None else Path(stored["path"]).read_bytes()
 
 
 def decode_image(image: PIL.Image.Image) -> PIL.Image.Image:

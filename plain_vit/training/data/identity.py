@@ -1,14 +1,20 @@
-"""What identifies the data of a run, wherever it is: labels and names of files."""
+"""What identifies the data of a run, wherever it is: labels, names of files, and what is in them."""
 
 import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...extras import needs
-from .decoding import as_files
+from .decoding import UNREADABLE, as_files, stored_bytes
 
 with needs("plain-vit[train]"):
+    import pyarrow as pa
+    import pyarrow.compute
     from datasets import Dataset
+
+READ = 256  # images whose contents are read, for a hash of all
 
 
 def dataset_identity(name: str, split: Any) -> str:
@@ -37,3 +43,42 @@ def files_hash(split: Dataset) -> str:
 def image_paths(split: Dataset) -> list[str | None]:
     """Return the path of each image of a split, or None where it is not a file."""
     return list(as_files(split).select_columns("image").flatten().select_columns("image.path")["image.path"])
+
+
+def paths_hash(split: Dataset) -> str:
+    """Return a hash of the paths of the image files of a split, in their order."""
+    return hashlib.sha256("\0".join(map(str, image_paths(split))).encode()).hexdigest()
+
+
+def contents_hash(split: Dataset) -> str:
+    """Return a hash of the size in bytes of each image of a split, and of the contents of `READ` spread evenly over it.
+
+    Not of all contents, which would take as long as reading the data. A copy, whose files have other times, has the
+    same hash. Where a single image has been replaced by one of as many bytes, the hash may be the same.
+    """
+    files = as_files(split).select_columns("image")
+    digest = hashlib.sha256(str(_sizes(files)).encode())
+    for stored in files[np.linspace(0, len(files) - 1, min(READ, len(files)), dtype=int)]["image"]:
+        try:
+            digest.update(stored_bytes(stored))
+        except UNREADABLE:  # named when the images are read
+            digest.update(b"none")
+    return digest.hexdigest()
+
+
+def _sizes(files: Dataset) -> list[int | None]:
+    """Return the number of bytes of each image, None where there is none."""
+    flat = files.flatten()
+    sizes, paths = pa.compute.binary_length(flat.data.column("image.bytes")), flat.data.column("image.path")
+    if flat._indices is not None:  # a selection of rows, whose bytes all other ways would copy
+        rows = flat._indices.column(0)
+        sizes, paths = sizes.take(rows), paths.take(rows)
+    known = zip(sizes.to_pylist(), paths.to_pylist(), strict=True)
+    return [_size_of(path) if size is None else size for size, path in known]
+
+
+def _size_of(path: str | None) -> int | None:
+    try:
+        return None if path is None else Path(path).stat().st_size
+    except (OSError, ValueError):  # named when the images are read
+        return None

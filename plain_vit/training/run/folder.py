@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import nn
 from ...errors import OutputError, OutputExistsError, TrainingError, in_bytes
 from ...extras import needs
 from ...files.manifest import manifest_problem, write_manifest
-from ...files.staging import full_disk, staged_file, staged_folder
+from ...files.staging import full_disk, is_vacant, staged_file, staged_folder
 from ..hardware.sharding import ShardedState
 
 with needs("plain-vit[train]"):
@@ -80,21 +80,14 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise OutputExistsError(f"{self.path} is a file: give a folder.")
         if not self.resume:
-            if self.path.exists() and any(self.path.iterdir()):
+            if not is_vacant(self.path):
                 raise OutputExistsError(f"{self.path} is not empty: give another folder, or continue with --resume.")
             return
         if not (self.path / OPTIONS).exists():
             raise TrainingError(f"{self.path} contains no run to resume: omit --resume.")
         before = self.before = read_json(self.path / OPTIONS)
-        changed = [
-            f"{name} (was {before.get(name)!r}, is {self.options.get(name)!r})"
-            for name in sorted({*before, *self.options})
-            if before.get(name) != self.options.get(name) and name not in LENGTH_OPTIONS
-        ]
-        if changed:
-            raise TrainingError(
-                f"The run in {self.path} differs in {', '.join(changed)}: resume it with the same options."
-            )
+        if changed := changed_settings(before, self.options, free=LENGTH_OPTIONS):
+            raise TrainingError(f"The run in {self.path} differs in {changed}: resume it with the same options.")
 
     def begin(self, average: nn.Module | None = None, sharded: ShardedState | None = None) -> dict[str, Any] | None:
         """Create the folder, or load its newest checkpoint into the prepared objects.
@@ -280,6 +273,22 @@ class RunFolder:
         if self.accelerator.is_main_process:
             append_line(self.path / LOG, as_json(values))
         self.accelerator.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
+
+
+def changed_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], *, free: Container[str] = ()) -> str:
+    """Return the settings that differ from those of an earlier run, as text; empty if none does.
+
+    Args:
+        before: settings as read from JSON.
+        wanted: settings of this run.
+        free: names of settings that may differ.
+    """
+    wanted = json.loads(as_json(wanted))
+    return ", ".join(
+        f"{name} (was {before.get(name)!r}, is {wanted.get(name)!r})"
+        for name in dict.fromkeys([*wanted, *before])
+        if before.get(name) != wanted.get(name) and name not in free
+    )
 
 
 def as_json(values: Any, indent: int | None = None) -> str:
