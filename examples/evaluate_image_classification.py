@@ -148,6 +148,7 @@ def open_split(arguments: EvaluateArguments, class_names: list[str], problem_typ
         image_column=arguments.image_column,
         **keywords(arguments, LabelOptions),
         problem_type=problem_type,
+        classes=len(class_names) if arguments.labels_by == "number" else None,
     )
     if problem_type == REGRESSION:
         if len(data_classes) != len(class_names):
@@ -183,12 +184,14 @@ def matching_classes(class_names: list[str], data_classes: list[str], *, labels_
     """Return the model class of each class of the data.
 
     Raises:
-        DataError: The model does not know one of them.
+        DataError: The model does not know one of them, or has more or fewer.
     """
     if labels_by == "number":
-        if len(data_classes) > len(class_names):
+        if len(data_classes) != len(class_names):
             raise DataError(
-                f"The data has {len(data_classes)} classes, the model {len(class_names)}: they do not match."
+                f"The data has {len(data_classes)} classes, the model {len(class_names)}: their numbers do not match. "
+                "Omit --labels_by if their names do, or give data with all of the model's classes, or with labels that "
+                "are numbers."
             )
         return list(range(len(data_classes)))
     numbers = {name: number for number, name in enumerate(class_names)}

@@ -7,8 +7,10 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, Features, Image
+import torch.nn.functional as F
+from datasets import ClassLabel, Dataset, Features, Image, List, Value
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from transformers import AutoImageProcessor
 
 from plain_vit import (
     PlainViTForImageClassification,
@@ -122,6 +124,54 @@ def test_any_image_classifier_is_evaluated_and_its_classes_must_match(tmp_path):
     save_resnet(tmp_path, num_labels=3)
     with pytest.raises(DataError, match="The data has 10 classes, the model 3"):
         evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one label", "several"])
+def test_labels_that_are_numbers_are_the_numbers_of_the_model_s_classes(tmp_path, several):
+    """Where the split has no image of some classes, the others keep their numbers."""
+    problem = "multi_label_classification" if several else "single_label_classification"
+    model = save_plain_vit(tmp_path / "model", num_labels=6, problem_type=problem)
+    numbers, draw = [1, 4, 4, 1, 4, 1, 4], np.random.default_rng(0)
+    images = [PIL.Image.fromarray(draw.integers(0, 256, (32, 24, 3), dtype=np.uint8)) for _ in numbers]
+    kind = List(Value("int64")) if several else Value("int64")
+    labels = [[number] for number in numbers] if several else numbers
+    features = Features({"image": Image(), "label": kind})
+    Dataset.from_dict({"image": images, "label": labels}, features=features).save_to_disk(tmp_path / "data")
+    options = {"model": str(model), "dataset": str(tmp_path / "data")}
+    results = evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
+    found = PlainViTForImageClassification.from_pretrained(model).eval()
+    pixels = AutoImageProcessor.from_pretrained(model)(images, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        logits = found(pixels).logits
+    if several:
+        targets = torch.nn.functional.one_hot(torch.tensor(numbers), 6).float()
+        assert results["loss"] == pytest.approx(F.binary_cross_entropy_with_logits(logits, targets).item(), rel=1e-5)
+    else:
+        right = logits.argmax(1) == torch.tensor(numbers)
+        assert results["top1_accuracy"] == right.double().mean().item()
+        assert results["loss"] == pytest.approx(F.cross_entropy(logits, torch.tensor(numbers)).item(), rel=1e-5)
+    save_plain_vit(tmp_path / "model", num_labels=3, problem_type=problem)
+    with pytest.raises(DataError, match="4"):
+        evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
+
+
+def test_classes_with_names_are_matched_by_number_only_if_they_are_as_many(tmp_path):
+    """A folder of images has the classes that occur in it: the fifth need not be the model's fifth."""
+    options = {"model": str(save_resnet(tmp_path / "model", num_labels=9)), "dataset": str(tmp_path / "images")}
+    for name in ("deer", "frog"):
+        (tmp_path / "images" / "test" / name).mkdir(parents=True)
+        PIL.Image.new("RGB", (40, 40)).save(tmp_path / "images" / "test" / name / "1.png")
+    with pytest.raises(DataError, match="The data has 2 classes, the model 9"):
+        evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
+
+
+def test_an_image_without_a_label_is_named(tmp_path):
+    features = Features({"image": Image(), "label": ClassLabel(names=["a", "b", "c"])})
+    rows = {"image": [PIL.Image.new("RGB", (8, 8))] * 3, "label": [0, None, 2]}
+    Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "data")
+    model = save_plain_vit(tmp_path / "model", id2label=dict(enumerate("abc")))
+    with pytest.raises(DataError, match="1 of the 3 images .* have no label, the first one is at row 1"):
+        evaluation.evaluate(evaluation.EvaluateArguments(model=str(model), dataset=str(tmp_path / "data")))
 
 
 def test_checkpoint_of_another_library_is_evaluated_head_and_all(tmp_path):

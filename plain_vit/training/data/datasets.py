@@ -407,6 +407,7 @@ def load_labelled_split(
     label_column: str | None = None,
     label_names: str | None = None,
     problem_type: str = "single_label_classification",
+    classes: int | None = None,
 ) -> tuple[Dataset, list[str]]:
     """Open one split for evaluation.
 
@@ -418,6 +419,8 @@ def load_labelled_split(
         label_column: see `find_columns`.
         label_names: a text file with one class per line, for labels that are plain numbers.
         problem_type: `single_label_classification`, or one of those whose labels are vectors, see `with_vectors`.
+        classes: number of classes of which integers without names are the numbers (default: those that occur are the
+            names of classes, in their order).
 
     Returns:
         Rows with an RGB `image` and a `label`, and the classes in the order of their numbers.
@@ -433,6 +436,9 @@ def load_labelled_split(
     single = problem_type == "single_label_classification"
     image_column, label_column = find_columns(rows.features, image=image_column, label=label_column, single=single)
     chosen, given = {"evaluated": _standard_columns(rows, image_column, label_column)}, _read_names(label_names)
+    _refuse_missing_labels({"evaluated": chosen["evaluated"]["label"][:]})
+    if classes is not None and given is None and _are_numbers(chosen["evaluated"].features["label"]):
+        given = [str(number) for number in range(classes)]
     if single:
         chosen, names = _with_class_labels({"train": chosen["evaluated"]}, given)
         _check_labels("evaluated", np.asarray(chosen["train"]["label"]), names)
@@ -688,6 +694,12 @@ def _checked(splits: dict[str, Any], names: list[str], *, test_is_named: bool) -
                 "or remove the classes."
             )
     return {**splits, **{role: splits[role].cast_column("image", Image(mode="RGB")) for role in labels}}
+
+
+def _are_numbers(feature: Any) -> bool:
+    """Return whether labels, one or several per image, are integers without names."""
+    inner = getattr(feature, "feature", feature)
+    return isinstance(inner, Value) and "int" in inner.dtype
 
 
 def _refuse_missing_labels(labels: Mapping[str, Sequence[Any]]) -> None:
