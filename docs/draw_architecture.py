@@ -54,6 +54,7 @@ OUTSIDE = (
     "extras",
     "inference",
     "packing",
+    "scores",
     "system",
 )  # imported by nearly every component, or only by users
 

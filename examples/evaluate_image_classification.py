@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
 from plain_vit.extras import needs
+from plain_vit.scores import MULTI_LABEL, REGRESSION
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from datasets import Dataset
@@ -32,7 +33,6 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.arguments import ForwardOptions, LabelOptions, keywords, option, run_script
     from plain_vit.training.data import load_labelled_split
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
-    from plain_vit.training.data.targets import MULTI_LABEL, REGRESSION
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
     from plain_vit.training.metrics import Evaluation, evaluate_classifier
     from plain_vit.training.models import checkpoint_hints, open_classifier

@@ -184,7 +184,7 @@ def show(options: argparse.Namespace) -> None:
 
 
 def predict(options: argparse.Namespace) -> None:
-    """Print the likeliest classes of images."""
+    """Print the likeliest classes or labels of images, or the numbers of a regression."""
     from .modeling_plain_vit import PlainViTForImageClassification
     from .training.bulk_inference import predictions_of, table_of_files
 
@@ -196,20 +196,22 @@ def predict(options: argparse.Namespace) -> None:
     table, broken = table_of_files(
         options.images, image_processor, lambda inputs: predictions_of(model, inputs, top=options.top)
     )
-    images = table.select(["path", "labels", "probabilities"]).to_pylist()
+    many, one, form = ("values", "value", "12.5g") if "values" in table.column_names else (
+        "probabilities", "probability", "7.2%")  # fmt: skip
+    images = table.select(["path", "labels", many]).to_pylist()
     if options.json:
         print(json.dumps(images, indent=2))
     elif options.csv:
         rows = csv.writer(sys.stdout, lineterminator="\n")
-        rows.writerow(["path", "rank", "label", "probability"])
+        rows.writerow(["path", "rank", "label", one])
         for image in images:
-            likeliest = zip(image["labels"], image["probabilities"], strict=True)
+            likeliest = zip(image["labels"], image[many], strict=True)
             rows.writerows([image["path"], rank, *each] for rank, each in enumerate(likeliest, start=1))
     else:
         for image in images:
             say(image["path"])
-            for label, probability in zip(image["labels"], image["probabilities"], strict=True):
-                say(f"  {probability:7.2%}  {label}")
+            for label, score in zip(image["labels"], image[many], strict=True):
+                say(f"  {score:{form}}  {label}")
     refuse_broken(broken)
 
 

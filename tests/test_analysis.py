@@ -12,7 +12,9 @@ import peft
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import nn
+from transformers import pipeline
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
 from plain_vit.analysis import (
@@ -591,12 +593,20 @@ def test_a_confusion_matrix_counts_true_classes_down_and_predicted_ones_across()
     assert confusion_matrix([0, 0, 2, 1, 0], [0, 1, 2, 2, 1], 3).tolist() == [[1, 2, 0], [0, 0, 1], [0, 0, 1]]
 
 
-def test_predictions_are_the_softmax_of_the_logits() -> None:
-    model = build()
-    pixels = images(model)
-    with torch.no_grad():
-        expected = model.eval()(pixels).logits.softmax(-1)
-    np.testing.assert_array_equal(predict(model.train(), pixels), expected)
+@pytest.mark.parametrize(
+    ("problem", "labels"),
+    [("single_label_classification", 5)]
+    + [(problem, labels) for problem in (None, "multi_label_classification", "regression") for labels in (1, 5)],
+)
+def test_predictions_are_the_scores_of_the_pipeline(problem: Any, labels: int) -> None:
+    model, image_processor = build(num_labels=labels, problem_type=problem), PlainViTImageProcessor()
+    image_processor.size = {"height": model.config.image_shape[0], "width": model.config.image_shape[1]}
+    pictures = [Image.fromarray(np.random.default_rng(seed).integers(0, 256, (9, 8, 3), np.uint8)) for seed in range(3)]
+    classify = pipeline("image-classification", model.eval(), image_processor=image_processor, top_k=labels)
+    names = model.config.id2label
+    expected = [{each["label"]: each["score"] for each in answer} for answer in classify(pictures)]
+    got = predict(model.train(), image_processor(pictures, return_tensors="pt"))
+    np.testing.assert_allclose(got, [[of[names[i]] for i in range(labels)] for of in expected], rtol=0, atol=1e-6)
 
 
 # Whatever the model is in, it stays so

@@ -39,6 +39,7 @@ from plain_vit.analysis import (
     token_norms,
 )
 from plain_vit.analysis.plots import (
+    percent,
     plot_attention_distance,
     plot_attention_heads,
     plot_augmentations,
@@ -264,6 +265,43 @@ def test_the_logit_lens_draws_probabilities_of_the_final_favourites() -> None:
     legend = figure.axes[1].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["cow: 60%", "bee: 30%"]
     assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["emb.", "0"]
+
+
+def test_several_labels_have_their_own_probabilities_and_a_regression_has_numbers_in_order() -> None:
+    logits, shares = np.array([[[-1.0, 3.0, 0.5], [2.0, -4.0, 30.0]]]), np.array([[0.2, 0.9, 0.8]])
+    several = plot_logit_lens(random(1, 8, 8), logits, NAMES[:3], top=2, problem_type="multi_label_classification")
+    np.testing.assert_allclose(several.axes[1].lines[1].get_ydata(), 1 / (1 + np.exp([1.0, -2.0])))
+    numbers = plot_logit_lens(random(1, 8, 8), logits, NAMES[:3], top=2, problem_type="regression").axes[1]
+    np.testing.assert_allclose(numbers.lines[1].get_ydata(), [3, -4])
+    assert [text.get_text() for text in numbers.get_legend().get_texts()] == ["ant: 2", "bee: -4"]
+    assert numbers.get_ylim()[0] < -4
+    bars = plot_top_classes(random(1, 8, 8), logits[:, 1], NAMES[:3], problem_type="regression").axes[1]
+    assert [bar.get_width() for bar in bars.containers[0]] == [2, -4, 30]
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["ant", "bee", "cow"]
+    assert {"2", "-4", "30"} <= {text.get_text() for text in bars.texts}
+    assert bars.get_xlim()[0] < -4
+    assert bars.get_xlim()[1] > 30
+    probable = plot_top_classes(random(1, 8, 8), shares, NAMES[:3], problem_type="multi_label_classification").axes[1]
+    assert [bar.get_width() for bar in probable.containers[0]] == [0.9, 0.8, 0.2]
+
+
+@pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
+def test_a_sheet_shows_what_a_model_of_several_labels_or_numbers_says(
+    tmp_path: Path, files: list[Path], problem: str
+) -> None:
+    model = build(problem_type=problem)
+    draw_sheet(files, model, processor(), tmp_path / "sheet", progress=False)
+    page = Page((tmp_path / "sheet" / "index.html").read_text(encoding="utf-8"))
+    with torch.no_grad():
+        logits = model.eval()(prepared(files)).logits
+    said = [text for text in page.texts if text.startswith(("Bars of", "Lines of"))]
+    assert len(said) == 2
+    if problem == "regression":
+        assert f"image <0>: ant {logits[0, 0]:.4g}, bee {logits[0, 1]:.4g}, cow {logits[0, 2]:.4g}" in said[0]
+        assert not any("%" in text for text in said)
+    else:
+        best = logits[0].argmax()
+        assert f"image <0>: {class_labels(NAMES, 18)[best]} {percent(logits[0, best].sigmoid().item())}" in said[0]
 
 
 def test_norms_show_each_kind_of_token() -> None:

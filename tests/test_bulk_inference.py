@@ -165,16 +165,49 @@ def test_the_layers_asked_for_are_columns_and_float16_rounds_them(model: Path, i
     assert schema.field("feature_1").type.value_type == pa.float16()
 
 
-def test_predictions_are_those_of_the_pipeline(model: Path, images: Path, tmp_path: Path) -> None:
+def with_problem(model: Path, folder: Path, problem: str | None) -> Path:
+    """Return a copy of a model for another problem."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "problem_type": problem}))
+    return folder
+
+
+@pytest.mark.parametrize("problem", [None, "single_label_classification", "multi_label_classification"])
+def test_predictions_are_those_of_the_pipeline(model: Path, images: Path, tmp_path: Path, problem: str | None) -> None:
+    model = with_problem(model, tmp_path / "model", problem)
     predict(model=str(model), dataset=str(images), output_dir=str(tmp_path / "out"), top=3)
     files = sorted(map(str, images.glob("*.png")))
-    expected = pipeline("image-classification", model=str(model), top_k=3, function_to_apply="softmax")(files)
+    expected = pipeline("image-classification", model=str(model), top_k=3)(files)
     rows = table_of(tmp_path / "out")
     assert rows["labels"] == [[each["label"] for each in likeliest] for likeliest in expected]
     assert rows["label"] == [likeliest[0] for likeliest in rows["labels"]]
     assert rows["probability"] == [shares[0] for shares in rows["probabilities"]]
     scores = [[each["score"] for each in likeliest] for likeliest in expected]
     assert np.allclose(rows["probabilities"], scores, rtol=0, atol=TOLERANCE)
+
+
+def test_predicted_numbers_are_those_of_the_pipeline_in_the_model_s_order(
+    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = with_problem(model, tmp_path / "model", "regression")
+    predict(model=str(model), dataset=str(images), output_dir=str(tmp_path / "out"), top=3)
+    files = sorted(map(str, images.glob("*.png")))
+    rows, answers = table_of(tmp_path / "out"), pipeline("image-classification", model=str(model), top_k=4)(files)
+    assert sorted(rows) == ["labels", "path", "row", "values"]
+    names = [f"class {number}" for number in range(4)]
+    expected = [{each["label"]: each["score"] for each in answer} for answer in answers]
+    for labels, values, of_image in zip(rows["labels"], rows["values"], expected, strict=True):
+        assert labels == names
+        assert np.allclose(values, [of_image[name] for name in names], rtol=0, atol=TOLERANCE)
+    capsys.readouterr()
+    assert main(["predict", files[0], "--model", str(model), "--csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "path,rank,label,value"
+    printed = [float(line.rpartition(",")[2]) for line in lines[1:]]
+    assert np.allclose(printed, rows["values"][0], rtol=0, atol=TOLERANCE)
+    assert main(["predict", files[0], "--model", str(model)]) == 0
+    assert "%" not in capsys.readouterr().out
 
 
 # Borders, processes, streams, kills

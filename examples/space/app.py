@@ -23,6 +23,7 @@ from plain_vit.analysis import attention_maps, attention_rollout, displayable, p
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import CheckpointError, PlainViTError
 from plain_vit.extras import needs
+from plain_vit.scores import REGRESSION
 
 with needs("plain-vit[space]", script=__name__ == "__main__"):
     import gradio as gr
@@ -51,12 +52,14 @@ class Shown:
     model: PreTrainedModel
     image_processor: Any
 
-    def look(self, image: Image.Image, layer: int) -> tuple[dict[str, float], Figure]:
-        """Return the most likely labels with their probabilities, and the attention over the image."""
+    def look(self, image: Image.Image, layer: int) -> tuple[dict[str, float] | str, Figure]:
+        """Return the likeliest labels with their probabilities, or numbers as text; and attention over the image."""
         pixels = self.image_processor(image, return_tensors="pt")
-        (probabilities,) = predict(self.model, pixels)
+        (scores,) = predict(self.model, pixels)
         names: Any = self.model.config.id2label
-        likely = {names[int(i)]: float(probabilities[i]) for i in np.argsort(-probabilities)[:TOP]}
+        likely: dict[str, float] | str = {names[int(i)]: float(scores[i]) for i in np.argsort(-scores)[:TOP]}
+        if self.model.config.problem_type == REGRESSION:
+            likely = ", ".join(f"{names[i]} {score:.4g}" for i, score in enumerate(scores))
         if layer == ROLLOUT:
             maps, meaning = attention_rollout(self.model, pixels), "rollout through all layers"
         else:

@@ -11,18 +11,22 @@ import numpy as np
 from plain_vit.analysis.dense_features import Correspondences, PatchComponents
 from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity
 from plain_vit.analysis.inspection import TokenLayout
-from plain_vit.analysis.plots import percent, short_number
+from plain_vit.analysis.plots import leading, percent, score_text, short_number
+from plain_vit.scores import REGRESSION
 
 MOST = 8  # items described individually
 
 
-def of_top_classes(probabilities: np.ndarray, names: Sequence[str], titles: Sequence[str]) -> str:
-    """Describe the most likely classes of images; probabilities of shape (B, classes)."""
+def of_top_classes(
+    probabilities: np.ndarray, names: Sequence[str], titles: Sequence[str], problem_type: str | None = None
+) -> str:
+    """Describe the most likely classes of images, or the numbers of a regression; of shape (B, classes)."""
     texts = []
     for title, shares in zip(titles, probabilities, strict=True):
-        likeliest = shares.argsort()[::-1][:3]
-        texts.append(f"{title}: " + ", ".join(f"{names[i]} {percent(shares[i])}" for i in likeliest))
-    return _listed("Bars of the most likely classes of each image", texts)
+        first = leading(shares, problem_type)[:3]
+        texts.append(f"{title}: " + ", ".join(f"{names[i]} {score_text(shares[i], problem_type)}" for i in first))
+    what = "numbers" if problem_type == REGRESSION else "most likely classes"
+    return _listed(f"Bars of the {what} of each image", texts)
 
 
 def of_maps(maps: np.ndarray, titles: Sequence[str]) -> str:
@@ -114,8 +118,21 @@ def of_distances(distances: np.ndarray, even: float) -> str:
     )
 
 
-def of_logits(logits: np.ndarray, names: Sequence[str], titles: Sequence[str]) -> str:
-    """Describe the layer from which the final class leads; logits of shape (B, layers + 1, classes)."""
+def of_logits(logits: np.ndarray, names: Sequence[str], titles: Sequence[str], problem_type: str | None = None) -> str:
+    """Describe the layer from which the final class leads; logits of shape (B, layers + 1, classes).
+
+    Of a regression: where the lines of its numbers begin and end.
+    """
+    if problem_type == REGRESSION:
+        ends = [
+            ", ".join(
+                f"{name} {score_text(first, problem_type)} to {score_text(last, problem_type)}"
+                for name, first, last in zip(names[:3], of_image[0], of_image[-1], strict=False)
+            )
+            for of_image in logits
+        ]
+        numbers = [f"{title}: {text}" for title, text in zip(titles, ends, strict=True)]
+        return _listed("Lines of numbers from the embeddings to the last layer", numbers)
     texts = []
     for title, of_image in zip(titles, logits, strict=True):
         leading = of_image.argmax(axis=-1)

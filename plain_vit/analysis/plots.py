@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from plain_vit.analysis.dense_plots import (
     plot_correspondences as plot_correspondences,
@@ -26,6 +27,7 @@ from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity, Resa
 from plain_vit.analysis.inspection import TokenLayout
 from plain_vit.analysis.words import class_labels, drawable, one_line, plain_figure
 from plain_vit.extras import needs
+from plain_vit.scores import REGRESSION, scores
 
 with needs("plain-vit[analysis]"):
     from matplotlib.axes import Axes
@@ -122,15 +124,17 @@ def plot_top_classes(
     *,
     top: int = 5,
     titles: Sequence[str] | None = None,
+    problem_type: str | None = None,
 ) -> Figure:
-    """Draw images next to their most likely classes.
+    """Draw images next to their most likely classes, or next to the numbers of a regression.
 
     Args:
         images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
-        probabilities: Probabilities of shape (B, classes), from `predict`.
+        probabilities: Probabilities of shape (B, classes), or numbers, from `predict`.
         class_names: Names in the order of the classes.
         top: Number of classes.
         titles: One title per image.
+        problem_type: That of the model's config; the numbers of a `regression` keep their order.
     """
     names = class_labels(class_names, 18)
     count, top = len(images), min(top, probabilities.shape[1])
@@ -147,14 +151,21 @@ def plot_top_classes(
         if titles is not None:
             picture.set_title(drawable(titles[i]), fontsize=9)
         axis.set_axis_on()
-        likeliest = probabilities[i].argsort()[::-1][:top]
-        bars = axis.barh(range(top), probabilities[i, likeliest], color=LINES[5])
-        axis.bar_label(bars, [percent(share) for share in probabilities[i, likeliest]], padding=3, fontsize=8)
-        axis.set_yticks(range(top), [names[place] for place in likeliest], fontsize=8)
-        axis.set(xlim=(0, 1.18), ylim=(top - 0.5, -0.5))
-        axis.set_xticks([0, 0.5, 1])
+        first = leading(probabilities[i], problem_type)[:top]
+        bars = axis.barh(range(top), probabilities[i, first], color=LINES[5])
+        texts = [score_text(value, problem_type) for value in probabilities[i, first]]
+        axis.bar_label(bars, texts, padding=3, fontsize=8)
+        axis.set_yticks(range(top), [names[place] for place in first], fontsize=8)
+        axis.set_ylim(top - 0.5, -0.5)
         axis.tick_params(axis="x", labelsize=8)
-        axis.set_xlabel("probability", fontsize=8)
+        if problem_type == REGRESSION:
+            least, most = min(probabilities.min(), 0), max(probabilities.max(), 0)
+            room = 0.5 * (most - least)  # for the labels of the bars
+            axis.set_xlim(least - room * (least < 0), most + room * (most > 0))
+            axis.set_xlabel("number", fontsize=8)
+        else:
+            axis.set(xlim=(0, 1.18), xticks=[0, 0.5, 1])
+            axis.set_xlabel("probability", fontsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -558,8 +569,9 @@ def plot_logit_lens(
     *,
     top: int = 5,
     titles: Sequence[str] | None = None,
+    problem_type: str | None = None,
 ) -> Figure:
-    """Draw the probabilities of the most likely classes by layer.
+    """Draw the probabilities of the most likely classes by layer, or the numbers of a regression.
 
     Args:
         images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
@@ -567,27 +579,30 @@ def plot_logit_lens(
         class_names: Names in the order of the classes.
         top: Number of classes, the most likely after the last layer.
         titles: One title per image.
+        problem_type: That of the model's config.
     """
     names = class_labels(class_names, 18)
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    probabilities = np.exp(shifted) / np.exp(shifted).sum(axis=-1, keepdims=True)
+    values = scores(torch.from_numpy(logits), problem_type).numpy()
     depth = logits.shape[1] - 1
     width = max(3.6, 1.2 + 0.3 * depth)
     figure = plain_figure(1.6 + width + 1.4, 2.1 * len(images) + 0.3)
     axes = figure.subplots(len(images), 2, squeeze=False, width_ratios=(1.5, width))
-    for i, (image, curves) in enumerate(zip(images, probabilities, strict=True)):
+    for i, (image, curves) in enumerate(zip(images, values, strict=True)):
         picture, axis = axes[i]
         show_image(picture, image)
         picture.set_axis_off()
         if titles is not None:
             picture.set_title(drawable(titles[i]), fontsize=9)
-        likeliest = curves[-1].argsort()[::-1][: min(top, len(LINES))]
-        for place, name in enumerate(likeliest):
+        first = leading(curves[-1], problem_type)[: min(top, len(LINES))]
+        for place, name in enumerate(first):
             axis.plot(range(depth + 1), curves[:, name], color=LINES[place], marker="osD^vP*"[place], markersize=4)
-        axis.set(ylabel="probability", ylim=(-0.03, 1.03))
+        if problem_type == REGRESSION:
+            axis.set_ylabel("number")
+        else:
+            axis.set(ylabel="probability", ylim=(-0.03, 1.03))
         _layer_ticks(axis, depth)
         _tidy(axis)
-        labels = [f"{names[place]}: {percent(curves[-1, place])}" for place in likeliest]
+        labels = [f"{names[place]}: {score_text(curves[-1, place], problem_type)}" for place in first]
         _legend(axis, labels, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes[-1, 1].set_xlabel("after the embeddings, then after layer")
     return figure
@@ -754,3 +769,13 @@ def percent(share: float) -> str:
     if 0 < share < 0.005:
         return "<1%"
     return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
+
+
+def score_text(value: float, problem_type: str | None) -> str:
+    """Return a probability in percent, or a number of a regression."""
+    return f"{value:.4g}" if problem_type == REGRESSION else percent(value)
+
+
+def leading(values: np.ndarray, problem_type: str | None) -> np.ndarray:
+    """Return the classes by their scores of shape (classes,), the likeliest first; numbers of a regression in order."""
+    return np.arange(len(values)) if problem_type == REGRESSION else values.argsort()[::-1]

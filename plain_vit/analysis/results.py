@@ -13,17 +13,19 @@ from transformers import BaseImageProcessor
 
 from plain_vit.analysis.inspection import as_batch, classify, evaluating, plain, token_layout
 from plain_vit.errors import AnalysisError
+from plain_vit.scores import scores
 
 
 def predict(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
-    """Return the probability of each class.
+    """Return the scores of transformers' image-classification pipeline.
 
     Args:
         model: A plain ViT with a classifier.
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
 
     Returns:
-        Softmax of the logits, of shape (B, classes).
+        Of shape (B, classes): probabilities of the classes (softmax), of each label of a model of several (sigmoid), or
+        the numbers of a regression.
 
     Raises:
         AnalysisError: The model has no classifier, or the pixels do not fit it.
@@ -31,7 +33,7 @@ def predict(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) ->
     model, pixel_values = plain(model), as_batch(model, pixel_values)
     token_layout(model, pixel_values)
     with torch.no_grad(), evaluating(model):
-        return classify(model, pixel_values).softmax(dim=-1).cpu().numpy()
+        return scores(classify(model, pixel_values), model.config.problem_type).cpu().numpy()
 
 
 def confusion_matrix(

@@ -83,6 +83,12 @@ class Subject:
         id2label: Any = plain(self.model).config.id2label
         return [str(id2label[number]) for number in sorted(id2label)]
 
+    @property
+    def problem_type(self) -> str | None:
+        """Return what the model's outputs are."""
+        problem: str | None = plain(self.model).config.problem_type
+        return problem
+
     @cached_property
     def features(self) -> np.ndarray:
         """Return the patch features of the last layer for the first images."""
@@ -90,7 +96,7 @@ class Subject:
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """Return the probability of each class for the first images."""
+        """Return the probability of each class, or the numbers of a regression, for the first images."""
         return predict(self.model, self.pixel_values)
 
 
@@ -240,8 +246,9 @@ def _prepared(images: ImageFiles, image_processor: BaseImageProcessor, batch_siz
 
 def _draw_top_classes(subject: Subject) -> Drawn:
     probabilities, names = subject.probabilities, subject.class_names
-    figure = plots.plot_top_classes(subject.pictures, probabilities, names, titles=subject.titles)
-    seen = descriptions.of_top_classes(probabilities, class_labels(names, 18), subject.titles)
+    problem, titles = subject.problem_type, subject.titles
+    figure = plots.plot_top_classes(subject.pictures, probabilities, names, titles=titles, problem_type=problem)
+    seen = descriptions.of_top_classes(probabilities, class_labels(names, 18), titles, problem)
     return Drawn({"probabilities": probabilities}, figure, seen)
 
 
@@ -323,9 +330,10 @@ def _draw_distance(subject: Subject) -> Drawn:
 
 def _draw_logit_lens(subject: Subject) -> Drawn:
     logits, names = logit_lens(subject.model, subject.pixel_values), subject.class_names
-    figure = plots.plot_logit_lens(subject.pictures, logits, names, titles=subject.titles)
+    problem, titles = subject.problem_type, subject.titles
+    figure = plots.plot_logit_lens(subject.pictures, logits, names, titles=titles, problem_type=problem)
     return Drawn(
-        {"logit_lens": logits}, figure, descriptions.of_logits(logits, class_labels(names, 18), subject.titles)
+        {"logit_lens": logits}, figure, descriptions.of_logits(logits, class_labels(names, 18), titles, problem)
     )
 
 
@@ -376,8 +384,9 @@ SECTIONS = (
     Section(
         "top-classes",
         "Predictions",
-        "The five most likely classes of each image. Probabilities are the softmax of the logits; they need not be "
-        "calibrated.",
+        "The five most likely classes of each image. Probabilities are the softmax of the logits, or, where an image "
+        "may have several labels, the sigmoid of each; they need not be calibrated. Of a regression, the first five "
+        "numbers.",
         _draw_top_classes,
     ),
     Section(
@@ -423,7 +432,7 @@ SECTIONS = (
         "Logit lens",
         "The probabilities if the model stopped after the embeddings (emb.) or after a layer: the model's own final "
         "norm, pooling and classifier are applied to the tokens of each layer. The five classes are the most likely "
-        "ones after the last layer.",
+        "ones after the last layer. Of a regression, the first five numbers.",
         _draw_logit_lens,
     ),
     Section(

@@ -32,6 +32,7 @@ from ..files.staging import is_vacant, staged_file
 from ..heads_plain_vit import num_tokens_read
 from ..inference import prepare_for_inference
 from ..modeling_plain_vit import PlainViTForImageClassification
+from ..scores import REGRESSION, scores
 from .arguments import BulkOptions
 from .data import load_images
 from .data.decoding import BLANK, UNREADABLE, as_files, decode_image, name_broken, open_stored
@@ -464,7 +465,9 @@ def as_columns(tensors: Mapping[str, torch.Tensor]) -> Columns:
 
 
 def predictions_of(model: Any, inputs: Mapping[str, torch.Tensor], *, top: int) -> Columns:
-    """Return the likeliest classes of images: `label` and `probability`, and lists of the first `top`.
+    """Return the likeliest classes of images, or labels: `label` and `probability`, and lists of the first `top`.
+
+    Of a regression: the names of its numbers, `labels`, and the predicted `values`.
 
     Args:
         model: A `PlainViTForImageClassification`.
@@ -472,9 +475,14 @@ def predictions_of(model: Any, inputs: Mapping[str, torch.Tensor], *, top: int) 
         top: How many, at most all.
     """
     inputs = {name: values.to(model.dtype) if name == "pixel_values" else values for name, values in inputs.items()}
-    shares = model(**inputs).logits.float().softmax(dim=-1)
-    probabilities, classes = (values.cpu().numpy() for values in shares.topk(min(top, shares.shape[-1]), dim=-1))
+    shares = scores(model(**inputs).logits.float(), model.config.problem_type)
     names = [str(name) for _, name in sorted(model.config.id2label.items())]
+    if model.config.problem_type == REGRESSION:
+        return {
+            "labels": pa.array([names] * len(shares), pa.list_(pa.string())),
+            "values": pa.array(shares.tolist(), pa.list_(pa.float32())),
+        }
+    probabilities, classes = (values.cpu().numpy() for values in shares.topk(min(top, shares.shape[-1]), dim=-1))
     labels = np.asarray(names, dtype=object)[classes]
     return {
         "label": pa.array(labels[:, 0], pa.string()),

@@ -16,8 +16,8 @@ from torch import nn
 
 from ..errors import TrainingError
 from ..extras import needs
+from ..scores import MULTI_LABEL, REGRESSION, scores
 from .data.inputs import model_inputs
-from .data.targets import MULTI_LABEL
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
@@ -33,7 +33,7 @@ with needs("plain-vit[train]"):
 # The values of an evaluation by which weights can be selected; the first one is the default.
 METRICS = {
     MULTI_LABEL: ("mean_average_precision", "loss", "macro_f1", "micro_f1"),
-    "regression": ("loss", "mean_absolute_error", "r2"),
+    REGRESSION: ("loss", "mean_absolute_error", "r2"),
 }
 
 
@@ -76,7 +76,7 @@ class VectorEvaluation:
     @property
     def predictions(self) -> np.ndarray:
         """Return probabilities, or predicted numbers, [N, K]."""
-        return torch.from_numpy(self.outputs).sigmoid().numpy() if self.problem_type == MULTI_LABEL else self.outputs
+        return scores(torch.from_numpy(self.outputs), self.problem_type).numpy()
 
     @cached_property
     def values(self) -> dict[str, float]:

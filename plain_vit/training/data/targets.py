@@ -7,11 +7,10 @@ import numpy as np
 
 from ...errors import DataError, listed
 from ...extras import needs
+from ...scores import REGRESSION
 
 with needs("plain-vit[train]"):
     from datasets import ClassLabel, Dataset, List, Value
-
-MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
 
 
 def with_vectors(

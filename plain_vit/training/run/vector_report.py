@@ -6,7 +6,7 @@ import numpy as np
 
 from ...analysis.page import html_table, plain_text
 from ...extras import needs
-from ..data.targets import MULTI_LABEL
+from ...scores import MULTI_LABEL
 from ..vector_metrics import VectorEvaluation
 from .snapshots import OptionalFigure
 

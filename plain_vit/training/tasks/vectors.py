@@ -9,9 +9,9 @@ from torch import nn
 
 from ...errors import TrainingError
 from ...extras import needs
+from ...scores import MULTI_LABEL, REGRESSION
 from ..arguments import ClassifierOptions
 from ..data import ImageClassificationData
-from ..data.targets import MULTI_LABEL, REGRESSION
 from ..loop import Batch
 from ..losses import classification_loss
 from ..metrics import LOWER_IS_BETTER
