@@ -4,7 +4,10 @@ CASES is a JSON file: a list of [script, options].
 """
 
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,15 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 
 from plain_vit.training.loop import Loop
-from tests.training_runs import open_script
+from tests.training_runs import LIMIT, TORCHRUN, open_script
 
 ENTRIES = {
     "finetune_image_classification": ("finetune", "FinetuneArguments"),
     "pretrain_masked_patches": ("pretrain", "PretrainArguments"),
+    "evaluate_image_classification": ("evaluate", "EvaluateArguments"),
+    "extract_features": ("extract", "ExtractArguments"),
+    "linear_probe": ("probe", "ProbeArguments"),
+    "predict": ("predict", "PredictArguments"),
 }
 
 
@@ -45,6 +52,22 @@ def run_case(script: str, options: dict[str, object], *, stop_before: int | None
     ):
         getattr(module, function)(getattr(module, arguments)(**options))
     AcceleratorState._reset_state(reset_partial_state=False)
+
+
+def run_in_two(cases: Sequence[tuple[str, dict[str, Any]]], file: Path) -> None:
+    """Run cases one after another in two processes, with one thread each.
+
+    Args:
+        cases: Scripts with their options.
+        file: Where the cases are written.
+    """
+    file.write_text(json.dumps(cases))
+    launched = subprocess.run(
+        [*TORCHRUN, "-m", "tests.run_cases", str(file)], cwd=Path(__file__).parents[1], text=True,
+        timeout=LIMIT * max(1, len(cases)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert launched.returncode == 0, launched.stdout
 
 
 def main() -> None:

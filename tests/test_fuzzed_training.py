@@ -1,10 +1,7 @@
 """Generated options of the training scripts: one process, two, and a run stopped and resumed, give the same weights."""
 
-import json
-import os
 import random
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +11,9 @@ import PIL.Image
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
 
-from tests.run_cases import run_case
+from tests.run_cases import run_case, run_in_two
 from tests.test_training_processes import FINETUNE, PRETRAIN, difference
-from tests.training_runs import LIMIT, TORCHRUN, assert_same_bits, save_mixed_sizes, save_plain_vit
+from tests.training_runs import assert_same_bits, save_mixed_sizes, save_plain_vit
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 PROBLEMS = {"many": "multi_label_classification", "numbers": "regression"}
@@ -164,14 +161,7 @@ def check(seeds: Sequence[int], folder: Path) -> None:
         assert_same_bits(here / "one", here / "resumed")
         of_two.append((script, runs["two"]))
         compared.append((here, "two", (seed, options)))
-    file = folder / "cases.json"
-    file.write_text(json.dumps(of_two))
-    launched = subprocess.run(
-        [*TORCHRUN, "-m", "tests.run_cases", str(file)], cwd=Path(__file__).parents[1], text=True,
-        timeout=LIMIT * len(seeds), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert launched.returncode == 0, launched.stdout
+    run_in_two(of_two, folder / "cases.json")
     for here, name, case in compared:
         off = difference(here / "one", here / name)
         assert off <= 3e-6, (case, name, off)

@@ -12,7 +12,7 @@ import PIL.Image
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from datasets import Dataset, Image
+from datasets import Dataset, DatasetDict, Features, Image, Value
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from plain_vit import PlainViTForImageClassification
@@ -52,6 +52,20 @@ def run(model_folder: Path, tmp_path: Path) -> Any:
 
 def losses(folder: Path) -> list[float]:
     return [line["train_loss"] for line in read_log(folder) if "train_loss" in line]
+
+
+def test_integers_are_given_names(run, tmp_path):
+    features = Features({"image": Image(), "label": Value("int64")})
+    draw = np.random.default_rng(0)
+    images = [PIL.Image.fromarray(draw.integers(0, 256, (9, 7, 3), dtype=np.uint8)) for _ in range(18)]
+    rows = Dataset.from_dict({"image": images, "label": [number % 3 for number in range(18)]}, features=features)
+    DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "data")
+    (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
+    out = run("out", dataset=str(tmp_path / "data"), label_names=str(tmp_path / "names.txt"), shots_per_class=None,
+              steps=1, evaluations=1, report=True)  # fmt: skip
+    assert AutoModelForImageClassification.from_pretrained(out).config.id2label == {0: "red", 1: "green", 2: "blue"}
+    lines = (out / "predictions.csv").read_text().splitlines()
+    assert [line.split(",")[:2] for line in lines[1:4]] == [["row 0", "red"], ["row 1", "green"], ["row 2", "blue"]]
 
 
 def test_each_option_of_the_loss_changes_it(run, model_folder):

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import pytest
-from datasets import Dataset, Features, Image
+from datasets import ClassLabel, Dataset, Features, Image, Value
 
-from plain_vit.training.data.identity import READ, contents_hash
+from plain_vit.training.data.identity import READ, contents_hash, image_paths
 
 COUNT, KIND = 41, Features({"image": Image()})
 
@@ -58,6 +58,16 @@ def test_any_image_of_another_size_and_nearly_any_other_content_has_another_hash
     PIL.Image.new("RGB", (5, 4)).save(copies[17])
     assert contents_hash(rows_of(copies, stored=stored)) != before
     assert READ > COUNT
+
+
+def test_paths_of_rows_whose_labels_were_given_names(tmp_path):
+    """`datasets` then lists the columns of the rows, and does not rename them when they are flattened."""
+    files = [str(file) for file in write(tmp_path / "one")]
+    kind = Features({"image": Image(), "label": Value("int64")})
+    rows = Dataset.from_dict({"image": files, "label": [number % 3 for number in range(COUNT)]}, features=kind)
+    named = rows.cast_column("label", ClassLabel(names=["a", "b", "c"])).cast_column("image", Image(mode="RGB"))
+    assert image_paths(named) == files
+    assert contents_hash(named) == contents_hash(rows)
 
 
 def test_an_image_that_is_missing_and_an_empty_split_have_a_hash(tmp_path):

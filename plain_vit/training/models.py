@@ -409,7 +409,7 @@ def weights_hash(model: nn.Module, *, without: Container[str] = ()) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         if name not in without:
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 

@@ -29,8 +29,11 @@ UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Imag
 
 
 def as_files(split: Dataset) -> Dataset:
-    """Return a split with undecoded image files, for `open_stored`."""
-    return split.cast_column("image", Image(decode=False))
+    """Return a split with undecoded image files, for `open_stored`.
+
+    A cast of labels leaves the names of all columns with a split, which would stay when it is flattened.
+    """
+    return split.with_format(None).cast_column("image", Image(decode=False))
 
 
 def open_stored(stored: dict[str, Any] | None) -> PIL.Image.Image:
