@@ -35,7 +35,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
     from plain_vit.training.metrics import Evaluation, evaluate_classifier
-    from plain_vit.training.models import checkpoint_hints, open_classifier
+    from plain_vit.training.models import checkpoint_hints, names_of_classes, numbers_by_name, open_classifier
     from plain_vit.training.run.folder import as_json, write_file
     from plain_vit.training.run.mistakes import confused_pairs, results_by_class, top_accuracy
     from plain_vit.training.run.progress import Progress
@@ -89,7 +89,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         hints=checkpoint_hints(arguments.model_hints),
     )
     problem_type = model.config.problem_type or "single_label_classification"
-    class_names = [str(name) for _, name in sorted((model.config.id2label or {}).items())]
+    class_names = names_of_classes(model.config)
     split = open_split(arguments, class_names, problem_type)
 
     prepared, image_processor = with_views(
@@ -194,7 +194,7 @@ def matching_classes(class_names: list[str], data_classes: list[str], *, labels_
                 "are numbers."
             )
         return list(range(len(data_classes)))
-    numbers = {name: number for number, name in enumerate(class_names)}
+    numbers = numbers_by_name(class_names, data_classes)
     unknown = [name for name in data_classes if name not in numbers]
     if unknown:
         raise DataError(

@@ -165,6 +165,19 @@ def test_classes_with_names_are_matched_by_number_only_if_they_are_as_many(tmp_p
         evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
 
 
+def test_a_name_of_two_classes_is_not_matched(tmp_path):
+    """ImageNet has two classes named crane, a bird and a machine."""
+    names = ["crane", "cat", "crane"]
+    options = {"model": str(save_plain_vit(tmp_path / "model", id2label=dict(enumerate(names))))}
+    for data, classes in {"both": ["cat", "crane"], "one": ["cat"]}.items():
+        features = Features({"image": Image(), "label": ClassLabel(names=classes)})
+        rows = {"image": [PIL.Image.new("RGB", (8, 8))] * 2, "label": [0, len(classes) - 1]}
+        Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / data)
+    with pytest.raises(DataError, match="'crane' is the name of several classes of the model, 0 and 2"):
+        evaluation.evaluate(evaluation.EvaluateArguments(**options, dataset=str(tmp_path / "both")))
+    assert evaluation.evaluate(evaluation.EvaluateArguments(**options, dataset=str(tmp_path / "one")))["images"] == 2
+
+
 def test_an_image_without_a_label_is_named(tmp_path):
     features = Features({"image": Image(), "label": ClassLabel(names=["a", "b", "c"])})
     rows = {"image": [PIL.Image.new("RGB", (8, 8))] * 3, "label": [0, None, 2]}

@@ -1,5 +1,6 @@
 """The Space in a real browser: it starts on the shipped checkpoint, classifies, shows attention and compares."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -10,8 +11,16 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
+
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.analysis import predict
+from tests.conftest import randomize_
+from tests.tiny import tiny_config
 
 pytest.importorskip("gradio", reason="gradio is not installed: `make test-space` has it")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: `make test-space` has it")
@@ -85,6 +94,21 @@ def test_a_visitor_classifies_an_image_sees_attention_and_compares_two_checkpoin
             pytest.fail("another layer gave the same picture")
         browser.close()
     assert faults == []
+
+
+def test_of_two_classes_with_one_name_the_likelier_is_shown() -> None:
+    specification: Any = importlib.util.spec_from_file_location("space_app", APP)
+    app = importlib.util.module_from_spec(specification)
+    sys.modules["space_app"] = app  # its dataclass looks it up
+    specification.loader.exec_module(app)
+    config = tiny_config(num_labels=3, id2label={0: "crane", 1: "cat", 2: "crane"})
+    model = randomize_(PlainViTForImageClassification(config))
+    height, width = config.image_shape
+    shown = app.Shown(model, PlainViTImageProcessor(size={"height": height, "width": width}))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8))
+    likely, _ = shown.look(image, app.ROLLOUT)
+    (probabilities,) = predict(model, shown.image_processor(image, return_tensors="pt"))
+    assert likely == {"crane": max(probabilities[[0, 2]]), "cat": probabilities[1]}
 
 
 def test_without_an_image_it_says_so(address: str) -> None:

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from plain_vit import PlainViTImageProcessor
-from plain_vit.errors import TrainingError
+from plain_vit.errors import DataError, TrainingError
 from plain_vit.training.arguments import as_yaml, check_options, parse_arguments
 from plain_vit.training.data.augmentation import input_size, training_transform
 from plain_vit.training.data.sampling import ShuffledStream
@@ -261,6 +261,10 @@ def test_teacher_answers_for_the_pixels_size_and_order_of_classes_of_the_student
     assert teacher(torch.randn(1, 3, 16, 40)).shape == (1, 2)
     with pytest.raises(TrainingError, match="lacks the classes d"):
         load_teacher(str(tmp_path), student, ["a", "d"], trust_remote_code=False)
+    model.config.id2label = {0: "a", 1: "a", 2: "b"}
+    model.save_pretrained(tmp_path)
+    with pytest.raises(DataError, match="'a' is the name of several classes of the model, 0 and 1"):
+        load_teacher(str(tmp_path), student, ["a", "b"], trust_remote_code=False)
     model.vit.save_pretrained(tmp_path)
     with pytest.raises(TrainingError, match="lacks classifier"):
         load_teacher(str(tmp_path), student, ["a", "b"], trust_remote_code=False)

@@ -57,7 +57,8 @@ class Shown:
         pixels = self.image_processor(image, return_tensors="pt")
         (scores,) = predict(self.model, pixels)
         names: Any = self.model.config.id2label
-        likely: dict[str, float] | str = {names[int(i)]: float(scores[i]) for i in np.argsort(-scores)[:TOP]}
+        order = np.argsort(scores)[-TOP:]  # of two classes with one name the likelier, which comes last
+        likely: dict[str, float] | str = {names[int(i)]: float(scores[i]) for i in order}
         if self.model.config.problem_type == REGRESSION:
             likely = ", ".join(f"{names[i]} {score:.4g}" for i, score in enumerate(scores))
         if layer == ROLLOUT:

@@ -37,7 +37,7 @@ from .arguments import BulkOptions
 from .data import load_images
 from .data.decoding import BLANK, UNREADABLE, as_files, decode_image, name_broken, open_stored
 from .data.identity import contents_hash, paths_hash
-from .models import checkpoint_hints, configuration_hash, weights_hash
+from .models import checkpoint_hints, configuration_hash, names_of_classes, weights_hash
 from .run.folder import as_json, changed_settings, read_json, write_file
 from .run.progress import Progress
 from .run.report import environment
@@ -476,7 +476,7 @@ def predictions_of(model: Any, inputs: Mapping[str, torch.Tensor], *, top: int) 
     """
     inputs = {name: values.to(model.dtype) if name == "pixel_values" else values for name, values in inputs.items()}
     shares = scores(model(**inputs).logits.float(), model.config.problem_type)
-    names = [str(name) for _, name in sorted(model.config.id2label.items())]
+    names = names_of_classes(model.config)
     if model.config.problem_type == REGRESSION:
         return {
             "labels": pa.array([names] * len(shares), pa.list_(pa.string())),

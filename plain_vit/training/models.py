@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
@@ -25,7 +26,7 @@ from ..configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from ..conversion import from_checkpoint
 from ..conversion.engine_models import EngineModel
 from ..conversion.format import EXPECTED
-from ..errors import TrainingError
+from ..errors import DataError, TrainingError
 from ..extras import needs
 from ..image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing
 from ..modeling_plain_vit import PlainViTForImageClassification
@@ -529,6 +530,32 @@ def open_classifier(
     return model, processor
 
 
+def names_of_classes(config: PreTrainedConfig) -> list[str]:
+    """Return the names of a model's classes, in the order of their numbers."""
+    return [str(name) for _, name in sorted((config.id2label or {}).items())]
+
+
+def numbers_by_name(names: Sequence[str], wanted: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of a model's classes by their names.
+
+    Args:
+        names: of the classes, in order.
+        wanted: names that are going to be looked up; they need not be there.
+
+    Raises:
+        DataError: One of these is the name of several classes, as ImageNet has two cranes.
+    """
+    counts = Counter(names)
+    for name in wanted:
+        if counts[name] > 1:
+            places = " and ".join(str(number) for number, each in enumerate(names) if each == name)
+            raise DataError(
+                f"{name!r} is the name of several classes of the model, {places}: match them by number, or give them "
+                "names of their own in its config.json."
+            )
+    return {name: number for number, name in enumerate(names)}
+
+
 class Teacher(nn.Module):
     """A classifier that predicts the classes of a student from the student's pixels.
 
@@ -548,7 +575,7 @@ class Teacher(nn.Module):
 
     def __init__(self, model: PreTrainedModel, processor: Any, student_processor: Any, label_names: list[str]) -> None:
         super().__init__()
-        numbers = {name: number for number, name in (model.config.id2label or {}).items()}
+        numbers = numbers_by_name(names_of_classes(model.config), label_names)
         unknown = [name for name in label_names if name not in numbers]
         if unknown:
             raise TrainingError(f"The teacher lacks the classes {', '.join(unknown[:5])}: give another teacher.")
