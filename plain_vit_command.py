@@ -238,7 +238,7 @@ def add_browsing(command: Command) -> None:
     added.add_argument("--map", choices=MAPS, default="pca", help="how images are placed (umap: with umap-learn)")
     source = "where the images and true labels are, if not in the files of the column path: as for finetune"
     added.add_argument("--dataset", help=source)
-    added.add_argument("--dataset-subset", "--dataset_subset", help="configuration of a Hub dataset that has several")
+    added.add_argument("--dataset-subset", "--dataset_subset", help="configuration of a dataset that has several")
     added.add_argument("--split", help="split of the dataset (default: that of the run, else train)")
     added.add_argument("--image-column", "--image_column", help="image column of the dataset, if there are several")
     labels = "column of true labels, of the dataset if one is given (default: found by its type or name)"

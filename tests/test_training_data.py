@@ -301,6 +301,33 @@ def test_folder_and_file_without_data_are_refused(tmp_path):
         load_splits(str(tmp_path / "notes.txt"))
 
 
+def test_a_clone_of_a_dataset_has_the_subsets_and_splits_that_its_card_names(tmp_path):
+    card = ["---", "configs:"]
+    for subset, count in {"few": 6, "many": 9}.items():
+        kind = Features({"image": Image(), "label": ClassLabel(names=[f"{subset} {letter}" for letter in "abc"])})
+        rows = {"image": [PIL.Image.new("RGB", (5, 5))] * count, "label": [number % 3 for number in range(count)]}
+        (tmp_path / "set" / subset).mkdir(parents=True)
+        Dataset.from_dict(rows, features=kind).to_parquet(tmp_path / "set" / subset / "train.parquet")
+        files = f"[{{split: learn, path: {subset}/train.parquet}}]"
+        card += [f"- {{config_name: {subset}, data_files: {files}}}"]
+    place = str(tmp_path / "set")
+    with pytest.raises(DataError, match="has no subset 'few', as its README.md names none"):
+        load_splits(place, subset="few")
+    (tmp_path / "set" / "README.md").write_text("\n".join([*card, "---", "Words."]))
+    for streaming in (False, True):
+        splits = load_splits(place, subset="many", streaming=streaming)
+        assert list(splits) == ["learn"]
+        assert splits["learn"].features["label"].names == ["many a", "many b", "many c"]
+    assert len(load_splits(place, subset="few")["learn"]) == 6
+    for unknown in (None, "none"):
+        with pytest.raises(DataError, match="few.*--dataset_subset"):
+            load_splits(place, subset=unknown)
+    (tmp_path / "set" / "README.md").write_text("---\n[\n---\n")
+    assert len(load_splits(place)["train"]) == 15
+    with pytest.raises(DataError, match="digits has no subset 'few'"):
+        load_splits("digits", subset="few")
+
+
 def test_unknown_empty_and_doubled_splits_are_refused(tmp_path):
     source = save_set(tmp_path, [0, 1], ["a", "b"], test=[0])
     with pytest.raises(DataError, match="no split 'dev', only train, test: correct --validation_split"):

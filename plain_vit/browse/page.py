@@ -35,7 +35,7 @@ class DatasetOptions:
 
     Args:
         dataset: Its name, as for `load_splits`.
-        dataset_subset: The configuration of a Hub dataset that has several.
+        dataset_subset: The configuration of a dataset that has several.
         split: The split (default: that of the run; `train`, else the only one).
         image_column: The image column, if there are several.
     """

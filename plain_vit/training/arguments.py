@@ -66,7 +66,7 @@ class ImageOptions:
         help="digits, glyphs; a folder of images, of parquet, .tar or IDX files, or of save_to_disk; fashion_mnist, "
         "cifar10, cifar100, imagenet-1k, pets, flowers, food101, mnist, beans; or a Hub name"
     )
-    dataset_subset: str | None = option(None, help="configuration of a Hub dataset that has several")
+    dataset_subset: str | None = option(None, help="configuration of a dataset that has several")
     image_column: str | None = option(None, help="name of the column (default: found by its type)")
 
 

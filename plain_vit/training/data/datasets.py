@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+from huggingface_hub import DatasetCard
+from yaml import YAMLError
 
 from ...errors import DataError, listed
 from ...extras import needs
@@ -102,7 +104,7 @@ def load_splits(name: str, *, subset: str | None = None, streaming: bool = False
             parquet file, or a folder of them, or of webdataset shards, named after their splits; a folder of
             `save_to_disk`; a folder of the four IDX files of a set like MNIST; one of `BENCHMARKS`, which is read from
             its package where that is installed; or a Hub name.
-        subset: the configuration of a Hub dataset that has several.
+        subset: the configuration of a dataset that has several, on the Hub or in a clone of it.
         streaming: stream the rows instead of storing them first.
 
     Returns:
@@ -112,10 +114,12 @@ def load_splits(name: str, *, subset: str | None = None, streaming: bool = False
         DataError: There is no such dataset, or it cannot be opened.
     """
     path = Path(name)
+    if subset is not None and (name in EMBEDDED or path.is_file()):
+        raise DataError(f"{name} has no subset {subset!r}: omit --dataset_subset.")
     if name in EMBEDDED:
         return _streamed(EMBEDDED[name]()) if streaming else EMBEDDED[name]()
     if path.is_dir():
-        return _load_folder(path, streaming)
+        return _load_folder(path, subset, streaming)
     if path.is_file():
         if path.suffix == ".parquet":
             splits = load_dataset("parquet", data_files={"train": name}, streaming=streaming)
@@ -148,7 +152,14 @@ def _what_opens(known: Benchmark) -> str:
     return f"Available offline: {' and '.join(EMBEDDED)}, image folders, parquet files and folders of save_to_disk."
 
 
-def _load_folder(path: Path, streaming: bool) -> DatasetDict | IterableDatasetDict:
+def _load_folder(path: Path, subset: str | None, streaming: bool) -> DatasetDict | IterableDatasetDict:
+    if _names_its_files(path):
+        try:
+            return load_dataset(str(path.resolve()), subset, streaming=streaming)
+        except ValueError as error:  # an unknown subset, or several, of which none was chosen
+            raise DataError(f"{path} cannot be opened: {error} Choose with --dataset_subset.") from error
+    if subset is not None:
+        raise DataError(f"{path} has no subset {subset!r}, as its README.md names none: omit --dataset_subset.")
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         saved = load_from_disk(str(path))
         saved = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
@@ -170,6 +181,14 @@ def _load_folder(path: Path, streaming: bool) -> DatasetDict | IterableDatasetDi
         f"The folder {path} holds no dataset: expected one sub-folder of images per class, parquet files, webdataset "
         "shards (.tar), IDX files such as train-images-idx3-ubyte.gz, or the output of Dataset.save_to_disk."
     )
+
+
+def _names_its_files(path: Path) -> bool:
+    """Return whether a folder is a clone of a dataset whose card says which files belong to which split and subset."""
+    try:
+        return bool(DatasetCard.load(path / "README.md", ignore_metadata_errors=True).data.get("configs"))
+    except (OSError, ValueError, YAMLError):  # no card, or text between lines
+        return False
 
 
 def _streamed(splits: DatasetDict) -> IterableDatasetDict:
