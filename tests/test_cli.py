@@ -23,7 +23,7 @@ from transformers import AutoModelForImageClassification
 
 import plain_vit
 from plain_vit import PlainViTForImageClassification, cli
-from plain_vit.cli import main
+from plain_vit.cli import main, read_labels
 from plain_vit.conversion import from_checkpoint
 from plain_vit.conversion.format import Hints
 from plain_vit.errors import (
@@ -395,6 +395,11 @@ def test_odd_names_of_labels_are_refused(
     (tmp_path / name).write_bytes(content)
     assert main(["inspect", str(checkpoint), *SAID, "--labels", str(tmp_path / name)]) in (3, 4)
     assert re.search(says, capsys.readouterr().err)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_label(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_bytes(b"\xef\xbb\xbfcat\r\ndog\r\n")
+    assert read_labels(tmp_path / "labels.txt") == ["cat", "dog"]
 
 
 @pytest.mark.parametrize("made", ["device", "pipe", "folder", "link to a device", "nothing", "no right to read"])

@@ -328,6 +328,44 @@ def test_a_clone_of_a_dataset_has_the_subsets_and_splits_that_its_card_names(tmp
         load_splits("digits", subset="few")
 
 
+def test_splits_of_other_classes_are_not_joined(tmp_path):
+    kinds = (ClassLabel(names=["a", "b"]), ClassLabel(names=["b", "c"]), Value("int64"))
+    splits = {
+        f"part{number}": Dataset.from_dict(
+            {"image": [PIL.Image.new("RGB", (5, 5))] * 2, "label": [0, 1]},
+            features=Features({"image": Image(), "label": kind}),
+        )
+        for number, kind in enumerate(kinds)
+    }
+    DatasetDict(splits).save_to_disk(tmp_path / "set")
+    for joined in ("part0+part1", "part0+part2"):
+        for streaming in (False, True):
+            with pytest.raises(DataError, match=r"The splits part0 and part[12] cannot be joined: .*label"):
+                load_classification_data(str(tmp_path / "set"), train_split=joined, streaming=streaming)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "names.txt has no names: expected one class per line"),
+        (b"\xff\xfea\nb\n", "names.txt is not UTF-8 text"),
+        (b"\xef\xbb\xbfcat\r\ndog\r\n", None),
+    ],
+    ids=["empty", "UTF-16", "with a byte order mark"],
+)
+def test_a_file_of_names_of_another_kind(content, said, tmp_path):
+    rows = {"image": [PIL.Image.new("RGB", (5, 5))] * 2, "label": [1, 0]}
+    features = Features({"image": Image(), "label": Value("int64")})
+    DatasetDict(train=Dataset.from_dict(rows, features=features)).save_to_disk(tmp_path / "set")
+    (tmp_path / "names.txt").write_bytes(content)
+    options = {"label_names": str(tmp_path / "names.txt")}
+    if said is None:
+        assert load_classification_data(str(tmp_path / "set"), **options).label_names == ["cat", "dog"]
+        return
+    with pytest.raises(DataError, match=said):
+        load_classification_data(str(tmp_path / "set"), **options)
+
+
 def test_unknown_empty_and_doubled_splits_are_refused(tmp_path):
     source = save_set(tmp_path, [0, 1], ["a", "b"], test=[0])
     with pytest.raises(DataError, match="no split 'dev', only train, test: correct --validation_split"):

@@ -571,11 +571,16 @@ def _choose_splits(
     all_names = [name for names in parts.values() for name in names]
     if len(set(all_names)) < len(all_names):
         raise DataError(f"A split cannot have two roles: got {', '.join(all_names)}.")
-    return {
-        role: splits[names[0]] if len(names) == 1 else concatenate_datasets([splits[name] for name in names])
-        for role, names in parts.items()
-        if names
-    }
+    return {role: _joined(splits, names) for role, names in parts.items() if names}
+
+
+def _joined(splits: DatasetDict | IterableDatasetDict, names: Sequence[str]) -> Any:
+    if len(names) == 1:
+        return splits[names[0]]
+    try:
+        return concatenate_datasets([splits[name] for name in names])
+    except ValueError as error:  # of other columns, or other classes
+        raise DataError(f"The splits {' and '.join(names)} cannot be joined: {error}") from error
 
 
 def _features(split: Dataset | IterableDataset) -> Features:
@@ -646,7 +651,14 @@ def _read_names(file: str | None) -> list[str] | None:
         return None
     if not Path(file).is_file():
         raise DataError(f"There is no file {file}: --label_names is a text file with one class per line.")
-    return [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()  # without a byte order mark
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8 text ({error.reason}): --label_names has one class per line.") from error
+    names = [line.strip() for line in lines if line.strip()]
+    if not names:
+        raise DataError(f"{file} has no names: expected one class per line in --label_names.")
+    return names
 
 
 def _with_class_labels(splits: dict[str, Any], given: list[str] | None = None) -> tuple[dict[str, Any], list[str]]:
