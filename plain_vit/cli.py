@@ -318,9 +318,10 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
 
     content = read_small_file(path)
     try:
-        names = (
-            parse_json(content, str(path), (dict, list)) if path.suffix == ".json" else content.decode("utf-8-sig").splitlines()
-        )
+        if path.suffix == ".json":
+            names = parse_json(content, str(path), (dict, list))
+        else:
+            names = content.decode("utf-8-sig").splitlines()  # without a byte order mark
         if isinstance(names, dict):
             names = {int(number): name for number, name in names.items()}
     except CheckpointError:

@@ -373,6 +373,10 @@ TABLES: dict[str, tuple[dict[str, Any], str]] = {
     "a grid": ({"feature": pa.FixedSizeListArray.from_arrays(lists(features_of(6)), 2)}, "a grid of patches"),
     "text": ({"feature": ["a", "b"]}, "has neither features nor predictions"),
     "lists of text": ({"feature": [["a"], ["b"]]}, "has neither features nor predictions"),
+    "numbers that were predicted": (
+        {"labels": [["a"], ["a"]], "values": pa.array([[1.0], [2.0]])},
+        "has neither features nor predictions",
+    ),
     "rows of text": ({"row": ["a", "b"], "feature": lists(features_of(2))}, "'row' .* is string: expected numbers"),
     "empty rows": ({"row": [1, None], "feature": lists(features_of(2))}, "'row' .* has empty cells"),
     "paths of lists": ({"path": [["a"], ["b"]], "feature": lists(features_of(2))}, "'path' .* expected texts"),

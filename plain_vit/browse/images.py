@@ -200,7 +200,9 @@ class Shards:
         Raises:
             DataError: There are several.
         """
-        fields = [field for field in self.schema if field.name != "probabilities"]  # of `predict.py`
+        names = self.schema.names  # lists of `predict.py` are no features
+        others = {"probabilities", *(["values"] if "labels" in names else [])}
+        fields = [field for field in self.schema if field.name not in others]
         fitting = [field.name for field in fields if _is_list(field.type) and not _is_texts(field.type)]
         if "feature" in fitting or len(fitting) == 1:
             return "feature" if "feature" in fitting else fitting[0]
