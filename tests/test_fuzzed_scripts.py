@@ -92,7 +92,9 @@ def write_images(folder: Path, chance: random.Random, count: int) -> list[Path]:
 def make_data(chance: random.Random, folder: Path) -> Data:
     """Return data of one kind, stored in one way."""
     kind = chance.choice(["folder", "names", "strings", "integers", "several", "several strings", "numbers", "number"])
-    train, test = (write_images(folder / "files" / split, chance, COUNT) for split in ("train", "test"))
+    train = write_images(folder / "files" / "train", chance, COUNT)
+    least = 2 if kind.startswith("number") else 1  # R2 is of two images at least
+    test = write_images(folder / "files" / "test", chance, chance.choice([COUNT, COUNT, COUNT, least, 2, 3]))
     names = [*"gcadf"][: chance.randint(2, 5)]
     if "strings" in kind:  # these are sorted, where classes have an order of their own
         names.sort()
@@ -114,16 +116,17 @@ def make_data(chance: random.Random, folder: Path) -> Data:
         of_training, names = [names.index(pick) for pick in trained], []
     elif kind.startswith("several"):
         problem, feature = SEVERAL, List(ClassLabel(names=names) if kind == "several" else Value("string"))
-        labels = [[name for name in names if chance.random() < 0.4] for _ in test]
-        labels[0] = [*names]
+        labels, of_training = (
+            [[name for name in names if chance.random() < 0.4] for _ in files] for files in (test, train)
+        )
+        labels[0] = of_training[0] = [*names]
     elif kind.startswith("number"):
         problem, width = NUMBERS, 1 if kind == "number" else 3
-        values = np.random.default_rng(chance.randrange(2**32)).normal(size=(COUNT, width)).astype(np.float32).tolist()
-        labels = values if width > 1 else [value for (value,) in values]
+        values = np.random.default_rng(chance.randrange(2**32)).normal(size=(2 * COUNT, width)).astype(np.float32)
+        rows = values.tolist() if width > 1 else values[:, 0].tolist()
+        labels, of_training = rows[: len(test)], rows[COUNT:]
         feature = Value("float32") if width == 1 else List(Value("float32"))
         names = ["target"] if width == 1 else [f"target {place}" for place in range(width)]
-    if problem != SINGLE:
-        of_training = labels
     column = "target" if problem == NUMBERS else "label"
     features = Features({"image": Image(), column: feature})
     if chance.random() < 0.5:
@@ -131,9 +134,9 @@ def make_data(chance: random.Random, folder: Path) -> Data:
     else:
         images = {name: [{"bytes": file.read_bytes(), "path": None} for file in files]
                   for name, files in (("train", train), ("test", test))}  # fmt: skip
-    rows = {name: Dataset.from_dict({"image": images[name], column: of_split}, features=features)
+    splits = {name: Dataset.from_dict({"image": images[name], column: of_split}, features=features)
             for name, of_split in (("train", of_training), ("test", labels))}  # fmt: skip
-    DatasetDict(rows).save_to_disk(folder / "data")
+    DatasetDict(splits).save_to_disk(folder / "data")
     return Data(folder / "data", test, problem, names, labels, (train, of_training))
 
 

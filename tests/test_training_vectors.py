@@ -127,6 +127,33 @@ def test_labels_that_do_not_fit_are_refused(problem, kind, label_of, says, tmp_p
         load_classification_data(folder, problem_type=problem)
 
 
+@pytest.mark.parametrize(
+    ("problem", "kind", "label_of", "options", "says"),
+    [
+        (REGRESSION, Value("float32"), float, {"max_images": 1}, "test split has one image, and R2 is of at least two"),
+        (MULTI_LABEL, List(ClassLabel(names=["odd", "even"])), lambda digit: [0, 1] * (digit == 9), {},
+         "None of the 4 images of the test split has a label"),
+    ],
+)  # fmt: skip
+def test_splits_without_a_defined_result_are_refused_before_the_training(
+    problem, kind, label_of, options, says, run, tmp_path
+):
+    """They ended it at its first evaluation."""
+    data = save(tmp_path / "data", "label", kind, label_of)
+    if problem == MULTI_LABEL:
+        splits = DatasetDict.load_from_disk(data)
+        unlabelled = splits["test"].filter(lambda row: not row["label"]).select(range(4))
+        DatasetDict(train=splits["train"], test=unlabelled).save_to_disk(tmp_path / "unlabelled")
+        data = str(tmp_path / "unlabelled")
+    with pytest.raises(DataError, match=says):
+        run("out", problem, dataset=data, **options)
+    assert not (tmp_path / "out").exists()
+    if problem == MULTI_LABEL:
+        model = save_plain_vit(tmp_path / "model", num_labels=2, id2label={0: "odd", 1: "even"}, problem_type=problem)
+        with pytest.raises(DataError, match=says.replace("test", "evaluated")):
+            evaluate(model, data)
+
+
 def test_options_of_single_labels_are_refused(run):
     for problem, options, says in (
         (MULTI_LABEL, {"loss": "cross_entropy"}, "expected bce or bce_sum"),

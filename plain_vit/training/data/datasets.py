@@ -19,7 +19,7 @@ from .decoding import as_files, read_rows
 from .folders import open_folder
 from .idx import holds_idx, load_idx
 from .splits import carve, few_shots, some_rows
-from .targets import with_vectors
+from .targets import check_evaluated, with_vectors
 
 with needs("plain-vit[train]"):
     from datasets import (
@@ -407,6 +407,8 @@ def load_classification_data(
     if max_images is not None:
         chosen = {role: some_rows(split, max_images, seed) for role, split in chosen.items()}
     unreadable = _leave_out_unreadable(chosen) if skip_unreadable else []
+    if not single:
+        check_evaluated(chosen, problem_type)
     return ImageClassificationData(
         train=chosen["train"],
         validation=chosen.get("validation"),
@@ -463,6 +465,7 @@ def load_labelled_split(
         _check_labels("evaluated", np.asarray(chosen["train"]["label"]), names)
     else:
         chosen, names = with_vectors(chosen, problem_type, column=label_column, given=given)
+        check_evaluated(chosen, problem_type)
     (evaluated,) = chosen.values()
     return evaluated.cast_column("image", Image(mode="RGB")), names
 

@@ -53,6 +53,28 @@ def with_vectors(
     }, names
 
 
+def check_evaluated(splits: Mapping[str, Dataset], problem_type: str) -> None:
+    """Refuse splits of which a result is not defined: no average precision without labels, no R2 of one image.
+
+    Args:
+        splits: rows with a vector as their `label`.
+        problem_type: as for `with_vectors`.
+
+    Raises:
+        DataError: There is such a split, which is not that for training.
+    """
+    for role, split in splits.items():
+        if role == "train":
+            continue
+        if problem_type == REGRESSION and len(split) < 2:
+            raise DataError(f"The {role} split has one image, and R2 is of at least two: add images.")
+        if problem_type != REGRESSION and not any(map(any, split["label"][:])):
+            raise DataError(
+                f"None of the {len(split)} images of the {role} split has a label, and average precision is of images "
+                "that do: add images, or take another split or a larger fraction."
+            )
+
+
 def _numbers(role: str, values: Sequence[Any]) -> np.ndarray:
     """Return the numbers of a split, [images, K]."""
     try:
