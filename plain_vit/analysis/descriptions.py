@@ -135,9 +135,9 @@ def of_logits(logits: np.ndarray, names: Sequence[str], titles: Sequence[str], p
         return _listed("Lines of numbers from the embeddings to the last layer", numbers)
     texts = []
     for title, of_image in zip(titles, logits, strict=True):
-        leading = of_image.argmax(axis=-1)
-        final = int(leading[-1])
-        others = np.flatnonzero(leading != final)
+        leaders = of_image.argmax(axis=-1)
+        final = int(leaders[-1])
+        others = np.flatnonzero(leaders != final)
         since = int(others[-1]) if len(others) else -1  # index 0 is after the embeddings, 1 after layer 0
         when = "the embeddings" if since < 0 else f"layer {since}"
         texts.append(f"{title}: {names[final]} is the most likely class from {when} on")

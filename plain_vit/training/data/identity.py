@@ -1,6 +1,8 @@
 """What identifies the data of a run, wherever it is: labels, names of files, and what is in them."""
 
 import hashlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +38,14 @@ def labels_hash(split: Any) -> str:
 
 def files_hash(split: Dataset) -> str:
     """Return a hash of the names of the image files of a split, in their order, without the folders they are in."""
-    names = [path and Path(path).name for path in image_paths(split)]
+    names = [path and os.path.basename(path) for path in image_paths(split)]
     return hashlib.sha256(str(names).encode()).hexdigest()
 
 
 def image_paths(split: Dataset) -> list[str | None]:
     """Return the path of each image of a split, or None where it is not a file."""
-    return list(as_files(split).select_columns("image").flatten().select_columns("image.path")["image.path"])
+    paths: list[str | None] = _stored_column(split, "path").to_pylist()
+    return paths
 
 
 def paths_hash(split: Dataset) -> str:
@@ -57,7 +60,7 @@ def contents_hash(split: Dataset) -> str:
     same hash. Where a single image has been replaced by one of as many bytes, the hash may be the same.
     """
     files = as_files(split).select_columns("image")
-    digest = hashlib.sha256(str(_sizes(files)).encode())
+    digest = hashlib.sha256(str(_sizes(split)).encode())
     for stored in files[np.linspace(0, len(files) - 1, min(READ, len(files)), dtype=int)]["image"]:
         try:
             digest.update(stored_bytes(stored))
@@ -66,19 +69,21 @@ def contents_hash(split: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _sizes(files: Dataset) -> list[int | None]:
+def _sizes(split: Dataset) -> list[int | None]:
     """Return the number of bytes of each image, None where there is none."""
-    flat = files.flatten()
-    sizes, paths = pa.compute.binary_length(flat.data.column("image.bytes")), flat.data.column("image.path")
-    if flat._indices is not None:  # a selection of rows, whose bytes all other ways would copy
-        rows = flat._indices.column(0)
-        sizes, paths = sizes.take(rows), paths.take(rows)
-    known = zip(sizes.to_pylist(), paths.to_pylist(), strict=True)
-    return [_size_of(path) if size is None else size for size, path in known]
+    sizes = _stored_column(split, "bytes", pa.compute.binary_length).to_pylist()
+    return [_size_of(path) if size is None else size for size, path in zip(sizes, image_paths(split), strict=True)]
+
+
+def _stored_column(split: Dataset, name: str, of_column: Callable[[Any], Any] = lambda column: column) -> Any:
+    """Return a function of `bytes` or `path` of the images of a split, in their order, without a copy of all bytes."""
+    flat = as_files(split).select_columns("image").flatten()
+    column = of_column(flat.data.column(f"image.{name}"))
+    return column if flat._indices is None else column.take(flat._indices.column(0))
 
 
 def _size_of(path: str | None) -> int | None:
     try:
-        return None if path is None else Path(path).stat().st_size
+        return None if path is None else os.stat(path).st_size
     except (OSError, ValueError):  # named when the images are read
         return None

@@ -283,7 +283,7 @@ def changed_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], *, fr
         wanted: settings of this run.
         free: names of settings that may differ.
     """
-    wanted = json.loads(as_json(wanted))
+    wanted = json.loads(json.dumps(wanted))
     return ", ".join(
         f"{name} (was {before.get(name)!r}, is {wanted.get(name)!r})"
         for name in dict.fromkeys([*wanted, *before])
