@@ -56,7 +56,7 @@ class EvaluateArguments(ForwardOptions):
 
     split: str | None = option(None, help="split to evaluate on (default: test, else validation, else the only one)")
     labels_by: Literal["name", "number"] = option(
-        "name", help="match the classes of data and model by name or by number"
+        "name", help="match classes of data and model by name, or by number; integers without names are the model's"
     )
     views: Literal["one", "flip", "ten_crop"] = option(
         "one",
