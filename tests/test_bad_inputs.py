@@ -225,7 +225,7 @@ WRITING = {
     "`--force` on a folder that contains a thesis, other weights or an edited model card": (
         "replaced, and kept under another name",
         "test_writing.py::test_force_keeps_a_folder_that_holds_what_plain_vit_did_not_write"),
-    "`kill -9` at any file that training, a probe or `extract_features.py` writes": (
+    "`kill -9` at any file that training (but for checkpoints), a probe or `extract_features.py` stages": (
         "the same command, or with `--resume`, ends with the same weights and features",
         "test_killed_writes.py::test_a_run_killed_at_any_of_its_writes_can_be_run_again"),
     "`kill -9` during `--force`": (

@@ -322,8 +322,11 @@ def test_a_clone_of_a_dataset_has_the_subsets_and_splits_that_its_card_names(tmp
     for unknown in (None, "none"):
         with pytest.raises(DataError, match="few.*--dataset_subset"):
             load_splits(place, subset=unknown)
+    (tmp_path / "set" / "few" / "train.parquet").unlink()  # as where only some files of a clone were fetched
+    with pytest.raises(DataError, match="set cannot be opened: .*few/train.parquet"):
+        load_splits(place, subset="few")
     (tmp_path / "set" / "README.md").write_text("---\n[\n---\n")
-    assert len(load_splits(place)["train"]) == 15
+    assert len(load_splits(place)["train"]) == 9
     with pytest.raises(DataError, match="digits has no subset 'few'"):
         load_splits("digits", subset="few")
 

@@ -158,6 +158,8 @@ def _load_folder(path: Path, subset: str | None, streaming: bool) -> DatasetDict
             return load_dataset(str(path.resolve()), subset, streaming=streaming)
         except ValueError as error:  # an unknown subset, or several, of which none was chosen
             raise DataError(f"{path} cannot be opened: {error} Choose with --dataset_subset.") from error
+        except OSError as error:  # a file of the card is missing
+            raise DataError(f"{path} cannot be opened: {error}") from error
     if subset is not None:
         raise DataError(f"{path} has no subset {subset!r}, as its README.md names none: omit --dataset_subset.")
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
