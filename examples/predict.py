@@ -32,7 +32,7 @@ class PredictArguments(BulkOptions):
 
     _argument_group_name: ClassVar[str] = "predictions"
 
-    top: int = option(5, help="classes of each image")
+    top: int = option(5, help="classes of each image; a regression gives all its numbers")
 
 
 def predict(arguments: PredictArguments) -> dict[str, Any]:

@@ -4,11 +4,13 @@ Unknown facts are omitted. A card edited by hand is never overwritten.
 """
 
 import copy
+import inspect
 import json
+import math
 import re
 import urllib.parse
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -16,29 +18,36 @@ from typing import Any
 
 import huggingface_hub
 import torch
+import transformers
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from huggingface_hub.utils import validate_repo_id
-from PIL.Image import Resampling
+from transformers import Siglip2ImageProcessor, Siglip2ImageProcessorPil
+from transformers.image_processing_backends import PilBackend, TorchvisionBackend
+from transformers.image_utils import PILImageResampling
 
 from .configuration_plain_vit import PlainViTConfig
 from .conversion.parity import StageDifference
 from .conversion.report import Report
+from .conversion.transformers.pixels import processor_from_transformers
 from .errors import CheckpointError
 from .files.marks import MARK, is_untouched, marked
 from .files.reading import Checkpoint, read_checkpoint
+from .image_processing_plain_vit import PIL_MODES, SourcePreprocessing
 from .licenses import license_files
 from .markdown import LONGEST, address, code, fenced, one_line, plain
+from .scores import MULTI_LABEL, REGRESSION
 
 CARD = "README.md"
 PLACEHOLDER = "your-name"  # the owner of a model that is not on the Hub yet; replaced when pushing
 RELATIONS = ("finetune", "adapter", "merge", "quantized")  # the Hub's relations to a base model
+IMAGE_PROCESSOR = "PlainViTImageProcessor"
 RESIZE_WORDS = {
-    None: "",
-    "cover": " (covering it, aspect ratio kept)",
-    "contain": " (fitting inside, aspect ratio kept)",
+    None: "to {}",
+    "cover": "to cover {}, aspect ratio kept",
+    "contain": "to fit into {}, aspect ratio kept",
 }
 SHOWN_LABELS = 30
 SHOWN_TWICE = 10  # names shared by several labels
@@ -295,12 +304,12 @@ def _card(folder: Path, facts: ModelFacts) -> str:
         raise CheckpointError(f"{folder} holds no plain-vit model: give a folder written by `save_pretrained`.")
     try:
         config = PlainViTConfig.from_dict(settings)
-        preprocessing = _preprocessing(checkpoint.preprocessor_config)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        preprocessing = _preprocessing(checkpoint.preprocessor_config, settings)
+    except (CheckpointError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{folder}: its settings describe no model: {error}") from error
     name = one_line(facts.name or folder.resolve().name) or "model"
     repo_id = f"{PLACEHOLDER}/{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-') or 'model'}"
-    classifies = any("ImageClassification" in str(kind) for kind in config.architectures or [])
+    classifies = _is(config, "ImageClassification")
     sections = [
         (None, _what_it_is(config, classifies, checkpoint.tensors.meta(), size=_size_of_images(checkpoint))),
         ("Where the weights come from", _origin(facts)),
@@ -357,21 +366,37 @@ def _what_it_is(config: PlainViTConfig, classifies: bool, tensors: Mapping[str, 
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
     labels = [str(label) for _, label in sorted((config.id2label or {}).items())]
     patch = " x ".join(map(str, config.patch_shape))
+    channels = "" if config.num_channels == 3 else f" in {_counted(config.num_channels, 'channel')}"
     sentences = [
         f"A Vision Transformer with {config.num_hidden_layers} layers of width {config.hidden_size} and "
-        f"{config.num_attention_heads} heads, for images of {size} and patches of "
+        f"{config.num_attention_heads} heads, for images of {size}{channels} and patches of "
         f"{patch} pixels (height x width). It has {count:,} parameters, stored as "
         f"{' and '.join(sorted(dtypes))}."
     ]
-    if classifies and not all(label.startswith("LABEL_") for label in labels):
-        shown = ", ".join(plain(label) for label in labels[:SHOWN_LABELS])
-        rest = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
-        sentences.append(f"It has {len(labels)} labels: {shown}{rest}.")
-    elif classifies:
-        sentences.append(f"It has {len(labels)} labels, whose names are not known.")
+    if classifies:
+        regresses = config.problem_type == REGRESSION
+        returned = f"It returns {_counted(len(labels), 'number')} per image" if regresses else ""
+        said = returned or f"It has {_counted(len(labels), 'label')}"
+        if all(label.startswith("LABEL_") for label in labels):
+            sentences.append(f"{said}, whose {'names are' if len(labels) > 1 else 'name is'} not known.")
+        else:
+            shown = ", ".join(plain(label) for label in labels[:SHOWN_LABELS])
+            rest = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+            sentences.append(f"{said}: {shown}{rest}.")
     else:
-        sentences.append("It has no classifier: it returns one vector per image and one per patch.")
+        returned = "one vector per patch" if config.pooling == "none" else "one vector per image and one per patch"
+        sentences.append(f"It has no classifier: it returns {returned}.")
+        if _is(config, "MaskedImageModeling"):
+            sentences.append("`AutoModelForMaskedImageModeling` opens it with the layer that predicts masked patches.")
     return " ".join(sentences)
+
+
+def _is(config: PlainViTConfig, task: str) -> bool:
+    return any(task in str(kind) for kind in config.architectures or [])
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _origin(facts: ModelFacts) -> str:
@@ -413,28 +438,85 @@ def _loading(repo_id: str, classifies: bool, *, has_code: bool) -> str:
     return "\n\n".join(ways)
 
 
-def _preprocessing(settings: Mapping[str, Any] | None) -> str:
+def _preprocessing(settings: Mapping[str, Any] | None, model_settings: Mapping[str, Any]) -> str:
+    """Return the steps of the image processor that these settings open, its defaults included."""
     if settings is None:
         return ""
-    steps = ["Images are converted to RGB."] if settings.get("do_convert_rgb") else []
-    filtering = Resampling(settings["resample"]).name.lower() if "resample" in settings else None
-    if settings.get("do_resize") and settings.get("max_num_patches"):
-        most, side = settings["max_num_patches"], settings["patch_size"]
-        steps.append(
-            f"They are resized to at most {most} patches of {side} x {side} pixels, aspect ratio kept"
-            f"{f' ({filtering})' * bool(filtering)}."
+    kind = str(settings.get("image_processor_type") or IMAGE_PROCESSOR)
+    if not kind.startswith(IMAGE_PROCESSOR) and not hasattr(transformers, kind):  # of a class of its own
+        return f"Images are prepared by {code(kind)}, the image processor in this repository."
+    processor: Any = processor_from_transformers(settings, model_settings)
+    if not _has_common_steps(processor):
+        return (
+            f"Images are prepared by transformers' {code(type(processor).__name__)} with the settings in "
+            "`preprocessor_config.json`."
         )
-    elif settings.get("do_resize") and settings.get("size"):
-        fitting = RESIZE_WORDS[settings.get("resize_mode")]
-        steps.append(f"They are resized to {_extent(settings['size'])}{fitting}{f' ({filtering})' * bool(filtering)}.")
-    if settings.get("do_center_crop") and settings.get("crop_size"):
-        steps.append(f"They are center-cropped to {_extent(settings['crop_size'])}.")
-    if settings.get("do_rescale"):
-        steps.append("Values are rescaled from [0, 255] to [0, 1].")
-    if settings.get("do_normalize"):
-        mean, std = (", ".join(f"{value:.4g}" for value in settings[name]) for name in ("image_mean", "image_std"))
+    ours = isinstance(processor, SourcePreprocessing)
+    steps = []
+    if processor.do_convert_rgb:
+        mode = PIL_MODES.get(len(processor.image_mean)) if ours else "RGB"
+        steps += [f"Images are converted to {'grayscale' if mode == 'L' else mode}."] if mode else []
+    if processor.do_resize:
+        resample = PILImageResampling.BILINEAR if processor.resample is None else processor.resample
+        steps.append(f"They are resized {_resized(processor)} ({PILImageResampling(resample).name.lower()}).")
+    if processor.do_center_crop:
+        steps.append(f"They are center-cropped to {_extent(processor.crop_size)}; {_filling(processor)}.")
+    if processor.do_rescale:
+        factor = processor.rescale_factor
+        steps.append(
+            "Values are rescaled from [0, 255] to [0, 1]."
+            if math.isclose(255 * factor, 1)
+            else f"Values are multiplied by {factor:.8g}."
+        )
+    if processor.do_normalize:
+        mean, std = (", ".join(f"{value:.8g}" for value in values) for values in _per_channel(processor))
         steps.append(f"Each channel is normalized with mean ({mean}) and standard deviation ({std}).")
-    return " ".join(steps) + " The image processor in this repository applies these steps." if steps else ""
+    if getattr(processor, "do_pad", False):
+        extent = _extent(processor.pad_size) if processor.pad_size else "the size of the largest image of the batch"
+        steps.append(f"They are padded with zeros at the bottom and at the right to {extent}.")
+    if not steps:
+        return ""
+    steps[0] = re.sub(r"^They\b", "Images", steps[0])
+    return " ".join([*steps, "The image processor in this repository applies these steps."])
+
+
+def _has_common_steps(processor: Any) -> bool:
+    """Return whether a processor takes transformers' common steps (as ViT's and CLIP's do), ours, or SigLIP 2's."""
+    if isinstance(processor, SourcePreprocessing | Siglip2ImageProcessor | Siglip2ImageProcessorPil):
+        return True
+    common = {*TorchvisionBackend.__mro__, *PilBackend.__mro__}
+    own = [vars(kind).items() for kind in type(processor).__mro__ if kind not in common]
+    return not any(inspect.isfunction(value) and name != "__init__" for members in own for name, value in members)
+
+
+def _resized(processor: Any) -> str:
+    """Return the size to which a processor resizes, in words."""
+    if most := getattr(processor, "max_num_patches", None):
+        side = processor.patch_size
+        return f"to at most {most} patches of {side} x {side} pixels, aspect ratio kept"
+    size = processor.size
+    if size.shortest_edge and size.longest_edge:
+        return (
+            f"to {size.shortest_edge} pixels along the shortest edge, or less where the longest edge would exceed "
+            f"{size.longest_edge} pixels"
+        )
+    if size.shortest_edge:
+        return f"to {size.shortest_edge} pixels along the shortest edge"
+    if size.max_height and size.max_width:
+        return f"to at most {size.max_height} x {size.max_width} pixels, aspect ratio kept"
+    return RESIZE_WORDS[getattr(processor, "resize_mode", None)].format(_extent(size))
+
+
+def _filling(processor: Any) -> str:
+    """Return what a centre crop fills the area beyond the image with."""
+    color = getattr(processor, "pad_color", None)
+    shown = f"({', '.join(f'{level:.8g}' for level in color)})" if color and any(color) else "black"
+    return f"the area beyond a smaller image is {shown}"
+
+
+def _per_channel(processor: Any) -> Iterator[Sequence[float]]:
+    for values in (processor.image_mean, processor.image_std):
+        yield values if isinstance(values, Sequence) else [values]
 
 
 def _results(facts: ModelFacts) -> str:
@@ -453,10 +535,7 @@ def _results(facts: ModelFacts) -> str:
 def _limits(config: PlainViTConfig, classifies: bool, facts: ModelFacts) -> str:
     sentences = [*facts.limits]
     if classifies:
-        sentences.append(
-            f"Every image gets one of the {config.num_labels} labels, even an image of something else, and the "
-            "calibration of the scores is unknown."
-        )
+        sentences.append(_what_scores_say(config, facts))
         names = Counter(str(label) for label in (config.id2label or {}).values())
         if twice := [name for name, count in names.items() if count > 1]:
             rest = f" and {len(twice) - SHOWN_TWICE} more" if len(twice) > SHOWN_TWICE else ""
@@ -466,6 +545,17 @@ def _limits(config: PlainViTConfig, classifies: bool, facts: ModelFacts) -> str:
         height, width = config.patch_shape
         sentences.append(f"Image heights must be multiples of {height} pixels, and widths multiples of {width}.")
     return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _what_scores_say(config: PlainViTConfig, facts: ModelFacts) -> str:
+    """Return the limits of what a classifier says, by the problem that it was trained for."""
+    if config.problem_type == REGRESSION:
+        return "Every image gets its numbers, even an image of something else."
+    measured = any(result.metric_type == "calibration_error" for result in facts.results)
+    unknown = "" if measured else ", and the calibration of the scores is unknown"
+    if config.problem_type == MULTI_LABEL or config.num_labels == 1:
+        return f"Each label is scored on its own, even for an image of something else{unknown}."
+    return f"Every image gets one of the {config.num_labels} labels, even an image of something else{unknown}."
 
 
 def _citations(facts: ModelFacts) -> list[str]:
@@ -498,7 +588,7 @@ def _row(*cells: object) -> str:
     return "| " + " | ".join(plain(cell, 2 * LONGEST) for cell in cells) + " |"
 
 
-def _extent(size: Mapping[str, int]) -> str:
-    if "height" in size:
-        return f"{size['height']:d} x {size['width']:d} pixels"
-    return " and ".join(f"{value:d} pixels along the {plain(name.replace('_', ' '))}" for name, value in size.items())
+def _extent(size: Any) -> str:
+    if size is None or not (size.height and size.width):
+        raise ValueError(f"a size is {size}: expected height and width")
+    return f"{size.height:d} x {size.width:d} pixels"

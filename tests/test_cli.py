@@ -22,7 +22,7 @@ import vit_pytorch
 from transformers import AutoModelForImageClassification
 
 import plain_vit
-from plain_vit import PlainViTForImageClassification, cli
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, cli
 from plain_vit.cli import main, read_labels
 from plain_vit.conversion import from_checkpoint
 from plain_vit.conversion.format import Hints
@@ -113,6 +113,43 @@ def test_verify_says_that_two_are_equal_and_what_that_does_not_prove(
     assert main(["verify", str(checkpoint), str(tmp_path / "a"), *SAID]) == 0
     _, _, verdict = capsys.readouterr().out.partition("equal: no stage differs by more than 1e-05")
     assert "num_attention_heads = 3, given by the caller" in verdict or "num_attention_heads = 3, from" in verdict
+
+
+def saved(folder: Path, fields: dict[str, Any], pixels: dict[str, Any]) -> Path:
+    model = randomize_(PlainViTForImageClassification(tiny_config(**fields)), seed=1)
+    model.save_pretrained(folder)
+    PlainViTImageProcessor(**{"size": {"height": 24, "width": 56}, **pixels}).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fields", "pixels", "says"),
+    [
+        ({}, {}, None),
+        ({"initializer_range": 0.1}, {}, None),
+        ({"position_resampling": "bilinear"}, {}, "position_resampling is 'bicubic_antialias' and 'bilinear'"),
+        ({"drop_partial_patches": True}, {}, "drop_partial_patches is False and True"),
+        ({"hidden_dropout_prob": 0.1}, {}, "hidden_dropout_prob is 0.0 and 0.1"),
+        ({"id2label": dict(enumerate("abdcefg"))}, {}, "the names of 2 classes: the first, 2, is 'c' and 'd'"),
+        ({"id2label": None, "num_labels": 7}, {}, None),
+        ({}, {"image_mean": [0.5, 0.5, 0.6]}, "the image processors: their pixels differ by up to 0.2, after norm"),
+        ({}, {"size": {"height": 24, "width": 28}}, "one makes (3, 24, 56) of an image of 300 x 200 pixels, the other"),
+        ({}, {"resample": 3}, "the image processors: their pixels differ by up to"),
+    ],
+)
+def test_verify_says_what_differs_without_effect_on_the_outputs(
+    fields: dict[str, Any], pixels: dict[str, Any], says: str | None, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    names = {"id2label": dict(enumerate("abcdefg"))}
+    folders = saved(tmp_path / "a", names, {}), saved(tmp_path / "b", names | fields, pixels)
+    capsys.readouterr()
+    assert main(["verify", *map(str, folders)]) == 0
+    _, _, others = capsys.readouterr().out.partition("equal: no stage differs by more than 1e-05 of its largest value")
+    if says is None:
+        assert others.strip() == ""
+    else:
+        assert others.strip().startswith("what differs without effect on these images:")
+        assert says in others
 
 
 def test_verify_allows_what_is_asked_for_and_no_more(

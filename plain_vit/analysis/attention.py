@@ -166,7 +166,7 @@ def gradient_rollout(
         Nonnegative relevance of shape (B, h, w), without unit.
 
     Raises:
-        AnalysisError: A class is out of range, or the model has no classifier.
+        AnalysisError: A class is out of range, the model has no classifier, or its attention is differential.
 
     Source:
         Chefer et al. 2021b, equations 5 and 6.
@@ -182,8 +182,15 @@ def gradient_rollout(
     ):
         _, scores = target_scores(classify(model, pixels), target)
         weights = [branch for layer in attentions for branch in layer]
-        gradients = iter(torch.autograd.grad(scores.sum(), weights))
+        found = torch.autograd.grad(scores.sum(), weights, allow_unused=True)
         readout = _readout(model, layout, hidden_states[0]).detach()
+    if any(gradient is None for gradient in found):
+        raise AnalysisError(
+            "gradient rollout uses the gradients of the attention weights, and attention of the type "
+            f"{model.config.attention_type!r} is not computed from the weights that it returns: use grad_cam or "
+            "integrated_gradients instead"
+        )
+    gradients = iter(found)
     identity = torch.eye(weights[0].shape[-1], device=weights[0].device)
     total = identity.expand(len(pixels), -1, -1)
     for layer in attentions:
@@ -206,7 +213,7 @@ def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[st
         Mean distances of shape (B, layers, heads), in pixels. `average_over_images` averages them over a dataset.
 
     Raises:
-        AnalysisError: Attention is signed, or the pixels do not fit the model.
+        AnalysisError: Attention is signed or not between patches, or the pixels do not fit the model.
 
     Source:
         Dosovitskiy et al. 2021, Figure 7 (right) and appendix D.7.
@@ -222,7 +229,12 @@ def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[st
 
     with torch.no_grad(), evaluating(model), recorded_attentions(model, keep) as attentions:
         model(pixel_values)
-    return torch.stack([torch.cat(layer, dim=1) for layer in attentions], dim=1).cpu().numpy()
+    means = torch.stack([torch.cat(layer, dim=1) for layer in attentions], dim=1)
+    if means.isnan().any():
+        raise AnalysisError(
+            "a head gives the patches no attention, or one that is NaN: there is no distance to average"
+        )
+    return means.cpu().numpy()
 
 
 def patch_distances(grid_size: tuple[int, int], patch_size: tuple[int, int]) -> torch.Tensor:
@@ -267,7 +279,12 @@ def probe_attention(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, 
 
 def _probe_weights(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
     """Return the attention of the pooling's probe to each token: (B, heads, L), 0 for tokens that are not pooled."""
-    pooler: Any = encoder(model).pooler
+    pooler: Any = getattr(encoder(model), "pooler", None)
+    if pooler is None:
+        raise AnalysisError(
+            f"the model was built without its pooling {model.config.pooling!r}, which reads the patches: give one with "
+            "it, such as PlainViTModel or PlainViTForImageClassification"
+        )
     probe = pooler.query if model.config.pooling == "query" else pooler.q_proj(pooler.probe)
     query = probe.unflatten(-1, (pooler.num_heads, -1))  # 1 1 heads d
     key = pooler.k_proj(hidden_states).unflatten(-1, (pooler.num_heads, -1))  # B L heads d

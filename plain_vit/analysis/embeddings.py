@@ -37,8 +37,8 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
         count: Number of components; fewer if a patch has fewer values, or the model fewer filters.
 
     Raises:
-        AnalysisError: The count is below 1, or the projection reads other than the pixels of a patch: the features of
-            a hybrid, or shifted patches too.
+        AnalysisError: The count is below 1, all filters are equal, or the projection reads other than the pixels of a
+            patch: the features of a hybrid, or shifted patches too.
 
     Source:
         Dosovitskiy et al. 2021, Figure 7 (left).
@@ -59,6 +59,8 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
     farthest = components[np.arange(len(components)), np.abs(components).argmax(axis=1)]
     components = components * np.sign(farthest)[:, None]
     variance = strengths**2
+    if not variance.sum() > 0:
+        raise AnalysisError("all filters of the patch projection are equal: they have no principal components")
     return PatchFilters(
         components=components[:count].reshape(-1, *weight.shape[1:]).astype(np.float32),
         explained_variance=(variance / variance.sum())[:count].astype(np.float32),
@@ -67,7 +69,7 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
 
 @dataclass(frozen=True)
 class PositionSimilarity:
-    """Cosine similarity of position embeddings, from -1 to 1.
+    """Cosine similarity of position embeddings, from -1 to 1; 0 where one of them is all zeros.
 
     Args:
         patches: Similarity of all pairs of patches, of shape (h, w, h, w).
@@ -94,7 +96,7 @@ def position_similarity(model: nn.Module, grid_size: tuple[int, int] | None = No
     """
     h, w = plain(model).config.grid_size if grid_size is None else grid_size
     prefix, patches = _positions(model, (h, w))
-    prefix, patches = (table / table.norm(dim=1, keepdim=True) for table in (prefix, patches))
+    prefix, patches = (torch.nn.functional.normalize(table, dim=1) for table in (prefix, patches))
     return PositionSimilarity(
         patches=(patches @ patches.T).reshape(h, w, h, w).numpy(),
         prefix=(prefix @ patches.T).reshape(-1, h, w).numpy(),

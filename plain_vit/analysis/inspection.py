@@ -109,6 +109,10 @@ def token_layout(model: nn.Module, pixel_values: torch.Tensor) -> TokenLayout:
     config = plain(model).config
     try:
         grid_size = cast(OneSize, tokens_of(config, pixel_values)).grid_size
+        positions = encoder(model).embeddings.position_embeddings
+        if config.position_resampling == "truncate" and positions is not None:
+            with torch.no_grad():  # raises for a grid that the table is too small for, as the model would
+                positions(grid_size, torch.empty(0, device=plain(model).device))
     except ValueError as error:
         raise AnalysisError(str(error)) from error
     special = ["class"] * config.use_class_token + ["distillation"] * config.use_distillation_token

@@ -555,7 +555,7 @@ def plot_attention_distance(distances: np.ndarray, *, even: float | None = None)
     axis.set(xlabel="layer", ylabel="mean attention distance (pixels)")
     if even is not None:
         axis.axhline(even, color=LINES[6], linestyle=":", linewidth=1.5, label="uniform attention")
-    axis.set_ylim(0, 1.08 * axis.dataLim.y1)
+    axis.set_ylim(0, 1.08 * axis.dataLim.y1 or 1)  # all may be 0
     axis.set_xticks(range(0, depth, math.ceil(depth / 16)))
     _tidy(axis)
     figure.legend(fontsize=8, frameon=False, loc="outside lower left", ncols=3)
@@ -628,7 +628,7 @@ def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) 
     for i, (position, name) in enumerate(others):
         axis.plot(range(depth + 1), norms[:, position], color=colours[i % 5], linestyle="--", label=drawable(name))
     axis.set(xlabel="after the embeddings, then after layer", ylabel="norm of a token")
-    axis.set_ylim(0, 1.08 * axis.dataLim.y1)
+    axis.set_ylim(0, 1.08 * axis.dataLim.y1 or 1)  # all may be 0
     _layer_ticks(axis, depth)
     _tidy(axis)
     figure.legend(fontsize=8, frameon=False, loc="outside lower left", ncols=4)

@@ -162,13 +162,13 @@ def lost_fields(config: PlainViTConfig, again: PlainViTConfig) -> list[str]:
         config: Our config.
         again: The config as read back from the target.
     """
-    ours, theirs = _meaning(config), _meaning(again)
+    ours, theirs = meaning_of(config), meaning_of(again)
     return [
         f"{name}={ours[name]!r} (there it would be {theirs[name]!r})" for name in ours if ours[name] != theirs[name]
     ]
 
 
-def _meaning(config: PlainViTConfig) -> dict[str, Any]:
+def meaning_of(config: PlainViTConfig) -> dict[str, Any]:
     """Return the fields by name, with defaults resolved and fields without effect set to None."""
     fields = {name: getattr(config, name) for name in PlainViTConfig.__annotations__ if name not in NEUTRAL_FIELDS}
     head_dim = config.head_dim or 0

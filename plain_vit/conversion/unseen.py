@@ -1,0 +1,63 @@
+"""How two checkpoints with equal outputs differ otherwise: settings, names of classes, prepared pixels."""
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..configuration_plain_vit import PlainViTConfig
+from .compare_modules import meaning_of
+from .report import Converted
+
+
+def unseen_differences(one: Converted, other: Converted) -> list[str]:
+    """Return how two checkpoints differ beyond the outputs for images of the native size.
+
+    Settings (of other sizes, of training), the names of the classes, and the pixels that the image processors make of
+    three images. What only one of them has is left out.
+    """
+    configs = one.report.config, other.report.config
+    ours, theirs = (meaning_of(config) | _resampling(config) for config in configs)
+    lines = [f"{name} is {ours[name]!r} and {theirs[name]!r}" for name in ours if ours[name] != theirs[name]]
+    problems = [config.problem_type for config in configs]
+    if None not in problems and problems[0] != problems[1]:
+        lines.append(f"problem_type is {problems[0]!r} and {problems[1]!r}")
+    names = [[str(name) for _, name in sorted((config.id2label or {}).items())] for config in configs]
+    if not any(all(name.startswith("LABEL_") for name in each) for each in names):
+        renamed = [(number, *pair) for number, pair in enumerate(zip(*names, strict=True)) if pair[0] != pair[1]]
+        if renamed:
+            number, first, second = renamed[0]
+            lines.append(f"the names of {len(renamed)} classes: the first, {number}, is {first!r} and {second!r}")
+    if one.image_processor is not None and other.image_processor is not None:
+        found = _difference_of_pixels(one.image_processor, other.image_processor, configs[0].num_channels)
+        lines += [f"the image processors: {found}"] if found else []
+    return lines
+
+
+def _resampling(config: PlainViTConfig) -> dict[str, Any]:
+    """Return how tables of positions are resampled to other sizes, None without such tables."""
+    tables = config.position_embedding_type in ("learned", "learned_2d", "factorized")
+    return {
+        "position_resampling": config.position_resampling if tables else None,
+        "relative_position_resampling": (
+            config.relative_position_resampling if config.relative_position_bias in ("table", "query") else None
+        ),
+    }
+
+
+def _difference_of_pixels(one: Any, other: Any, channels: int) -> str | None:
+    """Return how the pixels of two image processors differ, on noise of several shapes; None if they are equal."""
+    levels = np.random.default_rng(0)
+    worst = 0.0
+    for height, width in ((300, 200), (97, 131), (240, 640)):
+        shape = (height, width) if channels == 1 else (height, width, channels)
+        image = levels.integers(0, 256, shape, dtype=np.uint8)
+        picture = Image.fromarray(image) if channels in (1, 3, 4) else image
+        try:
+            ours, theirs = (each(picture, return_tensors="np")["pixel_values"] for each in (one, other))
+        except ValueError as error:
+            return f"one of them refuses an image of {height} x {width} pixels ({error})"
+        if ours.shape != theirs.shape:
+            return f"one makes {ours.shape[1:]} of an image of {height} x {width} pixels, the other {theirs.shape[1:]}"
+        worst = max(worst, float(np.abs(ours.astype(np.float64) - theirs).max()))
+    return f"their pixels differ by up to {worst:.2g}, after normalisation" if worst > 0 else None

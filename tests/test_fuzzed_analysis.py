@@ -1,0 +1,184 @@
+"""Every section of `plain-vit show` for generated models and images: arrays, or an error that says why there are none.
+
+An image has the same arrays alone as together with others, finite ones, whatever computes the attention, and the model
+is afterwards what it was.
+"""
+
+import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from PIL import Image
+
+from plain_vit import (
+    PlainViTConfig,
+    PlainViTForImageClassification,
+    PlainViTForMaskedImageModeling,
+    PlainViTImageProcessor,
+    PlainViTModel,
+)
+from plain_vit.analysis import attention_rollout, gradient_rollout, plots, probe_attention, sheet
+from plain_vit.analysis.photographs import ImageFiles
+from plain_vit.errors import AnalysisError
+from tests.conftest import randomize_
+from tests.tiny import VARIATIONS, tiny_config
+
+OF_EACH_IMAGE = (
+    "top-classes", "attention-last-layer", "attention-layers", "rollout", "grad-cam", "gradient-rollout", "logit-lens",
+    "token-norms",
+)  # fmt: skip
+KINDS = PlainViTForImageClassification, PlainViTModel, PlainViTForMaskedImageModeling
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def drawn_config(draw: random.Random) -> PlainViTConfig | None:
+    """Return a config of up to three variations at once; None where they contradict each other."""
+    fields: dict[str, Any] = {}
+    for name in draw.sample(sorted(VARIATIONS), draw.randint(1, 3)):
+        fields |= VARIATIONS[name]
+    fields |= {
+        "num_channels": draw.choice([3, 3, 1, 4]),
+        "num_hidden_layers": draw.choice([1, 2, 3]),
+        "num_labels": draw.choice([1, 2, 7]),
+        "problem_type": draw.choice([None, None, "regression", "multi_label_classification"]),
+    }
+    if draw.random() < 0.2:
+        fields["patch_size"] = (24, 56)
+    if draw.random() < 0.3:
+        fields["num_attention_heads"] = draw.choice([1, 2, 4])
+    try:
+        return tiny_config(**fields)
+    except (ValueError, StrictDataclassError):
+        return None
+
+
+def drawn_case(draw: random.Random) -> tuple[Any, PlainViTImageProcessor, list[Image.Image]] | None:
+    """Return a model, its image processor and images; None where a config is refused."""
+    config = drawn_config(draw)
+    if config is None:
+        return None
+    model = draw.choice([*KINDS, KINDS[0], KINDS[0]])(config)
+    torch.manual_seed(draw.randrange(2**32))
+    weights = draw.choice(["random", "random", "fresh", "zero"])
+    if weights == "random":
+        randomize_(model)
+    elif weights == "zero":
+        for parameter in model.parameters():
+            parameter.data.zero_()
+    model.eval()
+    (height, width), (down, across) = config.image_shape, config.patch_shape
+    size = draw.choice([(height, width), (height, width), (2 * height, width), (down, 2 * across)])
+    channels = config.num_channels
+    processor = PlainViTImageProcessor(
+        size={"height": size[0], "width": size[1]}, image_mean=[0.4] * channels, image_std=[0.3] * channels
+    )
+    levels = np.random.default_rng(draw.randrange(2**32))
+    brightest = draw.choice([256, 256, 1])  # or black
+    images = [
+        Image.fromarray(levels.integers(0, brightest, (*levels.integers(5, 60, 2), 4), dtype=np.uint8)).convert(
+            MODES[channels]
+        )
+        for _ in range(draw.choice([1, 2, 3]))
+    ]
+    return model, processor, images
+
+
+def sections(model: Any, processor: Any, images: Sequence[Image.Image]) -> dict[str, dict[str, np.ndarray] | str]:
+    """Return the arrays of every section, or why it has none."""
+    titles = [f"image {number}" for number in range(len(images))]
+    subject = sheet._subject(model, processor, "model", ImageFiles(images), titles, (0.3, 0.6), progress=False)
+    found: dict[str, dict[str, np.ndarray] | str] = {}
+    for section in sheet.SECTIONS:
+        if section.concerns(subject):
+            try:
+                found[section.name] = dict(section.draw(subject).arrays)
+            except AnalysisError as error:
+                found[section.name] = str(error)
+    return found
+
+
+def assert_equal(one: Any, other: Any, what: str) -> None:
+    """Compare the arrays of a section, or the errors."""
+    if isinstance(one, str) or isinstance(other, str):
+        assert one == other, what
+        return
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-3, atol=1e-5, err_msg=f"{what}: {name}")
+
+
+def check_cases(seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Check the arrays of these cases, without drawing figures, and return how many configs were not refused."""
+    figures = {name: lambda *_args, **_options: None for name in vars(plots) if name.startswith("plot_")}
+    monkeypatch.setattr(sheet, "plots", SimpleNamespace(**{**vars(plots), **figures}))
+    checked = 0
+    for seed in seeds:
+        draw = random.Random(seed)
+        case = drawn_case(draw)
+        if case is None:
+            continue
+        model, processor, images = case
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        try:
+            together = sections(model, processor, images)
+        except AnalysisError as error:
+            if "cannot grow a table" not in str(error):
+                raise
+            continue
+        for name, arrays in together.items():
+            if not isinstance(arrays, str):
+                assert all(np.isfinite(array).all() for array in arrays.values()), (seed, name)
+        alone = sections(model, processor, images[-1:])
+        for name in OF_EACH_IMAGE:
+            arrays = together[name]
+            last = arrays if isinstance(arrays, str) else {what: array[-1:] for what, array in arrays.items()}
+            assert_equal(last, alone[name], f"seed {seed}, {name}, alone and together")
+        if model.config._attn_implementation != "eager":
+            model.set_attn_implementation("eager")
+            for name, arrays in sections(model, processor, images).items():
+                if name in OF_EACH_IMAGE:
+                    assert_equal(together[name], arrays, f"seed {seed}, {name}, eager attention")
+        assert not model.training
+        after = model.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        checked += 1
+    return checked
+
+
+def test_every_section_has_arrays_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_cases(range(40), monkeypatch) >= 25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 1400, 50))
+def test_every_section_of_many_models_has_arrays_or_says_why_not(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_cases(range(first, first + 50), monkeypatch) >= 30
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 7, pytest.param(12, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)]
+)
+def test_every_section_is_drawn_or_says_why_not(seed: int) -> None:
+    case = drawn_case(random.Random(seed))
+    assert case is not None
+    assert sections(*case).keys() >= set(OF_EACH_IMAGE)
+
+
+def test_differential_attention_has_no_gradient_rollout() -> None:
+    model = PlainViTForImageClassification(tiny_config(attention_type="differential"))
+    with pytest.raises(AnalysisError, match="'differential' is not computed from the weights that it returns"):
+        gradient_rollout(model, torch.randn(1, 3, 24, 56))
+
+
+@pytest.mark.parametrize("function", [attention_rollout, probe_attention])
+@pytest.mark.parametrize("pooling", ["map", "query"])
+def test_a_model_without_its_pooling_has_nothing_that_reads_the_patches(function: Any, pooling: str) -> None:
+    config = tiny_config(pooling=pooling, use_class_token=False)
+    for model in (PlainViTForMaskedImageModeling(config), PlainViTModel(config, add_pooling_layer=False)):
+        with pytest.raises(AnalysisError, match=f"was built without its pooling '{pooling}'"):
+            function(model, torch.randn(1, 3, 24, 56))
