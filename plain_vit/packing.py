@@ -52,6 +52,23 @@ def unpad(inputs: Mapping[str, Any]) -> list[dict[str, torch.Tensor]]:
     ]
 
 
+def whole_images(inputs: Mapping[str, Any], patch_size: int) -> list[torch.Tensor]:
+    """Return the images (C, H, W) that patches were cut from, each of its own size.
+
+    Args:
+        inputs: `pixel_values` (B, N, P) with padding or (N, P) packed, and `spatial_shapes` (B, 2), as tensors.
+        patch_size: Side of a patch, in pixels.
+    """
+    patches, shapes = inputs["pixel_values"], inputs["spatial_shapes"].tolist()
+    counts = [h * w for h, w in shapes]
+    if patches.ndim == 3:
+        patches = torch.cat([row[:count] for row, count in zip(patches, counts, strict=True)])
+    return [
+        row.reshape(h, w, patch_size, patch_size, -1).permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)
+        for row, (h, w) in zip(patches.split(counts), shapes, strict=True)
+    ]
+
+
 def pack(images: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a batch for a model: the patches of all images one after the other.
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
+from transformers import ViTImageProcessor
 
 from plain_vit import (
     PlainViTConfig,
@@ -22,7 +23,19 @@ from plain_vit import (
     PlainViTImageProcessor,
     PlainViTModel,
 )
-from plain_vit.analysis import attention_rollout, gradient_rollout, plots, probe_attention, sheet
+from plain_vit.analysis import (
+    attention_distance,
+    attention_maps,
+    attention_rollout,
+    average_over_images,
+    displayable,
+    gradient_rollout,
+    pixel_batches,
+    plots,
+    predict,
+    probe_attention,
+    sheet,
+)
 from plain_vit.analysis.photographs import ImageFiles
 from plain_vit.errors import AnalysisError
 from tests.conftest import randomize_
@@ -182,3 +195,62 @@ def test_a_model_without_its_pooling_has_nothing_that_reads_the_patches(function
     for model in (PlainViTForMaskedImageModeling(config), PlainViTModel(config, add_pooling_layer=False)):
         with pytest.raises(AnalysisError, match=f"was built without its pooling '{pooling}'"):
             function(model, torch.randn(1, 3, 24, 56))
+
+
+@pytest.fixture
+def of_many_sizes() -> tuple[Any, PlainViTImageProcessor]:
+    model = PlainViTForImageClassification(tiny_config(image_size=56, patch_size=14, patch_projection="linear"))
+    return randomize_(model).eval(), PlainViTImageProcessor(patch_size=14, max_num_patches=20)
+
+
+def noise(height: int, width: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def test_patches_of_images_of_one_size_are_analysed_as_their_images(of_many_sizes: Any) -> None:
+    model, processor = of_many_sizes
+    inputs = processor([noise(50, 70), noise(100, 140)], return_tensors="pt")
+    assert inputs["spatial_shapes"].tolist() == [[4, 5], [4, 5]]
+    with torch.no_grad():
+        outputs = model(**inputs, output_attentions=True)
+    np.testing.assert_allclose(predict(model, inputs), outputs.logits.softmax(dim=-1), rtol=1e-4, atol=1e-6)
+    expected = torch.stack(outputs.attentions, dim=1)[:, :, :, 0, 1:21].reshape(2, 3, 5, 4, 5)
+    np.testing.assert_allclose(attention_maps(model, inputs), expected, rtol=1e-3, atol=1e-6)
+    assert attention_rollout(model, inputs).shape == (2, 4, 5)
+    with pytest.raises(AnalysisError, match="cut into patches: give the image processor too"):
+        displayable(inputs)
+    shown = displayable(inputs, processor)
+    assert shown.shape == (2, 56, 70, 3)
+    resized = np.asarray(noise(100, 140).resize((70, 56), Image.Resampling.BILINEAR)) / 255
+    np.testing.assert_allclose(shown[1], resized, atol=1e-6)
+
+
+def test_images_of_many_sizes_are_analysed_one_by_one(of_many_sizes: Any, tmp_path: Any) -> None:
+    model, processor = of_many_sizes
+    images = [noise(50, 70), noise(51, 72), noise(70, 50)]
+    inputs = processor(images, return_tensors="pt")
+    with pytest.raises(AnalysisError, match=r"the images are of \(56, 70\) and \(70, 56\) pixels"):
+        attention_rollout(model, inputs)
+    batches = list(pixel_batches(images, processor))
+    assert [tuple(batch.shape) for batch in batches] == [(2, 3, 56, 70), (1, 3, 70, 56)]
+    each = [attention_distance(model, batch) for batch in batches]
+    mean = average_over_images(attention_distance, model, batches, progress=False)
+    np.testing.assert_allclose(mean, np.concatenate(each).mean(axis=0), rtol=1e-5)
+    mean = average_over_images(attention_distance, model, (processor(image) for image in images), progress=False)
+    np.testing.assert_allclose(mean, np.concatenate(each).mean(axis=0), rtol=1e-5)
+    assert (sheet.draw_sheet(images[:2], model, processor, tmp_path / "two", progress=False)).is_file()
+    with pytest.raises(AnalysisError, match="makes images of 56 x 70 and of 70 x 56 pixels"):
+        sheet.draw_sheet(images, model, processor, tmp_path / "three", progress=False)
+
+
+@pytest.mark.parametrize("kind", [PlainViTImageProcessor, ViTImageProcessor])
+@pytest.mark.parametrize("settings", [{}, {"rescale_factor": 1 / 127.5}, {"do_rescale": False}, {"image_std": 0.3}])
+def test_images_are_displayed_as_they_were(kind: Any, settings: dict[str, Any]) -> None:
+    if kind is PlainViTImageProcessor and "image_std" in settings:
+        settings = {"image_std": [0.3, 0.2, 0.1]}
+    elif "image_std" in settings:
+        settings = {"image_mean": 0.4, "image_std": 0.3}
+    processor = kind(size={"height": 24, "width": 56}, **settings)
+    image = noise(24, 56)
+    shown = displayable(processor(image, return_tensors="pt"), processor)
+    np.testing.assert_allclose(shown[0], np.asarray(image) / 255, atol=1e-6)

@@ -228,6 +228,9 @@ def test_masked_blocks_are_squares():
     assert torch.equal(seen, torch.arange(48))
     with pytest.raises(TrainingError, match="Blocks of 2 x 2 patches do not fill the grid of 5 x 8"):
         draw_corruption((5, 8), corruption, torch.Generator())
+    for grid_size, block in (((1, 1), 1), ((2, 2), 2)):
+        with pytest.raises(TrainingError, match=rf"The grid of {grid_size[0]} x {grid_size[1]} patches is one block"):
+            draw_corruption(grid_size, Corruption(0.6, exchanged=0.1, hidden=0.8, block=block), torch.Generator())
 
 
 def test_patches_are_exchanged_whole():

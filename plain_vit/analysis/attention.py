@@ -210,10 +210,11 @@ def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[st
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
 
     Returns:
-        Mean distances of shape (B, layers, heads), in pixels. `average_over_images` averages them over a dataset.
+        Mean distances of shape (B, layers, heads), in pixels; NaN for a head that gives the patches of an image no
+        attention. `average_over_images` averages them over a dataset.
 
     Raises:
-        AnalysisError: Attention is signed or not between patches, or the pixels do not fit the model.
+        AnalysisError: Attention is signed, or the pixels do not fit the model.
 
     Source:
         Dosovitskiy et al. 2021, Figure 7 (right) and appendix D.7.
@@ -229,12 +230,7 @@ def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[st
 
     with torch.no_grad(), evaluating(model), recorded_attentions(model, keep) as attentions:
         model(pixel_values)
-    means = torch.stack([torch.cat(layer, dim=1) for layer in attentions], dim=1)
-    if means.isnan().any():
-        raise AnalysisError(
-            "a head gives the patches no attention, or one that is NaN: there is no distance to average"
-        )
-    return means.cpu().numpy()
+    return torch.stack([torch.cat(layer, dim=1) for layer in attentions], dim=1).cpu().numpy()
 
 
 def patch_distances(grid_size: tuple[int, int], patch_size: tuple[int, int]) -> torch.Tensor:
@@ -282,8 +278,8 @@ def _probe_weights(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_s
     pooler: Any = getattr(encoder(model), "pooler", None)
     if pooler is None:
         raise AnalysisError(
-            f"the model was built without its pooling {model.config.pooling!r}, which reads the patches: give one with "
-            "it, such as PlainViTModel or PlainViTForImageClassification"
+            f"the model was built without its pooling {model.config.pooling!r}, which reads the patches: give "
+            "one that has it"
         )
     probe = pooler.query if model.config.pooling == "query" else pooler.q_proj(pooler.probe)
     query = probe.unflatten(-1, (pooler.num_heads, -1))  # 1 1 heads d

@@ -55,12 +55,12 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
     if weight.ndim == 2:  # dense, over pixels in the order row, column, channel
         weight = weight.unflatten(1, (*vit.config.patch_shape, -1)).permute(0, 3, 1, 2)
     filters = weight.flatten(1).numpy()
+    if not np.ptp(filters, axis=0).any():
+        raise AnalysisError("all filters of the patch projection are equal: they have no principal components")
     _, strengths, components = np.linalg.svd(filters - filters.mean(axis=0), full_matrices=False)
     farthest = components[np.arange(len(components)), np.abs(components).argmax(axis=1)]
     components = components * np.sign(farthest)[:, None]
     variance = strengths**2
-    if not variance.sum() > 0:
-        raise AnalysisError("all filters of the patch projection are equal: they have no principal components")
     return PatchFilters(
         components=components[:count].reshape(-1, *weight.shape[1:]).astype(np.float32),
         explained_variance=(variance / variance.sum())[:count].astype(np.float32),

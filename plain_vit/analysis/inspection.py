@@ -14,6 +14,7 @@ from torch import nn
 from plain_vit.errors import AnalysisError
 from plain_vit.modeling_plain_vit import PlainViTModel, PlainViTPreTrainedModel
 from plain_vit.packed_plain_vit import OneSize, tokens_of
+from plain_vit.packing import whole_images
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,44 @@ def token_layout(model: nn.Module, pixel_values: torch.Tensor) -> TokenLayout:
 
 
 def as_batch(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> torch.Tensor:
-    """Return pixels, or those of an image processor's output, on the model's device."""
+    """Return pixels, or those of an image processor's output, on the model's device.
+
+    Raises:
+        AnalysisError: They are patches of images of several sizes.
+    """
     if isinstance(pixel_values, Mapping):
-        pixel_values = pixel_values["pixel_values"]
+        pixel_values = pixels_of(pixel_values, plain(model).config.patch_shape[0])
     return torch.as_tensor(pixel_values).to(plain(model).device)
+
+
+def pixels_of(inputs: Mapping[str, Any], patch_size: int | None) -> torch.Tensor:
+    """Return the pixels (B, C, H, W) in the output of an image processor, also if it cut them into patches.
+
+    Args:
+        inputs: The output.
+        patch_size: Side of the patches, in pixels.
+
+    Raises:
+        AnalysisError: The images have several sizes, or the side of their patches is not known.
+    """
+    if "spatial_shapes" not in inputs:
+        return _as_tensor(inputs["pixel_values"])
+    if patch_size is None:
+        raise AnalysisError("the pixels are cut into patches: give the image processor too, which knows their size")
+    images = whole_images({name: _as_tensor(values) for name, values in inputs.items()}, patch_size)
+    if sizes := sorted({tuple(image.shape[1:]) for image in images[1:] if image.shape != images[0].shape}):
+        raise AnalysisError(
+            f"the images are of {tuple(images[0].shape[1:])} and {sizes[0]} pixels (height, width): give images of one "
+            "size together, and others one by one"
+        )
+    return torch.stack(images)
+
+
+def _as_tensor(values: Any) -> torch.Tensor:
+    """Return a tensor, also of a list of tensors or arrays, as an image processor returns without `return_tensors`."""
+    if isinstance(values, list):
+        return torch.stack([torch.as_tensor(value) for value in values])
+    return torch.as_tensor(values)
 
 
 @contextmanager

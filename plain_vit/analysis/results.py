@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import BaseImageProcessor
 
-from plain_vit.analysis.inspection import as_batch, classify, evaluating, plain, token_layout
+from plain_vit.analysis.inspection import as_batch, classify, evaluating, pixels_of, plain, token_layout
 from plain_vit.errors import AnalysisError
 from plain_vit.scores import scores
 
@@ -80,7 +80,7 @@ def displayable(
         Values in [0, 1] of shape (B, H, W, 3) for three channels, otherwise (B, H, W): the mean of the channels.
     """
     if isinstance(pixel_values, Mapping):
-        pixel_values = pixel_values["pixel_values"]
+        pixel_values = pixels_of(pixel_values, getattr(image_processor, "patch_size", None))
     pixels = torch.as_tensor(pixel_values).detach().float().cpu()
     settings: Any = image_processor
     if settings is None:
@@ -88,10 +88,8 @@ def displayable(
         pixels = (pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)
     else:
         if settings.do_normalize:
-            std, mean = (torch.tensor(values)[:, None, None] for values in
-                         (settings.image_std, settings.image_mean))  # fmt: skip
+            std, mean = (torch.tensor(values).reshape(-1, 1, 1) for values in (settings.image_std, settings.image_mean))
             pixels = pixels * std + mean
-        if not settings.do_rescale:
-            pixels = pixels / 255
+        pixels = pixels / (255 * (settings.rescale_factor if settings.do_rescale else 1))
     pixels = pixels.clamp(0, 1)
     return (pixels.permute(0, 2, 3, 1) if pixels.shape[1] == 3 else pixels.mean(dim=1)).numpy()

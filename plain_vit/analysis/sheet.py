@@ -226,7 +226,13 @@ def _subject(
 ) -> Subject:
     if image_processor is None:
         raise AnalysisError(f"{name} has no image processor to prepare its images: give one")
-    pixel_values = next(_prepared(images.first(SHOWN), image_processor, SHOWN))
+    pixel_values, *others = _prepared(images.first(SHOWN), image_processor, SHOWN)
+    if others:
+        sizes = [" x ".join(map(str, batch.shape[2:])) for batch in (pixel_values, *others)]
+        raise AnalysisError(
+            f"the image processor of {name} makes images of {sizes[0]} and of {sizes[1]} pixels, and figures need one "
+            "size: give images of one shape"
+        )
     token_layout(model, pixel_values)  # refuses other models, and pixels that do not fit
     return Subject(model, image_processor, images, pixel_values, titles, point, progress)
 
@@ -323,6 +329,8 @@ def _draw_prefix(subject: Subject) -> Drawn:
 def _draw_distance(subject: Subject) -> Drawn:
     batches = _prepared(subject.images, subject.image_processor)
     distances = average_over_images(attention_distance, subject.model, batches, progress=subject.progress)
+    if np.isnan(distances).any():
+        raise AnalysisError("a head gives the patches no attention in any image: there is no distance to average")
     even = float(patch_distances(subject.layout.grid_size, subject.layout.patch_size).mean())
     figure = plots.plot_attention_distance(distances, even=even)
     return Drawn({"attention_distance": distances}, figure, descriptions.of_distances(distances, even))

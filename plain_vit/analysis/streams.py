@@ -14,6 +14,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import BaseImageProcessor
 
+from plain_vit.analysis.inspection import as_batch, pixels_of
 from plain_vit.analysis.results import displayable
 from plain_vit.errors import AnalysisError
 
@@ -50,7 +51,7 @@ def average_over_images(
     images = 0
     with tqdm(total=limit, unit=" images", disable=not progress) as bar:
         for batch in batches:
-            pixels = batch["pixel_values"] if isinstance(batch, Mapping) else batch
+            pixels = as_batch(model, batch)
             pixels = pixels if limit is None else pixels[: limit - images]
             values = function(model, pixels, **options)
             if total is None or counted is None:
@@ -75,7 +76,7 @@ def average_over_images(
 def pixel_batches(
     images: Iterable[Any], image_processor: BaseImageProcessor, batch_size: int = 32
 ) -> Iterator[torch.Tensor]:
-    """Preprocess images in batches, such as `(row["image"] for row in streamed_dataset)`.
+    """Preprocess images in batches of one size, such as `(row["image"] for row in streamed_dataset)`.
 
     Args:
         images: Opened images, arrays, or paths.
@@ -83,11 +84,14 @@ def pixel_batches(
         batch_size: Preprocessed images in memory at a time; unprocessed images are read one by one.
 
     Yields:
-        Normalised pixels of shape (at most batch_size, C, H, W).
+        Normalised pixels of shape (at most batch_size, C, H, W); images that follow one another in another size are in
+        another batch.
     """
-    pixels = (image_processor(image, return_tensors="pt")["pixel_values"] for image in images)
-    while batch := list(itertools.islice(pixels, batch_size)):
-        yield torch.cat(batch)
+    side = getattr(image_processor, "patch_size", None)
+    pixels = (pixels_of(image_processor(image, return_tensors="pt"), side) for image in images)
+    for _, same in itertools.groupby(pixels, lambda each: each.shape):
+        while batch := list(itertools.islice(same, batch_size)):
+            yield torch.cat(batch)
 
 
 def augmented_views(

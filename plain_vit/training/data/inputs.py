@@ -10,7 +10,7 @@ import PIL.Image
 import torch
 
 from ...image_processing_plain_vit import cut_into_patches
-from ...packing import pack, unpad
+from ...packing import pack, unpad, whole_images
 
 MODEL_INPUTS = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
 
@@ -76,14 +76,7 @@ def images_in(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> list[
     """
     if "spatial_shapes" not in inputs:
         return list(inputs["pixel_values"])
-    side, shapes = image_processor.patch_size, inputs["spatial_shapes"].tolist()
-    packed, counts = inputs["pixel_values"], [h * w for h, w in shapes]
-    if packed.ndim == 3:  # padded
-        packed = torch.cat([row[:count] for row, count in zip(packed, counts, strict=True)])
-    return [
-        row.reshape(h, w, side, side, -1).permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)
-        for row, (h, w) in zip(packed.split(counts), shapes, strict=True)
-    ]
+    return whole_images(inputs, image_processor.patch_size)
 
 
 class NoiseInputs:

@@ -78,12 +78,14 @@ def draw_corruption(
         the patch shown there.
 
     Raises:
-        TrainingError: The blocks do not fill the grid.
+        TrainingError: The blocks do not fill the grid, or one fills it.
     """
     (h, w), block = grid_size, corruption.block
     if h % block or w % block:
         raise TrainingError(f"Blocks of {block} x {block} patches do not fill the grid of {h} x {w}: change the block.")
     rows, columns = h // block, w // block
+    if rows * columns == 1:
+        raise TrainingError(f"The grid of {h} x {w} patches is one block: nothing is left to predict it from.")
     chosen = torch.zeros(rows * columns, dtype=torch.bool)
     chosen[torch.randperm(rows * columns, generator=generator)[: max(1, round(corruption.ratio * rows * columns))]] = (
         True
