@@ -17,7 +17,8 @@ Arrays = dict[str, np.ndarray]
 
 # Every dimension differs from every other; heads are not the width shared out.
 WIDTH, HEADS, HEAD_DIM, MLP, DEPTH, CLASSES, REPRESENTATION = 20, 3, 8, 28, 3, 11, 14
-PATCH = (5, 7)
+PATCH, PATCH_OF_STEM = (5, 7), (1, 2)
+SHARING_HEADS = 5  # which divide the width among them
 PAPER = ("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
 BIG_VISION = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
 
@@ -77,24 +78,25 @@ def random_arrays(
                 standardized(f"{place}/conv2", f"{place}/gn2", 3, inner, inner)
                 standardized(f"{place}/conv3", f"{place}/gn3", 1, inner, 4 * inner)
                 channels = 4 * inner
-    dense("embedding", ((1, 2) if stem is not None else PATCH) + (channels,), (WIDTH,))
+    dense("embedding", (PATCH_OF_STEM if stem is not None else PATCH) + (channels,), (WIDTH,))
     if class_token:
         arrays["cls"] = random.normal(size=(1, 1, WIDTH)) * 0.5
     if positions is not None:
         rows = math.prod(grid) + (class_token and positions.startswith("Transformer/"))
         arrays[positions] = random.normal(size=(1, rows, WIDTH)) * 0.5
     norm1, attend, norm2, block_mlp = names
+    sharing = SHARING_HEADS, WIDTH // SHARING_HEADS
     for layer in range(DEPTH):
         block = f"Transformer/encoderblock_{layer}"
         norm(f"{block}/{norm1}", WIDTH)
         # The map head shares the width out, so a model that has one does too; and timm's models all do.
-        attention(f"{block}/{attend}", *((5, 4) if map_head or shared_width else (HEADS, HEAD_DIM)))
+        attention(f"{block}/{attend}", *(sharing if map_head or shared_width else (HEADS, HEAD_DIM)))
         norm(f"{block}/{norm2}", WIDTH)
         mlp(f"{block}/{block_mlp}")
     norm("Transformer/encoder_norm", WIDTH)
     if map_head:
         arrays["MAPHead_0/probe"] = random.normal(size=(1, 1, WIDTH)) * 0.5
-        attention("MAPHead_0/MultiHeadDotProductAttention_0", 5, 4)
+        attention("MAPHead_0/MultiHeadDotProductAttention_0", *sharing)
         norm("MAPHead_0/LayerNorm_0", WIDTH)
         mlp("MAPHead_0/MlpBlock_0")
     if representation:

@@ -155,13 +155,18 @@ def _same(value: Any, other: Any) -> bool:
     return value == other
 
 
-def lost_fields(config: PlainViTConfig, again: PlainViTConfig) -> list[str]:
+def lost_fields(config: PlainViTConfig, read_back: Callable[[], PlainViTConfig]) -> list[str]:
     """Return the fields of a config that change in a round trip through a target.
 
     Args:
         config: Our config.
-        again: The config as read back from the target.
+        read_back: Returns the config as read back from the target. What cannot be kept may contradict the rest there: a
+            ValueError, whose message is returned.
     """
+    try:
+        again = read_back()
+    except ValueError as error:
+        return [str(error)]
     ours, theirs = meaning_of(config), meaning_of(again)
     return [
         f"{name}={ours[name]!r} (there it would be {theirs[name]!r})" for name in ours if ours[name] != theirs[name]

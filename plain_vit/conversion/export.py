@@ -119,6 +119,8 @@ def to_checkpoint(
         raise OutputError(
             f"{path} ends in {suffix!r}: a checkpoint of {format} is a file, {' or '.join(target.suffixes)}"
         )
+    if config.num_hidden_layers == 0 and format != "transformers":
+        raise ExportError(f"the model has no layers (num_hidden_layers=0), whose names tell a checkpoint of {format}")
     staging = staged_file if target.suffixes else staged_folder
     with staging(path, force=force, sources=sources) as staged, naming_droppable_parts(config):
         target.write(config, tensors, staged, image_processor, layout)

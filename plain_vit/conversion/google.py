@@ -372,16 +372,14 @@ class GoogleFormat(Format):
         """
         target = Layout.to_write(config, layout)
         learned = config.position_embedding_type == "learned"
-        again = PlainViTConfig(
-            **{
-                **FIXED_FIELDS,
-                **{name: getattr(config, name) for name in FILE_FIELDS},
-                "position_embedding_type": "learned" if learned else "sincos_2d",
-                "position_embedding_on_prefix": learned and config.position_embedding_on_prefix,
-                "pooling": _pooling_of(config),
-            }
-        )
-        lost = lost_fields(config, again)
+        fields = {
+            **FIXED_FIELDS,
+            **{name: getattr(config, name) for name in FILE_FIELDS},
+            "position_embedding_type": "learned" if learned else "sincos_2d",
+            "position_embedding_on_prefix": learned and config.position_embedding_on_prefix,
+            "pooling": _pooling_of(config),
+        }
+        lost = lost_fields(config, lambda: PlainViTConfig(**fields))
         if config.use_class_token and config.pooling == "map":
             lost.append("use_class_token=True with the map head")
         if config.use_class_token and learned and config.position_embedding_on_prefix != POSITIONS[target.positions]:
@@ -515,7 +513,8 @@ def _positions(
         "position_embedding_on_prefix": POSITIONS[place],
         "image_size": size,
     }
-    return fields, [] if given else [Inference("image_size", size, f"the {rows} rows of {place}")]
+    origin = f"the {rows} rows of {place}, taken for a square grid as Google's code resamples them"
+    return fields, [] if given else [Inference("image_size", size, origin)]
 
 
 GOOGLE = GoogleFormat()

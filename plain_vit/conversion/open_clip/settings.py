@@ -195,6 +195,6 @@ def settings_for(config: PlainViTConfig) -> dict[str, Any]:
         "patch_dropout": config.patch_dropout_prob,
         "embed_dim": config.representation_size,
     }
-    if faults := [*faults, *lost_fields(config, config_of(settings))]:
+    if faults := [*faults, *lost_fields(config, lambda: config_of(settings))]:
         raise ExportError("open_clip's VisionTransformer cannot represent this model:", faults)
     return settings

@@ -17,6 +17,7 @@ from ..timm.arguments import DEFAULTS as TIMM_DEFAULTS
 from ..timm.arguments import OPENED, architecture_of, norm_follows_pooling
 from ..timm.constructors import constructor_named
 from ..timm.source import TIMM
+from .pixels import CHANNELS
 
 TIMM_MODEL = "open_clip.timm_model.TimmModel"
 TRUNK, HEAD, OWN_HEAD = "trunk.", "head.proj", "trunk.head"
@@ -153,9 +154,12 @@ def without_projection(config: PlainViTConfig) -> PlainViTConfig:
     """Return the config of the model inside.
 
     Raises:
-        ExportError: lists what the tower cannot represent: another layer than a projection, or a classifier.
+        ExportError: lists what the tower cannot represent: another layer than a projection, a classifier, or images
+            that are not RGB.
     """
     faults = [f"num_labels={config.num_labels} (there is no classifier)"] if config.num_labels else []
+    if config.num_channels != CHANNELS:
+        faults.append(f"num_channels={config.num_channels} (there it would be {CHANNELS})")
     if config.representation_size and config.representation_act != "linear":
         faults.append(f"representation_act={config.representation_act!r} (there it would be 'linear')")
     if faults:

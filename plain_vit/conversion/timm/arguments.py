@@ -3,7 +3,7 @@
 Source: timm 1.0.31, `timm/models/vision_transformer.py` and `timm/models/deit.py`.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -255,11 +255,27 @@ def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
         )
     given = {one.name: one.theirs(getattr(config, one.field)) for one in ARGUMENTS if one.field is not None}
     given |= _joint_arguments(config)
-    if lost := lost_fields(config, config_of(given)):
+    if lost := lost_with(ARGUMENTS, config, lambda: config_of(given)):
         raise ExportError("timm's VisionTransformer cannot represent this model:", lost)
     if given["fc_norm"] == norm_follows_pooling({**given, "fc_norm": None}) or not given["final_norm"]:
         given["fc_norm"] = None
     return {name: given[name] for name, default in DEFAULTS.items() if given[name] != default}
+
+
+def lost_with(
+    arguments: Sequence[Argument], config: PlainViTConfig, read_back: Callable[[], PlainViTConfig]
+) -> list[str]:
+    """Return the fields of a config that timm would lose, as `lost_fields`.
+
+    A value without a word of timm's has another's there. Where that one contradicts the rest, the first is named.
+    """
+    try:
+        read_back()
+    except ValueError:
+        fields = [(one.field, getattr(config, one.field), one.words) for one in arguments if one.field and one.words]
+        if nameless := [f"{field}={value!r}" for field, value, words in fields if value not in words.values()]:
+            return nameless
+    return lost_fields(config, read_back)
 
 
 def _joint_arguments(config: PlainViTConfig) -> dict[str, Any]:

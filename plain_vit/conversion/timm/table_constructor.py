@@ -14,10 +14,10 @@ from torch import nn
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import ExportError
-from ..compare_modules import class_name, class_path, differences, epsilon_of, lost_fields
+from ..compare_modules import class_name, class_path, differences, epsilon_of
 from ..format import Description
 from ..infer import pair
-from .arguments import NORMS, Argument, ratio_of
+from .arguments import NORMS, Argument, lost_with, ratio_of
 from .constructor import Constructor
 from .modules import CLASSES, SILENT_ATTRIBUTES
 
@@ -132,7 +132,7 @@ class TableConstructor(Constructor):
 
     def lost(self, config: PlainViTConfig, arguments: Mapping[str, Any]) -> list[str]:
         """Return the fields of our config that a model with these arguments would not have."""
-        return lost_fields(config, self.config_of(arguments))
+        return lost_with(self.arguments, config, lambda: self.config_of(arguments))
 
     def describe_module(self, module: Any, labels: Any) -> Description:
         """Read the configuration of a live module."""

@@ -348,10 +348,10 @@ def _check_expressible(config: PlainViTConfig) -> None:
     size, patch, faults = config.image_size, config.patch_size, []
     if not isinstance(size, int) or not isinstance(patch, int):
         raise ExportError("torchvision has square images and patches only:", [f"{size=}", f"{patch=}"])
-    again = PlainViTConfig(**FIXED_FIELDS, **{name: getattr(config, name) for name in ARGUMENT_FIELDS})
+    fields = {**FIXED_FIELDS, **{name: getattr(config, name) for name in ARGUMENT_FIELDS}}
     if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
         faults = [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"]
-    if faults := [*faults, *lost_fields(config, again)]:
+    if faults := [*faults, *lost_fields(config, lambda: PlainViTConfig(**fields))]:
         raise ExportError("torchvision's VisionTransformer cannot represent this model:", faults)
 
 

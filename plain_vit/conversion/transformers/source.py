@@ -539,11 +539,7 @@ def _lost(config: PlainViTConfig, architecture: Architecture) -> list[str]:
         faults.append(f"position_resampling={config.position_resampling!r} (there it would be 'bilinear_antialias')")
     settings = _settings_for(config, architecture)
     fields = {**family.fields(settings), **architecture.fields, **_equal_fields(config, architecture)}
-    try:
-        again = PlainViTConfig(**{**fields, "num_labels": config.num_labels})
-    except ValueError as error:
-        return [*faults, str(error)]
-    return [*faults, *lost_fields(config, again)]
+    return [*faults, *lost_fields(config, lambda: PlainViTConfig(**{**fields, "num_labels": config.num_labels}))]
 
 
 def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:

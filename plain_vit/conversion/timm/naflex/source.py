@@ -235,9 +235,11 @@ class NaFlexVit(TableConstructor):
     def lost(self, config: PlainViTConfig, arguments: Mapping[str, Any]) -> list[str]:
         """Return the fields of our config that a model with these arguments would not have, for images of any size."""
         given = {**self.defaults, **arguments}
-        lost, there = super().lost(config, given), self.config_of(given).position_resampling
-        if config.position_embedding_type in TABLES and config.position_resampling != there:
-            lost.append(f"position_resampling={config.position_resampling!r} (there it would be {there!r})")
+        lost = super().lost(config, given)
+        if config.position_embedding_type in TABLES:
+            there = self.joint_fields(given)["position_resampling"]
+            if config.position_resampling != there:
+                lost.append(f"position_resampling={config.position_resampling!r} (there it would be {there!r})")
         return lost
 
     def changed_buffers(self, module: Any) -> list[str]:
