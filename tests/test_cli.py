@@ -132,6 +132,8 @@ def saved(folder: Path, fields: dict[str, Any], pixels: dict[str, Any]) -> Path:
         ({"hidden_dropout_prob": 0.1}, {}, "hidden_dropout_prob is 0.0 and 0.1"),
         ({"id2label": dict(enumerate("abdcefg"))}, {}, "the names of 2 classes: the first, 2, is 'c' and 'd'"),
         ({"id2label": None, "num_labels": 7}, {}, None),
+        ({"problem_type": "single_label_classification"}, {}, None),
+        ({"problem_type": "regression"}, {}, "problem_type is 'single_label_classification' and 'regression'"),
         ({}, {"image_mean": [0.5, 0.5, 0.6]}, "the image processors: their pixels differ by up to 0.2, after norm"),
         ({}, {"size": {"height": 24, "width": 28}}, "one makes (3, 24, 56) of an image of 300 x 200 pixels, the other"),
         ({}, {"resample": 3}, "the image processors: their pixels differ by up to"),

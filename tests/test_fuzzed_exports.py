@@ -126,3 +126,25 @@ def test_what_is_written_opens_with_the_same_numbers(target: str, tmp_path: Path
 def test_what_is_written_of_many_models_opens_with_the_same_numbers(target: str, tmp_path: Path) -> None:
     became = [check(target, seed, tmp_path) for seed in range(1000, 1300)]
     assert became.count("equal") >= 60, became
+
+
+@pytest.mark.parametrize(
+    ("target", "fields", "says"),
+    [
+        *((target, {"num_hidden_layers": 0}, "has no layers") for target in TARGETS if target != "transformers"),
+        *(
+            ("timm", {"pooling": pooling, "use_class_token": False}, f"  - pooling='{pooling}'")
+            for pooling in ("query", "query_block", "query_attention", "class_attention")
+        ),
+        ("google", {"image_size": 30, "patch_size": 14, "drop_partial_patches": True}, "not a multiple of patch_size"),
+        ("torchvision", {"image_size": 30, "patch_size": 14, "drop_partial_patches": True}, "not a multiple of patch"),
+        ("open_clip", {"num_channels": 1}, "num_channels=1 .there it would be 3."),
+    ],
+)
+def test_what_a_package_cannot_hold_is_refused(target: str, fields: dict[str, Any], says: str, tmp_path: Path) -> None:
+    suffix, base = TARGETS[target]
+    config = tiny_config(**{**base, **fields})
+    model: Any = (PlainViTForImageClassification if config.num_labels else PlainViTModel)(config)
+    with pytest.raises(ExportError, match=says):
+        to_checkpoint(model, tmp_path / f"model{suffix}", format=target)
+    assert not list(tmp_path.iterdir())

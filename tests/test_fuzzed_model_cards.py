@@ -56,8 +56,7 @@ def followed(words: str, image: Image.Image) -> np.ndarray:
             image = image.resize(sides, FILTERS[found[2]])
             continue
         if pixels is None:
-            levels = np.asarray(image)
-            pixels = (levels[None] if levels.ndim == 2 else levels.transpose(2, 0, 1)).astype(np.float64)
+            pixels = levels_of(image)
         if found := re.fullmatch(
             rf"(?:They|Images) are center-cropped to {EXTENT}; the area beyond a smaller image is (black|\(.*\))\.",
             sentence,
@@ -78,10 +77,13 @@ def followed(words: str, image: Image.Image) -> np.ndarray:
             pixels = np.pad(pixels, ((0, 0), (0, height - pixels.shape[1]), (0, width - pixels.shape[2])))
         else:
             raise AssertionError(f"unknown words: {sentence}")
-    if pixels is None:
-        levels = np.asarray(image)
-        pixels = (levels[None] if levels.ndim == 2 else levels.transpose(2, 0, 1)).astype(np.float64)
-    return pixels
+    return levels_of(image) if pixels is None else pixels
+
+
+def levels_of(image: Image.Image) -> np.ndarray:
+    """Return the levels of an image as it is: (C, H, W)."""
+    levels = np.asarray(image)
+    return (levels[None] if levels.ndim == 2 else levels.transpose(2, 0, 1)).astype(np.float64)
 
 
 def resized(words: str, width: int, height: int) -> tuple[int, int]:
@@ -180,7 +182,7 @@ def test_the_words_about_the_image_processor_are_what_it_does(seed: int, tmp_pat
         levels = np.random.default_rng(draw.randrange(1000)).integers(0, 256, (*sides[::-1], 3), dtype=np.uint8)
         image = Image.fromarray(levels).convert(mode)
         got = np.asarray(processor(image, return_tensors="np")["pixel_values"][0], np.float64)
-        expected = followed(words, image) if words else got
+        expected = followed(words, image) if words else levels_of(image)
         assert got.shape == expected.shape, (settings, words)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5, err_msg=f"{kind} {settings} {words}")
         compared += bool(words)
@@ -245,3 +247,14 @@ def test_a_processor_with_steps_of_its_own_is_named(tmp_path: Path) -> None:
     assert section(card_text(tmp_path, ModelFacts()), "Preprocessing") == (
         "Images are prepared by `OfMyOwn`, the image processor in this repository."
     )
+
+
+def test_the_words_about_patches_are_the_limit_of_the_image_processor(tmp_path: Path) -> None:
+    PlainViTModel(tiny_config(image_size=56, patch_size=14)).save_pretrained(tmp_path)
+    PlainViTImageProcessor(patch_size=14, max_num_patches=20).save_pretrained(tmp_path)
+    words = section(card_text(tmp_path, ModelFacts()), "Preprocessing")
+    assert "They are resized to at most 20 patches of 14 x 14 pixels, aspect ratio kept (bilinear)." in words
+    processor = AutoImageProcessor.from_pretrained(tmp_path)
+    for sides in ((50, 70), (300, 20), (20, 300)):
+        shapes = processor(Image.new("RGB", sides), return_tensors="pt")["spatial_shapes"]
+        assert 0 < shapes.prod() <= 20

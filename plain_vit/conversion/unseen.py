@@ -19,8 +19,8 @@ def unseen_differences(one: Converted, other: Converted) -> list[str]:
     configs = one.report.config, other.report.config
     ours, theirs = (meaning_of(config) | _resampling(config) for config in configs)
     lines = [f"{name} is {ours[name]!r} and {theirs[name]!r}" for name in ours if ours[name] != theirs[name]]
-    problems = [config.problem_type for config in configs]
-    if None not in problems and problems[0] != problems[1]:
+    problems = [config.problem_type or "single_label_classification" for config in configs]  # as the pipeline does
+    if problems[0] != problems[1]:
         lines.append(f"problem_type is {problems[0]!r} and {problems[1]!r}")
     names = [[str(name) for _, name in sorted((config.id2label or {}).items())] for config in configs]
     if not any(all(name.startswith("LABEL_") for name in each) for each in names):
