@@ -134,8 +134,9 @@ def test_what_is_written_of_many_models_opens_with_the_same_numbers(target: str,
         *((target, {"num_hidden_layers": 0}, "has no layers") for target in TARGETS if target != "transformers"),
         *(
             ("timm", {"pooling": pooling, "use_class_token": False}, f"  - pooling='{pooling}'")
-            for pooling in ("query", "query_block", "query_attention", "class_attention")
+            for pooling in ("query", "query_block", "query_attention")
         ),
+        ("timm", VARIATIONS["class_attention"], "  - pooling='class_attention'"),
         ("google", {"image_size": 30, "patch_size": 14, "drop_partial_patches": True}, "not a multiple of patch_size"),
         ("torchvision", {"image_size": 30, "patch_size": 14, "drop_partial_patches": True}, "not a multiple of patch"),
         ("open_clip", {"num_channels": 1}, "num_channels=1 .there it would be 3."),
