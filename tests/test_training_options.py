@@ -2,6 +2,9 @@
 
 import copy
 import dataclasses
+import json
+import math
+import os
 import platform
 import re
 import subprocess
@@ -56,7 +59,7 @@ from plain_vit.training.optimization import (
 )
 from plain_vit.training.recipes import RECIPES, describe_recipes
 from tests.conftest import randomize_
-from tests.training_runs import RESNET, SMALL, open_script, small_vit
+from tests.training_runs import LIMIT, RESNET, SMALL, TORCHRUN, open_script, small_vit
 
 AllOptions = open_script("finetune_image_classification").FinetuneArguments
 NEEDED = ["--model", "m", "--dataset", "d", "--output_dir", "o"]
@@ -299,6 +302,80 @@ def test_optimizer_of_timm_without_timm_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm.optim", None)
     with pytest.raises(TrainingError, match="needs timm: install it"):
         make_optimizer(small_vit(), "timm:lamb", learning_rate=0.1)
+
+
+def test_muon_steps_as_both_of_its_optimizers_do_alone_and_goes_on_from_its_state():
+    whole, parts = small_vit(pooling="map"), small_vit(pooling="map")
+    parts.load_state_dict(whole.state_dict())
+    optimizer = make_optimizer(whole, "muon", learning_rate=0.02, weight_decay=0.3, betas=[0.8, 0.97], epsilon=1e-6)
+    matrices: list[nn.Parameter] = []
+    decayed: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
+    for name, parameter in parts.named_parameters():
+        if ".layers." in name and parameter.ndim == 2:
+            matrices.append(parameter)
+        else:
+            kernel = name.endswith("weight") and parameter.ndim >= 2 and "position" not in name
+            (decayed if kernel else undecayed).append(parameter)
+    assert len(matrices) == 3 * 6
+    muon = torch.optim.Muon(matrices, lr=0.02, weight_decay=0.3, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    groups = [{"params": decayed, "weight_decay": 0.3}, {"params": undecayed, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=0.02, betas=(0.8, 0.97), eps=1e-6, fused=True)
+    for step in range(5):
+        images, labels = torch.randn(2, 3, 24, 16), torch.tensor([0, 3])
+        for model, optimizers in [(whole, [optimizer]), (parts, [muon, adamw])]:
+            model(images, labels=labels).loss.backward()
+            for each in optimizers:
+                each.step()
+                each.zero_grad()
+        others = dict(parts.named_parameters())
+        assert not [name for name, tensor in whole.named_parameters() if not torch.equal(tensor, others[name])], step
+        if step == 2:
+            state = copy.deepcopy(optimizer.state_dict())
+            optimizer = make_optimizer(whole, "muon", learning_rate=1.0, weight_decay=0.7)
+            optimizer.load_state_dict(state)
+
+
+def test_muon_moves_each_matrix_by_an_orthogonal_one():
+    model = small_vit()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = make_optimizer(model, "muon", learning_rate=0.02)
+    model(torch.randn(2, 3, 24, 16), labels=torch.tensor([0, 3])).loss.backward()
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        moved = (parameter.detach() - before[name]) / 0.02
+        if ".layers." in name and parameter.ndim == 2:
+            # Newton-Schulz steps bring singular values between 0.7 and 1.2, those near 0 less far.
+            largest = torch.linalg.matrix_norm(moved, 2) / (0.2 * math.sqrt(max(parameter.shape)))
+            assert 0.6 < largest < 1.3, name
+            left, _, right = torch.linalg.svd(parameter.grad, full_matrices=False)
+            descent = -(moved * (left @ right)).sum() / (0.2 * math.sqrt(max(parameter.shape)))
+            assert descent > 0, name
+        elif "k_proj" not in name:  # gradients that are zero but for rounding
+            assert moved.abs().max() == pytest.approx(1, abs=0.02), name
+
+
+def test_optimizers_of_sharded_weights_make_the_steps_of_whole_ones_or_are_refused(tmp_path):
+    names = [*OPTIMIZERS, "timm:lamb", "timm:lion", "timm:muon", "timm:mars", "timm:novograd"]
+    launched = subprocess.run(
+        [*TORCHRUN, "-m", "tests.sharded_optimizers", str(tmp_path), *names], cwd=Path(__file__).parents[1], text=True,
+        timeout=LIMIT, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert launched.returncode == 0, launched.stderr
+    results = {line.pop("optimizer"): line for line in map(json.loads, launched.stdout.splitlines())}
+    assert results.keys() == set(names)
+    for name in ("adafactor", "timm:mars", "timm:novograd"):
+        assert "does not work with sharded weights" in results.pop(name)["refused"]
+    for name, result in results.items():
+        # Muon multiplies in bfloat16, tall matrices part by part.
+        assert result["difference"] < (0.05 if "muon" in name else 1e-5), name
+
+
+def test_muon_without_matrices_is_refused():
+    model = small_vit()
+    freeze(model, ["backbone"], set(head_of(model)))
+    with pytest.raises(TrainingError, match="none of them is trained: use adamw"):
+        make_optimizer(model, "muon", learning_rate=0.1)
 
 
 def test_learning_rate_scales_with_the_batch_and_ends_at_its_minimum():

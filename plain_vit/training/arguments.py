@@ -136,13 +136,17 @@ class StepOptions:
         help="bf16: with mixed_precision bf16, the blocks compute with copies of their weights instead of casting them "
         "at each operation; the weights of the optimizer stay in float32",
     )
-    optimizer: str = option("adamw", help="of torch.optim, in lower case (the paper: sgd), or timm:NAME")
+    optimizer: str = option(
+        "adamw",
+        help="of torch.optim, in lower case (the paper: sgd), or timm:NAME; muon is for the matrices in the blocks, "
+        "with AdamW for the rest",
+    )
     learning_rate: float = option(1e-3, help="peak learning rate")
     base_batch_size: int | None = option(
         None, help="batch size that learning_rate is for: it scales with batch_size (default: it does not)"
     )
     min_learning_rate: float = option(0.0, help="learning rate at the end of a cosine or linear schedule")
-    momentum: float = option(0.9, help="momentum of SGD; first beta of Adam")
+    momentum: float = option(0.9, help="momentum of SGD and Muon; first beta of Adam")
     betas: list[float] | None = option(None, help="both betas of Adam and similar (default: momentum and 0.999)")
     epsilon: float | None = option(None, help="epsilon of the optimizer (default: its own)")
     weight_decay: float = option(0.05, help="for matrices and kernels only")

@@ -1,6 +1,7 @@
 """Model with its optimizer and a moving average of its weights, whole or sharded over processes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from ..extras import needs
 from .arguments import LoopOptions
 from .gradients import clip_adaptively, repeat_uphill
 from .hardware.precision import train_on_copies
-from .hardware.sharding import ShardedState, blocks_to_shard, held_here, local_parameters, shard
+from .hardware.sharding import ShardedState, blocks_to_shard, check_optimizer, held_here, local_parameters, shard
 from .models import as_saved
 from .optimization import average_of, make_optimizer
 from .placed_randomness import Places, draw_by_place
@@ -51,25 +52,24 @@ class Learner:
         self.shard, self.compile = shard, compile
         self.places = Places(options.seed)
         draw_by_place(model, self.places)
-        self.optimizer: Any = self._make_optimizer()  # replaced by Accelerate's wrapper
+        self.make_optimizer = partial(
+            make_optimizer,
+            name=options.optimizer,
+            learning_rate=options.peak_learning_rate,
+            weight_decay=options.weight_decay,
+            momentum=options.momentum,
+            betas=options.betas,
+            epsilon=options.epsilon,
+        )
+        self.optimizer: Any = self.make_optimizer(model, layer_decay=layer_decay)  # replaced by Accelerate's wrapper
         self.average = None if ema_decay is None else average_of(model, ema_decay, accelerator)
         if options.param_dtype == "bf16":
             train_on_copies(model, torch.bfloat16)
         self.blocks = blocks_to_shard(model, accelerator) if shard else []
+        if shard:
+            check_optimizer(self.make_optimizer, accelerator)
         self.sharded: ShardedState | None = None
         self.losses: list[Callable[[], torch.Tensor]] = []  # of the micro-batches of the current step
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        return make_optimizer(
-            self.model,
-            self.options.optimizer,
-            learning_rate=self.options.peak_learning_rate,
-            weight_decay=self.options.weight_decay,
-            layer_decay=self.layer_decay,
-            momentum=self.options.momentum,
-            betas=self.options.betas,
-            epsilon=self.options.epsilon,
-        )
 
     def prepare(self) -> None:
         """Compile and shard if requested, and let Accelerate wrap the rest."""
@@ -81,10 +81,11 @@ class Learner:
             self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
             return
         shard(self.model, self.accelerator)
-        self.optimizer = AcceleratedOptimizer(self._make_optimizer(), device_placement=False)
+        optimizer = self.make_optimizer(self.model, layer_decay=self.layer_decay)
+        self.optimizer = AcceleratedOptimizer(optimizer, device_placement=False)
         if self.average is not None:
             shard(self.average.module, self.accelerator)
-        self.sharded = ShardedState(self.model, self.optimizer.optimizer, self.average)
+        self.sharded = ShardedState(self.model, optimizer, self.average)
         self.accelerator.print("each process holds {:,} of {:,} parameters".format(*held_here(self.model)))
 
     @property

@@ -18,12 +18,57 @@ from .arguments import StepOptions
 with needs("plain-vit[train]"):
     from accelerate import Accelerator, DistributedType
 
+
+class Muon(torch.optim.Optimizer):
+    """Muon (Jordan 2024) for the matrices of the blocks, AdamW for everything else, as one optimizer.
+
+    The momentum of each matrix is orthogonalised by `torch.optim.Muon`, and the step is scaled to the size of one of
+    AdamW (Liu et al. 2025), so both have the same learning rate and weight decay.
+
+    Args:
+        parameter_groups: groups of parameters; those with `orthogonalised` hold matrices for Muon.
+        lr: learning rate of groups without one.
+        momentum: momentum of Muon.
+        betas: both betas of AdamW.
+        eps: epsilon of AdamW.
+
+    Raises:
+        TrainingError: There is no matrix for Muon.
+    """
+
+    def __init__(
+        self,
+        parameter_groups: Sequence[dict[str, Any]],
+        lr: float = 1e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        matrices = [group for group in parameter_groups if group["orthogonalised"]]
+        if not matrices:
+            raise TrainingError("muon is for the matrices of the blocks, and none of them is trained: use adamw.")
+        self.muon = torch.optim.Muon(matrices, lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+        others = [group for group in parameter_groups if not group["orthogonalised"]]
+        self.adamw = torch.optim.AdamW(others, lr, betas, eps, fused=True) if others else None
+        super().__init__(parameter_groups, {"lr": lr})
+
+    def step(self, closure: Any = None) -> Any:
+        """Take a step; see `torch.optim.Optimizer.step`."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for part in filter(None, (self.muon, self.adamw)):
+            # Loading a state replaces both.
+            part.state = self.state
+            part.param_groups = [group for group in self.param_groups if group["orthogonalised"] == (part is self.muon)]
+            part.step()
+        return loss
+
+
 # Optimizers of torch that take gradients of any shape, by their names in lower case.
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__.lower(): kind
     for kind in (
         torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
-        torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.RMSprop,
+        torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.RMSprop, Muon,
     )
 }  # fmt: skip
 
@@ -56,7 +101,7 @@ def make_optimizer(
         learning_rate: peak learning rate of the head.
         weight_decay: for matrices and kernels of layers only.
         layer_decay: learning rate of each block relative to the next one; 1 treats all the same.
-        momentum: momentum of SGD, and the first beta of Adam.
+        momentum: momentum of SGD and Muon, and the first beta of Adam.
         betas: both betas of Adam and similar optimizers (default: `momentum` and 0.999).
         epsilon: epsilon of the optimizer (default: its own).
 
@@ -76,19 +121,30 @@ def make_optimizer(
         raise TrainingError("Every parameter of the model is frozen: freeze fewer.")
     heights = heights_above_input([name for name, _ in model.named_parameters()]) if layer_decay != 1 else {}
     top = max(heights.values(), default=0)
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    matrices = matrices_of_blocks(model) if OPTIMIZERS.get(name) is Muon else set()
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for parameter_name, parameter in named:
         rate = learning_rate * layer_decay ** (top - heights.get(parameter_name, top))
         decay = weight_decay if id(parameter) in decayed else 0.0
-        groups.setdefault((rate, decay), []).append(parameter)
+        groups.setdefault((rate, decay, id(parameter) in matrices), []).append(parameter)
     parameter_groups = [
         {"params": parameters, "lr": rate, "peak_lr": rate, "weight_decay": decay}
-        for (rate, decay), parameters in groups.items()
+        | ({"orthogonalised": orthogonalised} if OPTIMIZERS.get(name) is Muon else {})
+        for (rate, decay, orthogonalised), parameters in groups.items()
     ]
     given: dict[str, Any] = {} if betas is None else {"betas": tuple(betas)}
     if epsilon is not None:
         given["eps"] = epsilon
     return build_optimizer(name, parameter_groups, learning_rate=learning_rate, momentum=momentum, **given)
+
+
+def matrices_of_blocks(model: nn.Module) -> set[int]:
+    """Return the ids of the weights of all dense layers within numbered blocks, as in `layers.3.mlp.fc1`."""
+    return {
+        id(layer.weight)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and re.search(r"\.\d+\.", name)
+    }
 
 
 def build_optimizer(
@@ -108,7 +164,7 @@ def build_optimizer(
     options: dict[str, Any] = {"lr": learning_rate}
     if "betas" in taken:
         options["betas"] = (momentum, 0.999)
-    elif "momentum" in taken:
+    if "momentum" in taken:
         options["momentum"] = momentum
     if kind in FUSED:
         options["fused"] = True

@@ -4,6 +4,7 @@ Accelerate shards on accelerators only: on CPUs its FSDP is silently plain DDP. 
 which works on both, and a checkpoint contains the shards of all processes in PyTorch's distributed format.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,32 @@ def shard(model: nn.Module, accelerator: Accelerator) -> None:
     # Parameters outside the blocks are resharded after each forward pass too: an evaluation has no backward
     # pass, and checkpoints and averages consist of shards.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+
+
+def check_optimizer(make: Callable[[nn.Module], torch.optim.Optimizer], accelerator: Accelerator) -> None:
+    """Take two steps with a few sharded weights of each shape, as not every optimizer can.
+
+    Args:
+        make: function that makes the optimizer of a model.
+        accelerator: accelerator of the run, with several processes.
+
+    Raises:
+        TrainingError: The optimizer uses an operation that sharded tensors do not have.
+    """
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    model = nn.Sequential(nn.Sequential(nn.ModuleList([nn.Conv2d(3, 4, 2), nn.Linear(4, 6)]))).to(accelerator.device)
+    fully_shard(model, mesh=mesh)
+    optimizer = make(model)
+    try:
+        for _ in range(2):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise TrainingError(
+            f"The optimizer does not work with sharded weights ({reason}): use adamw, or omit --shard."
+        ) from error
 
 
 def blocks_to_shard(model: nn.Module, accelerator: Accelerator) -> list[nn.Module]:
