@@ -5,12 +5,14 @@ import inspect
 import math
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from ..environment import has_products
 from ..errors import TrainingError
 from ..extras import needs
 from .arguments import StepOptions
@@ -22,8 +24,9 @@ with needs("plain-vit[train]"):
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan 2024) for the matrices of the blocks, AdamW for everything else, as one optimizer.
 
-    The momentum of each matrix is orthogonalised by `torch.optim.Muon`, and the step is scaled to the size of one of
-    AdamW (Liu et al. 2025), so both have the same learning rate and weight decay.
+    Nesterov's momentum of each matrix is orthogonalised, and the step scaled to the size of one of AdamW (Liu et al.
+    2025), so both have the same learning rate and weight decay. `torch.optim.Muon` has the same formula, for one
+    matrix at a time and in bfloat16 on every processor.
 
     Args:
         parameter_groups: groups of parameters; those with `orthogonalised` hold matrices for Muon.
@@ -44,23 +47,72 @@ class Muon(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        matrices = [group for group in parameter_groups if group["orthogonalised"]]
-        if not matrices:
+        if not any(group["orthogonalised"] for group in parameter_groups):
             raise TrainingError("muon is for the matrices of the blocks, and none of them is trained: use adamw.")
-        self.muon = torch.optim.Muon(matrices, lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
         others = [group for group in parameter_groups if not group["orthogonalised"]]
         self.adamw = torch.optim.AdamW(others, lr, betas, eps, fused=True) if others else None
-        super().__init__(parameter_groups, {"lr": lr})
+        super().__init__(parameter_groups, {"lr": lr, "weight_decay": 0.0, "momentum": momentum})
 
+    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Take a step; see `torch.optim.Optimizer.step`."""
         loss = None if closure is None else torch.enable_grad()(closure)()
-        for part in filter(None, (self.muon, self.adamw)):
+        for group in self.param_groups:
+            if group["orthogonalised"]:
+                self._move_matrices(group)
+        if self.adamw is not None:
             # Loading a state replaces both.
-            part.state = self.state
-            part.param_groups = [group for group in self.param_groups if group["orthogonalised"] == (part is self.muon)]
-            part.step()
+            self.adamw.state = self.state
+            self.adamw.param_groups = [group for group in self.param_groups if not group["orthogonalised"]]
+            self.adamw.step()
         return loss
+
+    def _move_matrices(self, group: dict[str, Any]) -> None:
+        """Move the matrices of a group, those of one shape together."""
+        shapes: dict[torch.Size, list[torch.Tensor]] = {}
+        for matrix in group["params"]:
+            if matrix.grad is not None:
+                shapes.setdefault(matrix.shape, []).append(matrix)
+        for shape, matrices in shapes.items():
+            rate = group["lr"] * 0.2 * math.sqrt(max(shape))
+            for start in range(0, len(matrices), TOGETHER):
+                some = matrices[start : start + TOGETHER]
+                steps = orthogonalised(torch.stack([self._gathered_momentum(each, group) for each in some]))
+                for matrix, step in zip(some, steps.to(some[0].dtype), strict=True):
+                    if isinstance(matrix, DTensor):
+                        step = distribute_tensor(step, matrix.device_mesh, matrix.placements, src_data_rank=None)
+                    matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(step, alpha=rate)
+
+    def _gathered_momentum(self, matrix: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """Return the momentum after the current gradient, whole."""
+        gradient, state = cast(torch.Tensor, matrix.grad), self.state[matrix]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(matrix)
+        buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+        looking_ahead = gradient.lerp(buffer, group["momentum"])
+        return looking_ahead.full_tensor() if isinstance(looking_ahead, DTensor) else looking_ahead
+
+
+def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
+    """Bring the singular values of matrices near 1, by five steps of Newton and Schulz (Jordan 2024).
+
+    Args:
+        matrices: of shape (N, rows, columns).
+
+    Returns:
+        Matrices of this shape in bfloat16, or in float32 on a processor without products of bfloat16. Singular values
+        above a thousandth of the norm of their matrix become 0.7 to 1.2.
+    """
+    quick = matrices.device.type != "cpu" or has_products(torch.bfloat16)
+    tall = matrices.shape[1] > matrices.shape[2]
+    wide = (matrices.mT if tall else matrices).to(torch.bfloat16 if quick else torch.float32)
+    wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    first, second, third = NEWTON_SCHULZ
+    for _ in range(5):
+        products = wide @ wide.mT
+        products = torch.baddbmm(products, products, products, beta=second, alpha=third)
+        wide = torch.baddbmm(wide, products, wide, beta=first)
+    return wide.mT if tall else wide
 
 
 # Optimizers of torch that take gradients of any shape, by their names in lower case.
@@ -77,6 +129,10 @@ ARGUMENTS: dict[str, tuple[str, type]] = {"betas": ("betas", tuple), "eps": ("ep
 
 # Those with a fused implementation on CPUs and GPUs, for whole and for sharded parameters.
 FUSED = (torch.optim.AdamW, torch.optim.Adam)
+
+# Of Muon: the coefficients of its polynomial, from its author's code, and how many matrices are multiplied together.
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+TOGETHER = 16
 
 # Weight decay applies to matrices and kernels, not to biases, norms, tokens and position embeddings.
 MULTIPLYING_LAYERS = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.modules.conv._ConvNd)
