@@ -106,7 +106,7 @@ def verify(options: argparse.Namespace) -> None:
     from .conversion.parity import compare_models, memory_of_probing, probe_images
     from .conversion.plan import free_memory
     from .conversion.report import TOLERANCE
-    from .conversion.unseen import unseen_differences
+    from .conversion.unseen import Described, unseen_differences
 
     names = options.a, options.b
     opened = from_checkpoint(options.a, **hints_of(options)), from_checkpoint(options.b)
@@ -130,7 +130,7 @@ def verify(options: argparse.Namespace) -> None:
             f"{dtypes}; --tolerance allows more"
         )
     say(f"equal: no stage differs by more than {tolerance:.0e} of its largest value")
-    if others := unseen_differences(*opened):
+    if others := unseen_differences(*(Described(each.report.config, each.image_processor) for each in opened)):
         say("\n".join(["what differs without effect on these images:", *(f"  {line}" for line in others)]))
     for name, each in zip(names, opened, strict=True):
         if each.report.unproven:

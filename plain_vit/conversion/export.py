@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,16 @@ from transformers import PreTrainedModel
 
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import ExportError, OutputError
+from ..errors import AmbiguousCheckpointError, ExportError, OutputError, PlainViTError, printable
 from ..files.staging import staged_file, staged_folder
 from .compare_modules import MASKED
+from .format import Hints
 from .inference_engines import Engine, EngineExport, EngineOptions, to_engine
 from .onnx_runtime import OnnxRuntime
+from .open import inspect_checkpoint
 from .openvino_runtime import OpenVino
 from .sources import format_named
+from .unseen import Described, class_names, unseen_differences
 
 
 class Droppable(NamedTuple):
@@ -57,14 +60,19 @@ class Export:
         path: The file or folder written.
         format: One of `FORMATS`.
         dropped: Parts of the model that were dropped, each with the reason.
+        changed: What is not as in the model when it is opened again, without effect on the outputs for images of the
+            native size: settings of other sizes, names of classes, image processing.
     """
 
     path: str
     format: str
     dropped: Mapping[str, str]
+    changed: Sequence[str] = ()
 
     def __str__(self) -> str:
-        return "\n".join([f"written: {self.path}", *(f"  dropped {name}: {why}" for name, why in self.dropped.items())])
+        dropped = [f"  dropped {name}: {why}" for name, why in self.dropped.items()]
+        changed = [f"  changed without effect at the native size: {what}" for what in self.changed]
+        return printable("\n".join([f"written: {self.path}", *dropped, *changed]))
 
 
 def to_checkpoint(
@@ -123,8 +131,65 @@ def to_checkpoint(
         raise ExportError(f"the model has no layers (num_hidden_layers=0), whose names tell a checkpoint of {format}")
     staging = staged_file if target.suffixes else staged_folder
     with staging(path, force=force, sources=sources) as staged, naming_droppable_parts(config):
-        target.write(config, tensors, staged, image_processor, layout)
-    return Export(os.fspath(path), format, {name: DROPPABLE[name].reason for name in drop})
+        written = target.write(config, tensors, staged, image_processor, layout)
+        ours = Described(config, image_processor)
+        changed = changed_by_writing(staged, ours, layout=written or layout, has_processor=not target.suffixes)
+    return Export(os.fspath(path), format, {name: DROPPABLE[name].reason for name in drop}, changed)
+
+
+def changed_by_writing(path: Path, model: Described, *, layout: str | None, has_processor: bool) -> list[str]:
+    """Inspect a checkpoint that was written of a model, answering from the model what the checkpoint does not say.
+
+    Args:
+        path: The checkpoint.
+        model: The model.
+        layout: The layout that was written, if the format has several.
+        has_processor: Whether the format stores image processing.
+
+    Returns:
+        How what was written differs from the model beyond the outputs for images of the native size.
+
+    Raises:
+        ExportError: It does not open, or asks for what the model does not answer.
+    """
+    answers: dict[str, Any] = {}
+    while True:
+        try:
+            opened = inspect_checkpoint(path, Hints(**answers))[1]
+            break
+        except AmbiguousCheckpointError as error:
+            sets = [
+                {name: _answer(name, model, layout) for name in asked} for asked in (error.candidates, error.otherwise)
+            ]
+            said = next((each for each in sets if each and None not in each.values()), {})
+            if not said or said.keys() & answers.keys():
+                raise ExportError(f"what was written cannot be opened again: {error}") from error
+            answers |= said
+        except PlainViTError as error:
+            raise ExportError(f"what was written cannot be opened again: {error}") from error
+    theirs = Described(opened.report.config, opened.image_processor if has_processor else None)
+    lines = unseen_differences(model, theirs)
+    if class_names(model.config) and not class_names(theirs.config):
+        lines.append("the names of the classes are not stored")
+    if model.image_processor is not None and theirs.image_processor is None:
+        lines.append("the image processing is not stored")
+    return lines
+
+
+def _answer(name: str, model: Described, layout: str | None) -> Any:
+    """Return what the model says to a question about its checkpoint; None if nothing."""
+    config = model.config
+    head_dim = config.attention_shape[1]
+    if name in ("image_mean", "image_std"):  # which no output depends on
+        return getattr(model.image_processor, name, None) or [0.5] * config.num_channels
+    said = {
+        "image_size": config.image_shape,
+        "patch_size": config.patch_shape,
+        "head_dim": head_dim,
+        "layout": layout,
+        "attention_scale": head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
+    }
+    return said.get(name, getattr(config, name, None))
 
 
 @contextmanager

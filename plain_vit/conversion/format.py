@@ -372,7 +372,7 @@ class Format(ABC):
     @abstractmethod
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
-    ) -> None:
+    ) -> str | None:
         """Write a checkpoint as the format's own package writes it.
 
         Args:
@@ -381,6 +381,9 @@ class Format(ABC):
             path: An empty folder, or a file that does not exist for formats with `suffixes`.
             image_processor: The processor to write with the model, if the format supports it.
             layout: The layout of the format; None for the latest.
+
+        Returns:
+            The layout that was chosen, if the tensors alone may not show it.
         """
 
 

@@ -76,7 +76,7 @@ def from_checkpoint(
         MappingError: Tensors are missing, left over or of a wrong shape.
         VerificationError: The outputs differ from those of the source's own model, or from the reference.
     """
-    plan, converted = _inspect(source, Hints(**hints), format, revision, reference, id2label)
+    plan, converted = inspect_checkpoint(source, Hints(**hints), format, revision, reference, id2label)
     theirs = plan.source_module() if verify else None
     converted = replace(converted, model=plan.load(mmap=mmap))
     return converted if theirs is None else _verified(converted, plan, theirs)
@@ -102,7 +102,7 @@ def convert_checkpoint(
         PlainViTError: As from `from_checkpoint`; the contents of the folder are then incomplete.
     """
     other = [options.pop(name, None) for name in ("format", "revision", "reference", "id2label")]
-    plan, converted = _inspect(source, Hints(**options), *other)
+    plan, converted = inspect_checkpoint(source, Hints(**options), *other)
     theirs = plan.source_module() if verify else None
     if isinstance(theirs, SourceModule):
         converted = _verified(replace(converted, model=plan.load()), plan, theirs)
@@ -121,13 +121,13 @@ def convert_checkpoint(
     return converted
 
 
-def _inspect(
+def inspect_checkpoint(
     source: str | os.PathLike[str],
     hints: Hints,
-    format: str | None,
-    revision: str | None,
-    reference: tuple[torch.Tensor, torch.Tensor] | None,
-    id2label: Mapping[int, str] | Sequence[str] | None,
+    format: str | None = None,
+    revision: str | None = None,
+    reference: tuple[torch.Tensor, torch.Tensor] | None = None,
+    id2label: Mapping[int, str] | Sequence[str] | None = None,
 ) -> tuple[ConversionPlan, Converted]:
     """Inspect a checkpoint and plan its conversion; the model stays on the meta device."""
     if is_exported(source):

@@ -1,37 +1,53 @@
 """How two checkpoints with equal outputs differ otherwise: settings, names of classes, prepared pixels."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from ..configuration_plain_vit import PlainViTConfig
 from .compare_modules import meaning_of
-from .report import Converted
 
 
-def unseen_differences(one: Converted, other: Converted) -> list[str]:
+class Described(NamedTuple):
+    """What describes a checkpoint beside its weights.
+
+    Args:
+        config: Our config of the model.
+        image_processor: Its image processor; None if unknown.
+    """
+
+    config: PlainViTConfig
+    image_processor: Any | None
+
+
+def unseen_differences(one: Described, other: Described) -> list[str]:
     """Return how two checkpoints differ beyond the outputs for images of the native size.
 
     Settings (of other sizes, of training), the names of the classes, and the pixels that the image processors make of
     three images. What only one of them has is left out.
     """
-    configs = one.report.config, other.report.config
-    ours, theirs = (meaning_of(config) | _resampling(config) for config in configs)
+    ours, theirs = (meaning_of(config) | _resampling(config) for config, _ in (one, other))
     lines = [f"{name} is {ours[name]!r} and {theirs[name]!r}" for name in ours if ours[name] != theirs[name]]
-    problems = [config.problem_type or "single_label_classification" for config in configs]  # as the pipeline does
+    problems = [config.problem_type or "single_label_classification" for config, _ in (one, other)]  # as in pipelines
     if problems[0] != problems[1]:
         lines.append(f"problem_type is {problems[0]!r} and {problems[1]!r}")
-    names = [[str(name) for _, name in sorted((config.id2label or {}).items())] for config in configs]
-    if not any(all(name.startswith("LABEL_") for name in each) for each in names):
+    names = [class_names(config) for config, _ in (one, other)]
+    if all(names):
         renamed = [(number, *pair) for number, pair in enumerate(zip(*names, strict=True)) if pair[0] != pair[1]]
         if renamed:
             number, first, second = renamed[0]
             lines.append(f"the names of {len(renamed)} classes: the first, {number}, is {first!r} and {second!r}")
     if one.image_processor is not None and other.image_processor is not None:
-        found = _difference_of_pixels(one.image_processor, other.image_processor, configs[0].num_channels)
+        found = _difference_of_pixels(one.image_processor, other.image_processor, one.config.num_channels)
         lines += [f"the image processors: {found}"] if found else []
     return lines
+
+
+def class_names(config: PlainViTConfig) -> list[str]:
+    """Return the names of the classes; none where they are numbered only."""
+    names = [str(name) for _, name in sorted((config.id2label or {}).items())]
+    return [] if all(name.startswith("LABEL_") for name in names) else names
 
 
 def _resampling(config: PlainViTConfig) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class VitPytorchFormat(Format):
 
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
-    ) -> None:
+    ) -> str:
         """Write the state dict, with `torch.save` or as safetensors; the format stores no processor."""
         target = choose_layout(config, layout or RELEASE)
         state = revert(layout_rows(target, config), tensors, config)
@@ -171,6 +171,7 @@ class VitPytorchFormat(Format):
             like = next(iter(state.values()))
             state["cls_token"] = like.new_empty((1,) * (target.token_axes - 2) + (0, config.hidden_size))
         write_state_dict(state, path)
+        return target.title
 
 
 def _prefixes(names: Collection[str]) -> list[str]:
