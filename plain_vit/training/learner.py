@@ -13,7 +13,7 @@ from .gradients import clip_adaptively, repeat_uphill
 from .hardware.precision import train_on_copies
 from .hardware.sharding import ShardedState, blocks_to_shard, check_optimizer, held_here, local_parameters, shard
 from .models import as_saved
-from .optimization import average_of, make_optimizer
+from .optimization import ELEMENTWISE, average_of, check_undivided, make_optimizer
 from .placed_randomness import Places, draw_by_place
 
 with needs("plain-vit[train]"):
@@ -62,6 +62,8 @@ class Learner:
             epsilon=options.epsilon,
         )
         self.optimizer: Any = self.make_optimizer(model, layer_decay=layer_decay)  # replaced by Accelerate's wrapper
+        if options.optimizer not in ELEMENTWISE:
+            check_undivided(accelerator, f"The optimizer {options.optimizer}", "use adamw")
         self.average = None if ema_decay is None else average_of(model, ema_decay, accelerator)
         if options.param_dtype == "bf16":
             train_on_copies(model, torch.bfloat16)
