@@ -31,7 +31,14 @@ from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling, PlainVi
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from datasets import Dataset
 
-    from plain_vit.training.arguments import ImageOptions, LoopOptions, WeightsOptions, option, run_script
+    from plain_vit.training.arguments import (
+        ImageOptions,
+        Initialization,
+        LoopOptions,
+        WeightsOptions,
+        option,
+        run_script,
+    )
     from plain_vit.training.data import load_images
     from plain_vit.training.data.augmentation import training_transform
     from plain_vit.training.data.identity import dataset_identity
@@ -58,6 +65,9 @@ class PretrainArguments(LoopOptions, ImageOptions, WeightsOptions):
 
     model: str = option(help="preset, plain-vit folder or Hub id, or another library's checkpoint")
     from_scratch: bool = option(False, help="use only the architecture, with new weights; always so for a preset")
+    initialization: Initialization | None = option(
+        None, help="package whose new weights from_scratch draws (default: that of the model's config)"
+    )
     split: str | None = option(None, help="training split (default: train, or else the only one)")
     validation_fraction: float = option(0.02, help="fraction of its images used for validation instead of training")
 
@@ -195,6 +205,8 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
         "patch_dropout_prob": 0.0,
         "reconstruction_target": arguments.target,
     }
+    if arguments.initialization is not None:
+        fields |= {"initialization": arguments.initialization}
     if image_processor.do_normalize:
         fields |= {"pixel_mean": list(image_processor.image_mean), "pixel_std": list(image_processor.image_std)}
     model = PlainViTForMaskedImageModeling(PlainViTConfig.from_dict(fields))

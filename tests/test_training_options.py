@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import PIL.Image
@@ -31,10 +31,11 @@ from transformers import (
     get_scheduler,
 )
 
-from plain_vit import PlainViTImageProcessor
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.errors import DataError, TrainingError
+from plain_vit.layers_plain_vit import INITIALIZATIONS
 from plain_vit.training import optimization
-from plain_vit.training.arguments import as_yaml, check_options, parse_arguments
+from plain_vit.training.arguments import Initialization, as_yaml, check_options, parse_arguments
 from plain_vit.training.data.augmentation import input_size, training_transform
 from plain_vit.training.data.sampling import ShuffledStream
 from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
@@ -465,6 +466,30 @@ def test_optimizers_without_betas_or_epsilon_refuse_them(name, options, message)
     with pytest.raises(TrainingError, match=message):
         make_optimizer(small_vit(), name, learning_rate=0.01, **options)
     assert make_optimizer(small_vit(), "rmsprop", learning_rate=0.01, epsilon=1e-3).defaults["eps"] == 1e-3
+
+
+def test_new_weights_are_drawn_as_asked(tmp_path):
+    config = small_vit(num_hidden_layers=1).config
+    folder = save(PlainViTForImageClassification(config), tmp_path / "plain")
+    deviation = {}
+    for name in (None, *get_args(Initialization)):
+        model, _ = load_classifier(folder, ["a", "b"], from_scratch=True, initialization=name)
+        assert model.config.initialization == (name or "transformers")
+        deviation[name] = model.vit.embeddings.position_embeddings.weight.std().item()
+    assert deviation == pytest.approx(
+        {None: 0.02, "transformers": 0.02, "timm": 0.02, "google": 0.02, "vit_pytorch": 1.0}, rel=0.3
+    )
+    google, _ = load_classifier(folder, ["a", "b"], from_scratch=True, initialization="google")
+    assert not google.vit.embeddings.cls_token.any()
+    stock = ViTForImageClassification(ViTConfig(**SMALL, image_size=(24, 16), patch_size=8))
+    with pytest.raises(TrainingError, match="ViTConfig has no field initialization: omit the option"):
+        load_classifier(save(stock, tmp_path / "stock"), ["a"], from_scratch=True, initialization="google")
+    with pytest.raises(TrainingError, match="Without from_scratch, initialization has no effect"):
+        check_options(parse(*NEEDED, "--initialization", "google"))
+
+
+def test_initializations_are_those_of_the_config():
+    assert set(get_args(Initialization)) == set(INITIALIZATIONS)
 
 
 @pytest.mark.parametrize("kind", ["plain", "resnet", "two heads"])

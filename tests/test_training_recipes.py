@@ -4,8 +4,11 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+import torch
+from torchvision.models import VisionTransformer
 
-from plain_vit import PlainViTImageProcessor
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.conversion import from_module
 from plain_vit.errors import TrainingError
 from plain_vit.training.arguments import TransformOptions, check_options, keywords, parse_arguments
 from plain_vit.training.data.augmentation import training_transform
@@ -229,6 +232,23 @@ def test_every_recipe_is_compared_with_its_source():
     unchecked = set(RECIPES) - set(SOURCES) - {"mae-linear-probe"} - set(OTHERS)
     assert not unchecked
     assert all(RECIPES[name].source for name in SOURCES)
+
+
+def test_new_weights_are_drawn_as_the_source_draws_them():
+    for name, recipe in RECIPES.items():
+        drawn = "timm" if name.startswith("deit") else "google"
+        assert recipe.options.get("initialization") == (drawn if "from_scratch" in recipe.options else None), name
+
+
+def test_new_weights_have_the_deviations_of_torchvision_but_for_the_attention():
+    torch.manual_seed(0)
+    module = VisionTransformer(32, 8, num_layers=2, num_heads=4, hidden_dim=256, mlp_dim=1024, num_classes=10)
+    theirs = from_module(module)
+    ours = PlainViTForImageClassification(PlainViTConfig(**theirs.config.to_dict() | {"initialization": "google"}))
+    for name, tensor in theirs.state_dict().items():
+        if "attention" not in name:
+            same = ours.state_dict()[name]
+            assert same.std().item() == pytest.approx(tensor.std().item(), rel=0.25 if tensor.ndim == 1 else 0.1), name
 
 
 def test_linear_probe_of_mae_has_the_numbers_of_its_source():

@@ -34,6 +34,7 @@ def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 # How position embeddings are resampled, but for "truncate", which gives patches the positions of other places.
+Initialization = Literal["transformers", "timm", "google", "vit_pytorch"]
 Resampling = Literal[
     "bicubic", "bicubic_antialias", "bicubic_align_corners", "bilinear", "bilinear_antialias", "bilinear_align_corners"
 ]  # fmt: skip
@@ -217,6 +218,9 @@ class ModelOptions(CheckpointOptions):
         help="transformers folder or Hub id, another library's checkpoint, or a preset to train from scratch"
     )
     from_scratch: bool = option(False, help="use only the architecture, with new weights")
+    initialization: Initialization | None = option(
+        None, help="package whose new weights from_scratch draws (default: that of the model's config)"
+    )
     freeze: list[str] = option(
         [],
         help="parameters to freeze: backbone (all but the head), the first N blocks, or names (a.*.weight)",
@@ -573,6 +577,7 @@ ONE_SIZE = {
 }
 # Options that have an effect only together with another one.
 COMPANIONS = {
+    "from_scratch": ("initialization",),
     "teacher": ("distillation", "distillation_weight", "distillation_temperature"),
     "lora_rank": ("lora_alpha", "lora_targets"),
     "native_aspect_ratio": ("max_num_patches",),

@@ -111,6 +111,7 @@ def load_classifier(
     )
     model.config.problem_type = problem_type
     config, resized = copy.deepcopy(model.config), False
+    redrawn = changes.get("initialization") is not None
     for field, value in changes.items():
         if value is not None and not hasattr(config, field):
             raise TrainingError(f"{type(config).__name__} has no field {field}: omit the option.")
@@ -129,7 +130,7 @@ def load_classifier(
                 check_positions(config, "--image_size")
             config.image_size = image_size
     if config.to_dict() != model.config.to_dict():
-        model = _rebuilt(model, config, fresh=from_scratch and resized)
+        model = _rebuilt(model, config, fresh=from_scratch and (resized or redrawn))
     return model, processor
 
 

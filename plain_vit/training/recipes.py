@@ -67,8 +67,8 @@ PAPER_FINETUNING = {
 }  # fmt: skip
 # Table 3. Their Adam has decoupled weight decay, which is AdamW today.
 PAPER_PRETRAINING = {
-    "from_scratch": True, "optimizer": "adamw", "momentum": 0.9, "batch_size": 4096, "warmup_steps": 10_000,
-    "image_size": [224], "dropout": 0.1, "label_smoothing": 0.0, **INCEPTION_CROP,
+    "from_scratch": True, "initialization": "google", "optimizer": "adamw", "momentum": 0.9, "batch_size": 4096,
+    "warmup_steps": 10_000, "image_size": [224], "dropout": 0.1, "label_smoothing": 0.0, **INCEPTION_CROP,
 }  # fmt: skip
 
 
@@ -141,9 +141,9 @@ PAPER = {
 # but not by the learning rate: its 1e-4 at a rate of 1e-3 is 0.1 for AdamW of torch.
 
 BIG_VISION = {
-    "from_scratch": True, "optimizer": "adamw", "momentum": 0.9, "learning_rate": 1e-3, "weight_decay": 0.1,
-    "schedule": "cosine", "warmup_steps": 10_000, "max_grad_norm": 1.0, "label_smoothing": 0.0, "image_size": [224],
-    "test_crop": 0.875, **INCEPTION_CROP,
+    "from_scratch": True, "initialization": "google", "optimizer": "adamw", "momentum": 0.9, "learning_rate": 1e-3,
+    "weight_decay": 0.1, "schedule": "cosine", "warmup_steps": 10_000, "max_grad_norm": 1.0, "label_smoothing": 0.0,
+    "image_size": [224], "test_crop": 0.875, **INCEPTION_CROP,
 }  # fmt: skip
 BIG_VISION_MISSING = "the last 1% of the training images, which it holds out; the first moment in bfloat16"
 
@@ -220,6 +220,7 @@ DEIT = {
     **TIMM_RANDAUGMENT, **TIMM_ERASING, **MIXING,
 }  # fmt: skip
 DEIT_MISSING = f"the warm-up from 1e-6 and the schedule in whole epochs; {TIMM_PREPROCESSING}"
+DEIT_TOKEN = "the deviation of a new class token (0.02)"
 # apex' FusedLAMB clips gradients at 1 by itself.
 LAMB = {"optimizer": "timm:lamb", "betas": [0.9, 0.999], "epsilon": 1e-8, "max_grad_norm": 1.0}
 DEIT3 = {
@@ -234,12 +235,12 @@ def _deit3(size: str, pixels: int, learning_rate: float, drop_path_rate: float, 
         f"DeiT-III's training of a {size} model from scratch on ImageNet-1k, for 800 epochs at {pixels} pixels: LAMB "
         "(from timm), binary cross-entropy, 3-Augment, three copies of an image."
         + ("" if pixels == 224 else f" deit3-finetune-{size}-224 follows it."),
-        {"from_scratch": True, **DEIT3, **LAMB, "learning_rate": learning_rate, "weight_decay": 0.05, "epochs": 800,
-         "warmup_fraction": 5 / 800, "loss": "bce", "bce_target_threshold": 0.0, "label_smoothing": 0.0,
-         "image_size": [pixels], "crop_scale": 0.08, "augmentation": "threeaugment", "repeated_augmentation": 3,
-         "mixup": 0.8, "drop_path_rate": drop_path_rate},
+        {"from_scratch": True, "initialization": "timm", **DEIT3, **LAMB, "learning_rate": learning_rate,
+         "weight_decay": 0.05, "epochs": 800, "warmup_fraction": 5 / 800, "loss": "bce", "bce_target_threshold": 0.0,
+         "label_smoothing": 0.0, "image_size": [pixels], "crop_scale": 0.08, "augmentation": "threeaugment",
+         "repeated_augmentation": 3, "mixup": 0.8, "drop_path_rate": drop_path_rate},
         DEIT3_SOURCE,
-        f"LayerScale, which the model's config has; {DEIT_MISSING}",
+        f"LayerScale, which the model's config has; {DEIT_TOKEN}; {DEIT_MISSING}",
         target,
     )  # fmt: skip
 
@@ -268,10 +269,10 @@ def _deit3_imagenet21k(
         name: Recipe(
             f"DeiT-III's pre-training of a {size} model on ImageNet-21k, for {epochs} epochs at {pixels} pixels. "
             f"{name}-finetune follows it.",
-            {"from_scratch": True, **shared, "learning_rate": 1e-3, "epochs": epochs, "warmup_fraction": 5 / epochs,
-             "image_size": [pixels], "drop_path_rate": drop_path_rates[0]},
+            {"from_scratch": True, "initialization": "timm", **shared, "learning_rate": 1e-3, "epochs": epochs,
+             "warmup_fraction": 5 / epochs, "image_size": [pixels], "drop_path_rate": drop_path_rates[0]},
             DEIT3_SOURCE,
-            f"LayerScale, which the model's config has; {DEIT_MISSING}",
+            f"LayerScale, which the model's config has; {DEIT_TOKEN}; {DEIT_MISSING}",
         ),
         f"{name}-finetune": Recipe(
             f"DeiT-III's fine-tuning of a {size} model on ImageNet-1k, after {name}.",
@@ -287,20 +288,22 @@ def _deit3_imagenet21k(
 DEITS = {
     "deit": Recipe(
         "DeiT's training from scratch on ImageNet-1k, for 300 epochs, of tiny, small and base models.",
-        {"from_scratch": True, **DEIT, "learning_rate": 5e-4, "base_batch_size": 512, "min_learning_rate": 1e-5,
-         "weight_decay": 0.05, "batch_size": 1024, "epochs": 300, "warmup_fraction": 5 / 300, "image_size": [224]},
+        {"from_scratch": True, "initialization": "timm", **DEIT, "learning_rate": 5e-4, "base_batch_size": 512,
+         "min_learning_rate": 1e-5, "weight_decay": 0.05, "batch_size": 1024, "epochs": 300,
+         "warmup_fraction": 5 / 300, "image_size": [224]},
         "facebookresearch/deit, README_deit.md and the defaults of main.py",
-        DEIT_MISSING,
+        f"{DEIT_TOKEN}; {DEIT_MISSING}",
         "Ti/16 72.2%, S/16 79.9%, B/16 81.8%",
     ),
     "deit-distilled": Recipe(
         "DeiT's training from scratch with a distillation token, which the model has to have, by the decisions of a "
         "--teacher (there: RegNetY-16GF).",
-        {"from_scratch": True, **DEIT, "learning_rate": 5e-4, "base_batch_size": 512, "min_learning_rate": 1e-5,
-         "weight_decay": 0.05, "batch_size": 1024, "epochs": 300, "warmup_fraction": 5 / 300, "image_size": [224],
+        {"from_scratch": True, "initialization": "timm", **DEIT, "learning_rate": 5e-4, "base_batch_size": 512,
+         "min_learning_rate": 1e-5, "weight_decay": 0.05, "batch_size": 1024, "epochs": 300,
+         "warmup_fraction": 5 / 300, "image_size": [224],
          "distillation": "hard", "distillation_weight": 0.5},
         "facebookresearch/deit, README_deit.md and the defaults of main.py",
-        DEIT_MISSING,
+        f"{DEIT_TOKEN}; {DEIT_MISSING}",
         "Ti/16 74.5%, S/16 81.2%, B/16 83.4%",
     ),
     "deit-384": Recipe(
@@ -399,14 +402,15 @@ MASKED = {
 def _torchvision(model: str, augmentation: Mapping[str, Any], target: str) -> Recipe:
     return Recipe(
         f"torchvision's training of {model} from scratch on ImageNet-1k, for 300 epochs.",
-        {"from_scratch": True, "optimizer": "adamw", "betas": [0.9, 0.999], "epsilon": 1e-8, "learning_rate": 3e-3,
+        {"from_scratch": True, "initialization": "google", "optimizer": "adamw", "betas": [0.9, 0.999],
+         "epsilon": 1e-8, "learning_rate": 3e-3,
          "weight_decay": 0.3, "batch_size": 4096, "epochs": 300, "schedule": "cosine", "warmup_fraction": 0.1,
          "max_grad_norm": 1.0, "label_smoothing": 0.11, "image_size": [224], "test_crop": 0.875, **TORCH_CROP,
          **augmentation, "mixup": 0.2, "cutmix": 1.0, "repeated_augmentation": 3, "ema_decay": 0.99973},
         "pytorch/vision, references/classification/README.md and the defaults of train.py",
-        "weight decay of biases, norms, tokens and positions; the average is updated in each step with the 32nd root "
-        "of the decay that it has every 32 steps; the warm-up from 3.3% and the schedule in whole epochs; ImageNet's "
-        "mean and deviation",
+        "the initial weights of the attention; weight decay of biases, norms, tokens and positions; the average is "
+        "updated in each step with the 32nd root of the decay that it has every 32 steps; the warm-up from 3.3% and "
+        "the schedule in whole epochs; ImageNet's mean and deviation",
         target,
     )  # fmt: skip
 
