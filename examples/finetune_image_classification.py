@@ -219,6 +219,7 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         hints=checkpoint_hints(arguments.model_hints),
         image_size=None if arguments.image_size is None else sides(arguments, "image_size"),
         problem_type=arguments.problem_type,
+        keep_head=arguments.keep_head,
         initialization=arguments.initialization,
         position_resampling=arguments.position_resampling,
         hidden_dropout_prob=arguments.dropout,

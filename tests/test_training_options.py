@@ -488,6 +488,26 @@ def test_new_weights_are_drawn_as_asked(tmp_path):
         check_options(parse(*NEEDED, "--initialization", "google"))
 
 
+@pytest.mark.parametrize("stock", [False, True], ids=["plain-vit", "stock ViT"])
+def test_head_is_kept_for_the_same_classes_in_any_order(stock, tmp_path):
+    sizes: dict[str, Any] = {"image_size": (24, 16), "patch_size": 8, "num_labels": 3}
+    model: Any = ViTForImageClassification(ViTConfig(**SMALL, **sizes)) if stock else small_vit(**sizes)
+    model.config.id2label = {0: "cat", 1: "dog", 2: "emu"}
+    folder = save(randomize_(model), tmp_path / "model")
+    images = torch.randn(2, 3, 24, 16)
+    kept, _ = load_classifier(folder, ["emu", "cat", "dog"], keep_head=True)
+    assert torch.equal(kept.eval()(images).logits, model.eval()(images).logits[:, [2, 0, 1]])
+    assert kept.config.id2label == {0: "emu", 1: "cat", 2: "dog"}
+    new, _ = load_classifier(folder, ["emu", "cat", "dog"])
+    assert not new.eval()(images).logits.any()
+    for names in (["emu", "cat"], ["emu", "cat", "cow"]):
+        with pytest.raises(TrainingError, match=r"The head is for 3 classes \('cat', 'dog', 'emu'\), the data have"):
+            load_classifier(folder, names, keep_head=True)
+    for options in (["--from_scratch"], ["--head_bias", "-3"]):
+        with pytest.raises(TrainingError, match="is for a new head: omit it, or keep_head"):
+            check_options(parse(*NEEDED, "--keep_head", *options))
+
+
 def test_initializations_are_those_of_the_config():
     assert set(get_args(Initialization)) == set(INITIALIZATIONS)
 

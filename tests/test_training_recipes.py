@@ -240,6 +240,11 @@ def test_new_weights_are_drawn_as_the_source_draws_them():
         assert recipe.options.get("initialization") == (drawn if "from_scratch" in recipe.options else None), name
 
 
+def test_the_head_is_kept_where_the_source_trains_on_with_the_same_classes():
+    kept = {name for name, recipe in RECIPES.items() if recipe.options.get("keep_head")}
+    assert kept == {"deit-384", *(name for name in RECIPES if name.startswith("deit3-finetune-"))}
+
+
 def test_new_weights_have_the_deviations_of_torchvision_but_for_the_attention():
     torch.manual_seed(0)
     module = VisionTransformer(32, 8, num_layers=2, num_heads=4, hidden_dim=256, mlp_dim=1024, num_classes=10)

@@ -221,6 +221,7 @@ class ModelOptions(CheckpointOptions):
     initialization: Initialization | None = option(
         None, help="package whose new weights from_scratch draws (default: that of the model's config)"
     )
+    keep_head: bool = option(False, help="keep the head, for the same classes, instead of a new one of zeros")
     freeze: list[str] = option(
         [],
         help="parameters to freeze: backbone (all but the head), the first N blocks, or names (a.*.weight)",
@@ -615,6 +616,9 @@ def check_options(arguments: Any) -> None:
         raise TrainingError(
             "With the loss cross_entropy, bce_target_threshold has no effect: omit it, or set --loss bce."
         )
+    for name in ("from_scratch", "head_bias"):
+        if getattr(arguments, "keep_head", False) and getattr(arguments, name) not in (None, False):
+            raise TrainingError(f"{name} is for a new head: omit it, or keep_head.")
     defaults = {each.name: each.default for each in dataclasses.fields(arguments)}
     if "mixup" in defaults:
         changed = [name for name in MIXING if getattr(arguments, name) != defaults[name]]

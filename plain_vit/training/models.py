@@ -26,7 +26,7 @@ from ..configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from ..conversion import from_checkpoint
 from ..conversion.engine_models import EngineModel
 from ..conversion.format import EXPECTED
-from ..errors import DataError, TrainingError
+from ..errors import DataError, TrainingError, listed
 from ..extras import needs
 from ..image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing
 from ..modeling_plain_vit import PlainViTForImageClassification
@@ -80,9 +80,10 @@ def load_classifier(
     hints: Mapping[str, Any] | None = None,
     image_size: tuple[int, int] | None = None,
     problem_type: ProblemType = "single_label_classification",
+    keep_head: bool = False,
     **changes: Any,
 ) -> tuple[PreTrainedModel, Any]:
-    """Open any image classifier and give it a new head, initialised to zero (paper, section 3.2).
+    """Open any image classifier and give it a new head, initialised to zero (paper, section 3.2), or keep its own.
 
     Args:
         source: a transformers folder or Hub id; a checkpoint of another library (see `from_checkpoint`); or, from
@@ -93,6 +94,7 @@ def load_classifier(
         hints: settings that another library's checkpoint lacks, as arguments of `from_checkpoint`.
         image_size: training size (height, width) in pixels, if it is not the model's own.
         problem_type: what the outputs are, as in a config of transformers.
+        keep_head: keep the head, which must be for these classes, in any order.
         **changes: config fields to change for training, such as `drop_path_rate`; None keeps one.
 
     Returns:
@@ -100,7 +102,7 @@ def load_classifier(
 
     Raises:
         TrainingError: The source is a preset but not trained from scratch, lacks weights other than those of a head,
-            has no such field, or does not support the size.
+            has no such field, does not support the size, or has no head of these classes to keep.
     """
     model, processor = _open(
         source,
@@ -108,6 +110,7 @@ def load_classifier(
         from_scratch=from_scratch,
         trust_remote_code=trust_remote_code,
         hints=hints or {},
+        keep_head=keep_head,
     )
     model.config.problem_type = problem_type
     config, resized = copy.deepcopy(model.config), False
@@ -312,6 +315,7 @@ def _open(
     from_scratch: bool,
     trust_remote_code: bool,
     hints: Mapping[str, Any],
+    keep_head: bool,
 ) -> tuple[PreTrainedModel, Any]:
     if PRESET_NAME.fullmatch(source):
         if not from_scratch:
@@ -332,6 +336,8 @@ def _open(
     model, processor, missing = _stored(source, trust_remote_code=trust_remote_code, hints=hints)
     if processor is None:
         raise TrainingError(f"{source} has no image processor: convert it first, with its mean and standard deviation.")
+    if keep_head and missing:
+        raise TrainingError(f"{source} has no head to keep: omit --keep_head.")
     if missing == ["classifier"]:
         body, model = model, _fresh(PlainViTForImageClassification, model.config, label_names)
         model.get_submodule("vit").load_state_dict(body.state_dict())
@@ -339,7 +345,7 @@ def _open(
         raise TrainingError(f"{source} lacks weights of its model: {', '.join(missing[:5])}.")
     if from_scratch:
         return _fresh(type(model), model.config, label_names), processor
-    return with_new_head(model, label_names), processor
+    return (with_own_head if keep_head else with_new_head)(model, label_names), processor
 
 
 def _stored(
@@ -383,6 +389,32 @@ def with_new_head(model: PreTrainedModel, label_names: list[str]) -> PreTrainedM
         for name, parameter in new.named_parameters():
             if name in head:
                 parameter.zero_()
+    return new
+
+
+def with_own_head(model: PreTrainedModel, label_names: list[str]) -> PreTrainedModel:
+    """Copy a classifier with its head, for the same classes in any order.
+
+    Args:
+        model: any transformers image classifier.
+        label_names: the classes, in the order of their numbers.
+
+    Raises:
+        TrainingError: It has other classes, or two of the same name.
+    """
+    own = [str(name) for _, name in sorted((model.config.id2label or {}).items())]
+    if sorted(own) != sorted(label_names) or len(set(own)) < len(own):
+        raise TrainingError(
+            f"The head is for {len(own)} classes ({listed(own)}), the data have {len(label_names)} "
+            f"({listed(label_names)}), and it can be kept for the same names only, each once: omit --keep_head, "
+            "or name the classes alike (--label_names, plain-vit convert --labels)."
+        )
+    order = [own.index(name) for name in label_names]
+    new = _fresh(type(model), model.config, label_names)
+    state, head = model.state_dict(), head_of(model)
+    new.load_state_dict(
+        {name: tensor[order] if name in head else tensor for name, tensor in state.items()}, strict=False
+    )
     return new
 
 

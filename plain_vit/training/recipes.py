@@ -248,7 +248,7 @@ def _deit3(size: str, pixels: int, learning_rate: float, drop_path_rate: float, 
 def _deit3_finetuning(size: str, pixels: int, drop_path_rate: float, target: str) -> Recipe:
     return Recipe(
         f"DeiT-III's fine-tuning of a {size} model at {pixels} pixels, after deit3-{size}.",
-        {**DEIT3, "batch_size": 512, "optimizer": "adamw", "betas": [0.9, 0.999], "epsilon": 1e-8,
+        {"keep_head": True, **DEIT3, "batch_size": 512, "optimizer": "adamw", "betas": [0.9, 0.999], "epsilon": 1e-8,
          "max_grad_norm": 0.0, "learning_rate": 1e-5, "weight_decay": 0.1, "epochs": 20, "warmup_fraction": 0.25,
          "label_smoothing": 0.1, "image_size": [pixels], "crop_scale": 0.08, **TIMM_RANDAUGMENT, "mixup": 0.8,
          "drop_path_rate": drop_path_rate},
@@ -308,8 +308,8 @@ DEITS = {
     ),
     "deit-384": Recipe(
         "DeiT's fine-tuning at 384 pixels, for 30 epochs.",
-        {**DEIT, "learning_rate": 5e-6, "base_batch_size": 512, "min_learning_rate": 5e-6, "weight_decay": 1e-8,
-         "batch_size": 512, "epochs": 30, "warmup_fraction": 5 / 30, "image_size": [384]},
+        {"keep_head": True, **DEIT, "learning_rate": 5e-6, "base_batch_size": 512, "min_learning_rate": 5e-6,
+         "weight_decay": 1e-8, "batch_size": 512, "epochs": 30, "warmup_fraction": 5 / 30, "image_size": [384]},
         "facebookresearch/deit, README_deit.md and the defaults of main.py",
         DEIT_MISSING,
         "B/16 82.9%",
