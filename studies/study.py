@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from plain_vit.training.recipes import RECIPES
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 SIZES = ("smoke", "desk", "paper")
@@ -20,6 +22,8 @@ FIRST, CHOOSE, REPORT = "first", "choose", "report"  # roles: an earlier stage, 
 COMPUTE = "compute"  # what contenders are placed by instead of an x of their own
 STUDY_FIELDS = {"title", "question", "paper", "prediction", "contenders", "seeds", "learning_rates", "model", "options",
                 "choosing", "sizes", "stages", "x"}  # fmt: skip
+# Options of a recipe that are fields of a plain ViT's config.
+FIELDS_OF_VITS = ("dropout", "drop_path_rate", "initialization")
 LEVEL_FIELDS = {"model", "options", "choosing", "learning_rates", "seeds", "launch"}
 CONTENDER_FIELDS = {"model", "times", "options", "after", "checkpoint", "sizes", "x", "series", "learning_rates"}
 STAGE_FIELDS = {"script", "options"}
@@ -141,7 +145,7 @@ class Study:
         for name in own.get("after", ()):
             before = self._stage(name, contender, model, seed, before)
         return Run(
-            self.name, self.size, contender, role, seed, learning_rate, "finetune", _given(options),
+            self.name, self.size, contender, role, seed, learning_rate, "finetune", _given(options, model),
             model if before is None else None, before, here.get("checkpoint", own.get("checkpoint")),
         )  # fmt: skip
 
@@ -154,8 +158,8 @@ class Study:
         options = {**shared, **stage.get("options", {}), **here.get("options", {})}
         rate = float(options.pop("learning_rate"))
         return Run(
-            self.name, self.size, contender, FIRST, seed, rate, script, _given(options), None if before else model,
-            before,
+            self.name, self.size, contender, FIRST, seed, rate, script, _given(options, model),
+            None if before else model, before,
         )  # fmt: skip
 
     def _merged(self, name: str) -> dict[str, Any]:
@@ -172,9 +176,13 @@ class Study:
         return self._level("launch") or "python"
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without those that a study takes back, by null."""
-    return {name: value for name, value in options.items() if value is not None}
+def _given(options: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without those that a study takes back, by null, or that are fields of plain ViTs alone."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if is_plain_vit(model):
+        return given
+    recipes = [RECIPES[name].options for name in given.get("recipe", [])]
+    return given | {name: "default" for name in FIELDS_OF_VITS if any(name in recipe for recipe in recipes)}
 
 
 def study_names() -> list[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,13 @@ import pytest
 import torch
 import yaml
 from scipy import stats  # type: ignore[import-untyped]
-from transformers import AutoConfig, AutoModelForImageClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    BitConfig,
+    BitForImageClassification,
+    ViTImageProcessor,
+)
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.training.arguments import check_options, parse_arguments
@@ -719,3 +726,18 @@ def test_the_smoke_size_of_a_study_runs(name: str, tmp_path: Path) -> None:
     assert len(results) == count_runs(study)
     assert all(row.mean is not None for row in rows_of(study, results))
     json.dumps(results)
+
+
+@pytest.mark.parametrize(("name", "contender"), [("compute", "small ResNet"), ("data", "ResNet, 680")])
+def test_commands_of_the_paper_s_size_open_a_resnet(name: str, contender: str, tmp_path: Path) -> None:
+    script = open_script("finetune_image_classification")
+    config = BitConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_groups=4)
+    BitForImageClassification(config).save_pretrained(tmp_path / "resnet")
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "resnet")
+    run = open_study(name, "paper").run(contender, "choose", 1e-3, 0)
+    for stage in run.stages():
+        words = command(stage, "python", tmp_path / "resnet", tmp_path / "run")[2:]
+        arguments = parse_arguments(script.FinetuneArguments, words, description=None)
+        if arguments.from_scratch:
+            model = script.make_models(arguments, SimpleNamespace(label_names=["a", "b"]))[0]
+            assert model.config.model_type == "bit"

@@ -10,7 +10,7 @@ from torchvision.models import VisionTransformer
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.conversion import from_module
 from plain_vit.errors import TrainingError
-from plain_vit.training.arguments import TransformOptions, check_options, keywords, parse_arguments
+from plain_vit.training.arguments import TransformOptions, as_yaml, check_options, keywords, parse_arguments
 from plain_vit.training.data.augmentation import training_transform
 from plain_vit.training.recipes import OTHERS, RECIPES, describe_recipes
 from tests.training_runs import open_script
@@ -238,6 +238,19 @@ def test_new_weights_are_drawn_as_the_source_draws_them():
     for name, recipe in RECIPES.items():
         drawn = "timm" if name.startswith("deit") else "google"
         assert recipe.options.get("initialization") == (drawn if "from_scratch" in recipe.options else None), name
+
+
+@pytest.mark.parametrize("name", sorted({*SOURCES} & {*RECIPES}))
+def test_options_of_a_recipe_can_be_taken_back_and_the_run_repeated(name, tmp_path):
+    plain = parse_arguments(FINETUNE, [*NEEDED, "--teacher", "t"], description=None)
+    for option in RECIPES[name].options:
+        words = [*NEEDED, "--teacher", "t", "--recipe", name, f"--{option}", "default"]
+        arguments = parse_arguments(FINETUNE, words, description=None)
+        assert getattr(arguments, option) == getattr(plain, option)
+        file = tmp_path / "arguments.yaml"
+        file.write_text(as_yaml(arguments))
+        assert parse_arguments(FINETUNE, [str(file)], description=None) == arguments
+    assert parse_arguments(FINETUNE, [*NEEDED, "--dataset_subset", "default"], description=None).dataset_subset
 
 
 def test_the_head_is_kept_where_the_source_trains_on_with_the_same_classes():

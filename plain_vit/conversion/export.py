@@ -15,7 +15,7 @@ from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, ExportError, OutputError, PlainViTError, printable
 from ..files.staging import staged_file, staged_folder
-from .compare_modules import MASKED
+from .compare_modules import MASKED, RATES, meaning_of
 from .format import Hints
 from .inference_engines import Engine, EngineExport, EngineOptions, to_engine
 from .onnx_runtime import OnnxRuntime
@@ -150,7 +150,8 @@ def changed_by_writing(path: Path, model: Described, *, layout: str | None, has_
         How what was written differs from the model beyond the outputs for images of the native size.
 
     Raises:
-        ExportError: It does not open, or asks for what the model does not answer.
+        ExportError: It does not open, asks for what the model does not answer, or opens with other settings than of
+            other sizes or of training.
     """
     answers: dict[str, Any] = {}
     while True:
@@ -168,6 +169,13 @@ def changed_by_writing(path: Path, model: Described, *, layout: str | None, has_
         except PlainViTError as error:
             raise ExportError(f"what was written cannot be opened again: {error}") from error
     theirs = Described(opened.report.config, opened.image_processor if has_processor else None)
+    ours, again = meaning_of(model.config), meaning_of(theirs.config)
+    changed = {name for name in ours if ours[name] != again[name]} - RATES - {"position_resampling_to_square"}
+    if changed:
+        raise ExportError(
+            "what was written would be opened as another model:",
+            [f"{name}={ours[name]!r} (there it would be {again[name]!r})" for name in sorted(changed)],
+        )
     lines = unseen_differences(model, theirs)
     if class_names(model.config) and not class_names(theirs.config):
         lines.append("the names of the classes are not stored")

@@ -20,7 +20,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from ..errors import OutputError, PlainViTError, TrainingError
-from .recipes import describe_recipes, recipe_options
+from .recipes import RECIPES, describe_recipes, recipe_options
 
 Options = TypeVar("Options")
 
@@ -415,6 +415,8 @@ def keywords(options: Any, *groups: Any) -> dict[str, Any]:
     return {each.name: getattr(options, each.name) for group in groups for each in dataclasses.fields(group)}
 
 
+TAKEN_BACK = "default"
+
 # The last one given of each set replaces the others.
 ALTERNATIVES = (frozenset({"epochs", "steps"}), frozenset({"warmup_fraction", "warmup_steps"}))
 
@@ -458,6 +460,8 @@ def _end_with(error: PlainViTError) -> NoReturn:
 def parse_arguments(kind: type[Options], command_line: Sequence[str], *, description: str | None) -> Options:
     """Parse options: recipes, overridden by a YAML file, overridden by the command line.
 
+    `--name default` takes an option of a recipe back.
+
     Args:
         kind: the dataclass to fill, made of the groups above.
         command_line: the arguments; the first one may be a YAML file written by a run.
@@ -478,6 +482,8 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
     for layer in layers:
         replaced = {other for group in ALTERNATIVES if group & layer.keys() for other in group - layer.keys()}
         merged = {name: given for name, given in merged.items() if name not in replaced} | layer
+    of_recipes = {name for recipe in RECIPES.values() for name in recipe.options}
+    merged = {name: given for name, given in merged.items() if given != [TAKEN_BACK] or name not in of_recipes}
     groups: list[Any] = [group for group in reversed(kind.__mro__) if "_argument_group_name" in vars(group)]
     parser = HfArgumentParser(groups, description=description, formatter_class=Help, allow_abbrev=False)
     if "recipe" in known:
@@ -525,7 +531,10 @@ def _with_recipe(layer: dict[str, list[str]], known: Sequence[str]) -> list[dict
 
 def as_yaml(arguments: Any) -> str:
     """Return the options as YAML that repeats the run."""
-    values = {name: value for name, value in dataclasses.asdict(arguments).items() if value not in (None, [])}
+    every = dataclasses.asdict(arguments)
+    values = {name: value for name, value in every.items() if value not in (None, [])}
+    for recipe in values.get("recipe", []):
+        values |= {name: TAKEN_BACK for name in RECIPES[recipe].options if every[name] in (None, [])}
     values.pop("resume", None)
     return yaml.safe_dump(values, sort_keys=False)
 
