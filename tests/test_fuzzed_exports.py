@@ -117,7 +117,7 @@ def check(target: str, seed: int, folder: Path) -> str:
     try:
         written = to_checkpoint(model, path, format=target, image_processor=processor, force=True)
     except ExportError as error:
-        if "what was written" in str(error):
+        if "cannot be opened again" in str(error):
             raise
         return "refused"
     hints: dict[str, Any] = {} if path.is_dir() else {"image_mean": statistics, "image_std": statistics}
@@ -184,7 +184,7 @@ def test_what_a_package_changes_or_does_not_store_is_said(tmp_path: Path) -> Non
         "the names of the classes are not stored",
         "the image processing is not stored",
     ]
-    assert "\n  changed without effect at the native size: the names of the classes are not stored\n" in str(written)
+    assert "\n  opened again: the names of the classes are not stored\n" in str(written)
     config.position_resampling = "bicubic_antialias"
     assert to_checkpoint(model, tmp_path / "timm", format="timm", image_processor=processor).changed == []
 

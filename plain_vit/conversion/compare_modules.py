@@ -28,12 +28,6 @@ NEUTRAL_FIELDS = {
 }  # fmt: skip
 
 
-# Fields that matter in training alone.
-RATES = {
-    "hidden_dropout_prob", "embedding_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob",
-    "drop_path_rate", "patch_dropout_prob",
-}  # fmt: skip
-
 MASKED = "PlainViTForMaskedImageModeling"
 
 
