@@ -379,11 +379,13 @@ def test_optimizers_of_sharded_weights_make_the_steps_of_whole_ones_or_are_refus
     assert launched.returncode == 0, launched.stderr
     results = {line.pop("optimizer"): line for line in map(json.loads, launched.stdout.splitlines())}
     assert results.keys() == set(names)
-    for name in ("adafactor", "timm:mars", "timm:novograd"):
-        assert "does not work with sharded weights" in results.pop(name)["refused"]
     for name, result in results.items():
-        # That of timm multiplies in bfloat16, tall matrices part by part.
-        assert result["difference"] < (0.05 if name == "timm:muon" else 1e-5), name
+        if "refused" in result:  # a later release may have mended these
+            assert name in ("adafactor", "timm:mars", "timm:novograd")
+            assert "does not work with sharded weights" in result["refused"]
+        else:
+            # That of timm multiplies in bfloat16, tall matrices part by part.
+            assert result["difference"] < (0.05 if name == "timm:muon" else 1e-5), name
 
 
 @pytest.mark.parametrize("name", sorted(ELEMENTWISE))
@@ -479,6 +481,10 @@ def test_new_weights_are_drawn_as_asked(tmp_path):
     assert deviation == pytest.approx(
         {None: 0.02, "transformers": 0.02, "timm": 0.02, "google": 0.02, "vit_pytorch": 1.0}, rel=0.3
     )
+    masked = open_script("pretrain_masked_patches")
+    words = [*NEEDED, "--model", folder, "--from_scratch", "--initialization", "vit_pytorch"]
+    options = parse_arguments(masked.PretrainArguments, words, description=None)
+    assert masked.make_model(options)[0].vit.embeddings.position_embeddings.weight.std() > 0.7
     google, _ = load_classifier(folder, ["a", "b"], from_scratch=True, initialization="google")
     assert not google.vit.embeddings.cls_token.any()
     stock = ViTForImageClassification(ViTConfig(**SMALL, image_size=(24, 16), patch_size=8))
