@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from plain_vit.system import M_MMAP_THRESHOLD, keep_freed_memory
 
@@ -155,6 +156,8 @@ def compare(cases: Sequence[Case], turns: int, at_once: int = 1, keep_memory: bo
     # A forked process has all imports for nothing, but no way to a GPU that its parent has looked at.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
     os.environ["TQDM_DISABLE"] = "1"  # for the processes, whose progress bars would overlap
+    if at_once > 1:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // at_once))  # they would wait for one another
     context.set_forkserver_preload([getattr(sys.modules["__main__"].__spec__, "name", __name__)])
     timed: dict[str, list[float]] = {case.name: [] for case in cases}
     differences: dict[str, float | None] = {}
@@ -167,26 +170,33 @@ def compare(cases: Sequence[Case], turns: int, at_once: int = 1, keep_memory: bo
             worker.start()
             there.close()
             workers.append((case, worker, here))
+        bar = tqdm(total=len(cases) * (turns + 3), unit="turn", disable=None, leave=False)
         for start in range(0, len(workers), at_once):
             together = workers[start : start + at_once]
             for _, _, here in together:
                 here.send("prepare")
             for case, _, here in together:
                 differences[case.name] = _ask(case, here)
+                bar.update()
         for turn in range(turns + 1):
             for case, _, here in workers:
                 here.send("time")
                 seconds = _ask(case, here)
                 if turn:
                     timed[case.name].append(seconds)
+                bar.update()
         memory = {}
         for case, _, here in workers:
             here.send("weigh")
             memory[case.name] = _ask(case, here)
+            bar.update()
+        bar.close()
     finally:
-        for _, worker, here in workers:
-            here.close()
-            worker.join(timeout=10)
+        for _, _, here in workers:
+            here.close()  # which ends the process
+        deadline = time.monotonic() + 10
+        for _, worker, _ in workers:
+            worker.join(timeout=max(0, deadline - time.monotonic()))
             worker.terminate()
     first = timed[cases[0].name]
     return [_result(case, timed[case.name], first, memory[case.name], differences[case.name]) for case in cases]

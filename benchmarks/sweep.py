@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.harness import Case, Result, compare, report
-from benchmarks.models import LARGE, Setting, large_product, matrix_shapes, operations, products
+from benchmarks.models import LARGE, PEERS, Setting, large_product, matrix_shapes, operations, products
 
 # Sizes with their batches, and dtypes, for a CPU and for a GPU; `--quick` measures only the small model.
 FORWARD = {"cpu": ["base:8", "tiny:32"], "cuda": ["base:128", "large:64", "huge:32"]}
@@ -16,8 +16,8 @@ TRAINING = {"cpu": ["tiny:32", "small:16"], "cuda": ["base:128", "large:64", "hu
 QUICK = {"cpu": ["tiny:32"], "cuda": ["base:128"]}
 DTYPES = {"cpu": ["float32", "bfloat16"], "cuda": ["bfloat16"]}
 
-# How many cases are compiled at a time on a GPU, without training and with it: more do not fit into memory.
-AT_ONCE = {False: 8, True: 3}
+# How many cases are prepared at a time on a GPU: more training steps of a large model do not fit into memory.
+AT_ONCE, LARGE_AT_ONCE = 8, 3
 
 # The lower bound for every package, and the measurement of the matrix rate.
 BARE, LARGE_PRODUCT = "bare products", "one large product"
@@ -28,6 +28,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     result = harness.parser(description)
     result.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     result.add_argument("--sizes", nargs="+", help="with batches, as in base:8 tiny:32")
+    packages = ("plain_vit", *PEERS)
+    result.add_argument("--packages", nargs="+", choices=packages, default=packages, help="ours first")
     result.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
     result.add_argument("--compile", action="store_true", help="also the compiled models, which takes minutes")
     result.add_argument("--quick", action="store_true", help="one size, in three turns")
@@ -65,8 +67,10 @@ def sweep(
     for setting in settings:
         bare = setting.case(BARE, products, training=training)
         large = replace(setting.case(LARGE_PRODUCT, large_product), images=None)
+        chosen_cases = [case for case in cases(setting) if case.arguments["package"] in chosen.packages]
+        at_once = LARGE_AT_ONCE if training and setting.size in ("large", "huge") else AT_ONCE
         *measured, of_large = compare(
-            [*cases(setting), bare, large], turns, AT_ONCE[training] if device == "cuda" else 1, keep_memory=True
+            [*chosen_cases, bare, large], turns, at_once if device == "cuda" else 1, keep_memory=True
         )
         limit = measured[-1].seconds
         shapes = matrix_shapes(setting.size, setting.batch)

@@ -49,6 +49,7 @@ TABLES = ("engine", "format", "infer", "compare_modules", "pixels")
 OUTSIDE = (
     "__init__",
     "adapters",
+    "cuda_graphs",
     "environment",
     "errors",
     "extras",

@@ -65,7 +65,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.optimization import freeze
     from plain_vit.training.run.dry_run import text_tables
     from plain_vit.training.run.facts import describe_plan, model_facts, report_facts
-    from plain_vit.training.run.folder import RunFolder, deciding_options
+    from plain_vit.training.run.folder import RunFolder, deciding_options, default_options
     from plain_vit.training.run.publishing import publish
     from plain_vit.training.run.report import write_predictions, write_report
     from plain_vit.training.run.show_batch import check_picture, show_batch
@@ -106,7 +106,8 @@ def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None 
     evaluated_processor = processor_of_evaluation(arguments, model, image_processor)
     task = make_task(arguments, model, evaluated_processor, data, transform, teacher)
     learner = Learner(model, arguments, accelerator, **keywords(arguments, LearnerOptions))
-    run = RunFolder(arguments.output_dir, accelerator, deciding(arguments, data, processes), resume=arguments.resume)
+    decides, defaults = deciding(arguments, data, processes), default_options(arguments)
+    run = RunFolder(arguments.output_dir, accelerator, decides, resume=arguments.resume, defaults=defaults)
     loop = Loop(
         task,
         learner,

@@ -47,7 +47,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Loop, make_schedule, start_run
     from plain_vit.training.models import checkpoint_hints
-    from plain_vit.training.run.folder import RunFolder, deciding_options
+    from plain_vit.training.run.folder import RunFolder, deciding_options, default_options
     from plain_vit.training.tasks.masked_patches import (
         CORRUPTIONS,
         CorruptedImages,
@@ -108,7 +108,8 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     learner = Learner(MaskedPrediction(model), arguments, accelerator)
     dataset = dataset_identity(arguments.dataset, train)
     decides = deciding_options(arguments, dataset=dataset, training_images=len(train))
-    run = RunFolder(arguments.output_dir, accelerator, decides, resume=arguments.resume)
+    defaults = default_options(arguments)
+    run = RunFolder(arguments.output_dir, accelerator, decides, resume=arguments.resume, defaults=defaults)
 
     # Start the run, or resume it from its newest checkpoint.
     loop = Loop(task, learner, schedule, run, arguments)

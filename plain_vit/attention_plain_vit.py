@@ -42,6 +42,25 @@ def eager_attention_forward(
 
 
 SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+
+def sdpa_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Use torch's fused kernel as transformers' own "sdpa" does, without looking for what decoders need."""
+    attended = nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
+    )
+    return attended.transpose(1, 2).contiguous(), None  # B L heads d
+
+
 LONGEST_PRODUCTS = 1024  # tokens; beyond that, the weights take much memory and save little time
 
 
@@ -58,7 +77,7 @@ def fast_attention_forward(
     """Use the kernel measured fastest: plain matrix products for bf16 on a CPU, torch's fused kernel elsewhere."""
     on_cpu = query.device.type == "cpu" and query.dtype == torch.bfloat16 and not torch.compiler.is_exporting()
     if attention_mask is not None or not on_cpu or key.shape[2] > LONGEST_PRODUCTS:
-        return SDPA(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling, dropout)
     query = query if scaling == 1 else query * scaling
     weights = torch.matmul(query, key.transpose(2, 3)).softmax(dim=-1)  # B heads L L
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
@@ -222,8 +241,8 @@ class Attention(nn.Module):
         """
         implementation = "eager" if output_attentions or query.shape[0] == 0 else self.config._attn_implementation
         kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        if self.training and kernel is SDPA:
-            kernel = fast_attention_forward
+        if kernel is SDPA:
+            kernel = fast_attention_forward if self.training else sdpa_attention_forward
         kwargs |= {"scaling": self.scaling, "dropout": self.attention_dropout if self.training else 0.0}
         if self.group_size > 1:
             key, value = (heads.repeat_interleave(self.group_size, dim=1) for heads in (key, value))
@@ -248,6 +267,7 @@ class PlainViTAttention(Attention):
         heads, head_dim = config.attention_shape
         super().__init__(config, layer_idx, head_dim)
         self.head_dim = head_dim
+        self.head_counts = (heads, heads // self.group_size, heads // self.group_size)  # of query, key and value
         self.relative_position_bias = relative_position_bias(config, shared=False)
         self.norm = norm_or_identity(config, config.attention_inner_norm, heads * head_dim)
         self.o_proj = output_projection(config)
@@ -280,15 +300,21 @@ class PlainViTAttention(Attention):
         self, hidden_states: torch.Tensor, num_queries: int | None, joined: JoinedProjection | None
     ) -> tuple[torch.Tensor, ...]:
         """Return queries of the first tokens, keys and values, of shape (B, L, heads, d)."""
-        heads = (-1, self.head_dim)
-        if joined is None and among_processes():
+        if joined is None and self.training and among_processes():
             (joined,) = join([self])
         if joined is not None:
-            counts = [len(layer.weight) // self.head_dim for layer in (self.q_proj, self.k_proj, self.v_proj)]
-            query, key, value = nn.functional.linear(hidden_states, *joined).unflatten(-1, heads).split(counts, dim=2)
-            return query[:, :num_queries], key, value
-        query = self.q_proj(first_tokens(hidden_states, num_queries)).unflatten(-1, heads)
-        return query, self.k_proj(hidden_states).unflatten(-1, heads), self.v_proj(hidden_states).unflatten(-1, heads)
+            projected = self.by_head(nn.functional.linear(hidden_states, *joined), sum(self.head_counts))
+            query, key, value = projected.split(self.head_counts, dim=2)
+            return query if num_queries is None else query[:, :num_queries], key, value
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        inputs = (first_tokens(hidden_states, num_queries), hidden_states, hidden_states)
+        return tuple(
+            map(self.by_head, (layer(each) for layer, each in zip(layers, inputs, strict=True)), self.head_counts)
+        )
+
+    def by_head(self, projected: torch.Tensor, count: int) -> torch.Tensor:
+        """Return the projections of a number of heads as (B, L, heads, d)."""
+        return projected.view(*projected.shape[:2], count, self.head_dim)
 
 
 class PlainViTDifferentialAttention(Attention):

@@ -28,7 +28,7 @@ def describe_environment() -> dict[str, str]:
     """
     known = {"system": f"{platform.system()} {platform.release()} {platform.machine()}"}
     known["Python"] = f"{platform.python_implementation()} {platform.python_version()}"
-    known |= {package: _version(package) for package in PACKAGES}
+    known |= {package: version(package) for package in PACKAGES}
     known["torch"] = torch.__version__  # includes the build, such as +cu128
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     known["processor"] = f"{_processor()}, {cores} cores, {torch.backends.cpu.get_cpu_capability()}"
@@ -57,7 +57,8 @@ def warn_of_slow_products(dtype: torch.dtype) -> None:
         )
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """Return the version of a package, or "not installed": as of this one, run from a checkout."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

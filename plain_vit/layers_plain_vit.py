@@ -251,9 +251,7 @@ def first_tokens(hidden_states: torch.Tensor, count: int | None) -> torch.Tensor
 def cast_once(hidden_states: torch.Tensor) -> torch.Tensor:
     """Cast the input of several products once under autocast: each would otherwise make and keep a copy."""
     device = hidden_states.device.type
-    if hidden_states.dtype != torch.float32 or not torch.amp.is_autocast_available(device):  # "meta" has none
-        return hidden_states
-    if not torch.is_autocast_enabled(device):
+    if device == "meta" or hidden_states.dtype != torch.float32 or not torch.is_autocast_enabled(device):
         return hidden_states
     return hidden_states.to(torch.get_autocast_dtype(device))
 

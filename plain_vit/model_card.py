@@ -12,7 +12,6 @@ import urllib.parse
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from .configuration_plain_vit import PlainViTConfig
 from .conversion.parity import StageDifference
 from .conversion.report import Report
 from .conversion.transformers.pixels import processor_from_transformers
+from .environment import version
 from .errors import CheckpointError
 from .files.marks import MARK, is_untouched, marked
 from .files.reading import Checkpoint, read_checkpoint

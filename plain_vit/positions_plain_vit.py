@@ -192,7 +192,7 @@ def _by_torch(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Ten
 def _by_matrices(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
     """Resample (h, w, D) with a matrix product per axis, in float32 even under autocast."""
     device = grid.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
             return _by_matrices(grid, size, mode)
     rows = _interpolation_matrix(grid.shape[0], size[0], mode, grid.device)

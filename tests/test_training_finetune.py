@@ -313,6 +313,22 @@ def test_folder_that_is_not_empty_or_of_another_run_is_refused(stock_folder, tmp
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
+def test_a_run_begun_before_an_option_existed_is_resumed_with_its_default(stock_folder, tmp_path):
+    good = {"model": str(stock_folder), "output_dir": str(tmp_path / "run"), **SHORT, "steps": 2}
+    script.finetune(script.FinetuneArguments(**good))
+    file = tmp_path / "run" / "run.json"
+    older = json.loads(file.read_text())
+    del older["random_erasing"], older["betas"]
+    file.write_text(json.dumps(older))
+    with pytest.raises(TrainingError, match=r"differs in random_erasing \(was 0.0, is 0.25\): "):
+        script.finetune(script.FinetuneArguments(**good, resume=True, random_erasing=0.25))
+    script.finetune(script.FinetuneArguments(**good, resume=True))
+    del older["training labels"]  # what no option says has no default
+    file.write_text(json.dumps(older))
+    with pytest.raises(TrainingError, match="differs in training labels"):
+        script.finetune(script.FinetuneArguments(**good, resume=True))
+
+
 def test_resume_with_other_data_is_refused(stock_folder, tmp_path):
     digits = load_splits("digits")["test"]
     good = {**SHORT, "model": str(stock_folder), "output_dir": str(tmp_path / "run"), "dataset": str(tmp_path / "set"),

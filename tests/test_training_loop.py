@@ -18,7 +18,7 @@ from plain_vit.training.arguments import LoopOptions
 from plain_vit.training.data.sampling import ShuffledStream
 from plain_vit.training.learner import Learner
 from plain_vit.training.loop import Batch, Loop, Means, Task, make_schedule, start_run
-from plain_vit.training.run.folder import RunFolder, deciding_options, read_log
+from plain_vit.training.run.folder import RunFolder, deciding_options, default_options, read_log
 from tests.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -95,7 +95,8 @@ def regress(folder: Path, *, stop_after: int | None = None, **changes: object) -
     })  # fmt: skip
     accelerator, loading = start_run(options)
     learner = Learner(Regressor(), options, accelerator, ema_decay=0.5)
-    run = RunFolder(folder, accelerator, deciding_options(options), resume=options.resume)
+    decides, defaults = deciding_options(options), default_options(options)
+    run = RunFolder(folder, accelerator, decides, resume=options.resume, defaults=defaults)
     loop = Loop(Regression(), learner, make_schedule(options, IMAGES, accelerator.num_processes), run, options)
     loop.begin()
     total = loop.schedule.total_steps * options.batch_size

@@ -2,6 +2,7 @@
 
 import base64
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -38,6 +39,7 @@ from plain_vit.training.run.folder import read_log
 from plain_vit.training.run.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from plain_vit.training.run.progress import Progress
 from plain_vit.training.run.publishing import training_facts
+from plain_vit.training.run.report import environment
 from plain_vit.training.run.snapshots import look
 from plain_vit.training.run.trackers import TRACKERS, start_trackers, tracker_names
 from tests.tiny import tiny_config
@@ -537,3 +539,16 @@ def test_too_little_disk_space_is_reported(tmp_path):
     needs = Needs(10**18, 0, 0, 0, 0)
     tables = describe_needs(needs, tmp_path / "a" / "b", micro_batch=3, shards=1, checkpoints_kept=1, models_kept=0)
     assert str(tables["Disk"]["free"]).endswith(f"at {tmp_path}: NOT ENOUGH")
+
+
+def test_a_run_from_a_checkout_that_is_not_installed_has_an_environment(monkeypatch):
+    installed = importlib.metadata.version
+
+    def version(package: str) -> str:
+        if package == "plain-vit":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return installed(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = environment()
+    assert (found["plain-vit"], found["torch"]) == ("not installed", installed("torch"))

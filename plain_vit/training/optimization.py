@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from ..environment import has_products
 from ..errors import TrainingError
@@ -371,6 +371,33 @@ def scheduled_rate(options: StepOptions, step: int, *, total: int, warmup: int) 
     )
 
 
+class MovingAverage(AveragedModel):
+    """A moving average of weights, whose counter is on the CPU: a step would wait to read one on a GPU.
+
+    Args:
+        model: model of the weights.
+        decay: the average moves by 1 - `decay` with each update.
+        device: device of the average.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, device: torch.device) -> None:
+        super().__init__(model, device=device)
+        self.decay, self.n_averaged = decay, self.n_averaged.cpu()
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Move the average; the first update copies the weights. Buffers are those of the model."""
+        averaged: list[torch.Tensor] = list(self.module.parameters())
+        current = [parameter.to(averaged[0].device) for parameter in model.parameters()]
+        if self.n_averaged:
+            torch._foreach_lerp_(averaged, current, 1 - self.decay)
+        else:
+            torch._foreach_copy_(averaged, current)
+        for ours, theirs in zip(self.module.buffers(), model.buffers(), strict=True):
+            ours.copy_(theirs)
+        self.n_averaged += 1
+
+
 def average_of(model: nn.Module, decay: float, accelerator: Accelerator) -> AveragedModel:
     """Return a moving average of the weights; `update_parameters` after each step moves it by 1 - `decay`.
 
@@ -380,7 +407,7 @@ def average_of(model: nn.Module, decay: float, accelerator: Accelerator) -> Aver
     if not 0 <= decay < 1:
         raise TrainingError(f"ema_decay is {decay}: expected at least 0 and less than 1, such as 0.999.")
     check_undivided(accelerator, "A moving average", "omit --ema_decay")
-    return AveragedModel(model, device=accelerator.device, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=False)
+    return MovingAverage(model, decay, accelerator.device)
 
 
 def check_undivided(accelerator: Accelerator, what: str, remedy: str) -> None:

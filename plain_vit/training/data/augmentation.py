@@ -6,7 +6,7 @@ Legend: `B` batch, `C` channels, `H W` pixels.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -258,6 +258,29 @@ class PixelErasing(v2.RandomErasing):
         return drawn
 
 
+@cache
+def per_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Return a number for each channel (C, 1, 1), copied to the device once: each step would wait for a new copy."""
+    return torch.tensor(values, device=device)[:, None, None]
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """Normalisation of pixels [..., C, H, W] to float32, on their device; those that are float32 change in place.
+
+    Args:
+        mean: mean of each channel.
+        std: standard deviation of each channel.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, levels: torch.Tensor) -> torch.Tensor:
+        mean, std = (per_channel(values, levels.device) for values in (self.mean, self.std))
+        return levels.float().sub_(mean).div_(std)
+
+
 @dataclass(frozen=True)
 class TrainingTransform:
     """Transform of training images: crop and augmentation per image, normalisation per batch.
@@ -378,7 +401,7 @@ def training_transform(
     return TrainingTransform(
         crop=crop,
         augment=v2.Compose(steps) if steps else unchanged,
-        normalize=v2.Compose([v2.ToDtype(torch.float32), v2.Normalize(mean.tolist(), std.tolist(), inplace=True)]),
+        normalize=Normalization(tuple(mean.tolist()), tuple(std.tolist())),
         patch_size=image_processor.patch_size if max_num_patches_of(image_processor) else None,
     )
 

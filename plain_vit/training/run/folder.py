@@ -51,6 +51,17 @@ def deciding_options(options: Any, **others: Any) -> dict[str, Any]:
     return {**values, **{name.replace("_", " "): value for name, value in others.items()}}
 
 
+def default_options(options: Any) -> dict[str, Any]:
+    """Return the defaults of options, which a run has that was begun before one of them existed."""
+    defaults = {}
+    for field in dataclasses.fields(options):
+        if field.default is not dataclasses.MISSING:
+            defaults[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+    return defaults
+
+
 class RunFolder:
     """The files of a training run.
 
@@ -61,14 +72,24 @@ class RunFolder:
         accelerator: one process writes the common files, all write their parts of a checkpoint.
         options: settings that determine the result: a resumed run must have the same.
         resume: resume from the newest checkpoint.
+        defaults: settings of a run to resume that does not name them, as it is of an earlier version.
 
     Raises:
         OutputExistsError: The folder is not empty and `resume` is False.
         TrainingError: The folder contains no run, or a run with other options.
     """
 
-    def __init__(self, path: str | Path, accelerator: Accelerator, options: dict[str, Any], *, resume: bool) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        accelerator: Accelerator,
+        options: dict[str, Any],
+        *,
+        resume: bool,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self.path, self.accelerator, self.resume = Path(path), accelerator, resume
+        self.defaults = {name: value for name, value in (defaults or {}).items() if name in options}
         self.options = json.loads(json.dumps(options))  # as read back from JSON
         self.checkpoints = self.path / CHECKPOINTS
         self.before: dict[str, Any] = {}  # the settings with which the run was begun, or resumed the last time
@@ -85,7 +106,7 @@ class RunFolder:
             return
         if not (self.path / OPTIONS).exists():
             raise TrainingError(f"{self.path} contains no run to resume: omit --resume.")
-        before = self.before = read_json(self.path / OPTIONS)
+        before = self.before = {**json.loads(json.dumps(self.defaults)), **read_json(self.path / OPTIONS)}
         if changed := changed_settings(before, self.options, free=LENGTH_OPTIONS):
             raise TrainingError(f"The run in {self.path} differs in {changed}: resume it with the same options.")
 

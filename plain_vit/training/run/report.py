@@ -3,7 +3,6 @@
 import platform
 from collections.abc import Mapping
 from functools import partial
-from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 
 from ...analysis import confusion_matrix
 from ...analysis.page import framed, html_page, html_table, inline_picture, plain_text
+from ...environment import version
 from ...extras import needs
 from ...files.staging import staged_file
 from ..data.decoding import as_files
