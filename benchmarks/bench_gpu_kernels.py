@@ -24,8 +24,8 @@ OURS = ("tiny:64", "small:64", "large:64")  # steps of docs/scaling.md
 
 NOTES = f"""One set of weights in every package, as for `bench_train_step.py` and `bench_forward.py`; training under
 autocast. One pass or step, after {WARM_UP} others, was recorded by torch's profiler: "kernels" are all activities of
-the GPU, copies included, "launches" the calls that start kernels, and "time" is the sum of the durations of all of them.
-Not in it are the pauses between them, in which the GPU waits for Python."""
+the GPU, copies included, "launches" the calls that start kernels, and "time" is the sum of the durations of all.
+The pauses between them, in which the GPU waits for Python, are not in it."""
 
 
 @dataclass(frozen=True)
