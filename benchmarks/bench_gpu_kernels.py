@@ -71,8 +71,11 @@ def cases() -> Iterator[tuple[str, Callable[[], Callable[[], object]]]]:
                 for mode in ("eager", "prepared") if (kind, package) == ("forward", "plain_vit") else ("eager",):
                     prepare = step if kind == "step" else forward
                     label = f"{kind} of {size}, {batch} images, bfloat16: {package}, {mode}"
-                    yield label, lambda setting=setting, package=package, mode=mode, prepare=prepare: prepare(
-                        setting, package, mode
+                    yield (
+                        label,
+                        lambda setting=setting, package=package, mode=mode, prepare=prepare: prepare(
+                            setting, package, mode
+                        ),
                     )
 
 
