@@ -5,6 +5,7 @@ Where a step is short, a GPU waits for Python: what its kernels take is what is 
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch.autograd import DeviceType
@@ -68,15 +69,10 @@ def cases() -> Iterator[tuple[str, Callable[[], Callable[[], object]]]]:
         for size, _, batch in (one.partition(":") for one in sizes):
             setting = Setting(size, int(batch), torch.bfloat16, "cuda")
             for package in names:
-                for mode in ("eager", "prepared") if (kind, package) == ("forward", "plain_vit") else ("eager",):
-                    prepare = step if kind == "step" else forward
+                modes = ("eager", "prepared") if (kind, package) == ("forward", "plain_vit") else ("eager",)
+                for mode in modes:
                     label = f"{kind} of {size}, {batch} images, bfloat16: {package}, {mode}"
-                    yield (
-                        label,
-                        lambda setting=setting, package=package, mode=mode, prepare=prepare: prepare(
-                            setting, package, mode
-                        ),
-                    )
+                    yield label, partial(step if kind == "step" else forward, setting, package, mode)
 
 
 def main() -> None:
