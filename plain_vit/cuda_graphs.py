@@ -23,6 +23,17 @@ class Recording(NamedTuple):
     outputs: Any
 
 
+def is_unseen() -> bool:
+    """Return whether nothing sees or changes the operations that run now: no compiler, tracer, mode or transform."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch.is_autocast_enabled("cuda")
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
 class CudaGraphs:
     """Records the forward pass of a model for pixels of a shape, and replays it for others of that shape.
 
@@ -40,13 +51,12 @@ class CudaGraphs:
     def fit(self, model: Any, pixel_values: object) -> bool:
         """Return whether the pass of these pixels is the same whenever Python runs it, and may be recorded."""
         return (
-            isinstance(pixel_values, torch.Tensor)
+            is_unseen()
+            and type(pixel_values) is torch.Tensor
             and pixel_values.is_cuda
             and pixel_values.device == model.device
             and pixel_values.numel() > 0
-            and not torch.is_autocast_enabled("cuda")
             and not torch.cuda.is_current_stream_capturing()
-            and not torch.compiler.is_compiling()
             and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
         )
 

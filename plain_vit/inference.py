@@ -40,7 +40,7 @@ def prepare_for_inference(
     tokens that a class-token head reads. On a CPU with AVX-512 the weights are in oneDNN's fastest memory layout, with
     the MLP's activation fused into the product (if the model is compiled, the compiler does both). On a GPU of NVIDIA,
     the kernels of a pass are recorded for each of the first four shapes of `pixel_values`, and start as one from then
-    on (a CUDA graph), unless anything else is given or asked for, or a hook is to run.
+    on (a CUDA graph), unless the model is compiled, anything else is given or asked for, or a hook is to run.
 
     In float32 the logits differ by at most 1e-5 of the largest one; in bfloat16 by bfloat16's rounding. A CPU that has
     no fast products of the dtype is warned of.
@@ -77,7 +77,7 @@ def prepare_for_inference(
         prepared.set_attn_implementation(FAST_ATTENTION)
     if compile:
         prepared.compile(options={"freezing": True} if prepared.device.type == "cpu" else None)
-    if prepared.device.type == "cuda" and torch.version.cuda:
+    if prepared.device.type == "cuda" and torch.version.cuda and not compile:
         prepared.graphs = CudaGraphs()
     height, width = (count * pixels for count, pixels in zip(config.grid_size, config.patch_shape, strict=True))
     prepared(torch.zeros(batch_size, config.num_channels, height, width, device=prepared.device))

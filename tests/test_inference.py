@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import plain_vit
@@ -19,6 +20,7 @@ from plain_vit import (
     inference,
 )
 from plain_vit.attention_plain_vit import FAST_ATTENTION
+from plain_vit.cuda_graphs import is_unseen
 from plain_vit.errors import PreparedModelError
 from plain_vit.inference import JoinedAttention, PackedLinear, prepare_for_inference
 from plain_vit.layers_plain_vit import LayerScale
@@ -222,3 +224,23 @@ def test_a_prepared_body_returns_hidden_states() -> None:
     outputs = prepare_for_inference(model)(pixels(), output_hidden_states=True)
     for ours, theirs in zip(outputs.hidden_states, expected.hidden_states, strict=True):
         assert difference(ours, theirs) <= 1e-5
+
+
+def test_passes_are_recorded_only_where_nothing_sees_the_operations() -> None:
+    images, seen = pixels(), []
+
+    def passed(one: torch.Tensor) -> torch.Tensor:
+        seen.append(is_unseen())
+        return one + 1
+
+    passed(images)
+    assert seen == [True]
+    torch.jit.trace(passed, images, check_trace=False)
+    torch.func.vmap(passed)(images)
+    torch.compile(passed, backend="eager")(images)
+    with FlopCounterMode(display=False):
+        passed(images)
+    with torch.autocast("cuda", enabled=False):
+        assert is_unseen()
+    assert len(seen) > 3
+    assert not any(seen[1:])
