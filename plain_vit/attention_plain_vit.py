@@ -161,18 +161,21 @@ def join(attentions: Sequence[Any]) -> list[JoinedProjection | None]:
     """
     layers = [projections(attention) for attention in attentions]
     every = [layer for of_one in layers for layer in of_one]
-    if len({(layer.weight.device, layer.weight.dtype, layer.in_features) for layer in every}) != 1:
+    weights, biases = [layer.weight for layer in every], [layer.bias for layer in every]
+    if len({(weight.device, weight.dtype, weight.shape[1]) for weight in weights}) != 1:
         return [None] * len(layers)
-    width, rows = every[0].in_features, [sum(layer.out_features for layer in of_one) for of_one in layers]
-    parts, sizes = [layer.weight.flatten() for layer in every], [width * count for count in rows]
-    if any(layer.bias is not None for layer in every):
-        parts += [bias_or_zeros(layer) for layer in every]
+    width, rows = weights[0].shape[1], [sum(layer.out_features for layer in of_one) for of_one in layers]
+    parts, sizes = [weight.flatten() for weight in weights], [width * count for count in rows]
+    if any(bias is not None for bias in biases):  # some keys have none beside a query that has one
+        parts += [
+            weight.new_zeros(len(weight)) if bias is None else bias
+            for weight, bias in zip(weights, biases, strict=True)
+        ]
         sizes += rows
-    weights_and_biases = cast_once(torch.cat(parts)).split(sizes)
-    weights, biases = weights_and_biases[: len(rows)], weights_and_biases[len(rows) :] or [None] * len(rows)
+    joined = cast_once(torch.cat(parts)).split(sizes)
     return [
         JoinedProjection(weight.view(-1, width), bias) if len(weight) else None
-        for weight, bias in zip(weights, biases, strict=True)
+        for weight, bias in zip(joined[: len(rows)], joined[len(rows) :] or [None] * len(rows), strict=True)
     ]
 
 
@@ -182,11 +185,6 @@ def projections(attention: Any) -> list[nn.Linear]:
         return []
     layers = [attention.q_proj, attention.k_proj, attention.v_proj]
     return layers if all(is_plain(layer) for layer in layers) else []
-
-
-def bias_or_zeros(layer: nn.Linear) -> torch.Tensor:
-    """Return the bias of a layer; some keys have none beside a query that has one."""
-    return layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
 
 
 def is_plain(layer: nn.Module) -> bool:
