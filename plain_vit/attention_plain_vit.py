@@ -301,18 +301,15 @@ class PlainViTAttention(Attention):
         if joined is None and self.training and among_processes():
             (joined,) = join([self])
         if joined is not None:
-            projected = self.by_head(nn.functional.linear(hidden_states, *joined), sum(self.head_counts))
+            projected = self.by_head(nn.functional.linear(hidden_states, *joined))
             query, key, value = projected.split(self.head_counts, dim=2)
             return query if num_queries is None else query[:, :num_queries], key, value
-        layers = (self.q_proj, self.k_proj, self.v_proj)
-        inputs = (first_tokens(hidden_states, num_queries), hidden_states, hidden_states)
-        return tuple(
-            map(self.by_head, (layer(each) for layer, each in zip(layers, inputs, strict=True)), self.head_counts)
-        )
+        query = self.by_head(self.q_proj(first_tokens(hidden_states, num_queries)))
+        return query, self.by_head(self.k_proj(hidden_states)), self.by_head(self.v_proj(hidden_states))
 
-    def by_head(self, projected: torch.Tensor, count: int) -> torch.Tensor:
-        """Return the projections of a number of heads as (B, L, heads, d)."""
-        return projected.view(*projected.shape[:2], count, self.head_dim)
+    def by_head(self, projected: torch.Tensor) -> torch.Tensor:
+        """Return projections as (B, L, heads, d), of the heads that this process has."""
+        return projected.view(*projected.shape[:2], projected.shape[2] // self.head_dim, self.head_dim)
 
 
 class PlainViTDifferentialAttention(Attention):

@@ -228,9 +228,7 @@ class JoinedAttention(PlainViTAttention):
         projection: JoinedProjection | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        query, key, value = self.by_head(self.qkv_proj(hidden_states), sum(self.head_counts)).split(
-            self.head_counts, dim=2
-        )
+        query, key, value = self.by_head(self.qkv_proj(hidden_states)).split(self.head_counts, dim=2)
         query = self.q_norm(query[:, :num_output_tokens]).transpose(1, 2)  # B heads L d
         key = self.k_norm(key).transpose(1, 2)
         if rotation is not None:
