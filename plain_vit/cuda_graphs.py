@@ -12,7 +12,7 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 MOST = 4  # graphs of a model, each for images of one shape; their memory is shared, but not that of their outputs
-WARM_UP = 3  # passes before one is recorded, in which kernels are chosen and tables made
+WARM_UP = 3  # passes before one is recorded, in which libraries choose their kernels
 
 
 class Recording(NamedTuple):

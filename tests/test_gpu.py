@@ -193,7 +193,7 @@ def test_what_is_not_recorded_is_computed_as_ever() -> None:
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_a_pass_does_not_wait_for_the_gpu(name: str, training: bool) -> None:
     model, images = build(**VARIATIONS[name]).cuda().train(training), pixels().cuda()
-    model(images).logits.sum().backward()  # makes tables
+    model(images).logits.sum().backward()  # libraries start
     torch.cuda.set_sync_debug_mode("error")
     try:
         model(images).logits.sum().backward()
