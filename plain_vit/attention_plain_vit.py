@@ -42,25 +42,6 @@ def eager_attention_forward(
 
 
 SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
-
-
-def sdpa_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Use torch's fused kernel as transformers' own "sdpa" does, without looking for what decoders need."""
-    attended = nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
-    )
-    return attended.transpose(1, 2).contiguous(), None  # B L heads d
-
-
 LONGEST_PRODUCTS = 1024  # tokens; beyond that, the weights take much memory and save little time
 
 
@@ -77,7 +58,7 @@ def fast_attention_forward(
     """Use the kernel measured fastest: plain matrix products for bf16 on a CPU, torch's fused kernel elsewhere."""
     on_cpu = query.device.type == "cpu" and query.dtype == torch.bfloat16 and not torch.compiler.is_exporting()
     if attention_mask is not None or not on_cpu or key.shape[2] > LONGEST_PRODUCTS:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling, dropout)
+        return SDPA(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
     query = query if scaling == 1 else query * scaling
     weights = torch.matmul(query, key.transpose(2, 3)).softmax(dim=-1)  # B heads L L
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
@@ -161,21 +142,18 @@ def join(attentions: Sequence[Any]) -> list[JoinedProjection | None]:
     """
     layers = [projections(attention) for attention in attentions]
     every = [layer for of_one in layers for layer in of_one]
-    weights, biases = [layer.weight for layer in every], [layer.bias for layer in every]
-    if len({(weight.device, weight.dtype, weight.shape[1]) for weight in weights}) != 1:
+    if len({(layer.weight.device, layer.weight.dtype, layer.in_features) for layer in every}) != 1:
         return [None] * len(layers)
-    width, rows = weights[0].shape[1], [sum(layer.out_features for layer in of_one) for of_one in layers]
-    parts, sizes = [weight.flatten() for weight in weights], [width * count for count in rows]
-    if any(bias is not None for bias in biases):  # some keys have none beside a query that has one
-        parts += [
-            weight.new_zeros(len(weight)) if bias is None else bias
-            for weight, bias in zip(weights, biases, strict=True)
-        ]
+    width, rows = every[0].in_features, [sum(layer.out_features for layer in of_one) for of_one in layers]
+    parts, sizes = [layer.weight.flatten() for layer in every], [width * count for count in rows]
+    if any(layer.bias is not None for layer in every):
+        parts += [bias_or_zeros(layer) for layer in every]
         sizes += rows
-    joined = cast_once(torch.cat(parts)).split(sizes)
+    weights_and_biases = cast_once(torch.cat(parts)).split(sizes)
+    weights, biases = weights_and_biases[: len(rows)], weights_and_biases[len(rows) :] or [None] * len(rows)
     return [
         JoinedProjection(weight.view(-1, width), bias) if len(weight) else None
-        for weight, bias in zip(joined[: len(rows)], joined[len(rows) :] or [None] * len(rows), strict=True)
+        for weight, bias in zip(weights, biases, strict=True)
     ]
 
 
@@ -185,6 +163,11 @@ def projections(attention: Any) -> list[nn.Linear]:
         return []
     layers = [attention.q_proj, attention.k_proj, attention.v_proj]
     return layers if all(is_plain(layer) for layer in layers) else []
+
+
+def bias_or_zeros(layer: nn.Linear) -> torch.Tensor:
+    """Return the bias of a layer; some keys have none beside a query that has one."""
+    return layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
 
 
 def is_plain(layer: nn.Module) -> bool:
@@ -239,8 +222,8 @@ class Attention(nn.Module):
         """
         implementation = "eager" if output_attentions or query.shape[0] == 0 else self.config._attn_implementation
         kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        if kernel is SDPA:
-            kernel = fast_attention_forward if self.training else sdpa_attention_forward
+        if self.training and kernel is SDPA:
+            kernel = fast_attention_forward
         kwargs |= {"scaling": self.scaling, "dropout": self.attention_dropout if self.training else 0.0}
         if self.group_size > 1:
             key, value = (heads.repeat_interleave(self.group_size, dim=1) for heads in (key, value))
@@ -265,7 +248,6 @@ class PlainViTAttention(Attention):
         heads, head_dim = config.attention_shape
         super().__init__(config, layer_idx, head_dim)
         self.head_dim = head_dim
-        self.head_counts = (heads, heads // self.group_size, heads // self.group_size)  # of query, key and value
         self.relative_position_bias = relative_position_bias(config, shared=False)
         self.norm = norm_or_identity(config, config.attention_inner_norm, heads * head_dim)
         self.o_proj = output_projection(config)
@@ -298,18 +280,15 @@ class PlainViTAttention(Attention):
         self, hidden_states: torch.Tensor, num_queries: int | None, joined: JoinedProjection | None
     ) -> tuple[torch.Tensor, ...]:
         """Return queries of the first tokens, keys and values, of shape (B, L, heads, d)."""
-        if joined is None and self.training and among_processes():
+        heads = (-1, self.head_dim)
+        if joined is None and among_processes():
             (joined,) = join([self])
         if joined is not None:
-            projected = self.by_head(nn.functional.linear(hidden_states, *joined))
-            query, key, value = projected.split(self.head_counts, dim=2)
-            return query if num_queries is None else query[:, :num_queries], key, value
-        query = self.by_head(self.q_proj(first_tokens(hidden_states, num_queries)))
-        return query, self.by_head(self.k_proj(hidden_states)), self.by_head(self.v_proj(hidden_states))
-
-    def by_head(self, projected: torch.Tensor) -> torch.Tensor:
-        """Return projections as (B, L, heads, d), of the heads that this process has."""
-        return projected.view(*projected.shape[:2], projected.shape[2] // self.head_dim, self.head_dim)
+            counts = [len(layer.weight) // self.head_dim for layer in (self.q_proj, self.k_proj, self.v_proj)]
+            query, key, value = nn.functional.linear(hidden_states, *joined).unflatten(-1, heads).split(counts, dim=2)
+            return query[:, :num_queries], key, value
+        query = self.q_proj(first_tokens(hidden_states, num_queries)).unflatten(-1, heads)
+        return query, self.k_proj(hidden_states).unflatten(-1, heads), self.v_proj(hidden_states).unflatten(-1, heads)
 
 
 class PlainViTDifferentialAttention(Attention):

@@ -206,6 +206,7 @@ class JoinedAttention(PlainViTAttention):
             if attention.q_proj.bias is not None:
                 attention.q_proj.bias.mul_(self.scaling)
             self.scaling = 1.0
+        self.counts = [len(projection.weight) // attention.head_dim for projection in projections]  # of heads
         weight = torch.cat([projection.weight for projection in projections])
         self.qkv_proj = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         self.qkv_proj.weight = nn.Parameter(weight, requires_grad=False)
@@ -228,7 +229,7 @@ class JoinedAttention(PlainViTAttention):
         projection: JoinedProjection | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        query, key, value = self.by_head(self.qkv_proj(hidden_states)).split(self.head_counts, dim=2)
+        query, key, value = self.qkv_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).split(self.counts, dim=2)
         query = self.q_norm(query[:, :num_output_tokens]).transpose(1, 2)  # B heads L d
         key = self.k_norm(key).transpose(1, 2)
         if rotation is not None:
