@@ -2,6 +2,8 @@
 
 import io
 import random
+import subprocess
+import sys
 from collections import Counter
 
 import datasets
@@ -274,3 +276,24 @@ def test_a_set_without_a_readable_image_ends_the_run():
     images = AugmentedImages(broken, training_transform(ViTImageProcessor()), seed=0)
     with pytest.raises(DataError, match=r"None of the 3 training images can be read, the first one is one.jpg"):
         images[0, 1]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import plain_vit.training.data",
+        "from plain_vit.conversion import calibration\n"
+        "try: calibration.image_sets('.', None, None)\n"
+        "except Exception as error: assert 'image files' in str(error), error",
+    ],
+    ids=["training", "calibration"],
+)
+def test_pillow_tries_the_common_formats_first(program, tmp_path):
+    orders = [
+        subprocess.run(
+            [sys.executable, "-c", f"{before}\nimport PIL.Image\nPIL.Image.init()\nprint(PIL.Image.ID)"],
+            check=True, capture_output=True, text=True, cwd=tmp_path,
+        ).stdout
+        for before in (program, "import PIL.Image\nPIL.Image.preinit()")
+    ]  # fmt: skip
+    assert orders[0] == orders[1]

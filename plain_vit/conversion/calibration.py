@@ -66,6 +66,7 @@ def image_sets(folder: str | PathLike[str], image_processor: Any, config: PlainV
     Raises:
         DataError: There are fewer than two images, or only some of the subfolders are labels.
     """
+    Image.preinit()  # the common formats are tried first
     suffixes = set(Image.registered_extensions())
     root = Path(folder)
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
