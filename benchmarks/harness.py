@@ -1,5 +1,5 @@
-"""Side by side: every case in a process of its own, all of them taking turns, so that what the machine does meanwhile
-(another program, a slow disk, a throttled core) hits them alike.
+"""Side by side: every case in a process of its own (or all in one), all of them taking turns, so that what the machine
+does meanwhile (another program, a slow disk, a throttled core) hits them alike.
 
 A case is prepared once, warmed up, and timed in interleaved turns; further turns, which are not timed, tell its memory.
 Reported are medians with their spread, the ratio to the first case, a limit of the machine beside each figure, and the
@@ -23,6 +23,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -91,7 +92,7 @@ class Memory:
     Args:
         peak: Resident memory at its highest, files that are mapped included.
         own: Resident memory that is no file's, at the end, with what the turn made.
-        device: Memory of the GPU at its highest, with what was there before; None without one.
+        device: Memory of the GPU at its highest, with what the case holds between turns; None without one.
     """
 
     peak: int | None
@@ -140,7 +141,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return result
 
 
-def compare(cases: Sequence[Case], turns: int, at_once: int = 1, keep_memory: bool = False) -> list[Result]:
+def compare(
+    cases: Sequence[Case], turns: int, at_once: int = 1, keep_memory: bool = False, one_process: bool = False
+) -> list[Result]:
     """Time cases in interleaved turns.
 
     Args:
@@ -149,57 +152,108 @@ def compare(cases: Sequence[Case], turns: int, at_once: int = 1, keep_memory: bo
         at_once: How many cases are prepared at a time: more for those that compile, where cores and memory suffice.
         keep_memory: Let every process use again what a turn freed, for what runs over and over in one process: new
             pages cost as much as a tenth of a step or a third, as the machine pleases.
+        one_process: Run all cases in this process, which starts sooner: for a GPU, whose work is the same in any.
 
     Raises:
         RuntimeError: A case failed; its trace is in the message.
     """
+    timed: dict[str, list[float]] = {case.name: [] for case in cases}
+    differences, memory = {}, {}
+    with ExitStack() as stack:
+        if one_process:
+            workers: Sequence[_Here | _Elsewhere] = [_Here(case, keep_memory) for case in cases]
+        else:
+            workers = _processes(cases, keep_memory, at_once, stack)
+        bar = stack.enter_context(tqdm(total=len(cases) * (turns + 3), unit="turn", disable=None, leave=False))
+        for start in range(0, len(workers), at_once):
+            together = workers[start : start + at_once]
+            for worker in together:
+                worker.begin("prepare")
+            for worker in together:
+                differences[worker.case.name] = worker.end()
+                bar.update()
+        for turn in range(turns + 1):
+            for worker in workers:
+                worker.begin("time")
+                seconds = worker.end()
+                if turn:
+                    timed[worker.case.name].append(seconds)
+                bar.update()
+        for worker in workers:
+            worker.begin("weigh")
+            memory[worker.case.name] = worker.end()
+            bar.update()
+    first = timed[cases[0].name]
+    return [_result(case, timed[case.name], first, memory[case.name], differences[case.name]) for case in cases]
+
+
+def _processes(cases: Sequence[Case], keep_memory: bool, at_once: int, stack: ExitStack) -> "list[_Elsewhere]":
+    """Start a process for each case; they end with the stack."""
     # A forked process has all imports for nothing, but no way to a GPU that its parent has looked at.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
     os.environ["TQDM_DISABLE"] = "1"  # for the processes, whose progress bars would overlap
     if at_once > 1:
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // at_once))  # they would wait for one another
     context.set_forkserver_preload([getattr(sys.modules["__main__"].__spec__, "name", __name__)])
-    timed: dict[str, list[float]] = {case.name: [] for case in cases}
-    differences: dict[str, float | None] = {}
-    workers = []
-    try:
-        for case in cases:
-            here, there = context.Pipe()
-            # No daemon, which could have no workers of its own; it ends when its connection closes.
-            worker = context.Process(target=_serve, args=(there, case, keep_memory), daemon=False)
-            worker.start()
-            there.close()
-            workers.append((case, worker, here))
-        bar = tqdm(total=len(cases) * (turns + 3), unit="turn", disable=None, leave=False)
-        for start in range(0, len(workers), at_once):
-            together = workers[start : start + at_once]
-            for _, _, here in together:
-                here.send("prepare")
-            for case, _, here in together:
-                differences[case.name] = _ask(case, here)
-                bar.update()
-        for turn in range(turns + 1):
-            for case, _, here in workers:
-                here.send("time")
-                seconds = _ask(case, here)
-                if turn:
-                    timed[case.name].append(seconds)
-                bar.update()
-        memory = {}
-        for case, _, here in workers:
-            here.send("weigh")
-            memory[case.name] = _ask(case, here)
-            bar.update()
-        bar.close()
-    finally:
-        for _, _, here in workers:
-            here.close()  # which ends the process
-        deadline = time.monotonic() + 10
-        for _, worker, _ in workers:
-            worker.join(timeout=max(0, deadline - time.monotonic()))
-            worker.terminate()
-    first = timed[cases[0].name]
-    return [_result(case, timed[case.name], first, memory[case.name], differences[case.name]) for case in cases]
+    workers: list[_Elsewhere] = []
+    stack.callback(_end, workers)
+    for case in cases:
+        workers.append(_Elsewhere(case, keep_memory, context))
+    return workers
+
+
+def _end(workers: "Sequence[_Elsewhere]") -> None:
+    """End the processes, all within ten seconds."""
+    for worker in workers:
+        worker.connection.close()  # which ends the process
+    deadline = time.monotonic() + 10
+    for worker in workers:
+        worker.process.join(timeout=max(0, deadline - time.monotonic()))
+        worker.process.terminate()
+
+
+class _Elsewhere:
+    """A case in a process of its own."""
+
+    def __init__(self, case: Case, keep_memory: bool, context: Any) -> None:
+        self.case = case
+        self.connection, there = context.Pipe()
+        # No daemon, which could have no workers of its own; it ends when its connection closes.
+        self.process = context.Process(target=_serve, args=(there, case, keep_memory), daemon=False)
+        self.process.start()
+        there.close()
+
+    def begin(self, what: str) -> None:
+        """Begin to prepare, time or weigh."""
+        self.connection.send(what)
+
+    def end(self) -> Any:
+        """Wait for the answer."""
+        try:
+            answer = self.connection.recv()
+        except EOFError:
+            raise RuntimeError(f"{self.case.name}: its process ended, perhaps out of memory") from None
+        if isinstance(answer, str):
+            raise RuntimeError(f"{self.case.name} failed:\n{answer}")
+        return answer
+
+
+class _Here:
+    """A case in this process."""
+
+    def __init__(self, case: Case, keep_memory: bool) -> None:
+        self.case, self.turns = case, _Turns(case, keep_memory)
+
+    def begin(self, what: str) -> None:
+        """Prepare, time or weigh."""
+        try:
+            self.answer = getattr(self.turns, what)()
+        except Exception as error:
+            raise RuntimeError(f"{self.case.name} failed:\n{traceback.format_exc()}") from error
+
+    def end(self) -> Any:
+        """Return the answer."""
+        return self.answer
 
 
 def _result(case: Case, seconds: list[float], first: list[float], memory: Memory, difference: float | None) -> Result:
@@ -229,38 +283,45 @@ def ratio_interval(seconds: Sequence[float], first: Sequence[float]) -> tuple[fl
     return float(low), float(high)
 
 
-def _ask(case: Case, connection: Connection) -> Any:
-    try:
-        answer = connection.recv()
-    except EOFError:
-        raise RuntimeError(f"{case.name}: its process ended, perhaps out of memory") from None
-    if isinstance(answer, str):
-        raise RuntimeError(f"{case.name} failed:\n{answer}")
-    return answer
-
-
 def _serve(connection: Connection, case: Case, keep_memory: bool) -> None:
     """Prepare a case and run its turns on request, until the connection closes."""
-    repeats, seconds = 1, 0.0
+    turns = _Turns(case, keep_memory)
     try:
-        connection.recv()
-        if keep_memory:
-            keep_freed_memory()
-        take_turn = case.prepare(**case.arguments)
-        _leave_the_gpu_to_others()
-        connection.send(take_turn.difference if isinstance(take_turn, Checked) else None)
         while True:
-            if connection.recv() == "weigh":
-                weighed = [_weigh(take_turn) for _ in range(3 if seconds < SHORT else 1)]
-                connection.send(sorted(weighed, key=lambda memory: memory.peak or 0)[len(weighed) // 2])
-            else:
-                seconds = _time(take_turn, repeats)
-                repeats = max(repeats, math.ceil(LONG_ENOUGH / seconds))
-                connection.send(seconds)
+            connection.send(getattr(turns, connection.recv())())
     except EOFError:
         pass
     except BaseException:
         connection.send(traceback.format_exc())
+
+
+class _Turns:
+    """The turns of a case, in the process that is running."""
+
+    def __init__(self, case: Case, keep_memory: bool) -> None:
+        self.case, self.keep_memory = case, keep_memory
+        self.repeats, self.seconds = 1, 0.0
+
+    def prepare(self) -> float | None:
+        """Make what a turn does; return the difference of a `Checked` one."""
+        if self.keep_memory:
+            keep_freed_memory()
+        others = _allocated()
+        self.take_turn = self.case.prepare(**self.case.arguments)
+        _leave_the_gpu_to_others()
+        self.held = _allocated() - others
+        return self.take_turn.difference if isinstance(self.take_turn, Checked) else None
+
+    def time(self) -> float:
+        """Return the seconds of a turn; a short one is repeated from the second time on."""
+        self.seconds = _time(self.take_turn, self.repeats)
+        self.repeats = max(self.repeats, math.ceil(LONG_ENOUGH / self.seconds))
+        return self.seconds
+
+    def weigh(self) -> Memory:
+        """Return the memory of a turn, the median of three if it is short."""
+        weighed = [_weigh(self.take_turn, self.held) for _ in range(3 if self.seconds < SHORT else 1)]
+        return sorted(weighed, key=lambda memory: memory.peak or 0)[len(weighed) // 2]
 
 
 def _time(take_turn: Callable[[], object], repeats: int) -> float:
@@ -277,9 +338,15 @@ def _time(take_turn: Callable[[], object], repeats: int) -> float:
     return seconds
 
 
-def _weigh(take_turn: Callable[[], object]) -> Memory:
-    """Run a turn in which the C library returns freed memory at once: memory it keeps would hide the peak."""
+def _weigh(take_turn: Callable[[], object], held: int) -> Memory:
+    """Run a turn in which the C library returns freed memory at once: memory it keeps would hide the peak.
+
+    Args:
+        take_turn: The turn.
+        held: Bytes of the GPU that its case holds between turns.
+    """
     gc.collect()
+    others = _allocated() - held
     library = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
     if library:
         library.mallopt(M_MMAP_THRESHOLD, MAPPED_FROM)
@@ -293,7 +360,7 @@ def _weigh(take_turn: Callable[[], object]) -> Memory:
         library.malloc_trim(0)
     after = _memory()
     del made
-    device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+    device = torch.cuda.max_memory_allocated() - others if torch.cuda.is_initialized() else None
     _leave_the_gpu_to_others()
     if before is None or peak is None or after is None:
         return Memory(None, None, device)
@@ -315,6 +382,11 @@ def _forget_peaks() -> None:
         peak.write_text("5")  # resets VmHWM
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
+
+
+def _allocated() -> int:
+    """Return the bytes of the GPU that this process has allocated."""
+    return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
 
 
 def _leave_the_gpu_to_others() -> None:

@@ -33,6 +33,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     result.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
     result.add_argument("--compile", action="store_true", help="also the compiled models, which takes minutes")
     result.add_argument("--quick", action="store_true", help="one size, in three turns")
+    result.add_argument("--one-process", action="store_true", help="not one for each case: starts sooner, for a GPU")
     return result
 
 
@@ -70,8 +71,9 @@ def sweep(
         chosen_cases = [case for case in cases(setting) if case.arguments["package"] in chosen.packages]
         at_once = LARGE_AT_ONCE if training and setting.size in ("large", "huge") else AT_ONCE
         *measured, of_large = compare(
-            [*chosen_cases, bare, large], turns, at_once if device == "cuda" else 1, keep_memory=True
-        )
+            [*chosen_cases, bare, large], turns, at_once if device == "cuda" else 1, keep_memory=True,
+            one_process=chosen.one_process,
+        )  # fmt: skip
         limit = measured[-1].seconds
         shapes = matrix_shapes(setting.size, setting.batch)
         matrix_rate = 2 * LARGE[device] ** 3 / of_large.seconds

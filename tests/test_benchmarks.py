@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +71,43 @@ def test_cases_take_turns_and_tell_their_time_and_memory() -> None:
 def test_a_case_that_fails_is_named_with_its_trace() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)^second failed:.*StopIteration"):
         compare([Case("first", sleeping, {"seconds": 0}), Case("second", failing, {"after": 1})], turns=3)
+
+
+IN_ONE_PROCESS = """
+import os
+import time
+
+from benchmarks.harness import Case, Checked, compare
+from tests.test_benchmarks import allocating, failing, sleeping
+
+processes = []
+
+
+def noting(seconds):
+    processes.append(os.getpid())
+    return Checked(sleeping(seconds), 0.25)
+
+
+cases = [
+    Case("short", sleeping, {"seconds": 0.2}),
+    Case("long", noting, {"seconds": 0.5}),
+    Case("large", allocating, {"megabytes": 300}),
+]
+short, long, large = compare(cases, turns=2, at_once=2, one_process=True)
+assert processes == [os.getpid()]
+assert 0.2 <= short.fastest <= short.seconds < 0.5 <= long.fastest
+assert (short.difference, long.difference) == (None, 0.25)
+assert large.peak is None or 285e6 < large.peak < 315e6, large.peak
+assert short.peak is None or short.peak < 10e6, short.peak
+compare([cases[0], Case("failing", failing, {"after": 1})], turns=2, one_process=True)
+"""
+
+
+@pytest.mark.slow
+def test_cases_can_take_turns_in_one_process() -> None:
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", IN_ONE_PROCESS], capture_output=True, text=True, cwd=root, check=False)
+    assert re.search(r"RuntimeError: failing failed:\nTraceback(?s:.*)StopIteration", done.stderr), done.stderr
 
 
 def with_a_process(seconds: float) -> Callable[[], None]:
