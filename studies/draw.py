@@ -15,6 +15,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from plain_vit.analysis.plots import LINES
 from plain_vit.analysis.words import plain_figure
@@ -24,6 +25,12 @@ from studies.results import Row, count_runs, planned_runs, read_results, results
 from studies.study import COMPUTE, HERE, ROOT, Study, open_study, study_names
 
 TERA = 1e12
+LOOKS: tuple[tuple[str, Any], ...] = (
+    ("o", "-"),
+    ("s", "--"),
+    ("^", ":"),
+    ("D", "-."),
+)  # markers and line styles within a colour
 PAGE, PICTURES = ROOT / "docs" / "studies.md", ROOT / "docs" / "pictures"
 HEAD = "| | learning rate | test accuracy | 95% interval | lowest to highest | core seconds | parameters | flat |"
 
@@ -135,7 +142,8 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
     lines over the operations and over the seconds of their training.
     """
     rows = rows_of(study, results)
-    fields = {name: contender or {} for name, contender in study.description["contenders"].items()}
+    fields: dict[str, Any] = {name: contender or {} for name, contender in study.description["contenders"].items()}
+    images = sorted({each["x"] for each in fields.values() if "x" in each})
     if study.description.get("x") == COMPUTE:
         done = [row for row in rows if row.operations is not None]
         places = {
@@ -155,14 +163,20 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
             colors = draw_lines(axis, label, of_contenders, series, rows)
     else:
         colors = _draw_rows(ends[0], rows)
-    for place, row in enumerate(rows):
+    for row in rows:
         if row.choices:
             tried = sorted(row.choices)
             values = [100 * row.choices[each] for each in tried]
-            look: dict[str, Any] = {"color": colors[row.contender], "marker": marker_of(place), "markersize": 4}
-            rates.plot(tried, values, linestyle="-" if place < len(LINES) else "--", linewidth=1, **look)
+            turn = images.index(fields[row.contender]["x"]) if images else turn_of(row.contender, colors)
+            marker, style = LOOKS[turn]
+            look: dict[str, Any] = {"color": colors[row.contender], "marker": marker, "linestyle": style}
+            rates.plot(tried, values, linewidth=1, markersize=4, **look)
     _log_scale(rates, {rate for row in rows for rate in row.choices})
     rates.set(xlabel="peak learning rate", ylabel="validation accuracy (%), seed 0")
+    if images:
+        looks = zip(images, LOOKS, strict=False)
+        handles = [Line2D([], [], color="gray", marker=look[0], linestyle=look[1], label=f"{x:,}") for x, look in looks]
+        rates.legend(handles=handles, title="images", fontsize=8, frameon=False)
     for axis in (*ends, rates):
         add_grid(axis)
     figure.suptitle(study.description["title"], fontsize=11)
@@ -189,9 +203,9 @@ def _log_scale(axis: Axes, values: Collection[float]) -> None:
     axis.set_xticks([], minor=True)
 
 
-def marker_of(place: int) -> str:
-    """Return the marker of a row: another one where the colours begin again."""
-    return "o" if place < len(LINES) else "s"
+def turn_of(contender: str, colors: Mapping[str, str]) -> int:
+    """Return how many contenders before this one have its colour."""
+    return [name for name, color in colors.items() if color == colors[contender]].index(contender)
 
 
 def _draw_rows(axis: Axes, rows: Sequence[Row]) -> dict[str, str]:
@@ -199,7 +213,7 @@ def _draw_rows(axis: Axes, rows: Sequence[Row]) -> dict[str, str]:
     colors = {row.contender: LINES[place % len(LINES)] for place, row in enumerate(rows)}
     for place, row in enumerate(rows):
         color = colors[row.contender]
-        look: dict[str, Any] = {"color": color, "marker": marker_of(place), "s": 20}
+        look: dict[str, Any] = {"color": color, "marker": LOOKS[turn_of(row.contender, colors)][0], "s": 20}
         axis.scatter([100 * each for each in row.accuracies], [place] * len(row.accuracies), **look)
         if row.mean is None:
             axis.text(0.02, place, "not run yet", transform=axis.get_yaxis_transform(), fontsize=8, va="center")
