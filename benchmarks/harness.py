@@ -152,7 +152,7 @@ def compare(
         at_once: How many cases are prepared at a time: more for those that compile, where cores and memory suffice.
         keep_memory: Let every process use again what a turn freed, for what runs over and over in one process: new
             pages cost as much as a tenth of a step or a third, as the machine pleases.
-        one_process: Run all cases in this process, which starts sooner: for a GPU, whose work is the same in any.
+        one_process: Run all cases in this process, which opens a GPU once, not once for each.
 
     Raises:
         RuntimeError: A case failed; its trace is in the message.

@@ -25,12 +25,8 @@ from studies.results import Row, count_runs, planned_runs, read_results, results
 from studies.study import COMPUTE, HERE, ROOT, Study, open_study, study_names
 
 TERA = 1e12
-LOOKS: tuple[tuple[str, Any], ...] = (
-    ("o", "-"),
-    ("s", "--"),
-    ("^", ":"),
-    ("D", "-."),
-)  # markers and line styles within a colour
+# Markers and line styles of contenders of one colour.
+LOOKS: tuple[tuple[str, Any], ...] = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
 PAGE, PICTURES = ROOT / "docs" / "studies.md", ROOT / "docs" / "pictures"
 HEAD = "| | learning rate | test accuracy | 95% interval | lowest to highest | core seconds | parameters | flat |"
 

@@ -484,6 +484,18 @@ def test_the_page_has_the_numbers_of_the_results() -> None:
     assert with_block(text, "frozen", frozen_table(read_results(frozen.RESULTS))) == text, "python -m studies.draw"
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_contenders_can_be_told_apart_by_their_curves_of_learning_rates(name: str) -> None:
+    study = open_study(name, "desk")
+    results = read_results(results_file(HERE / "results", study))
+    rates = draw(study, results).axes[-1]
+    looks = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in rates.lines]
+    assert len({*looks}) == len(looks) == sum(bool(row.choices) for row in rows_of(study, results)) > 0
+    images = {(contender or {}).get("x") for contender in study.description["contenders"].values()} - {None}
+    legend = rates.get_legend()
+    assert {text.get_text() for text in (legend.get_texts() if legend else ())} == {f"{count:,}" for count in images}
+
+
 def test_a_table_says_what_is_missing(toy: Study) -> None:
     lines = [line_of(toy, "one", CHOOSE, rate, 0, validation=[rate]) for rate in toy.learning_rates("one")]
     lines += [line_of(toy, "one", REPORT, 3e-3, 2, test=0.8125, flat=False)]
