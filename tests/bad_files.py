@@ -284,7 +284,7 @@ def _cut_pickle(folder: Path) -> Path:
     return _doctored(folder, lambda name, data: data[:-9] if name.endswith("data.pkl") else data)
 
 
-@bad_file("views of a terabyte over four bytes", CheckpointError, "extends beyond")
+@bad_file("views of a terabyte over four bytes", CheckpointError, "an expanded tensor")
 def _expanded(folder: Path) -> Path:
     return _pickled({"a.weight": torch.ones(1).expand(2**19, 2**19), "b.weight": torch.ones(3, 5)}, folder)
 

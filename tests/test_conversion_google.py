@@ -190,7 +190,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, broken: str) -> Non
             {"names": BIG_VISION, "positions": None, "class_token": False},
             {},
             AmbiguousCheckpointError,
-            "no table of positions.*image_size= one of 224\n  pooling= one of 'mean'",
+            "no table of positions.*image_size= 224, the only value that fits\n  pooling= 'mean', the only",
         ),
         (
             {"names": BIG_VISION, "positions": "pos_embedding", "class_token": False, "classes": 0},

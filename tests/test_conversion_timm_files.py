@@ -140,6 +140,43 @@ def test_classes_are_named_as_imagenets_where_timm_infers_them(tmp_path: Path) -
     assert "imagenet-1k" in str(converted.report)
 
 
+def test_a_number_of_classes_names_those_of_published_weights_alone(tmp_path: Path) -> None:
+    torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "mine.pt")
+    assert from_checkpoint(tmp_path / "mine.pt", architecture="test_vit").model.config.id2label[0] == "LABEL_0"
+    published = from_checkpoint(tmp_path / "mine.pt", architecture="test_vit.r160_in1k").model.config.id2label
+    assert list(published.values()) == ImageNetInfo("imagenet-1k").label_descriptions()
+
+
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("test_vit", {}),
+        ("vit_tiny_patch16_224", {"img_size": 64, "dynamic_img_size": True}),
+        ("vit_tiny_patch16_224", {"img_size": 64}),
+        ("eva02_tiny_patch14_224", {"img_size": 56, "dynamic_img_size": True}),
+    ],
+)
+def test_images_have_the_size_that_timm_prepares_for_the_folder(
+    name: str, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 200, 3), dtype=np.uint8))
+    module: Any = randomize_(timm.create_model(name, depth=1, num_classes=3, **arguments)).eval()
+    module.pretrained_cfg["input_size"] = (3, 112, 112)
+    save_for_hf(module, tmp_path / "theirs", model_args={"depth": 1, **arguments}, safe_serialization=True)
+    converted = from_checkpoint(tmp_path / "theirs")
+    processor: Any = converted.image_processor
+    pixels = processor(image, return_tensors="pt")["pixel_values"]
+    logits = converted.model(pixels).logits
+    to_checkpoint(converted.model, tmp_path / "again", format="timm", image_processor=converted.image_processor)
+    is_fixed = arguments and "dynamic_img_size" not in arguments
+    assert pixels.shape[-1] == (64 if is_fixed else 112)
+    for folder in ("again",) if is_fixed else ("theirs", "again"):  # timm's transform makes 112, which its own refuses
+        opened: Any = timm.create_model(f"local-dir:{tmp_path / folder}", pretrained=True).eval()
+        prepared = create_transform(**resolve_model_data_config(opened))(image)[None]
+        assert torch.equal(prepared, pixels)
+        assert torch.equal(opened(prepared), logits)
+
+
 def test_an_old_name_of_an_architecture_is_known(tmp_path: Path) -> None:
     module = tiny_timm("vit_tiny_patch16_224", num_classes=4)
     edit_config(save_folder(module, tmp_path), architecture="vit_tiny_patch16_224_in21k")
@@ -492,11 +529,11 @@ def test_a_tensor_that_the_architecture_lacks_is_refused(tmp_path: Path) -> None
 # Writing
 
 
-def test_a_processor_of_another_size_than_the_models_is_not_written(tmp_path: Path) -> None:
+def test_a_processor_of_a_size_that_timms_model_refuses_is_not_written(tmp_path: Path) -> None:
     converted = from_checkpoint(save_folder(timm.create_model("test_vit", num_classes=3), tmp_path / "theirs"))
     processor = converted.image_processor
-    processor.crop_size = {"height": 96, "width": 96}
-    with pytest.raises(ExportError, match="96"):
+    processor.crop_size = {"height": 96, "width": 100}
+    with pytest.raises(ExportError, match="100"):
         to_checkpoint(converted.model, tmp_path / "ours", format="timm", image_processor=processor)
     assert not (tmp_path / "ours").exists()
 

@@ -5,10 +5,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import safetensors.torch
 import timm
 import torch
+import transformers
 from timm.models import save_for_hf
 from torch import nn
 from vit_pytorch import ViT
@@ -474,6 +476,31 @@ def test_hints_for_our_own_folder_are_refused(tmp_path: Path) -> None:
     PlainViTForImageClassification(config).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="contains everything: omit num_attention_heads, pooling"):
         from_checkpoint(tmp_path, num_attention_heads=5, pooling="cls")
+
+
+@pytest.mark.parametrize("kind", [PlainViTForImageClassification, transformers.ViTForImageClassification])
+def test_weights_beside_an_adapter_that_transformers_applies_are_refused(kind: Any, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 28, "num_attention_heads": 2, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    model = kind(kind.config_class(intermediate_size=29, **sizes))
+    model.save_pretrained(tmp_path)
+    from_checkpoint(tmp_path)
+    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="has an adapter of peft beside its weights"):
+        from_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [PlainViTForImageClassification, transformers.ViTForImageClassification])
+def test_another_dtype_of_the_config_than_of_the_weights_is_noted(kind: Any, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 28, "num_attention_heads": 2, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    model = kind(kind.config_class(intermediate_size=29, **sizes))
+    model.save_pretrained(tmp_path)
+    assert not [note for note in from_checkpoint(tmp_path).report.notes if "bfloat16" in note]
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"dtype": "float32"', '"dtype": "bfloat16"'))
+    converted = from_checkpoint(tmp_path)
+    assert converted.model.dtype == torch.float32
+    (note,) = [note for note in converted.report.notes if "bfloat16" in note]
+    assert note.startswith("the weights stay float32, as in the file; config.json says bfloat16")
 
 
 def test_labels_are_named_and_counted(tmp_path: Path) -> None:

@@ -260,6 +260,21 @@ def test_a_wrapped_head_next_to_a_known_wrapper_is_not_dropped() -> None:
         from_module(training)
 
 
+def test_parts_in_another_mode_that_does_not_matter_pass() -> None:
+    module = plain()
+    module.head.train()
+    module.blocks[0].train()
+    assert not from_module(module).training
+
+
+def test_class_names_of_a_wrapper_of_transformers_are_kept() -> None:
+    names = {0: "ant", 1: "bee", 2: "cat"}
+    config = transformers.TimmWrapperConfig(architecture="test_vit", num_labels=3, id2label=names)
+    wrapper = transformers.TimmWrapperForImageClassification(config)
+    assert from_module(wrapper).config.id2label == names
+    assert from_module(wrapper.timm_model).config.id2label[0] == "LABEL_0"
+
+
 def test_models_of_timm_inside_transformers_give_the_same_logits() -> None:
     sizes = {"img_size": 32, "embed_dim": 56, "depth": 2, "num_heads": 7}
     config = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224", num_labels=11, model_args=sizes)
@@ -345,6 +360,15 @@ def _shared(module: Any) -> None:
     module.blocks[1].mlp.fc1 = module.blocks[0].mlp.fc1
 
 
+def _hidden(module: Any) -> None:
+    vars(module.head)["weight"] = 2 * module.head.weight.detach()
+
+
+def _other_mode(module: Any) -> None:
+    module.blocks[1].attn.train()
+    module.blocks[1].attn.attn_drop.p = 0.1
+
+
 def _tied(module: Any) -> None:
     module.blocks[1].norm1.weight = module.blocks[0].norm1.weight
 
@@ -366,6 +390,8 @@ def _tied(module: Any) -> None:
         (_lora, "merge_and_unload"),
         (_packed, "head.weight is a tests.test_from_module.Packed"),
         (_shared, "blocks.0.mlp.fc1.weight and blocks.1.mlp.fc1.weight are one parameter"),
+        (_hidden, "head has an attribute that hides its weight"),
+        (_other_mode, "blocks.1.attn is in training mode"),
         (_tied, "blocks.0.norm1.weight and blocks.1.norm1.weight are one parameter"),
     ],
 )  # fmt: skip

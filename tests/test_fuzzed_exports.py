@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from PIL import Image
+from transformers import AutoImageProcessor
+from transformers.image_utils import PILImageResampling
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
 from plain_vit.conversion import to_checkpoint
@@ -187,6 +190,17 @@ def test_what_a_package_changes_or_does_not_store_is_said(tmp_path: Path) -> Non
     assert "\n  opened again: the names of the classes are not stored\n" in str(written)
     config.position_resampling = "bicubic_antialias"
     assert to_checkpoint(model, tmp_path / "timm", format="timm", image_processor=processor).changed == []
+
+
+def test_a_filter_that_one_backend_of_transformers_lacks_is_written_and_said(tmp_path: Path) -> None:
+    processor = PlainViTImageProcessor(resample=PILImageResampling.BOX)
+    model = PlainViTForImageClassification(tiny_config())
+    written = to_checkpoint(model, tmp_path / "out", format="transformers", image_processor=processor)
+    assert any("one of them refuses an image of 300 x 200 pixels" in line for line in written.changed)
+    image = Image.effect_noise((50, 70), 40).convert("RGB")
+    opened = AutoImageProcessor.from_pretrained(tmp_path / "out", backend="pil")
+    prepared = (torch.as_tensor(each(image, return_tensors="pt")["pixel_values"]) for each in (processor, opened))
+    assert torch.equal(*prepared)
 
 
 def test_what_would_not_open_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

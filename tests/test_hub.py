@@ -399,6 +399,15 @@ def test_a_revision_that_cannot_be_is_named(hub: HubEndpoint, folder: Path) -> N
         push_folder(folder, REPO, revision="draft")
 
 
+def test_an_image_processor_within_another_is_pushed(hub: HubEndpoint, folder: Path) -> None:
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    nested = {"image_processor": settings | {"size": {"height": 16, "width": 28}}, "processor_class": "CLIPProcessor"}
+    (folder / "processor_config.json").write_text(json.dumps(nested))
+    push_folder(folder, REPO)
+    assert set(hub.files(REPO)) == WHOLE | {"processor_config.json"}
+    assert AutoImageProcessor.from_pretrained(REPO).size == {"height": 16, "width": 28}
+
+
 def test_a_model_pushes_itself_with_its_page_and_its_image_processor(hub: HubEndpoint, folder: Path) -> None:
     loaded = PlainViTForImageClassification.from_pretrained(folder)
     loaded.push_to_hub(REPO, tags=["insects"])

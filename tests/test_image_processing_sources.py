@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 import torchvision
+import transformers
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from timm.data.transforms import str_to_pil_interp
@@ -22,6 +23,7 @@ from transformers import (
 from transformers.image_processing_utils import BaseImageProcessor
 
 from plain_vit import PlainViTConfig
+from plain_vit.conversion import from_checkpoint
 from plain_vit.conversion.google import processor_from_google
 from plain_vit.conversion.pixels import INTERPOLATIONS, default_processor
 from plain_vit.conversion.timm.pixels import processor_from_timm, processor_to_timm
@@ -99,6 +101,27 @@ def test_pixels_equal_timms_for_every_tag(tag: str, tmp_path: Path) -> None:
         expected = transform(image)
         for processor in processors:
             assert torch.equal(pixels(processor, image), expected)
+
+
+def test_a_processor_of_images_and_text_brings_the_pixels_of_its_folder(tmp_path: Path) -> None:
+    size = {"hidden_size": 28, "intermediate_size": 29, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**size, "image_size": 28, "patch_size": 14}
+    transformers.CLIPModel(
+        transformers.CLIPConfig(vision_config=vision, text_config={**size, "vocab_size": 3})
+    ).save_pretrained(tmp_path)
+    (tmp_path / "vocab.json").write_text(json.dumps({"<|startoftext|>": 0, "<|endoftext|>": 1, "a</w>": 2}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = transformers.CLIPTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    CLIPImageProcessor(image_mean=[0.1] * 3).save_pretrained(tmp_path)  # of an earlier save
+    theirs = CLIPImageProcessor(size={"shortest_edge": 28}, crop_size=28)
+    transformers.CLIPProcessor(theirs, tokenizer).save_pretrained(tmp_path)
+    ours = from_checkpoint(tmp_path).image_processor
+    assert type(ours) is type(AutoImageProcessor.from_pretrained(tmp_path))
+    assert torch.equal(pixels(ours, noise(50, 70)), pixels(theirs, noise(50, 70)))
+
+
+def test_one_mean_for_all_channels_is_read() -> None:
+    assert processor_from_timm({"mean": 0.5, "std": 0.25}).image_mean == (0.5,) * 3
 
 
 def test_every_tag_of_timms_vits_opens_and_exports_back_to_the_same_settings() -> None:
@@ -281,6 +304,7 @@ def test_the_stock_processor_is_refused_where_its_pixels_would_differ(cfg: dict)
         (PlainViTImageProcessorPil(do_pad=True, pad_size={"height": 7, "width": 7}), "do_pad"),
         (PlainViTImageProcessorPil(size={"shortest_edge": 67}), "depends on the image"),
         (PlainViTImageProcessorPil(size={"shortest_edge": 67, "longest_edge": 99}), "longest_edge"),
+        (PlainViTImageProcessorPil(size=[67, 43], resize_mode="cover"), "depends on the image"),
         (PlainViTImageProcessorPil(size=[99, 67], resize_mode="contain", crop_size=[43, 41]), "another colour"),
         (
             PlainViTImageProcessorPil(size={"shortest_edge": 67}, crop_size=[43, 59], do_center_crop=True),

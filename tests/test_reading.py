@@ -150,6 +150,17 @@ def test_a_folder_brings_its_configuration_and_a_file_alone_does_not(tmp_path: P
     assert (file.config, file.preprocessor_config, file.files) == (None, None, (saved,))
 
 
+def test_the_image_processor_within_another_is_preferred_as_by_transformers(tmp_path: Path) -> None:
+    save_safetensors(some_tensors(), tmp_path).rename(tmp_path / "model.safetensors")
+    (tmp_path / "preprocessor_config.json").write_text('{"size": 32}')
+    for content, expected in (('{"image_processor": {"size": 16}}', {"size": 16}), ('{"tokenizer": {}}', {"size": 32})):
+        (tmp_path / "processor_config.json").write_text(content)
+        assert read_checkpoint(tmp_path).preprocessor_config == expected
+    (tmp_path / "processor_config.json").write_text('{"image_processor": [16]}')
+    with pytest.raises(CheckpointError, match=r"image_processor = \[16\]: expected an object"):
+        read_checkpoint(tmp_path)
+
+
 def test_safetensors_are_preferred_to_a_pickle_next_to_them_and_the_report_says_so(tmp_path: Path) -> None:
     save_safetensors(some_tensors(), tmp_path).rename(tmp_path / "model.safetensors")
     save_torch({"other": torch.ones(2, 3)}, tmp_path, "pytorch_model.bin")

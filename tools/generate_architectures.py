@@ -48,15 +48,13 @@ COLUMNS = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_rat
 def timm_architectures() -> dict[str, dict[str, Any]]:
     """Return the arguments that each plain entrypoint passes to timm's builder, with the names of our table."""
     import timm
-    from timm.models import deit, vision_transformer, vision_transformer_hybrid
+    from timm.models import deit
 
     from plain_vit.conversion.timm.arguments import DEFAULTS, SILENT_ARGUMENTS
 
-    caught: dict[str, dict[str, Any]] = {}
-
-    def catch(kind: type, variant: str, pretrained: bool, **arguments: Any) -> None:
-        given = {name: value for name, value in arguments.items() if not name.startswith("pretrained")}
-        given = {name: value for name, value in given.items() if name not in SILENT_ARGUMENTS | {"feature_cfg"}}
+    found: dict[str, dict[str, Any]] = {}
+    for variant, (kind, arguments) in _timm_calls().items():
+        given = {name: value for name, value in arguments.items() if name not in SILENT_ARGUMENTS | {"feature_cfg"}}
         if isinstance(given.get("norm_layer"), functools.partial):
             given["norm_eps"] = given["norm_layer"].keywords["eps"]
         given["distilled"] = kind is deit.VisionTransformerDistilled
@@ -69,16 +67,33 @@ def timm_architectures() -> dict[str, dict[str, Any]]:
         if height != width:
             raise ValueError(f"{variant} is for images of {height} x {width}: the table has one column for both")
         named = {"img_size": height, **{name: _word(value) for name, value in given.items()}}
-        caught[variant] = {
+        found[variant] = {
             name: value for name, value in named.items() if name in COLUMNS or value != DEFAULTS.get(name, value)
         } | {name: value for name, value in named.items() if name not in DEFAULTS}
+    return {name: {column: DEFAULTS[column] for column in COLUMNS} | given for name, given in found.items()}
+
+
+def timm_any_size() -> list[str]:
+    """Return the plain entrypoints whose models take images of other sizes than their own."""
+    return sorted(name for name, (_, arguments) in _timm_calls().items() if arguments.get("dynamic_img_size"))
+
+
+def _timm_calls() -> dict[str, tuple[type, dict[str, Any]]]:
+    """Return the class and the arguments that each plain entrypoint passes to timm's builder."""
+    import timm
+    from timm.models import deit, vision_transformer, vision_transformer_hybrid
+
+    caught: dict[str, tuple[type, dict[str, Any]]] = {}
+
+    def catch(kind: type, variant: str, pretrained: bool, **arguments: Any) -> None:
+        caught[variant] = kind, {key: value for key, value in arguments.items() if not key.startswith("pretrained")}
 
     for module in (vision_transformer, deit, vision_transformer_hybrid):
         with mock.patch.object(module, "build_model_with_cfg", catch):  # to capture the caller's arguments
             for name in timm.list_models(module=module.__name__.split(".")[-1]):
                 if module is not vision_transformer_hybrid or _has_resnet_v2(name):
                     timm.model_entrypoint(name)()
-    return {name: {column: DEFAULTS[column] for column in COLUMNS} | given for name, given in caught.items()}
+    return caught
 
 
 def constructor_architectures(constructor: Any) -> dict[str, dict[str, Any]]:
@@ -402,6 +417,9 @@ _GROUPS: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 {READING}
+# Those whose models take images of other sizes than their own.
+ANY_SIZE = ({", ".join(map(_literal, timm_any_size()))})
+
 # Names of earlier releases that today's timm still maps, and that older folders carry.
 {_mapping("OLD_NAMES", "dict[str, str]", old_names(known))}
 

@@ -12,6 +12,7 @@ from transformers.image_utils import load_image
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import DataError, listed
+from ..image_files import UNREADABLE, decoding, reason
 
 MOST = 512  # images: more do not change the ranges, and take minutes
 BATCH = 8
@@ -105,8 +106,9 @@ def open_image(path: Path) -> Image.Image:
         DataError: It cannot be read.
     """
     try:
-        image: Image.Image = load_image(str(path))
-        image.load()
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as an image ({error}): replace it, or remove it") from error
+        with decoding():
+            image: Image.Image = load_image(str(path))
+            image.load()
+    except UNREADABLE as error:
+        raise DataError(f"{path} cannot be read as an image ({reason(error)}): replace it, or remove it") from error
     return image

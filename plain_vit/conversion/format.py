@@ -182,7 +182,8 @@ class Inference:
     source: str
 
     def __str__(self) -> str:
-        return f"{self.field} = {self.value!r}, from {self.source}"
+        value = SCALES[0] if self.field == "attention_scale" and self.value is None else self.value
+        return f"{self.field} = {value!r}, from {self.source}"
 
 
 @dataclass(frozen=True)
@@ -327,7 +328,7 @@ class Format(ABC):
         Args:
             config: Our configuration.
             settings: As for `describe_checkpoint`.
-            preprocessor: Contents of the source's `preprocessor_config.json`, empty if there is none.
+            preprocessor: Settings of the image processor in the source's folder, empty if there are none.
             hints: The caller's hints.
         """
         mean, std = hints.image_mean, hints.image_std

@@ -342,6 +342,7 @@ def write_settings(
         settings["transformers.js_config"] = {"use_external_data_format": True}
     files = {"config.json": settings, DESCRIPTION: description}
     if image_processor is not None:
-        files["preprocessor_config.json"] = {**image_processor.to_dict(), "image_processor_type": "ViTImageProcessor"}
+        pixels = {name: value for name, value in image_processor.to_dict().items() if name != "auto_map"}
+        files["preprocessor_config.json"] = {**pixels, "image_processor_type": "ViTImageProcessor"}
     for name, contents in files.items():
         (folder / name).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")

@@ -5,6 +5,7 @@ other wrapper may compute something else and is refused by name; so are modifica
 determined, such as hooks.
 """
 
+import re
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -67,6 +68,8 @@ REPLACED = {
     "torch.ao": "quantised weights cannot be converted: pass the model before quantization",
     "transformer_engine": "pass the model before its layers were replaced",
 }
+# Attributes with the share that a module drops in training, in torch and every package.
+DROPS = re.compile(r"p|prob|.*drop.*")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -182,7 +185,10 @@ def check_unaltered(model: nn.Module) -> None:
     faults = [
         f"{path or 'the model itself'}{fault}"
         for path, part in model.named_modules()
-        for fault in (*_hooks(part), *_replaced_methods(part), *_replaced_layers(part), *_tensors(part))
+        for fault in (
+            *(*_hooks(part), *_replaced_methods(part), *_replaced_layers(part), *_tensors(part)),
+            *(*_hidden(part), *_other_mode(part, model.training)),
+        )
     ]
     faults += _shared(model)
     if faults:
@@ -256,6 +262,29 @@ def _tensors(part: nn.Module) -> list[str]:
         f".{name} is a {type(tensor).__module__}.{type(tensor).__qualname__}, not a plain tensor: {_remedy(tensor)}"
         for name, tensor in named.items()
     ]
+
+
+def _hidden(part: nn.Module) -> list[str]:
+    """Return the tensors and submodules that an attribute of the same name hides."""
+    hidden = vars(part).keys() & {**part._parameters, **part._buffers, **part._modules}
+    return [f" has an attribute that hides its {name}: del vars(module)[{name!r}]" for name in sorted(hidden)]
+
+
+def _other_mode(part: nn.Module, training: bool) -> list[str]:
+    """Return that a part is in another mode than the model, if the mode matters to it."""
+    if part.training == training or not any(map(_acts_in_training, part.modules())):
+        return []
+    named = {True: "training", False: "evaluation"}
+    return [
+        f" is in {named[part.training]} mode and the model in {named[training]} mode, and a converted model has one: "
+        "call model.eval() or model.train() first"
+    ]
+
+
+def _acts_in_training(part: nn.Module) -> bool:
+    """Return whether a module computes something else in training: it drops values or normalises over the batch."""
+    rates = [value for name, value in vars(part).items() if DROPS.fullmatch(name) and isinstance(value, int | float)]
+    return any(rate > 0 for rate in rates) or isinstance(part, nn.modules.batchnorm._NormBase)
 
 
 def _remedy(tensor: torch.Tensor) -> str:

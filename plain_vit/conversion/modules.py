@@ -10,14 +10,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .. import modeling_plain_vit as modeling
+from ..configuration_plain_vit import PlainViTConfig
 from ..errors import ExportError, PlainViTError, UnknownFormatError
 from .compare_modules import class_path, empty_model
 from .engine import convert, sources_of, without_prefix
 from .export import naming_droppable_parts, our_tensors
-from .format import Format, Hints, check_hints
+from .format import Format, Hints, check_hints, label_fields
 from .live_modules import find_model
 from .plan import fill_module, of_one_dtype, without_empty_head
 from .sources import FORMATS, format_named
+from .unseen import class_names
 
 
 def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -> PreTrainedModel:
@@ -49,6 +51,7 @@ def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -
     with _explain_module_errors(found, source):
         description = source.describe_module(found, known)
         check_hints(known, description, type(found).__name__)
+        _name_classes(description.config, module, found)
         model = empty_model(description.config)
         tensors = without_prefix(found.state_dict(), description.prefix, description.ignored)
     rows = source.rows(description.config, description.layout)
@@ -88,6 +91,15 @@ def to_module(
     trained = {prefix + name for name, parameter in model.named_parameters() if parameter.requires_grad}
     _freeze(module, made, trained)
     return module.train(model.training)
+
+
+def _name_classes(config: PlainViTConfig, module: nn.Module, found: nn.Module) -> None:
+    """Take the class names of transformers' wrapper around a model of another package that has none."""
+    for part in module.modules():
+        if isinstance(part, PreTrainedModel) and part is not found and any(each is found for each in part.modules()):
+            names = class_names(part.config)
+            if names and len(names) == config.num_labels and not class_names(config):
+                vars(config).update(label_fields(names))
 
 
 def _freeze(module: nn.Module, sources: Mapping[str, Sequence[str]], trained: Collection[str]) -> None:

@@ -19,7 +19,14 @@ from transformers.initialization import no_init_weights
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, CheckpointError, PlainViTError, VerificationError
-from ..files.reading import Checkpoint, check_layer_numbers, losses_and_metrics, read_checkpoint, strip_wrappers
+from ..files.reading import (
+    ADAPTER_CONFIG,
+    Checkpoint,
+    check_layer_numbers,
+    losses_and_metrics,
+    read_checkpoint,
+    strip_wrappers,
+)
 from ..files.safetensors import save_state_dict
 from ..files.tensors import LazyTensors
 from .engine import Row
@@ -128,14 +135,24 @@ def inspect_checkpoint(
     revision: str | None = None,
     reference: tuple[torch.Tensor, torch.Tensor] | None = None,
     id2label: Mapping[int, str] | Sequence[str] | None = None,
+    beside_adapter: bool = False,
 ) -> tuple[ConversionPlan, Converted]:
-    """Inspect a checkpoint and plan its conversion; the model stays on the meta device."""
+    """Inspect a checkpoint and plan its conversion; the model stays on the meta device.
+
+    An adapter in its folder, which transformers would apply, is refused, unless the weights beside it are meant.
+    """
     if is_exported(source):
         raise CheckpointError(
             f"{source} was exported to an engine, and is no checkpoint: open it with "
             "plain_vit.conversion.open_exported, or give the model that it was exported from"
         )
     checkpoint = read_checkpoint(source, key=hints.key, revision=revision)
+    if checkpoint.has_adapter and not beside_adapter:
+        raise CheckpointError(
+            f"{source} has an adapter of peft beside its weights ({ADAPTER_CONFIG}), which transformers applies: merge "
+            "it (PeftModel.from_pretrained(model, folder).merge_and_unload()) and save the result, or copy the "
+            "other files to a folder of their own to convert the model without it"
+        )
     given = hints.given()
     if (checkpoint.config or {}).get("model_type") == PlainViTConfig.model_type:
         options = {**given, "format": format, "reference": reference}
@@ -161,7 +178,7 @@ def inspect_checkpoint(
         given_hints=given,
         used=len(plan.tensors) - len(unused),
         ignored={**unused, **found.beside},
-        notes=[*checkpoint.notes, *found.notes],
+        notes=[*checkpoint.notes, *found.notes, *_other_dtype(checkpoint)],
     )
     return plan, Converted(plan.model, found.image_processor, report)
 
@@ -225,6 +242,19 @@ def _inspect_foreign(
     beside = dict.fromkeys(stripped.counters, "a step counter of the training")
     beside |= dict.fromkeys(losses, "of a loss or a metric of the training")
     return Inspected(plan, processor, notes, beside)
+
+
+def _other_dtype(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a note if transformers would compute in another dtype than that of the tensors."""
+    settings = checkpoint.config or {}
+    said = settings.get("dtype") or settings.get("torch_dtype")
+    dtypes = (tensor.dtype for tensor in checkpoint.tensors.entries.values())
+    held = next((dtype for dtype in dtypes if dtype.is_floating_point), None)
+    if "model_type" in settings and said and held is not None and str(held) != f"torch.{said}":
+        yield (
+            f"the weights stay {str(held).removeprefix('torch.')}, as in the file; config.json says {said}, in which "
+            "transformers computes: convert them with model.to(dtype) to have its numbers"
+        )
 
 
 @contextmanager

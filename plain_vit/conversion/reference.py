@@ -105,8 +105,18 @@ class ForeignCheckpoint:
         self.notes: list[str] = []
 
     def describe(self, hints: Hints) -> Description:
-        """Return its only description."""
-        return self.origin.describe_checkpoint(self.tensors.meta(), self.settings, hints)
+        """Return its only description.
+
+        Raises:
+            AmbiguousCheckpointError: It has several; names the format that was recognised.
+        """
+        try:
+            return self.origin.describe_checkpoint(self.tensors.meta(), self.settings, hints)
+        except AmbiguousCheckpointError as error:
+            if self.origin.name.replace("_", "-") in error.message:
+                raise
+            message = f"a checkpoint of {self.origin.name}: {error.message}"
+            raise AmbiguousCheckpointError(message, error.candidates, error.otherwise) from error
 
     def plan(self, description: Description) -> ConversionPlan:
         """Return the conversion plan for a description."""

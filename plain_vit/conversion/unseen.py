@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
+from transformers import PreTrainedConfig
 
 from ..configuration_plain_vit import PlainViTConfig
 from .compare_modules import meaning_of
@@ -44,7 +45,7 @@ def unseen_differences(one: Described, other: Described) -> list[str]:
     return lines
 
 
-def class_names(config: PlainViTConfig) -> list[str]:
+def class_names(config: PreTrainedConfig) -> list[str]:
     """Return the names of the classes; none where they are numbered only."""
     names = [str(name) for _, name in sorted((config.id2label or {}).items())]
     return [] if all(name.startswith("LABEL_") for name in names) else names
@@ -71,7 +72,7 @@ def _difference_of_pixels(one: Any, other: Any, channels: int) -> str | None:
         picture = Image.fromarray(image) if channels in (1, 3, 4) else image
         try:
             ours, theirs = (each(picture, return_tensors="np")["pixel_values"] for each in (one, other))
-        except ValueError as error:
+        except (ValueError, TypeError, RuntimeError) as error:  # such as a filter that one backend lacks
             return f"one of them refuses an image of {height} x {width} pixels ({error})"
         if ours.shape != theirs.shape:
             return f"one makes {ours.shape[1:]} of an image of {height} x {width} pixels, the other {theirs.shape[1:]}"

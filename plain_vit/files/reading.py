@@ -52,10 +52,15 @@ LAYOUTS = (
     ("open_clip_pytorch_model", ".bin"),
 )
 OPEN_CLIP_CONFIG = "open_clip_config.json"
+# Settings of the image processor: since transformers 5 a processor of several kinds of input contains those of each.
+PROCESSOR_CONFIG, IMAGE_PROCESSOR_CONFIG = "processor_config.json", "preprocessor_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 COMPANIONS = [
     "config.json",
     OPEN_CLIP_CONFIG,
-    "preprocessor_config.json",
+    PROCESSOR_CONFIG,
+    IMAGE_PROCESSOR_CONFIG,
+    ADAPTER_CONFIG,
     "README.md",
     "LICEN[CS]E*",
     "COPYING*",
@@ -121,7 +126,9 @@ class Checkpoint:
         kind: `"safetensors"`, `"torch"` or `"npz"`.
         files: The files that contain the tensors.
         config: Contents of the `config.json` in the folder, or of the `open_clip_config.json`; None for a single file.
-        preprocessor_config: Contents of `preprocessor_config.json` in the folder; None for a single file.
+        preprocessor_config: Settings of the image processor that `AutoImageProcessor` finds in the folder; None for a
+            single file.
+        has_adapter: Whether the folder has an adapter of peft, which transformers applies to the weights.
         wrappers: Keys under which the tensors were nested in a training checkpoint, outermost first.
         notes: Choices made and content skipped while opening, for the report.
     """
@@ -131,6 +138,7 @@ class Checkpoint:
     files: tuple[Path, ...]
     config: dict[str, Any] | None = None
     preprocessor_config: dict[str, Any] | None = None
+    has_adapter: bool = False
     wrappers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -223,7 +231,8 @@ def _read_folder(folder: Path, key: str | None) -> Checkpoint:
     return replace(
         checkpoint,
         config=config,
-        preprocessor_config=_read_json(folder, "preprocessor_config.json"),
+        preprocessor_config=image_processor_config(folder),
+        has_adapter=os.path.lexists(folder / ADAPTER_CONFIG),
         notes=(*notes, *checkpoint.notes),
     )
 
@@ -278,6 +287,22 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
         return None
     path = inside(folder, name)
     return parse_json(read_small_file(path), str(path))
+
+
+def image_processor_config(folder: Path) -> dict[str, Any] | None:
+    """Return the settings of a folder's image processor, from the file that transformers prefers; None without one.
+
+    Raises:
+        CheckpointError: They are no object.
+    """
+    nested = (_read_json(folder, PROCESSOR_CONFIG) or {}).get("image_processor")
+    if nested is None:
+        return _read_json(folder, IMAGE_PROCESSOR_CONFIG)
+    if not isinstance(nested, dict):
+        raise CheckpointError(
+            f"{folder / PROCESSOR_CONFIG} has image_processor = {nested!r}: expected an object with its settings."
+        )
+    return nested
 
 
 def _check_config(config: Mapping[str, Any], path: Path, tensors: LazyTensors) -> None:

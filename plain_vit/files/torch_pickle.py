@@ -208,7 +208,12 @@ class TorchFile:
         span = (sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1) * dtype.itemsize
         if tensor.numel() == 0:
             return LazyTensor(shape, dtype, partial(torch.empty, shape, dtype=dtype))
-        if start + span > storage.nbytes() or tensor.numel() * dtype.itemsize > storage.nbytes():
+        if start + span <= storage.nbytes() < tensor.numel() * dtype.itemsize:
+            raise CheckpointError(
+                f"{where} has {tensor.numel()} values in {storage.nbytes()} bytes, as an expanded tensor has: save "
+                "it with .contiguous()."
+            )
+        if start + span > storage.nbytes():
             raise CheckpointError(f"{where} extends beyond its {storage.nbytes()} bytes: the file is damaged.")
         if not self._zipped:
             return LazyTensor(shape, dtype, tensor.clone)
@@ -279,9 +284,12 @@ def _check_pickle(stream: io.BytesIO, path: Path) -> tuple[list[str], list[str]]
         raise CheckpointError(f"{path} is not a complete pickle ({error}): it is truncated or damaged.") from None
     if blocked := sorted(names - TENSOR_GLOBALS - IGNORED_GLOBALS):
         shown = ", ".join(name.replace(" ", ".") for name in blocked[:20]) + (" ..." if len(blocked) > 20 else "")
+        remedy = "save only its tensors: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+        if any("qtensor" in name or "sparse" in name for name in blocked):
+            remedy = "save the state dict of the model before quantisation, with .to_dense() of sparse tensors"
         raise UnsafeFileError(
             f"{path} refers to {shown}; loading that could run code, so nothing was loaded. If you trust the file, "
-            "save only its tensors: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')."
+            f"{remedy}."
         )
     if malformed:
         raise CheckpointError(f"{path} does not name its storages as torch.save does: the file is damaged.")

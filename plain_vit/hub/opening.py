@@ -11,16 +11,17 @@ import torch
 import transformers
 
 from ..configuration_plain_vit import PlainViTConfig
-from ..conversion import from_checkpoint
+from ..conversion.format import Hints
+from ..conversion.open import inspect_checkpoint
 from ..errors import CheckpointError
 from ..files.marks import TRAVELLING
-from ..files.reading import read_checkpoint
+from ..files.reading import IMAGE_PROCESSOR_CONFIG, PROCESSOR_CONFIG, image_processor_config, read_checkpoint
 from ..files.safetensors import open_safetensors
 from ..files.texts import parse_json
 from . import adapters
 from .adapters import Adapter, open_adapter
 
-CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+CONFIG = "config.json"
 
 
 @dataclass
@@ -67,11 +68,21 @@ def open_folder(folder: Path) -> Opened:
 
 def settings_alone(folder: Path) -> Opened:
     """Inspect a configuration or an image processor saved without weights: settings and code."""
-    settings = [name for name in (CONFIG, PROCESSOR) if (folder / name).is_file()]
-    maps = (auto_map_of(parse_json((folder / name).read_bytes(), name)) for name in settings)
+    config = parse_json((folder / CONFIG).read_bytes(), CONFIG) if (folder / CONFIG).is_file() else {}
+    maps = (auto_map_of(settings) for settings in (config, image_processor_config(folder) or {}))
     named = {each for auto_map in maps for each in classes_of(auto_map)}
     there = {each for each in named if (folder / f"{each.split('.')[0]}.py").is_file()}
-    return Opened({}, {*settings, *check_code(folder, there)})
+    return Opened({}, {*([CONFIG] if config else []), *_processor_files(folder), *check_code(folder, there)})
+
+
+def _processor_files(folder: Path) -> set[str]:
+    """Return the files with settings of the image processor; transformers prefers one of two."""
+    names = {name for name in (IMAGE_PROCESSOR_CONFIG, PROCESSOR_CONFIG) if (folder / name).is_file()}
+    if PROCESSOR_CONFIG in names and "image_processor" not in parse_json(
+        (folder / PROCESSOR_CONFIG).read_bytes(), PROCESSOR_CONFIG
+    ):
+        names.remove(PROCESSOR_CONFIG)  # of a processor of text
+    return names
 
 
 def _open_whole(folder: Path) -> Opened:
@@ -87,9 +98,9 @@ def _open_whole(folder: Path) -> Opened:
     needed = {CONFIG, *(file.name for file in checkpoint.files)}
     needed |= {f"{name}.index.json" for name in ("model.safetensors",) if (folder / f"{name}.index.json").is_file()}
     auto_map = auto_map_of(config)
-    if (folder / PROCESSOR).is_file():
-        needed.add(PROCESSOR)
-        named = {*classes_of(auto_map), *classes_of(auto_map_of(checkpoint.preprocessor_config or {}))}
+    if checkpoint.preprocessor_config is not None:
+        needed |= _processor_files(folder)
+        named = {*classes_of(auto_map), *classes_of(auto_map_of(checkpoint.preprocessor_config))}
     else:  # its code comes with the image processor
         named = set(classes_of({kind: value for kind, value in auto_map.items() if kind != "AutoImageProcessor"}))
     opened = Opened(config, needed | check_code(folder, named))
@@ -193,7 +204,8 @@ def _open_model(folder: Path, config: Mapping[str, Any], opened: Opened) -> None
     elif model_type != PlainViTConfig.model_type and architectures and hasattr(transformers, str(architectures[0])):
         _open_stock(folder, str(architectures[0]))
     else:
-        from_checkpoint(folder)
+        plan, _ = inspect_checkpoint(folder, Hints(), beside_adapter=True)
+        plan.load()
 
 
 def _open_stock(folder: Path, name: str) -> None:

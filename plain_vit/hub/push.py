@@ -17,10 +17,11 @@ from transformers.utils import logging
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import CheckpointError, HubError, PushRefusedError
 from ..files.marks import is_untouched
+from ..files.reading import IMAGE_PROCESSOR_CONFIG, PROCESSOR_CONFIG
 from ..model_card import CARD, ModelFacts, addressed, card_text
 from .contents import Contents, gather
 from .delivery import Delivery, Push, delivered
-from .opening import PROCESSOR, Opened, open_folder, settings_alone
+from .opening import Opened, open_folder, settings_alone
 from .search import known_secrets, secrets_in
 
 logger = logging.get_logger(__name__)
@@ -151,7 +152,7 @@ def push_saved(
         thing.save_pretrained(folder, **(saving or {}))
         only_new = [CARD]
         if is_model and not _save_processor(thing, image_processor, folder):
-            only_new.append(PROCESSOR)
+            only_new.append(IMAGE_PROCESSOR_CONFIG)
         opened = open_folder(folder) if is_model else settings_alone(folder)
         contents = gather(folder, opened, (), (), known)
         if contents.left_out:
@@ -241,8 +242,10 @@ def _processor_of(model: PreTrainedModel) -> Any:
     source = model.name_or_path
     revision = getattr(model.config, "_commit_hash", None)
     if not source or not Path(source).is_dir():
-        cached = huggingface_hub.try_to_load_from_cache(source, PROCESSOR, revision=revision) if source else None
-        if not isinstance(cached, str):
+        names = (PROCESSOR_CONFIG, IMAGE_PROCESSOR_CONFIG) if source else ()
+        tried = (huggingface_hub.try_to_load_from_cache(str(source), name, revision=revision) for name in names)
+        cached = next((path for path in tried if isinstance(path, str)), None)
+        if cached is None:
             return None
         source = str(Path(cached).parent)
     try:

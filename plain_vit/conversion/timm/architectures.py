@@ -358,6 +358,9 @@ _GROUPS: list[tuple[dict[str, Any], str]] = [
 
 ARCHITECTURES = architectures_in(_GROUPS)
 
+# Those whose models take images of other sizes than their own.
+ANY_SIZE = ("test_vit", "test_vit2", "test_vit4", "vit_intern300m_patch14_448")
+
 # Names of earlier releases that today's timm still maps, and that older folders carry.
 OLD_NAMES: dict[str, str] = {
     "vit_tiny_patch16_224_in21k": "vit_tiny_patch16_224",

@@ -99,7 +99,8 @@ def processor_to_timm(processor: BaseImageProcessor) -> dict[str, Any]:
         "transformers' own centre crop, which rounds down where timm rounds half to even":
             bool(crop) and not isinstance(processor, SourcePreprocessing),
         f"size={size}": set(size) not in ({"height", "width"}, {"shortest_edge"}),
-        "an output whose size depends on the image": target.keys() != {"height", "width"},
+        "an output whose size depends on the image":
+            target.keys() != {"height", "width"} or (mode == "cover" and not crop),
         "a crop filled with another colour than the mean's":
             mode == "contain" and list(settings.get("pad_color") or [0] * len(mean)) != border,
     }  # fmt: skip
@@ -125,8 +126,9 @@ def processor_to_timm(processor: BaseImageProcessor) -> dict[str, Any]:
     }
 
 
-def _per_channel(name: str, levels: Sequence[float], channels: int) -> tuple[float, ...]:
-    """Return one value per channel; a list of another length is accepted only if all its values are equal."""
+def _per_channel(name: str, levels: float | Sequence[float], channels: int) -> tuple[float, ...]:
+    """Return one value per channel; one value, or a list of another length whose values are equal, is for all."""
+    levels = [levels] if isinstance(levels, int | float) else levels
     if len(levels) == channels:
         return tuple(levels)
     if len(set(levels)) == 1:

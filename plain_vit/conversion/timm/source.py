@@ -24,7 +24,7 @@ from ..compare_modules import class_path
 from ..engine import Row, revert
 from ..format import Description, Format, Hints, Inference, Probes, StateDict, label_fields
 from . import dinov2
-from .architectures import PUBLISHED_FILES
+from .architectures import ANY_SIZE, OLD_NAMES, PUBLISHED_FILES
 from .arguments import (
     ACTIVATIONS,
     DEFAULTS,
@@ -260,6 +260,12 @@ def _constructor_for(config: PlainViTConfig, layout: str | None) -> Constructor 
     return None
 
 
+def _resamples_to(config: PlainViTConfig, shape: Sequence[int]) -> bool:
+    """Return whether timm's VisionTransformer resamples positions as the model does, for images of this other size."""
+    fits = not any(side % patch for side, patch in zip(shape, config.patch_shape, strict=True))
+    return tuple(shape) != config.image_shape and fits and config.position_resampling == "bicubic_antialias"
+
+
 def _check_represented(config: PlainViTConfig) -> None:
     """Refuse a model that no class represents.
 
@@ -295,9 +301,18 @@ def _described_by(
     )
     config, inferences = description.config, list(description.inferences)
     _check_classes(cfg, config.num_labels or 0)
-    if not cfg.get("label_names"):
-        inferences += _imagenet_labels(config)
+    inferences += _imagenet_labels(config, cfg, hints)
     return replace(description, inferences=inferences)
+
+
+def _takes_any_size(architecture: str, model_args: Mapping[str, Any]) -> bool:
+    """Return whether timm's model takes images of other sizes than its own."""
+    constructor, name = constructor_named(architecture), architecture.split(".")[0]
+    if constructor is None:
+        by_name = OLD_NAMES.get(name, name) in ANY_SIZE
+    else:
+        by_name = constructor.any_size or constructor.architectures[name].get("dynamic_img_size", False)
+    return bool(model_args.get("dynamic_img_size", by_name))
 
 
 def _check_classes(cfg: Mapping[str, Any], classes: int) -> None:
@@ -306,9 +321,14 @@ def _check_classes(cfg: Mapping[str, Any], classes: int) -> None:
         raise CheckpointError(f"config.json has {cfg['num_classes']} classes, the head {classes}: correct the former")
 
 
-def _imagenet_labels(config: PlainViTConfig) -> list[Inference]:
-    """Set the class names of an ImageNet, which timm identifies by their number, if timm is installed."""
-    subset = IMAGENETS.get(config.num_labels or 0)
+def _imagenet_labels(config: PlainViTConfig, cfg: Mapping[str, Any], hints: Hints) -> list[Inference]:
+    """Set the class names of an ImageNet, which timm identifies by their number, if timm is installed.
+
+    They are those of a folder of timm without names, as transformers reads it, and of published weights (a name with a
+    tag); other tensors may be of any classes.
+    """
+    is_named, is_published = bool(cfg.get("label_names")), bool(cfg) or "." in (hints.architecture or "")
+    subset = None if is_named or not is_published else IMAGENETS.get(config.num_labels or 0)
     if subset is None:
         return []
     if importlib.util.find_spec("timm") is None:
@@ -408,8 +428,7 @@ class TimmFormat(Format):
         if config.drop_partial_patches and not settings.get("architecture"):
             rest = "the image size is no multiple of the patches: timm cuts the rest unless built with dynamic_img_pad"
             inferences.append(Inference("drop_partial_patches", True, rest))
-        if not cfg.get("label_names"):
-            inferences += _imagenet_labels(config)
+        inferences += _imagenet_labels(config, cfg, hints)
         return Description(config, layout, inferences, IGNORED if "decoder_embed.weight" in tensors else ())
 
     def image_processor(
@@ -434,9 +453,10 @@ class TimmFormat(Format):
         constructor = constructor_named(settings.get("architecture") or hints.architecture)
         if constructor is not None and constructor.any_size:
             size = hints.image_size  # the grid of its positions is no size of images
-        elif constructor_named(settings.get("architecture")) and hints.image_size is None:
-            # Of a model for any size, timm prepares the size in its configuration, not that of the model's own grid.
-            size = config.image_size if cfg.get("fixed_input_size", True) else None
+        elif settings.get("architecture") and hints.image_size is None:
+            # For a model of any size, timm prepares the size in its configuration, not that of the model's own grid.
+            takes_any = _takes_any_size(settings["architecture"], settings.get("model_args") or {})
+            size = None if takes_any else config.image_size
         return processor_from_timm(cfg, num_channels=config.num_channels, image_size=size), assumed
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
@@ -513,7 +533,7 @@ class TimmFormat(Format):
             raise ExportError("a folder of timm has timm's own names: omit the layout", [f"layout={layout!r}"])
         if layout is None:
             _check_represented(config)
-        constructor, any_size = _constructor_for(config, layout), False
+        constructor = _constructor_for(config, layout)
         if constructor is None:
             architecture, model_args = architecture_for(config)
         else:
@@ -522,15 +542,17 @@ class TimmFormat(Format):
                 raise ExportError(
                     "timm would change this model as it loads the folder; use to_module instead:", changed
                 )
-            any_size = {**constructor.architectures[architecture], **model_args}.get("dynamic_img_size", False)
-            any_size |= constructor.any_size
         input_size = (config.num_channels, *config.image_shape)
         native = {"img_size": config.image_shape} if constructor is None else constructor.native_size(config)
         preprocessing = {} if image_processor is None else processor_to_timm(image_processor)
-        if preprocessing and tuple(preprocessing["input_size"]) != input_size and not any_size:
+        prepared = tuple(preprocessing.get("input_size", input_size))
+        if constructor is None and _resamples_to(config, prepared[1:]):
+            model_args["dynamic_img_size"] = True
+        any_size = _takes_any_size(architecture, model_args)
+        if prepared != input_size and not any_size:
             raise ExportError(
                 "timm keeps one input size for model and preprocessing: give another image processor, or none",
-                [f"the model takes {input_size} (C, H, W), the image processor makes {preprocessing['input_size']}"],
+                [f"the model takes {input_size} (C, H, W), the image processor makes {prepared}"],
             )
         labels = config.num_labels or 0
         stem_depths = tuple(config.stem_depths) if config.patch_projection == "resnet" else None

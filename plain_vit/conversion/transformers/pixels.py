@@ -28,7 +28,8 @@ def processor_from_transformers(
     A stock processor keeps the stock class that `AutoImageProcessor` chooses, whose pixels are the source's.
 
     Args:
-        preprocessor_config: The contents of `preprocessor_config.json`, of this or an older release of transformers.
+        preprocessor_config: The contents of `preprocessor_config.json`, of this or an older release of transformers,
+            or the part of `processor_config.json` for images.
         model_config: The contents of the `config.json` in its folder, which determines the class if the other does not.
 
     Raises:
@@ -49,7 +50,7 @@ def processor_from_transformers(
         except (OSError, ValueError) as error:
             named = preprocessor_config.get("image_processor_type") or preprocessor_config.get("feature_extractor_type")
             raise CheckpointError(
-                f"preprocessor_config.json names the image processor {named}, config.json the model type "
+                f"the folder names the image processor {named}, its config.json the model type "
                 f"{(model_config or {}).get('model_type')}: expected one of transformers or plain-vit; give the image "
                 f"processor yourself ({str(error).strip().partition(chr(10))[0]})"
             ) from error
@@ -73,7 +74,7 @@ def stock_processor(processor: SourcePreprocessing) -> BaseImageProcessor:
     Raises:
         ExportError: if the stock class would prepare other pixels: its centre crop is off by one on some sizes.
     """
-    settings = processor.to_dict()
+    settings = processor.settings()
     size, crop = settings["size"], settings.get("crop_size") or {}
     margins = [size.get(side, 0) - crop[side] for side in crop] if settings.get("do_center_crop") else []
     faults = {

@@ -518,8 +518,8 @@ def _class_for(config: PlainViTConfig) -> str:
     nearest = min(names, key=lambda name: len(lost[name]))
     if lost[nearest]:
         raise ExportError(
-            f"none of transformers' own Vision Transformers can represent this model; {nearest} comes nearest, but for"
-            f"{REMEDY}:",
+            f"none of transformers' own Vision Transformers can represent this model; {nearest} is the closest, except "
+            f"for the following{REMEDY}:",
             lost[nearest],
         )
     return nearest
