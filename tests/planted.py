@@ -28,6 +28,10 @@ def run(draw: random.Random, length: int, alphabet: str = LETTERS) -> str:
     return "7" + "".join(draw.choice(alphabet) for _ in range(length - 2)) + "a"
 
 
+def words(draw: random.Random, between: str) -> str:
+    return between.join(draw.sample(("correct", "horse", "battery", "staple", "copper"), 3))
+
+
 def encoded(value: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
@@ -66,6 +70,9 @@ SECRETS: dict[str, Callable[[Draw], str]] = {
     "NVIDIA key": lambda draw: f"nvapi-{run(draw, 64)}",
     "Weights and Biases variable": lambda draw: f"WANDB_API_KEY={run(draw, 40, HEX)}",
     "Weights and Biases login": lambda draw: f"wandb login {run(draw, 40, HEX)}",
+    "Weights and Biases code": lambda draw: f'wandb.login(relogin=True, key="{run(draw, 40, HEX)}")',
+    "Kaggle variable": lambda draw: f'os.environ["KAGGLE_KEY"] = "{run(draw, 32, HEX)}"',
+    "Kaggle login": lambda draw: json.dumps({"username": "bob", "key": run(draw, 32, HEX)}),
     "Weights and Biases netrc": lambda draw: f"machine api.wandb.ai login user password {run(draw, 40, HEX)}",
     "netrc": lambda draw: f"machine example.org\n  login bob\n  password {run(draw, 9)}",
     "Slack token": lambda draw: f"xoxb-{''.join(draw.choice('0123456789') for _ in range(12))}-{run(draw, 24)}",
@@ -94,6 +101,13 @@ SECRETS: dict[str, Callable[[Draw], str]] = {
     "password in words": lambda draw: "DB_PASSWORD=" + "".join(draw.choice(string.ascii_lowercase) for _ in range(14)),
     "password in JSON": lambda draw: f'"password": "{run(draw, 10)}"',
     "password with signs": lambda draw: f'"passwd": "{run(draw, 6)}!%{run(draw, 5)}"',
+    "password of words": lambda draw: f'"password": "{words(draw, "-")}"',
+    "password of a variable of words": lambda draw: f"export DB_PASSWORD={words(draw, '-')}",
+    "password in YAML": lambda draw: f"db:\n  user: bob\n  password: {words(draw, '')}",
+    "password of words in YAML": lambda draw: f"db:\n  passphrase: {words(draw, '-')}  # of the database",
+    "password of an option": lambda draw: f"--password {run(draw, 9)}",
+    "password of a list of options": lambda draw: f'["--password", "{run(draw, 9)}"]',
+    "token of an option": lambda draw: f"--hub_token {run(draw, 37)}",
     "client secret": lambda draw: f"client_secret: {run(draw, 32)}",
     "API key in YAML": lambda draw: f"api_key: {run(draw, 32)}",
     "token in code": lambda draw: f'HUB_TOKEN = "{run(draw, 40)}"',

@@ -262,6 +262,8 @@ HUB = {
         "PushRefusedError", "test_push_contents.py::test_secrets_of_the_environment_are_found_by_value"),
     "safetensors metadata that their writers do not produce": (
         "PushRefusedError", "test_push_contents.py::test_metadata_of_weights_is_refused_unless_the_key_is_named"),
+    "files in base64 in pages and notebooks": ("metadata of PNG and JPEG removed; other files: PushRefusedError",
+        "test_push_contents.py::test_files_in_base64_lose_their_metadata_or_are_refused"),
     "metadata of images": ("removed", "test_push_contents.py::test_pictures_lose_their_metadata_and_no_pixel"),
     "huge files, links out of the folder, pipes": (
         "PushRefusedError", "test_hub.py::test_huge_files_links_and_pipes_are_refused"),

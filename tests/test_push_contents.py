@@ -204,6 +204,79 @@ def test_pictures_lose_their_metadata_and_no_pixel(hub: HubEndpoint, folder: Pat
     assert base64.b64decode(inside) == sent["report/RGB.png"]
 
 
+def notebook(mime: str, data: bytes, encode: Callable[[bytes], bytes] = base64.b64encode) -> str:
+    """A notebook whose cell shows a file."""
+    output = {"output_type": "display_data", "metadata": {}, "data": {mime: encode(data).decode(), "text/plain": ["x"]}}
+    return json.dumps({"cells": [{"cell_type": "code", "metadata": {}, "outputs": [output]}], "nbformat": 4}, indent=1)
+
+
+CONTAINERS: dict[str, Callable[[str, bytes], str]] = {
+    "an output": notebook,
+    "an output in lines": lambda mime, data: notebook(mime, data, base64.encodebytes),
+    "an address": lambda mime, data: f'<img src="DATA:{mime};charset=utf-8;base64,{base64.b64encode(data).decode()}">',
+    "an address in lines": lambda mime, data: f'<img src="data:{mime};base64,\n{base64.encodebytes(data).decode()}">',
+    "an address of letters for addresses": lambda mime, data: (
+        f"![x](data:{mime};base64,{base64.urlsafe_b64encode(data).decode()}) and more"
+    ),
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_files_in_base64_lose_their_metadata_or_are_refused(container: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes.ipynb"
+    saved, contain = pictures(), CONTAINERS[container]
+    for name, kind in {"RGB.png": "png", "RGBFalse.jpg": "jpeg"}.items():
+        data = saved[name].removesuffix(secret("Hugging Face token").encode())
+        path.write_text(contain(f"image/{kind}", data))
+        looked = look_into(path, known=())
+        assert (looked.faults, looked.cleaned) == ([], True)
+        clean = contain(f"image/{kind}", without_metadata(data))
+        assert isinstance(looked.content, bytes)
+        assert re.sub(r"\\n|\s", "", looked.content.decode()) == re.sub(r"\\n|\s", "", clean)  # now in one line
+        path.write_text(clean)
+        assert look_into(path, known=()) == files.Looked(clean.encode())
+        path.write_text(contain(f"image/{kind}", data[: len(data) // 2]))
+        assert "an image that cannot be inspected" in look_into(path, known=()).faults[0]
+    for mime, data in OTHER_FILES.items():
+        path.write_text(contain(mime, data))
+        assert f"contains {mime} in base64" in look_into(path, known=()).faults[0]
+
+
+def saved_as(kind: str) -> bytes:
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x010F] = "somewhere"
+    Image.new("RGB", (13, 7)).save(file, kind, exif=exif)
+    return file.getvalue().ljust(200, b"\xff")
+
+
+OTHER_FILES = {
+    **{f"image/{kind}": saved_as(kind) for kind in ("webp", "gif", "tiff", "bmp")},
+    "application/pdf": b"%PDF-1.4\n%\xe2\xe3\n" + bytes(range(256)),
+    "font/woff2": b"wOF2" + bytes(range(256)),
+    "application/octet-stream": bytes(range(256)),
+}
+
+
+def test_texts_and_examples_in_base64_are_no_files(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    drawing = base64.b64encode("<svg><text>clé</text></svg>".encode() * 9).decode()
+    for text in (
+        f'<img src="data:image/svg+xml;base64,{drawing}">', f'{{"image/svg+xml": "{drawing}"}}',
+        '{"image/png": "iVBORw0KGgo...", "image/jpeg": ".jpg", "text/plain": "' + "ACGT" * 50 + '"}',
+        "data:image/png;base64,... and data:image/webp;base64,${data} and `data:image/jpeg;base64,/9j/4AAQ`",
+        "<img src='data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7'>",
+        json.dumps({"values": base64.b64encode(np.random.default_rng(0).normal(size=300).tobytes()).decode()}),
+    ):  # fmt: skip
+        path.write_text(text)
+        assert look_into(path, known=()) == files.Looked(text.encode())
+    data = saved_as("png")
+    for text in (base64.b64encode(data).decode(), "\\/".join(re.findall(".{1,50}", base64.b64encode(data).decode()))):
+        path.write_text(f"image: {text}")  # without anything that says what it is
+        looked = look_into(path, known=())
+        assert looked.faults or b"somewhere" not in base64.b64decode(looked.content[7:])
+
+
 def test_a_damaged_picture_is_refused_and_never_an_error_of_its_own() -> None:
     saved = pictures()
     draw = random.Random(0)
@@ -236,7 +309,18 @@ CARRIERS: dict[str, Callable[[str], bytes]] = {
     "percent-encoded": lambda text: "".join(f"%{ord(char):02X}" for char in text).encode(),
     "in base64": lambda text: b"see " + base64.b64encode(text.encode()),
     "in base64 twice": lambda text: base64.b64encode(base64.b64encode(text.encode())),
+    "in base64, in lines": lambda text: base64.encodebytes(f"{'x' * (len(text) % 57)} {text}".encode()),
+    "in base64, in lines of a string": lambda text: json.dumps(base64.encodebytes(text.encode()).decode()).encode(),
+    "in base64, in a list of lines": lambda text: json.dumps(
+        base64.encodebytes(b"x " * 23 + text.encode()).decode().splitlines(keepends=True), indent=1
+    ).encode(),
+    "in base64 after a word": lambda text: b"image-of-the-day/" + base64.urlsafe_b64encode(text.encode()),
+    "in base64, with accents": lambda text: base64.b64encode(f"clé d\u2019accès: é\n{text}\né".encode()),
+    "in base64, in UTF-16 with accents": lambda text: base64.b64encode(f"clé: é\n{text}\né".encode("utf-16")),
+    "in base64, among bytes": lambda text: base64.b64encode(b"\0\1\xff\n" + text.encode() + b"\n\0\xfe"),
     "in hexadecimal": lambda text: text.encode().hex().encode(),
+    "in hexadecimal, in lines": lambda text: text.encode().hex(" ", 1).replace(" 2", "\n2").encode(),
+    "in numbers in hexadecimal": lambda text: ", ".join(f"0x{each:02x}" for each in text.encode()).encode(),
     "with invisible characters": lambda text: "\u200b".join(text).encode(),
     "in wide characters": lambda text: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text).encode(),
 }
@@ -295,6 +379,10 @@ REPEATED = {
     "names": "token=", "parts of names": "pass_", "quotes": '"auth":"', "escapes": "\\u0041", "markup": "![a",
     "pictures": "data:image/png;base64,", "commands": "curl ", "logins": "machine a login b ", "percent": "%41",
     "entities": "&#65;", "keys": "-----BEGIN A ", "hexadecimal": "00 ", "npm": "//a/:_auth", "lines": "\n",
+    "words in base64": "QUJDREVGR0hJSktMTU5P ", "lines of base64": "QUJD" * 19 + "\n", "base64": "QUJD",
+    "ends of lines": "\\n", "short lines": "a" * 32 + "\n", "long words": "a" * 79 + " ", "files": "data:a/b;base64,",
+    "starts of files": "data:", "keys of files": '"a/b": "', "passwords": "'password\":'", "options": "--password ",
+    "users": "username.-", "logins in code": "login(", "bytes": "0x00, ", "variables": "A_KEY=",
     "wide": "\uff41", "invisible": "a\u200b", "brackets": '{"', "openai": "sk-", "slack": "xoxb-1-",
 }  # fmt: skip
 
@@ -351,6 +439,12 @@ def test_ordinary_texts_hold_no_secret() -> None:
         "cls_token: model-00001-of-00006.safetensors", 'token="YOUR_TOKEN"', "num_register_tokens=4",
         "self.mask_token = nn.Parameter(torch.zeros(1, 1, 768))", "https://huggingface.co/google/vit-base-patch16-224",
         "sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "ant, secretary bird, keyboard",
+        '{"key": "abc", "cache_key": "9f86d081884c7d659a2feaa0c55ad015"}', "key: 9f86d081884c7d659a2feaa0c55ad015",
+        "wandb @ git+https://github.com/wandb/wandb@9f86d081884c7d659a2feaa0c55ad015a3bf4f1b", "IMAGE_KEY = 'image_1'",
+        'SSH_PUBLIC_KEY="AAAAC3NzaC1lZDI1NTE5AAAAIJ7m2k1vQ"', "login() works: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
+        "password: str", "password: SecretStr", "password: userPassword", "password = user_password",
+        '{"password": "new-password", "passed": "first-second"}', "- Password: the one of your account",
+        "--password PASSWORD", "`--password option`", '["password", "username1"]',
     ):  # fmt: skip
         assert secrets_in(text) == [], text
 

@@ -1,11 +1,11 @@
 """Inspection of a file before it is pushed: its type, and content that must not be uploaded.
 
 Three types of files can be inspected completely: text, images and safetensors. No others are uploaded: what cannot be
-read cannot be searched. The metadata of images is removed.
+read cannot be searched. The same holds for a file in base64 within a text, such as an output of a notebook. The
+metadata of images is removed.
 """
 
 import base64
-import binascii
 import codecs
 import json
 import re
@@ -16,8 +16,8 @@ from pathlib import Path
 from ..errors import CheckpointError
 from ..files.safetensors import open_safetensors
 from .pickles import is_pickle, kind_of
-from .pictures import NotAPicture, without_metadata
-from .search import OVERLAP, secrets_among_numbers, secrets_in
+from .pictures import JPEG, PNG, NotAPicture, without_metadata
+from .search import OVERLAP, SHORTEST_FILE, from_base64, secrets_among_numbers, secrets_in
 
 READ_BYTES = 16 * 2**20  # at once
 KEPT_BYTES = 64 * 2**20  # a longer text is searched in chunks, and must not contain images
@@ -32,7 +32,19 @@ BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
 )  # fmt: skip
 CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
-INLINE_PICTURE = re.compile(r"(data:image/(?:png|jpe?g);base64,)([A-Za-z0-9+/]+={0,2})")
+# Base64 of a file: in one line of any length, or in lines of up to 80. No part matches in two ways: time is linear.
+LETTERS, LINE_END = "[A-Za-z0-9+/_-]", r"(?:\\+[rn]|\s)"  # also `\n` in a string
+LINE = rf"{LETTERS}{{32,80}}+(?!{LETTERS})"
+INLINE = re.compile(
+    rf"(?<!{LETTERS})(?:(?<=\\)[rn])?"
+    rf"(?P<letters>(?:{LINE}(?:{LINE_END}++{LINE})*+(?:{LINE_END}++{LETTERS}{{1,31}}+)?+|{LETTERS}{{81,}}+)={{0,2}})"
+)
+# What names the type of a file in base64: a data URI, or the key of an output of a notebook.
+TYPE = re.compile(
+    r"(?:data:(?P<uri>[^,\s\"'<>]*);base64,|\"(?P<key>(?!text/)[\w.+-]+/[\w.+-]+)\"\s*:\s*\[?\s*\")(?:\\[rn]|\s)*$",
+    re.IGNORECASE,
+)
+ENDS = (b"IEND\xaeB`\x82", b"\xff\xd9")  # of PNG and JPEG
 
 
 @dataclass
@@ -83,23 +95,64 @@ def look_into_text(data: bytes, encoding: str, known: Collection[str]) -> Looked
     """
     text = data.decode(encoding)
     _refuse_control(text, encoding)
-    faults, cleaned = _faults_of_start(text), 0
+    faults, sent, searched, place = _faults_of_start(text), [], [], 0
+    for match in INLINE.finditer(text):
+        inline = _look_into_inline(text, match, known)
+        if inline is not None:
+            faults += inline.faults
+            before, place = text[place : match.start("letters")], match.end()
+            sent += [before, inline.letters]
+            searched += [before, "\n" * match[0].count("\n")]
+    faults += _described(secrets_in("".join([*searched, text[place:]]), known))
+    new = "".join([*sent, text[place:]])
+    return Looked(data if new == text else new.encode(encoding), list(dict.fromkeys(faults)), new != text)
 
-    def clean(match: re.Match[str]) -> str:
-        nonlocal cleaned
-        try:
-            picture = base64.b64decode(match[2], validate=True)
-            new = without_metadata(picture)
-        except (binascii.Error, NotAPicture):
-            faults.append("contains an image that cannot be decoded")
-            return match[0]
-        faults.extend(f"contains an image with {kind}" for kind in secrets_among_numbers(new, known))
-        cleaned += new != picture
-        return match[0] if new == picture else match[1] + base64.b64encode(new).decode("ascii")
 
-    text = INLINE_PICTURE.sub(clean, text)
-    faults += _described(secrets_in(INLINE_PICTURE.sub("", text), known))
-    return Looked(text.encode(encoding) if cleaned else data, faults, bool(cleaned))
+@dataclass
+class Inline:
+    """An inspected file in base64 within a text.
+
+    Args:
+        letters: The base64 to upload.
+        faults: Reasons why it must not be uploaded.
+    """
+
+    letters: str
+    faults: list[str]
+
+
+def _look_into_inline(text: str, match: re.Match[str], known: Collection[str]) -> Inline | None:
+    """Inspect a file in base64; None if it is searched with the rest, as a text or an unknown value."""
+    letters = re.sub(rf"{LINE_END}|=", "", match["letters"])
+    data = from_base64(letters)
+    named = TYPE.search(text, max(0, match.start() - 200), match.start("letters"))
+    if len(data) < SHORTEST_FILE:
+        return None
+    if not data.startswith((PNG, JPEG + b"\xff")):
+        if named is None or _is_text(data):
+            return None
+        kind = (named["uri"] or named["key"] or "a file").partition(";")[0]
+        return Inline(match["letters"], [f"contains {kind} in base64, but only text, PNG and JPEG can be inspected"])
+    try:
+        new = without_metadata(data)
+        if any(map(str.isspace, match["letters"])) and not data.endswith(ENDS):
+            raise NotAPicture("other text follows its lines of base64")
+    except NotAPicture as error:
+        return Inline(match["letters"], [f"contains an image that cannot be inspected: {error}"])
+    faults = [f"contains an image with {kind}" for kind in secrets_among_numbers(new, known)]
+    if new == data:
+        return Inline(match["letters"], faults)
+    other = b"-_" if set(letters) & {"-", "_"} else None
+    return Inline(base64.b64encode(new, other).decode("ascii"), faults)
+
+
+def _is_text(data: bytes) -> bool:
+    encoding = _encoding(data[:4096])
+    try:
+        _refuse_control(data.decode(encoding), encoding)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _look_into_picture(path: Path, known: Collection[str]) -> Looked:
@@ -143,8 +196,8 @@ def _faults_of_long_text(path: Path, encoding: str, known: Collection[str]) -> l
             text = decoder.decode(piece, final=not piece)
             _refuse_control(text, encoding)
             faults += _faults_of_start(text) if not before else []
-            if INLINE_PICTURE.search(text):
-                faults.append(f"is a text of over {KEPT_BYTES:,} bytes with inline images: save them as separate files")
+            if any(_look_into_inline(text, match, known) for match in INLINE.finditer(text)):
+                faults.append(f"is a text of over {KEPT_BYTES:,} bytes with inline files: save them as separate files")
             faults += _described((line + number, kind) for number, kind in secrets_in(before + text, known))
             if not piece:
                 return list(dict.fromkeys(faults))

@@ -10,6 +10,7 @@ MANY_STEPS = 2_000
 FEW_STEPS = 4  # a text with fewer steps and trailing characters is not a pickle
 NAMES = re.compile(r"[^\W\d][\w.]* [^\W\d][\w.]*")  # a module and a name in it
 CALLS = ("REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD")
+FIRST_OPCODES = {opcode.code.encode("latin-1") for opcode in pickletools.opcodes if not opcode.stack_before}
 BINARY_PROTOCOL = re.compile(rb"\x80[\x02-\x05]")
 
 # By their magic bytes: offset in the file, bytes, description.
@@ -30,6 +31,13 @@ KINDS = (
     (0, b"b0VIM", "a swap file of vim"),
     (0, b"\x89HDF", "an HDF5 file"),
     (0, b"%PDF", "a PDF"),
+    (0, b"\x89PNG\r\n\x1a\n", "a PNG image"),
+    (0, b"\xff\xd8\xff", "a JPEG image"),
+    (0, b"GIF8", "a GIF image"),
+    (8, b"WEBP", "a WebP image"),
+    (0, b"II*\0", "a TIFF image"),
+    (0, b"MM\0*", "a TIFF image"),
+    (4, b"ftyp", "a HEIF or AVIF image, or a video"),
 )
 PACKED = ("zip", "gzip", "bzip2", "xz", "zstd", "lz4", "7z", "rar", "tar")
 
@@ -54,6 +62,8 @@ def is_pickle(data: bytes) -> bool:
     """
     if BINARY_PROTOCOL.match(data):
         return True
+    if data[:1] not in FIRST_OPCODES:
+        return False
     data = data[:LONGEST].rstrip()
     stack: list[object] = []
     steps, names, calls = 0, False, False

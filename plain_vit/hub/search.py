@@ -1,10 +1,10 @@
 """Scanning text for secrets: the rules of detect-secrets, and additional rules.
 
 Secrets are found in plain text and in the encodings that files use: escaped, percent-encoded, with invisible
-characters, in base64 or hexadecimal. A found secret never appears in a message.
+characters, in base64 or hexadecimal, over several lines or between other bytes. Binary files in base64 are found too. A
+found secret never appears in a message.
 """
 
-import base64
 import binascii
 import html
 import math
@@ -12,16 +12,18 @@ import os
 import re
 import unicodedata
 import urllib.parse
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import huggingface_hub
 import numpy as np
 
 from .anchors import Anchors, anchors_of, lower
-from .pickles import is_packed
+from .pickles import is_packed, kind_of
 
 CHUNK = 1_000_000  # characters searched at once
 OVERLAP = 20_000  # characters shared by two chunks: more than any secret has
@@ -29,6 +31,7 @@ DEPTH = 2  # levels of nested base64
 TIMES_ESCAPED = 3  # JSON in JSON in JSON
 READABLE = np.array([chr(code).isprintable() and code < 127 for code in range(256)])
 SHORTEST_TEXT = 16  # characters in a row among numbers
+SHORTEST_FILE = 60  # bytes of a file in base64; a shorter one is an example, with no room for metadata
 SHORTEST_KNOWN = 12  # characters; a shorter value of an environment variable may be an ordinary word
 
 # Tokens with a recognizable prefix.
@@ -46,6 +49,11 @@ TOKENS = {
     "a key of a model service": (r"\b(?:gsk_|r8_|nvapi-|xai-|pplx-|fw_|tgp_v1_|co_|jina_|lsv2_\w\w_|csk-)[\w-]{32,}"),
     "a key of Weights and Biases": (
         r"\bwandb_v1_[\w-]{20,}|(?i:wandb\.ai|wandb login|wandb[_ ]?(?:api)?[_ ]?key)\W{1,6}[0-9a-f]{40}\b"
+        r"|(?i:wandb login\s{1,9}-[^\n]{0,80}?|\blogin\([^()]{0,100}?)\b[0-9a-f]{40}\b"
+    ),
+    "a key of Kaggle": (
+        r"(?i:\busername\W{1,9}[\w.@-]{1,64}\W{1,9}key\W{1,9})[0-9a-f]{32}\b"
+        r"|(?i:\bkey\W{1,9})[0-9a-f]{32}\W{1,9}(?i:username)\b"
     ),
     "a token of Slack": (
         r"\bxox[abeoprs](?:\.xox[bp])?-[\w-]{10,}|\bxapp-\d-[\w-]{10,}"
@@ -86,19 +94,32 @@ IN_CONTEXT = {
 LONG = {"a JSON web token", "a login of a .netrc"}  # with parts of unbounded length in the middle
 
 # A name and its value: `WANDB_API_KEY=...`, `"password": "..."`, `token: ...`.
+VALUE = (
+    r"(?P<rest>[\w-]{0,24})[\"'`]?\]?\s{0,3}(?P<sign>[:=]{1,2}>?|,|\s)\s{0,3}(?P<quote>[\"'`]?)"
+    r"(?P<value>[^\s\"'`,;<>(){}\[\]]{6,400})"
+)
 KEYED = re.compile(
     r"(?P<name>pass(?:word|wd|phrase)|(?<![a-z])p(?:wd|asswort|ass)(?![a-z])|secret|credentials?|api[_.-]?(?:key|token)|tokens?"
     r"|(?:access|auth|account|client|service|private|encryption|signing|master|session|storage|license)[_.-]?(?:key|id)?[_.-]?"
-    r"(?:key|token|secret))"
-    r"(?P<rest>[\w-]{0,24})[\"'`]?\]?\s{0,3}(?P<sign>[:=]{1,2}>?|\s)\s{0,3}(?P<quote>[\"'`]?)"
-    r"(?P<value>[^\s\"'`,;<>(){}\[\]]{6,400})",
+    r"(?:key|token|secret))" + VALUE,
     re.IGNORECASE,
 )
+VARIABLE = re.compile(r"(?<=[A-Z0-9])(?<!PUBLIC)_(?P<name>KEY)" + VALUE)  # `KAGGLE_KEY=...`; a `key` can be anything
+OPTION = re.compile(r"(?:^|[\s\"'`>])--?[\w-]*$")  # before the name: `--password ...`
+# Before and after a name and its value that are alone in a line, or in a text within quotes or tags.
+ALONE = re.compile(r"(?:^|[\n\"'`>])[ \t]*(?:-[ \t]+)?[\w.-]*$"), re.compile(r"[ \t\r]*(?:#|[\n\"'`<]|$)")
+ASSIGNED = re.compile(r"(?:^|[\s\"'`>])[\w.-]*$"), re.compile(r"[\s\"'`<]|$")  # the same for a variable or an option
+PASSWORDS = {"password", "passwd", "passphrase", "passwort", "pwd"}
+PHRASE = re.compile(  # a password of words or digits, not a reference to one
+    r"(?!(?:.*[_-])?(?:password|passwd|passphrase|passwort|pwd)$)[a-z0-9]+(?:[_-][a-z0-9]+)*", re.IGNORECASE
+)
+CAMEL_CASE = re.compile("[a-z][A-Z]")
 WORDS = re.compile(
     r"[A-Za-z]+(?:[_.-][A-Za-z0-9]+)*|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[\d.,%eE+-]+|(?:\.{0,2}/)?[\w.-]+/[\w./-]+"
 )
 PLACEHOLDER = re.compile(
     r"(?:your|my|the|some|insert|enter|add)[-_.].*|\$.*|%.*|\*+|[xX]+|\.+|-+|_+|#.*|none|null|true|false|required|optional"
+    r"|mandatory|undefined|encrypted|redacted|disabled|enabled"
     r"|(?:os|self|config|args|options|torch|np|nn|model)\..*|hf_\.*|hf_x+|change_?me",
     re.IGNORECASE,
 )
@@ -112,9 +133,17 @@ UNUSED_PLUGINS = {
 SPACES, SHORT = re.compile(" {9,}"), 250  # characters around a word; no secret of these rules is longer
 WITHOUT_DIGITS = {"Private Key"}
 
-ENCODED = re.compile(r"[A-Za-z0-9+/_-]{16,}={0,2}")
+# Base64 in lines, as in MIME, PEM, YAML, JSON and source code. No part can match in two ways, so its time is linear.
+LINE = r"[A-Za-z0-9+/_-]{16,}+"
+LINE_END = r"(?:\\+[rnt]|\\(?=\s)|[\s\"'`,>#*|]){1,60}+"
+ENCODED = re.compile(rf"{LINE}(?:{LINE_END}{LINE})*+(?:{LINE_END}[A-Za-z0-9+/_-]{{1,15}}+)?+")
+LINES = re.compile("[A-Za-z0-9+/_-]+")
 DIGITS_OF_A_NUMBER = 24  # fewer digits in a row are a number, not a text
-HEXADECIMAL = re.compile(r"(?:[0-9a-fA-F]{2}[ :]?){12,}")
+WITH_A_WORD = 24  # letters; fewer do not have room for a secret after other letters
+HEXADECIMAL = re.compile(r"(?:(?:0x)?[0-9a-fA-F]{2}(?:\\[rn]|[\s:,\"'])*+){12,}+")
+# Runs of characters in decoded bytes: in UTF-8, and with zero bytes between them.
+TEXT = re.compile("[^\0-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd]{12,}")
+WIDE_TEXT = re.compile(rb"[\t\r\n -~\xa0-\xff](?:\0{1,3}[\t\r\n -~\xa0-\xff]){11,}")
 ESCAPED = re.compile(r"\\u\{?([0-9a-fA-F]{4,6})\}?|\\U([0-9a-fA-F]{8})|\\x([0-9a-fA-F]{2})|\\([\"'/nrt\\])")
 INVISIBLE = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]")  # fmt: skip  # noqa: E501
 
@@ -130,8 +159,10 @@ def secrets_in(text: str, known: Collection[str] = ()) -> list[tuple[int, str]]:
     line = 1
     for start in range(0, max(1, len(text)), CHUNK):
         chunk = text[start : start + CHUNK + OVERLAP]
-        for position, kind in _found(chunk, known, DEPTH):
-            found.setdefault(line + chunk.count("\n", 0, position), kind)
+        here = list(_found(chunk, known, DEPTH))
+        ends = [end.start() for end in re.finditer("\n", chunk)] if here else []
+        for position, kind in here:
+            found.setdefault(line + bisect_left(ends, position), kind)
         line += text.count("\n", start, start + CHUNK)
     return sorted(found.items())
 
@@ -174,13 +205,20 @@ def known_secrets(token: str | bool | None = None) -> set[str]:
 def _found(text: str, known: Collection[str], depth: int) -> Iterator[tuple[int, str]]:
     """Yield the position and kind of each secret in a chunk; position 0 if only a decoded form reveals it."""
     yield from _in_plain(text, known)
+    yield from _in_encodings(text, known, depth)
     for view in _views(text):
-        yield from ((0, f"{kind}, escaped or disguised") for _, kind in _in_plain(view, known))
-    for position, data in _decoded(text):
-        if is_packed(data):
-            yield position, "a pickle or packed data in base64"
-        elif depth and (inner := _as_text(data)) is not None:
-            yield from ((position, f"{kind}, encoded") for _, kind in _found(inner, known, depth - 1))
+        for found in (_in_plain(view, known), _in_encodings(view, known, depth)):
+            yield from ((0, f"{kind}, escaped or disguised") for _, kind in found)
+
+
+def _in_encodings(text: str, known: Collection[str], depth: int) -> Iterator[tuple[int, str]]:
+    inner: dict[str, int] = {}
+    for position, data, is_start in _decoded(text):
+        if is_start and kind_of(data) and (len(data) >= SHORTEST_FILE or is_packed(data)):
+            yield position, "a pickle, packed data, an image or a document in base64"
+        inner |= {each: position for each in _texts_in(data) if each not in inner}
+    for each, position in inner.items() if depth else ():
+        yield from ((position, f"{kind}, encoded") for _, kind in _found(each, known, depth - 1))
 
 
 def _in_plain(text: str, known: Collection[str]) -> Iterator[tuple[int, str]]:
@@ -191,7 +229,7 @@ def _in_plain(text: str, known: Collection[str]) -> Iterator[tuple[int, str]]:
     for kind, rule, anchors in _rules():
         for start, end in anchors.regions(text, lowered):
             for match in rule.finditer(text, start, end):
-                if rule is not KEYED:
+                if "name" not in rule.groupindex:
                     yield match.start(), kind
                 elif _is_a_value(match):
                     yield match.start(), f"a value called {match['name'].lower()}"
@@ -212,12 +250,25 @@ def _is_a_value(match: re.Match[str]) -> bool:
     random = any(map(str.isdigit, value)) and any(map(str.isalpha, value)) and _entropy(value) > 2.5
     mixed = random and len(value) >= 32 and value.lower() != value != value.upper()
     is_word = bool(WORDS.fullmatch(value)) and not mixed
-    if name.startswith("token") or name.endswith("id"):  # also terms of models: cls_token, num_tokens
-        return random and len(value) >= 16 and not is_word and not sign.isspace()
-    if sign.isspace():
-        return random and len(value) >= 16 and not is_word
+    before = match.string[max(0, match.start() - 60) : match.start()]
+    after = match.string[match.end() : match.end() + 60]
+    is_long = random and len(value) >= 16 and not is_word
+    is_apart = sign.isspace() or sign == ","
+    is_name = name.startswith("token") or name.endswith("id") or name == "key"  # also terms of models: cls_token
+    if is_apart and not OPTION.search(before):
+        return is_long and not is_name
+    if is_name:
+        return is_long
+    if is_apart:
+        return random and not is_word
+    is_phrase = name in PASSWORDS and not match["rest"] and bool(PHRASE.fullmatch(value))
     if quoted:
-        return random or not is_word or (name.startswith("pass") and value.isascii() and value.isalpha())
+        return random or not is_word or (name.startswith("pass") and value.isascii() and value.isalpha()) or is_phrase
+    if is_phrase and len(value) >= 8 and "\n" not in match[0]:
+        if sign == ":" and not CAMEL_CASE.search(value) and ALONE[0].search(before) and ALONE[1].match(after):
+            return True
+        if sign == "=" and not value.isidentifier() and ASSIGNED[0].search(before) and ASSIGNED[1].match(after):
+            return True
     return (random and not is_word) or (sign == "=" and "= " not in match[0] and value.isascii() and value.isalpha())
 
 
@@ -252,34 +303,57 @@ def _character(match: re.Match[str]) -> str:
     return chr(code) if code <= 0x10FFFF else match[0]
 
 
-def _decoded(text: str) -> Iterator[tuple[int, bytes]]:
+def _decoded(text: str) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield what base64 and hexadecimal can mean, its lines together and each alone, from each of its first digits.
+
+    A word before it then hides nothing. The last item is whether the first digit is the first of its line.
+    """
     for match in ENCODED.finditer(text):
-        if len(match[0]) < DIGITS_OF_A_NUMBER and match[0].isdigit():
-            continue
-        letters = match[0].rstrip("=").replace("-", "+").replace("_", "/")
-        try:
-            yield match.start(), base64.b64decode(letters + "=" * (-len(letters) % 4), validate=True)
-        except binascii.Error:
-            continue
+        for letters, position in _joined(list(LINES.finditer(text, match.start(), match.end()))).items():
+            if len(letters) >= SHORTEST_TEXT and (len(letters) >= DIGITS_OF_A_NUMBER or not letters.isdigit()):
+                for start in range(4 if len(letters) >= WITH_A_WORD else 1):
+                    yield position, from_base64(letters[start:]), start == 0
     for match in HEXADECIMAL.finditer(text):
-        yield match.start(), bytes.fromhex(re.sub("[ :]", "", match[0]))
+        digits = re.sub("0x|[^0-9a-fA-F]", "", match[0])
+        for start in range(2):
+            whole = digits[start : start + (len(digits) - start) // 2 * 2]
+            yield match.start(), bytes.fromhex(whole), start == 0
 
 
-def _as_text(data: bytes) -> str | None:
-    """Return decoded bytes as text, else None: ordinary words are valid base64 of meaningless bytes."""
-    for encoding in ("utf-8", "utf-16-le"):
-        try:
-            text = data.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-        if text.isascii() and all(char.isprintable() or char in "\t\r\n" for char in text):
-            return text
-    return None
+def _joined(lines: list[re.Match[str]]) -> dict[str, int]:
+    """Return the letters that may belong together, with their position: each line, all, and those of a regular block.
+
+    A block has lines of one length and at most one shorter at its end; a word after it is not part of it.
+    """
+    blocks = [lines[:1]]
+    for before, line in pairwise(lines):
+        if len(line[0]) > len(before[0]) or len(before[0]) < len(blocks[-1][0][0]):
+            blocks.append([])
+        blocks[-1].append(line)
+    without_a_word = [lines[:-1]] if len(lines) > 2 and len(lines[-1][0]) < SHORTEST_TEXT else []
+    together = [lines, *without_a_word, *blocks, *([line] for line in lines)]
+    return {"".join(line[0] for line in each): each[0].start() for each in reversed(together)}
+
+
+def from_base64(letters: str) -> bytes:
+    """Return what letters of either alphabet of base64 mean, without those of an incomplete byte at the end."""
+    whole = letters[: len(letters) - (len(letters) % 4 == 1)].replace("-", "+").replace("_", "/")
+    return binascii.a2b_base64(whole + "=" * (-len(whole) % 4))
+
+
+def _texts_in(data: bytes) -> Iterator[str]:
+    """Yield the texts in decoded bytes; ordinary words are valid base64 of meaningless bytes."""
+    yield from TEXT.findall(data.decode("utf-8", "replace"))
+    for each in WIDE_TEXT.findall(data):
+        yield each.replace(b"\0", b"").decode("latin-1")
 
 
 @cache
 def _rules() -> list[tuple[str, re.Pattern[str], Anchors]]:
-    rules = [*((kind, re.compile(rule)) for kind, rule in (TOKENS | IN_CONTEXT).items()), ("a named value", KEYED)]
+    rules = [
+        *((kind, re.compile(rule)) for kind, rule in (TOKENS | IN_CONTEXT).items()),
+        *(("a named value", rule) for rule in (KEYED, VARIABLE)),
+    ]
     return [(kind, rule, anchors_of(rule, OVERLAP) if kind in LONG else anchors_of(rule)) for kind, rule in rules]
 
 
