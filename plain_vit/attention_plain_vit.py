@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import distributed, nn
+from torch.nn.modules import module as registry
+from torch.utils.module_tracker import ModuleTracker
 from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
@@ -172,13 +174,26 @@ def bias_or_zeros(layer: nn.Linear) -> torch.Tensor:
 
 def is_plain(layer: nn.Module) -> bool:
     """Return whether a layer is a dense layer with whole weights, without a hook, and with torch's `forward`."""
-    hooks = layer._forward_pre_hooks or layer._forward_hooks or layer._backward_pre_hooks or layer._backward_hooks
     return (
         type(layer) is nn.Linear
-        and not hooks
+        and not hooks_of(layer)
         and type(layer.weight) in (nn.Parameter, torch.Tensor)
         and "forward" not in vars(layer)
     )
+
+
+def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
+    """Return all hooks that see the inputs or outputs of a module, or their gradients: its own, and every module's.
+
+    Those of torch's counters of operations only note which module runs.
+    """
+    own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    of_all = (
+        *(registry._global_forward_pre_hooks, registry._global_forward_hooks),
+        *(registry._global_backward_pre_hooks, registry._global_backward_hooks),
+    )
+    found = [hook for hooks in (*own, *of_all) if hooks for hook in hooks.values()]
+    return [hook for hook in found if getattr(hook, "__module__", None) != ModuleTracker.__module__]
 
 
 # Attentions: each maps tokens (B, L, D) to the first `num_output_tokens` of them, or all, and the weights on request

@@ -15,9 +15,9 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_plain_vit import ATTENTIONS, PlainViTAttention
+from .attention_plain_vit import ATTENTIONS, PlainViTAttention, hooks_of
 from .configuration_plain_vit import PlainViTConfig
-from .layers_plain_vit import FreshWeights, init_as, layer_scale_or_identity, norm_or_identity
+from .layers_plain_vit import FreshWeights, init_as, is_eager, layer_scale_or_identity, norm_or_identity
 
 # Poolers: each maps tokens (B, L, D) to features, and states how many of the first tokens it reads, so that the last
 # block need not compute the others. Of images of many sizes, `valid` (B, L) is false for padding
@@ -321,11 +321,8 @@ def num_tokens_read(vit: Any) -> int | None:
 
 
 def has_user_hooks(module: nn.Module) -> bool:
-    """Return whether a user's hook sees the inputs or outputs of this module; transformers' own hooks do not count."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return any(
-        getattr(hook, "__module__", None) != capture_outputs.__module__ for kind in hooks for hook in kind.values()
-    )
+    """Return whether a user's hook sees the inputs or outputs of a module; transformers' own hooks do not count."""
+    return any(getattr(hook, "__module__", None) != capture_outputs.__module__ for hook in hooks_of(module))
 
 
 # Classification
@@ -392,8 +389,8 @@ def image_classification_loss(
 
 
 def check_classes(labels: torch.Tensor, num_labels: int) -> None:
-    """Refuse labels out of range; skipped where the check would be expensive."""
-    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+    """Refuse labels out of range; skipped where their values are not at hand."""
+    if labels.device.type != "cpu" or type(labels) is not torch.Tensor or not is_eager():
         return
     wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
     if len(wrong):

@@ -8,6 +8,7 @@ EXIF orientation is not applied, and rescaling and normalisation use the sources
 Legend: `C` channels, `H W` pixels.
 """
 
+import copy
 import importlib
 import json
 import math
@@ -116,7 +117,8 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         unknown = sorted(kwargs.keys() - known - WRITTEN_BY_TRANSFORMERS)
         if unknown:
             raise ValueError(f"{type(self).__name__} has no setting {unknown}: the settings are {sorted(known)}")
-        super().__init__(**{"resize_with": self.resize_with, **kwargs})  # saved even if not given
+        settings = {name: value for name, value in kwargs.items() if name in known}
+        super().__init__(**{"resize_with": self.resize_with, **settings})  # saved even if not given
         if self.resize_mode not in RESIZE_MODES:
             raise ValueError(f"resize_mode is {self.resize_mode!r}: expected one of {RESIZE_MODES}")
         if self.resize_mode is not None and dict(self.size).keys() != {"height", "width"}:
@@ -346,9 +348,28 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         return pixels
 
     def to_dict(self) -> dict[str, Any]:
-        """Return only the settings; `to_json_file` adds the names of the classes if needed."""
+        """Return the settings, and the names of the class and its code: a composite processor saves this dict.
+
+        For a subclass that was not registered with `register_for_auto_class`, a composite processor saves no code, and
+        none is named.
+        """
+        names = self._names()
+        if self._auto_class is None:
+            del names["auto_map"]
+        return self.settings() | names
+
+    def settings(self) -> dict[str, Any]:
+        """Return only the settings, which make the same image processor again."""
         settings = super().to_dict()
         return {name: value for name, value in settings.items() if name not in WRITTEN_BY_TRANSFORMERS}
+
+    def _names(self) -> dict[str, Any]:
+        """Return the names by which transformers finds, in a saved folder, the class and its code."""
+        kind = type(self)
+        if _is_ours(kind) or self._auto_class is None:
+            return {"image_processor_type": "PlainViTImageProcessor", "auto_map": copy.deepcopy(AUTO_MAP)}
+        path = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
+        return {"image_processor_type": kind.__name__, "auto_map": {"AutoImageProcessor": path}}
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> Any:
         """Save as transformers does; with `push_to_hub=True`, push like the method `push_to_hub`."""
@@ -376,17 +397,15 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         The code of a subclass is saved if it was registered with `register_for_auto_class`; otherwise the folder names
         the plain-vit class it derives from and contains that code.
         """
-        settings, kind = self.to_dict(), type(self)
+        settings, kind = self.settings(), type(self)
         config_file = Path(json_file_path).with_name("config.json")
         config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
         if not _is_ours(kind):
             ours: Any = next(base for base in kind.__mro__ if _is_ours(base))
             custom_object_save(ours, config_file.parent)
-        if not _is_ours(kind) and self._auto_class is not None:
-            path = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
-            settings |= {"image_processor_type": kind.__name__, "auto_map": {"AutoImageProcessor": path}}
-        elif "AutoImageProcessor" not in config.get("auto_map", {}):
-            settings |= {"image_processor_type": "PlainViTImageProcessor", "auto_map": AUTO_MAP}
+        is_registered = not _is_ours(kind) and self._auto_class is not None
+        if is_registered or "AutoImageProcessor" not in config.get("auto_map", {}):
+            settings |= self._names()
         Path(json_file_path).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -256,6 +256,16 @@ def cast_once(hidden_states: torch.Tensor) -> torch.Tensor:
     return hidden_states.to(torch.get_autocast_dtype(device))
 
 
+def is_eager() -> bool:
+    """Return whether each operation computes the values of this call: no compiler, tracer, mode or transform runs."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
 class PostNormLayer(GradientCheckpointingLayer):
     """Block with its norms at the end of the residual branches instead of at the beginning."""
 

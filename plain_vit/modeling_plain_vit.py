@@ -58,7 +58,7 @@ from .layers_plain_vit import (
     layer_scale_or_identity,
     norm_or_identity,
 )
-from .packed_plain_vit import ManySizes, OneSize, Tokens, as_weights, tokens_of
+from .packed_plain_vit import ManySizes, OneSize, Tokens, as_weights, refuse_masks, tokens_of
 from .positions_plain_vit import (
     ROTARY_EMBEDDINGS,
     FactorizedPositionEmbedding,
@@ -440,6 +440,7 @@ class PlainViTModel(PlainViTPreTrainedModel):
             TypeError: The pixels or the mask are not tensors.
             ValueError: The pixels or the mask do not fit the model.
         """
+        refuse_masks(kwargs)
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         pixel_values = as_weights(pixel_values, self)
         tokens = tokens_of(self.config, pixel_values, pixel_attention_mask, spatial_shapes)
@@ -645,6 +646,7 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
             TypeError: The pixels are not a tensor.
             ValueError: The pixels do not fit the model.
         """
+        refuse_masks(kwargs)
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         pixel_values = as_weights(pixel_values, self)
         tokens = tokens_of(self.config, pixel_values)

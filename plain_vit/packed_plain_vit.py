@@ -26,6 +26,8 @@ from .positions_plain_vit import Distances, Rotation, distances_of
 Grid = tuple[int, int]
 PER_GRID = Callable[[Grid, torch.Tensor], torch.Tensor]
 
+# What selects tokens in some model of this package or of transformers
+MASKS = ("attention_mask", "head_mask", "bool_masked_pos", "pixel_attention_mask", "spatial_shapes")
 # In the names of kernels that take no mask for each pair of tokens
 UNMASKED = ("flash", "flex", "paged")
 
@@ -262,7 +264,25 @@ def as_weights(pixel_values: torch.Tensor, model: PreTrainedModel) -> torch.Tens
         )
     if not pixel_values.is_floating_point():
         raise ValueError(f"pixel_values has dtype {pixel_values.dtype}: expected {expected}")
-    return pixel_values.to(model.dtype)
+    return pixel_values.to(dtype_of(model))
+
+
+def dtype_of(model: PreTrainedModel) -> torch.dtype:
+    """Return the dtype of a model's first weights; a replica of `nn.DataParallel` holds them without parameters."""
+    if not getattr(model, "_is_replica", False):
+        return model.dtype
+    held = (value for module in model.modules() for value in vars(module).values())
+    return next(value.dtype for value in held if isinstance(value, torch.Tensor) and value.is_floating_point())
+
+
+def refuse_masks(options: dict[str, Any]) -> None:
+    """Take masks that a model does not name from its other arguments; one that is not None would have no effect."""
+    for name in MASKS:
+        if options.pop(name, None) is not None:
+            raise ValueError(
+                f"{name} is not None: expected none here, as every token of an image is attended to; omit it. Patches "
+                "are masked by bool_masked_pos, and padding by spatial_shapes, of models that take these"
+            )
 
 
 def tokens_of(
@@ -371,4 +391,4 @@ def _check_model(config: PlainViTConfig) -> None:
         )
 
 
-__all__ = ["ManySizes", "OneSize", "Packed", "Padded", "Tokens", "as_weights", "tokens_of"]
+__all__ = ["ManySizes", "OneSize", "Packed", "Padded", "Tokens", "as_weights", "refuse_masks", "tokens_of"]

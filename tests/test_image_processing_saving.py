@@ -1,5 +1,6 @@
 """Saved processors resolve on both backends, with and without the package, also after being loaded and saved again."""
 
+import copy
 import importlib
 import json
 import os
@@ -12,7 +13,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, pipeline
+from transformers import (
+    AutoImageProcessor,
+    AutoProcessor,
+    CLIPProcessor,
+    CLIPTokenizer,
+    LlavaConfig,
+    VisionTextDualEncoderProcessor,
+    pipeline,
+)
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.image_processing_plain_vit import AUTO_MAP, PlainViTImageProcessor, PlainViTImageProcessorPil
@@ -44,7 +53,7 @@ import json
 from pathlib import Path
 import numpy as np
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
+from transformers import AutoImageProcessor, AutoModelForImageClassification, AutoProcessor, pipeline
 
 root = Path(sys.argv[1])
 image = Image.open(root / "image.png")
@@ -64,6 +73,13 @@ for name in ("with_model", "alone", "processor_first"):
     processor.save_pretrained(root / name)
     open_and_prepare(root / name)
 
+for name in ("composite", "composite_of_model"):
+    open_and_prepare(root / name)
+    both = AutoProcessor.from_pretrained(root / name, trust_remote_code=True)
+    assert type(both.image_processor).__module__.startswith("transformers_modules"), both.image_processor
+    both.save_pretrained(root / f"{name}_saved")
+    open_and_prepare(root / f"{name}_saved")
+
 model = AutoModelForImageClassification.from_pretrained(root / "with_model", trust_remote_code=True)
 model.save_pretrained(root / "both_saved")
 processor.save_pretrained(root / "both_saved")
@@ -79,9 +95,14 @@ def image() -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (83, 131, 3), dtype=np.uint8))
 
 
+def composite(processor: Any, kind: Any = CLIPProcessor) -> Any:
+    """Return a processor of images and text."""
+    return kind(processor, CLIPTokenizer(vocab={"<|startoftext|>": 0, "<|endoftext|>": 1}, merges=[]))
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, image: Image.Image) -> Path:
-    """Folders of a model with its processor, saved in either order, and of a processor alone; and an image."""
+    """Folders of a model with its processor, saved in either order, and of processors alone; and an image."""
     root = tmp_path_factory.mktemp("saved")
     config = PlainViTConfig.from_name(
         "vit-tiny-patch12-60", image_size=(60, 36), hidden_size=24, num_hidden_layers=2, num_labels=5
@@ -92,6 +113,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory, image: Image.Image) -> Path:
     for step in (processor, model):
         step.save_pretrained(root / "processor_first")
     processor.save_pretrained(root / "alone")
+    LlavaConfig().save_pretrained(root / "composite")  # which names no code of an image processor
+    composite(processor).save_pretrained(root / "composite")
+    model.save_pretrained(root / "composite_of_model")
+    composite(processor, VisionTextDualEncoderProcessor).save_pretrained(root / "composite_of_model")
     image.save(root / "image.png")
     return root
 
@@ -128,7 +153,9 @@ def contents(folder: Path) -> dict:
     return json.loads((folder / "preprocessor_config.json").read_text())
 
 
+COMPOSITES = ["composite", "composite_saved", "composite_of_model", "composite_of_model_saved"]
 FOLDERS = ["with_model", "processor_first", "alone", "with_model_saved_alone", "alone_saved_alone", "both_saved"]
+FOLDERS += COMPOSITES
 
 
 @pytest.mark.parametrize("backend", CLASSES)
@@ -160,7 +187,35 @@ def test_the_package_opens_what_either_process_saved_and_asks_nothing(
     assert prompts == []
 
 
-@pytest.mark.parametrize("folder", ["with_model", "processor_first", "both_saved"])
+@pytest.mark.parametrize("folder", COMPOSITES)
+def test_a_composite_processor_reloads_with_its_image_processor(
+    folder: str, saved: Path, opened_without_package: dict, image: Image.Image, prompts: list
+) -> None:
+    for trust in ({}, {"trust_remote_code": True}):
+        both = AutoProcessor.from_pretrained(saved / folder, **trust)
+        assert type(both.image_processor) is PlainViTImageProcessor
+        assert both.image_processor.to_dict() == PlainViTImageProcessor(**SETTINGS).to_dict()
+    expected = PlainViTImageProcessor(**SETTINGS)(image, return_tensors="pt")["pixel_values"]
+    assert torch.equal(both(images=image, return_tensors="pt")["pixel_values"], expected)
+    assert prompts == []
+
+
+@pytest.mark.parametrize("backend", CLASSES)
+def test_the_dict_names_the_class_its_settings_do_not_and_both_make_it_again(backend: str, tmp_path: Path) -> None:
+    processor = CLASSES[backend](**SETTINGS)
+    names = {"image_processor_type": "PlainViTImageProcessor", "auto_map": AUTO_MAP}
+    assert processor.to_dict() == processor.settings() | names
+    again = CLASSES[backend].from_dict(processor.to_dict())
+    for one in (again, CLASSES[backend](**processor.settings()), copy.deepcopy(processor)):
+        assert vars(one) == vars(processor)
+    composite(again).save_pretrained(tmp_path)
+    again.to_dict()["auto_map"].clear()
+    assert again.to_dict() == processor.to_dict()
+    assert repr(again) == repr(processor)
+    assert set(AUTO_MAP["AutoImageProcessor"]) == set(CLASSES)
+
+
+@pytest.mark.parametrize("folder", ["with_model", "processor_first", "both_saved", "composite_of_model"])
 def test_a_pipeline_asks_for_no_trust_with_the_package(
     folder: str, saved: Path, opened_without_package: dict, image: Image.Image, prompts: list
 ) -> None:
@@ -224,6 +279,31 @@ Registered.register_for_auto_class("AutoImageProcessor")
 """
 
 
+def require_code_named_in(folder: Path) -> None:
+    """Require that the folder contains every file of code that its settings name."""
+    for file in folder.glob("*.json"):
+        settings = json.loads(file.read_text())
+        for named in (settings, settings.get("image_processor", {})):
+            maps = named.get("auto_map", {}).values()
+            paths = [path for one in maps for path in (one.values() if isinstance(one, dict) else [one])]
+            assert all((folder / f"{path.partition('.')[0]}.py").is_file() for path in paths), file
+
+
+@pytest.mark.parametrize("kind", ["Unregistered", "UnregisteredPil", "Registered"])
+def test_a_composite_processor_of_a_subclass_reloads_with_its_pixels(
+    kind: str, image: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    both = composite(getattr(importlib.import_module("mine"), kind)(**SETTINGS))
+    both.save_pretrained(tmp_path / "saved")
+    require_code_named_in(tmp_path / "saved")
+    again = AutoProcessor.from_pretrained(tmp_path / "saved", trust_remote_code=kind == "Registered")
+    assert type(again.image_processor).__name__ == ("Registered" if kind == "Registered" else "PlainViTImageProcessor")
+    pixels = [np.asarray(one.image_processor(image)["pixel_values"][0]) for one in (both, again)]
+    assert np.array_equal(*pixels)
+
+
 @pytest.mark.parametrize(
     ("kind", "beside_model"),
     [
@@ -247,10 +327,7 @@ def test_a_subclass_s_folder_names_code_that_is_there_and_opens(
     processor = getattr(importlib.import_module("mine"), kind)(**SETTINGS)
     processor.save_pretrained(folder)
     expected = np.asarray(processor(image)["pixel_values"][0])
-    for file in folder.glob("*.json"):
-        named = json.loads(file.read_text()).get("auto_map", {}).values()
-        paths = [path for one in named for path in (one.values() if isinstance(one, dict) else [one])]
-        assert all((folder / f"{path.partition('.')[0]}.py").is_file() for path in paths), file
+    require_code_named_in(folder)
     program = (
         "import sys\nif sys.argv[3] == 'without': sys.modules['plain_vit'] = None\n"
         "import numpy as np\nfrom PIL import Image\nfrom transformers import AutoImageProcessor\n"

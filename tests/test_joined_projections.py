@@ -13,6 +13,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch.nn.modules import module
 from torch.nn.utils import parametrizations, prune
 
 from plain_vit import (
@@ -183,6 +184,20 @@ def test_a_hook_is_called_and_the_other_blocks_are_joined(layer: str, register: 
     assert joined_blocks(model) == [True, False, True]
     squares(model).backward()
     assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    "register",
+    [module.register_module_forward_hook, module.register_module_forward_pre_hook,
+     module.register_module_full_backward_hook, module.register_module_full_backward_pre_hook],
+)  # fmt: skip
+def test_a_hook_of_every_module_is_called_for_each_layer_of_each_block(register: Callable[..., Any]) -> None:
+    model, seen, images = build(), set(), pixels().requires_grad_()
+    with register(lambda one, *_: seen.add(one)):
+        assert joined_blocks(model) == [False, False, False]
+        model(images).logits.sum().backward()
+    assert {one for one in model.modules() if isinstance(one, nn.Linear)} <= seen
+    assert joined_blocks(model) == [True, True, True]
 
 
 def replace_forward(attention: Any) -> None:

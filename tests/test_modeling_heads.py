@@ -10,6 +10,7 @@ from captum.attr import IntegratedGradients
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import (
     AutoBackbone,
     AutoModelForImageClassification,
@@ -97,6 +98,13 @@ def test_accumulated_gradients_are_those_of_one_large_batch(problem_type: str) -
     for name, parameter in model.named_parameters():
         if whole[name].abs().max() > 1e-6:  # a key's bias changes nothing: its gradient is what is left of rounding
             assert difference(parameter.grad, whole[name]) < REORDERED, name
+
+
+def test_a_hook_of_every_module_sees_every_token_of_the_last_block() -> None:
+    model, seen = PlainViTForImageClassification(tiny_config()).train(), {}
+    with register_module_forward_hook(lambda module, _, outputs: seen.update({module: outputs})):
+        model(pixels())
+    assert seen[model.vit.layers[-1]].shape[1] == seen[model.vit.layernorm].shape[1] == 13
 
 
 @pytest.mark.parametrize("label", [7, -1, 1000])

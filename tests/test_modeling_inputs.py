@@ -1,9 +1,14 @@
-"""Unusual inputs of a model: empty batches, non-numeric values, other types."""
+"""Unusual inputs of a model: empty batches, non-numeric values, other types; and torch's transforms of it."""
 
+import sys
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.parallel import replicate
 from torch.utils.flop_counter import FlopCounterMode
 
 from plain_vit import (
@@ -13,6 +18,7 @@ from plain_vit import (
     PlainViTModel,
     prepare_for_inference,
 )
+from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, pixels, tiny_config
 
 MODELS: list[Any] = [PlainViTModel, PlainViTForImageClassification, PlainViTForMaskedImageModeling, PlainViTBackbone]
@@ -191,3 +197,90 @@ def test_a_mask_may_be_of_whole_numbers_as_collators_make_it() -> None:
 def test_labels_that_are_no_tensor_are_refused(labels: Any) -> None:
     with pytest.raises(TypeError, match=r"labels is a \w+: expected a tensor"):
         build(PlainViTForImageClassification)(pixels(), labels=labels)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_mask_that_no_model_applies_may_be_none_and_is_else_refused(model_class: Any, training: bool) -> None:
+    model = build(model_class).train(training)
+    expected, refused = tensors_of(model(pixels())), {"attention_mask", "head_mask"}
+    if model_class is PlainViTBackbone:
+        refused |= {"bool_masked_pos", "pixel_attention_mask", "spatial_shapes"}
+    found = tensors_of(model(pixels(), **dict.fromkeys(refused)))
+    assert all(torch.equal(ours, same) for ours, same in zip(found, expected, strict=True))
+    for name in refused:
+        with pytest.raises(ValueError, match=rf"{name} is not None: .*; omit it"):
+            model(pixels(), **{name: torch.ones(2, 13)})
+
+
+# Copies and transforms of a model that torch makes
+
+
+def replicas_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the copies that `nn.DataParallel` makes for two GPUs, on the CPU."""
+
+    def copies(tensors: Any, devices: Any, detach: bool = False) -> list[list[torch.Tensor]]:
+        return [[tensor.clone() for tensor in tensors] for _ in devices]
+
+    monkeypatch.setattr(sys.modules[replicate.__module__], "_broadcast_coalesced_reshape", copies)
+    return replicate(model, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("model_class", "name"),
+    [(PlainViTForImageClassification, name) for name in sorted(VARIATIONS)] + [(kind, "plain") for kind in MODELS],
+)
+def test_the_replicas_of_data_parallel_give_the_outputs_and_gradients_of_the_model(
+    model_class: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, whole = pixels(4).half(), {"output_hidden_states": True, "output_attentions": True}
+    model = randomize_(build(model_class, name))
+    for training in (False, True):
+        inputs = [inputs_of(model, part) | whole for part in images.split(2)]
+        torch.manual_seed(0)
+        expected = [tensors_of(model.train(training)(**part)) for part in inputs]
+        replicas = replicas_of(model, monkeypatch)
+        torch.manual_seed(0)
+        found = [tensors_of(one(**part)) for one, part in zip(replicas, inputs, strict=True)]
+        for ours, same in zip(found, expected, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(ours, same, strict=True))
+        gradients = []
+        for outputs in (found, expected):
+            model.zero_grad()
+            sum(tensor.sum() for one in outputs for tensor in one).backward()
+            gradients.append({key: p.grad for key, p in model.named_parameters() if p.grad is not None})
+        assert gradients[0].keys() == gradients[1].keys() != set()
+        largest = max(gradient.abs().max() for gradient in gradients[1].values())
+        assert all((ours - gradients[1][key]).abs().max() <= 1e-6 * largest for key, ours in gradients[0].items())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_loss_of_classes_is_differentiated_for_each_image(training: bool) -> None:
+    model = randomize_(build(PlainViTForImageClassification)).train(training)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    images, labels = pixels(3), torch.tensor([0, 6, 3])
+
+    def loss(weights: dict[str, torch.Tensor], image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return functional_call(model, weights, (image[None],), {"labels": label[None]}).loss
+
+    of_each = vmap(grad(loss), (None, 0, 0))(weights, images, labels)
+    model(images, labels=labels).loss.backward()
+    for name, p in model.named_parameters():
+        expected = torch.zeros_like(p) if p.grad is None else p.grad  # of the mask token
+        assert torch.allclose(of_each[name].mean(0), expected, rtol=1e-4, atol=1e-6), name
+
+
+def test_the_loss_of_classes_is_computed_of_fake_tensors_and_traced() -> None:
+    model = build(PlainViTForImageClassification, num_hidden_layers=1).train()
+    images, labels = pixels(), torch.tensor([0, 6])
+
+    def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return model(images, labels=labels).loss
+
+    expected = loss(images, labels)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert loss(images, labels).shape == ()
+        assert loss(mode.from_tensor(images), mode.from_tensor(labels)).shape == ()
+    for tracing_mode in ("real", "symbolic"):
+        traced = make_fx(loss, tracing_mode=tracing_mode, _allow_non_fake_inputs=True)(images, labels)
+        assert torch.allclose(traced(images, labels), expected)
