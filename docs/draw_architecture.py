@@ -53,6 +53,7 @@ OUTSIDE = (
     "environment",
     "errors",
     "extras",
+    "image_files",
     "inference",
     "packing",
     "scores",

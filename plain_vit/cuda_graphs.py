@@ -42,6 +42,7 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self.recorded: dict[Any, Recording | None] = {}  # None: cannot be recorded
+        self.modules: list[nn.Module] = []  # of the model, whose kernels are recorded
         self.lock = threading.Lock()
         self.done: torch.cuda.Event | None = None  # of the pass before, in whichever stream it was
 
@@ -57,7 +58,18 @@ class CudaGraphs:
             and pixel_values.device == model.device
             and pixel_values.numel() > 0
             and not torch.cuda.is_current_stream_capturing()
-            and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+            and self.know(model)
+        )
+
+    def know(self, model: nn.Module) -> bool:
+        """Return whether a model has the modules of the first pass, each without a hook and with its type's `forward`.
+
+        A recording would leave out what another module, such as an adapter, computes.
+        """
+        modules = list(model.modules())
+        self.modules = self.modules or modules
+        return modules == self.modules and not any(
+            module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module) for module in modules
         )
 
     def __call__(self, model: nn.Module, compute: Callable[[torch.Tensor], Any], pixel_values: torch.Tensor) -> Any:

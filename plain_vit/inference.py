@@ -1,7 +1,9 @@
 """Preparation of a model for faster inference, at the expense of training and saving."""
 
 import copy
+import inspect
 import math
+from collections import Counter
 from typing import Any, TypeVar, cast
 
 import torch
@@ -10,11 +12,19 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from . import modeling_plain_vit as modeling
-from .attention_plain_vit import FAST_ATTENTION, SDPA, JoinedProjection, PlainViTAttention
+from .attention_plain_vit import (
+    FAST_ATTENTION,
+    SDPA,
+    JoinedProjection,
+    PlainViTAttention,
+    bias_or_zeros,
+    is_plain,
+)
 from .configuration_plain_vit import PlainViTConfig
 from .cuda_graphs import CudaGraphs
 from .environment import has_products, warn_of_slow_products
-from .errors import PreparedModelError
+from .errors import PreparedModelError, listed
+from .heads_plain_vit import has_user_hooks
 from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer
 from .modeling_plain_vit import PlainViTLayer, PlainViTMLP, PlainViTPreTrainedModel
 from .positions_plain_vit import Distances, Rotation
@@ -42,6 +52,9 @@ def prepare_for_inference(
     the kernels of a pass are recorded for each of the first four shapes of `pixel_values`, and start as one from then
     on (a CUDA graph), unless the model is compiled, anything else is given or asked for, or a hook is to run.
 
+    All this is done to modules that are as the config builds them. Another one, such as an adapter that is not merged,
+    stays as it is, with all that is computed together with it; so does one that a hook sees.
+
     In float32 the logits differ by at most 1e-5 of the largest one; in bfloat16 by bfloat16's rounding. A CPU that has
     no fast products of the dtype is warned of.
 
@@ -56,8 +69,9 @@ def prepare_for_inference(
             in float32. Its graph is run beside the model first.
 
     Raises:
-        PreparedModelError: The model is not a plain ViT or is already prepared, or the engine cannot compute so. The
-            copy raises it on any attempt to train, save, move or cast it.
+        PreparedModelError: The model is not a plain ViT or is already prepared, or the engine cannot compute so; or its
+            code is that of its folder, and a module is not as the config builds it. The copy raises it on any attempt
+            to train, save, move or cast it.
         ExportError, VerificationError, MissingPackageError: As `to_checkpoint`, for an engine.
     """
     if engine != "torch":
@@ -67,17 +81,17 @@ def prepare_for_inference(
             raise PreparedModelError(f"compile is for torch, not for {engine}: omit one of them")
         refuse_prepared(model)
         return cast(Model, in_engine(model, engine, dtype or model.dtype, batch_size))
-    prepared: Any = simplify(model, dtype=dtype)
+    prepared, as_built = simplified(model, dtype)
     config = prepared.config
     if prepared.device.type == "cpu":
         warn_of_slow_products(prepared.dtype)
     if prepared.device.type == "cpu" and is_worth_packing(prepared.dtype) and not compile:
-        pack(prepared, batch_size * (config.num_prefix_tokens + math.prod(config.grid_size)))
+        pack(prepared, as_built, batch_size * (config.num_prefix_tokens + math.prod(config.grid_size)))
     if ALL_ATTENTION_FUNCTIONS.get(config._attn_implementation) is SDPA:
         prepared.set_attn_implementation(FAST_ATTENTION)
     if compile:
         prepared.compile(options={"freezing": True} if prepared.device.type == "cpu" else None)
-    if prepared.device.type == "cuda" and torch.version.cuda and not compile:
+    if prepared.device.type == "cuda" and torch.version.cuda and not compile and prepared.is_as_built:
         prepared.graphs = CudaGraphs()
     height, width = (count * pixels for count, pixels in zip(config.grid_size, config.patch_shape, strict=True))
     prepared(torch.zeros(batch_size, config.num_channels, height, width, device=prepared.device))
@@ -94,18 +108,70 @@ def simplify(model: Model, *, dtype: torch.dtype | None = None) -> Model:
     Raises:
         PreparedModelError: As for `prepare_for_inference`.
     """
+    return cast(Model, simplified(model, dtype)[0])
+
+
+def simplified(model: Any, dtype: torch.dtype | None) -> tuple[Any, set[nn.Module]]:
+    """Return that copy, and those of its modules that are as the config builds them."""
     refuse_prepared(model)
-    given: Any = model
-    copied = copy.deepcopy(given) if isinstance(given, PlainViTPreTrainedModel) else copy_of_travelled(given)
+    copied = copy.deepcopy(model) if isinstance(model, PlainViTPreTrainedModel) else copy_of_travelled(model)
     simple: Any = copied.eval().requires_grad_(False)
-    fold_gains(simple)
-    simple.to(dtype or simple.dtype)
-    join_projections(simple)
     kind: Any = type(type(simple).__name__, (Prepared, type(simple)), {})
-    with torch.device("meta"), no_init_weights():
-        kind(simple.config)  # transformers notes for each class, when one is made, which outputs it records
+    expected = built(kind, simple.config)  # from the first one of a class, transformers learns what it records
+    expected.__class__ = type(simple)
+    as_built = modules_as_built(simple, expected)
+    kind.is_as_built = as_built.issuperset(simple.modules())
+    kind.is_exact = not as_built.issuperset(modules_before_head(simple))
+    fold_gains(as_built)
+    simple.to(dtype or simple.dtype)
+    join_projections(simple, as_built)
     simple.__class__ = kind
-    return cast(Model, simple)
+    return simple, as_built
+
+
+def built(kind: Any, config: PlainViTConfig) -> Any:
+    """Return the model that a config builds, without weights."""
+    with torch.device("meta"), no_init_weights():
+        return kind(config)
+
+
+# Modules whose code is known: what they compute together may be computed in another way
+
+KNOWN = ("plain_vit", "torch", "transformers")  # packages
+
+
+def modules_as_built(model: nn.Module, expected: nn.Module, package: str | None = None) -> set[nn.Module]:
+    """Return the modules of a model that compute what those at their places in another one do, and nothing else.
+
+    Such a module has the same type, of a known package; it is at one place, whole, seen by no hook of a user, and has
+    the methods of its type.
+
+    Args:
+        model: The model.
+        expected: The model that its config builds.
+        package: Package whose types are also known, and stand for those of the expected model.
+    """
+    types = {name: type(module) for name, module in expected.named_modules()}
+    named = list(model.named_modules(remove_duplicate=False))
+    places = Counter(module for _, module in named)
+
+    def is_as_built(name: str, module: nn.Module) -> bool:
+        kind = type(module)
+        same = kind is types.get(name) and kind.__module__.partition(".")[0] in KNOWN
+        replaced = any(inspect.isroutine(getattr(kind, attribute, None)) for attribute in vars(module))
+        weights = [weight for weight in module._parameters.values() if weight is not None]
+        whole = all(type(weight) in (nn.Parameter, torch.Tensor) for weight in weights)
+        travelled = name in types and package == kind.__module__.rpartition(".")[0]
+        return (same or travelled) and places[module] == 1 and whole and not replaced and not has_user_hooks(module)
+
+    return {module for name, module in named if is_as_built(name, module)}
+
+
+def modules_before_head(model: Any) -> list[nn.Module]:
+    """Return the modules that compute the tokens which a head reads, from the last block on."""
+    vit = getattr(model, "vit", model)
+    parts = [*vit.layers[-1:], vit.layernorm, getattr(vit, "pooler", None)]
+    return [vit, *(module for part in parts if part is not None for module in part.modules())]
 
 
 def refuse_prepared(model: object) -> None:
@@ -126,6 +192,13 @@ def copy_of_travelled(model: Any) -> Any:
         raise PreparedModelError(f"{kind.__name__} is not a plain ViT: convert it first, with from_module")
     config = PlainViTConfig.from_dict(model.config.to_dict())
     config._attn_implementation = model.config._attn_implementation
+    as_built = modules_as_built(model, built(ours, config), kind.__module__.rpartition(".")[0])
+    if others := [name for name, module in model.named_modules() if module not in as_built]:
+        raise PreparedModelError(
+            f"{listed(others)} of this {kind.__name__} differ from what its config builds, or have a hook, and a copy "
+            "would not: merge its adapters, put its own modules back and remove its hooks, or load it with the class "
+            "of plain_vit"
+        )
     with no_init_weights():
         made = ours(config).to(model.device, model.dtype)
     made.load_state_dict(model.state_dict())
@@ -135,6 +208,7 @@ def copy_of_travelled(model: Any) -> Any:
 class Prepared:
     """Mixin of prepared models: they refuse training, saving and moving, and need not be bit-equal to a source."""
 
+    is_as_built = False  # every module was as the config builds it
     is_exact = False
     graphs: CudaGraphs | None = None  # on a GPU
 
@@ -177,18 +251,29 @@ GAINS: dict[type, dict[str, tuple[str, ...]]] = {
 LAST_LAYERS = {"attention": "o_proj", "mlp": "fc2"}
 
 
-def fold_gains(model: nn.Module) -> None:
-    """Fold every LayerScale into the layer whose output it scales, if that is a dense layer."""
-    for block in model.modules():
+def fold_gains(as_built: set[nn.Module]) -> None:
+    """Fold every LayerScale into the layer whose output it scales, if that is a dense layer.
+
+    Args:
+        as_built: The modules of a model that are as the config builds them.
+    """
+    for block in as_built:
         for name, parts in GAINS.get(type(block), {}).items():
             gain: Any = getattr(block, name)
+            modules = [module for part in (name, *parts) for module in block.get_submodule(part).modules()]
             layers: list[Any] = [block.get_submodule(f"{part}.{LAST_LAYERS[part]}") for part in parts]
-            if isinstance(gain, LayerScale) and all(type(layer) is nn.Linear for layer in layers):
+            known = isinstance(gain, LayerScale) and as_built.issuperset(modules)
+            if known and all(is_plain(layer) for layer in layers):
                 for layer in layers:
-                    layer.weight.mul_(gain.weight[:, None])
+                    layer.weight = constant(layer.weight * gain.weight[:, None])  # others may share the weight
                     if layer.bias is not None:
-                        layer.bias.mul_(gain.weight)
+                        layer.bias = constant(layer.bias * gain.weight)
                 setattr(block, name, nn.Identity())
+
+
+def constant(weight: torch.Tensor) -> nn.Parameter:
+    """Return a weight that is not trained."""
+    return nn.Parameter(weight, requires_grad=False)
 
 
 # Query, key and value in one product
@@ -200,20 +285,18 @@ class JoinedAttention(PlainViTAttention):
     def __init__(self, attention: PlainViTAttention):
         nn.Module.__init__(self)
         self.__dict__.update({name: value for name, value in vars(attention).items() if not name.startswith("_")})
+        self._forward_hooks.update(attention._forward_hooks)  # transformers', which record the weights
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        scales = [1.0, 1.0, 1.0]
         if isinstance(attention.q_norm, nn.Identity):  # (s x W + s b) k = s (x W + b) k
-            attention.q_proj.weight.mul_(self.scaling)
-            if attention.q_proj.bias is not None:
-                attention.q_proj.bias.mul_(self.scaling)
-            self.scaling = 1.0
+            scales[0], self.scaling = self.scaling, 1.0
         self.counts = [len(projection.weight) // attention.head_dim for projection in projections]  # of heads
-        weight = torch.cat([projection.weight for projection in projections])
+        weight = torch.cat([projection.weight * scale for projection, scale in zip(projections, scales, strict=True)])
         self.qkv_proj = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-        self.qkv_proj.weight = nn.Parameter(weight, requires_grad=False)
+        self.qkv_proj.weight = constant(weight)
         if attention.q_proj.bias is not None:
-            zeros = attention.k_proj.weight.new_zeros(len(attention.k_proj.weight))  # a key may have none
-            bias = torch.cat([zeros if projection.bias is None else projection.bias.data for projection in projections])
-            self.qkv_proj.bias = nn.Parameter(bias, requires_grad=False)
+            biases = [bias_or_zeros(projection) * scale for projection, scale in zip(projections, scales, strict=True)]
+            self.qkv_proj.bias = constant(torch.cat(biases))
         self.q_norm, self.k_norm, self.norm = attention.q_norm, attention.k_norm, attention.norm
         self.relative_position_bias = attention.relative_position_bias
         self.o_proj = attention.o_proj
@@ -240,12 +323,17 @@ class JoinedAttention(PlainViTAttention):
         return self.o_proj(self.norm(attended.flatten(2))), weights
 
 
-def join_projections(model: Any) -> None:
-    """Join the projections of every attention except the last block's, which may need only one query."""
+def join_projections(model: Any, as_built: set[nn.Module]) -> None:
+    """Join the projections of every attention except the last block's, which may need only one query.
+
+    Args:
+        model: The model.
+        as_built: Its modules that are as the config builds them.
+    """
     layers = getattr(model, "vit", model).layers
-    for parent in [module for layer in layers[:-1] for module in layer.modules()]:
+    for parent in [module for layer in layers[:-1] for module in layer.modules() if module in as_built]:
         attention = getattr(parent, "attention", None)
-        if type(attention) is PlainViTAttention and type(attention.q_proj) is nn.Linear:
+        if type(attention) is PlainViTAttention and as_built.issuperset(attention.modules()):
             parent.attention = JoinedAttention(attention)
 
 
@@ -273,13 +361,18 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(hidden_states, self.weight, self.bias, kind, [], algorithm)
 
 
-def pack(model: Any, rows: int) -> None:
-    """Pack every dense layer for inputs of `rows` rows, and fuse the activation of each MLP into its first layer."""
-    for parent in list(model.modules()):
+def pack(model: Any, as_built: set[nn.Module], rows: int) -> None:
+    """Pack every dense layer, and fuse the activation of each MLP into its first layer.
+
+    Args:
+        model: The model.
+        as_built: Its modules that are as the config builds them; they call their layers, and do not read the weights.
+        rows: Expected number of rows of the inputs.
+    """
+    for parent in [module for module in model.modules() if module in as_built or type(module) is JoinedAttention]:
+        fuses = type(parent) is PlainViTMLP and as_built.issuperset((parent.fc1, parent.activation))
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear:
+            if is_plain(layer):
                 setattr(parent, name, PackedLinear(layer, rows))
-        if type(parent) is PlainViTMLP and isinstance(parent.fc1, PackedLinear):
-            activation = FUSED_ACTIVATIONS.get(model.config.hidden_act)
-            if activation is not None:
-                parent.fc1.activation, parent.activation = activation, nn.Identity()
+        if fuses and model.config.hidden_act in FUSED_ACTIVATIONS:
+            parent.fc1.activation, parent.activation = FUSED_ACTIVATIONS[model.config.hidden_act], nn.Identity()

@@ -16,7 +16,13 @@ from PIL import Image
 from torch import nn
 from transformers import pipeline
 
-from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
+from plain_vit import (
+    PlainViTConfig,
+    PlainViTForImageClassification,
+    PlainViTModel,
+    inference,
+    prepare_for_inference,
+)
 from plain_vit.analysis import (
     attention_distance,
     attention_maps,
@@ -44,6 +50,7 @@ from plain_vit.analysis import (
     token_norms,
 )
 from plain_vit.analysis.attention import SIGNED
+from plain_vit.conversion.engine_models import EngineModel
 from plain_vit.errors import AnalysisError
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 
@@ -676,6 +683,33 @@ def test_wrapped_models_are_unwrapped() -> None:
         compiled(pixels)  # from here on the compiled code is kept, and would not run hooks
     np.testing.assert_array_equal(attention_maps(compiled, pixels), expected)
     np.testing.assert_array_equal(attention_maps(nn.DataParallel(model), pixels), expected)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_prepared_model_shows_the_same_or_says_what_it_lacks(
+    function: Callable[..., np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "is_worth_packing", lambda dtype: dtype == torch.float32)
+    model = build("one channel, norms, gains")
+    prepared, pixels = prepare_for_inference(model), images(model)
+    if "target" in function.__code__.co_varnames:
+        with pytest.raises(AnalysisError, match="computes without gradients: give the model itself"):
+            function(prepared, pixels)
+    else:
+        np.testing.assert_allclose(function(prepared, pixels), function(model, pixels), rtol=1e-4, atol=1e-5)
+    dense = build("sin-cos, dense patches")
+    filters = (patch_filters(each).components for each in (prepare_for_inference(dense), dense))
+    np.testing.assert_array_equal(*filters)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_model_in_an_engine_has_nothing_to_show(function: Callable[..., np.ndarray]) -> None:
+    model: Any = type("PlainViTForImageClassification", (EngineModel, PlainViTForImageClassification), {})
+    graph = model.__new__(model)
+    nn.Module.__init__(graph)
+    graph.config = build().config
+    with pytest.raises(AnalysisError, match="its pass is a graph in an engine: give the model itself"):
+        function(graph, torch.zeros(1, 3, 12, 20))
 
 
 def test_models_with_adapters_are_unwrapped() -> None:

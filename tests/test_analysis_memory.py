@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
+from transformers.image_utils import load_image
 
 from plain_vit import PlainViTImageProcessor
 from plain_vit.analysis import photographs
@@ -150,6 +151,29 @@ def test_jpeg_files_are_decoded_smaller_only_beyond_the_bound(tmp_path: Path, mo
     monkeypatch.setattr(photographs, "MOST_BYTES", 60_000)
     with pytest.raises(DataError, match="progressive.jpg has 330 x 170 pixels"):  # its coefficients are held whole
         read_image(tmp_path / "progressive.jpg")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_read_upright_as_transformers_reads_them(orientation: int, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    path = tmp_path / "photo.png"
+    Image.open(photograph(tmp_path / "photo.jpg", 33, 17)).save(path, exif=exif)
+    (image,) = ImageFiles([path])
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(load_image(str(path))))
+    assert image.size == ((33, 17) if orientation < 5 else (17, 33))
+
+
+def test_an_image_that_is_turned_is_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    path = tmp_path / "photo.png"
+    Image.new("RGB", (40, 20)).save(path, exif=exif)
+    monkeypatch.setattr(photographs, "MOST_BYTES", 40 * 20 * 8)
+    assert read_image(path).size == (20, 40)
+    monkeypatch.setattr(photographs, "MOST_BYTES", 40 * 20 * 8 - 1)
+    with pytest.raises(DataError, match="photo.png has 40 x 20 pixels"):
+        read_image(path)
 
 
 def test_a_file_that_is_no_image_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:

@@ -466,7 +466,11 @@ def test_a_sheet_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, files: list
     text = tmp_path / "text.png"
     text.write_text("no image")
     missing = tmp_path / "missing.png"
-    for path, message in ((broken, "cannot be read"), (text, "cannot identify"), (missing, "No such file")):
+    for path, message in (
+        (broken, "cannot be read"),
+        (text, "not an image of a known format"),
+        (missing, "No such file"),
+    ):
         with pytest.raises(DataError, match=message):
             draw_sheet([files[0], path], model, processor(), out)
     with pytest.raises(AnalysisError, match="there is no image to show"):

@@ -1,6 +1,8 @@
 """Models prepared for inference: their logits, what they refuse, and that the original model is unchanged."""
 
 import copy
+import functools
+import itertools
 import platform
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,9 @@ from plain_vit import (
     inference,
 )
 from plain_vit.attention_plain_vit import FAST_ATTENTION
-from plain_vit.cuda_graphs import is_unseen
+from plain_vit.cuda_graphs import CudaGraphs, is_unseen
 from plain_vit.errors import PreparedModelError
-from plain_vit.inference import JoinedAttention, PackedLinear, prepare_for_inference
+from plain_vit.inference import JoinedAttention, PackedLinear, prepare_for_inference, simplify
 from plain_vit.layers_plain_vit import LayerScale
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
@@ -145,9 +147,13 @@ def test_a_gain_without_a_dense_layer_before_it_stays() -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "parallel", "deit"])
-def test_hidden_states_and_attentions_are_still_given(name: str) -> None:
+@pytest.mark.parametrize("before", [False, True])
+def test_hidden_states_and_attentions_are_still_given(name: str, before: bool) -> None:
     model = build(name)
     with torch.no_grad():
+        model(
+            pixels(), output_hidden_states=before, output_attentions=before
+        )  # the first time, transformers adds hooks
         found, expected = (
             one(pixels(), output_hidden_states=True, output_attentions=True)
             for one in (prepare_for_inference(model), model)
@@ -155,6 +161,93 @@ def test_hidden_states_and_attentions_are_still_given(name: str) -> None:
     for kind in ("hidden_states", "attentions"):
         for ours, theirs in zip(found[kind], expected[kind], strict=True):
             assert difference(ours, theirs) < REORDERED
+
+
+# Modules that someone replaced or sees
+
+
+def changed(output: Any) -> Any:
+    """Return other values: no gain or scale commutes with them, and they mix tokens."""
+    if isinstance(output, tuple):
+        return changed(output[0]), *output[1:]
+    return (
+        0.5 * output + 0.1 * output.flip(1) + 0.25 if isinstance(output, torch.Tensor) and output.ndim > 1 else output
+    )
+
+
+def calling(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call `forward`, and change what it returns."""
+    return changed(forward(*args, **kwargs))
+
+
+def subclassed(module: Any) -> None:
+    """Give a module the class of a user, which returns something else."""
+    kind = type(module)
+    module.__class__ = type(
+        "Own", (kind,), {"forward": lambda self, *args, **kw: changed(kind.forward(self, *args, **kw))}
+    )
+
+
+CHANGES: dict[str, Any] = {
+    "class": subclassed,
+    "forward": lambda module: setattr(module, "forward", functools.partial(calling, module.forward)),
+    "hook": lambda module: module.register_forward_hook(lambda module, args, output: changed(output)),
+    "pre-hook": lambda module: module.register_forward_pre_hook(lambda module, args: changed(args)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("name", ["shared_keys", "branches"])
+def test_a_module_that_computes_something_else_does_so_in_the_prepared_model(name: str, odd: int, packs: bool) -> None:
+    plain = build(name, layer_scale_init_value=0.3)
+    parts = ("vit.layers.1", "vit.layers.2", "vit.layernorm", "vit.pooler", "classifier")
+    paths = [path for path, _ in plain.named_modules() if path.startswith(parts)][odd::2]
+    changes = itertools.islice(itertools.cycle(CHANGES.values()), odd + 2 * packs, None)
+    with torch.no_grad():
+        before, effects = plain(pixels()).logits, 0
+        for path, change in zip(paths, changes, strict=False):
+            model = copy.deepcopy(plain)
+            change(model.get_submodule(path))
+            expected = model(pixels()).logits
+            assert difference(prepare_for_inference(model)(pixels()).logits, expected) < REORDERED, path
+            effects += not torch.equal(expected, before)
+    assert effects > len(paths) / 2
+
+
+def test_what_is_in_two_places_has_the_gains_of_each() -> None:
+    model = build(layer_scale_init_value=0.3)
+    first, second, third = model.vit.layers
+    second.mlp, second.attention.q_proj = first.mlp, first.attention.q_proj
+    third.mlp.fc2.weight, first.attention.k_proj.weight = first.mlp.fc2.weight, first.attention.q_proj.weight
+    with torch.no_grad():
+        assert difference(prepare_for_inference(model)(pixels()).logits, model(pixels()).logits) < REORDERED
+
+
+def test_another_activation_stays() -> None:
+    model = build()
+    model.vit.layers[1].mlp.activation = torch.nn.Tanh()
+    with torch.no_grad():
+        assert difference(prepare_for_inference(model)(pixels()).logits, model(pixels()).logits) < REORDERED
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+@pytest.mark.parametrize("target", ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2", "classifier"])
+def test_an_adapter_that_is_not_merged_is_kept(target: str, use_dora: bool) -> None:
+    peft: Any = pytest.importorskip("peft")
+    model = build("parallel")
+    options = peft.LoraConfig(target_modules=[target], init_lora_weights=False, use_dora=use_dora)
+    adapted = peft.get_peft_model(model, options).eval()
+    prepared = prepare_for_inference(adapted.get_base_model())
+    with torch.no_grad():
+        assert difference(prepared(pixels()).logits, adapted(pixels()).logits) < REORDERED
+
+
+@pytest.mark.parametrize("name", sorted(VARIATIONS))
+def test_every_module_is_known_of_a_model_as_its_config_builds_it(name: str, packs: bool) -> None:
+    model = build(name)
+    if not packs:
+        model.vit.layers[0].register_forward_hook(lambda module, args, output: None)
+    assert simplify(model).is_as_built is packs
 
 
 def test_the_model_itself_stays_as_it_is() -> None:
@@ -204,6 +297,16 @@ def test_a_model_that_the_code_in_its_folder_made_is_prepared_too(kind: Any, nam
     assert all(torch.equal(tensor, before[key]) for key, tensor in travelled.state_dict().items())
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_copy_of_that_code_would_lose_is_refused(change: str, tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path)
+    travelled_kind: Any = get_class_from_dynamic_module("modeling_plain_vit.PlainViTForImageClassification", tmp_path)
+    travelled = travelled_kind.from_pretrained(tmp_path).eval()
+    CHANGES[change](travelled.vit.layers[0].mlp.activation)
+    with pytest.raises(PreparedModelError, match="'vit.layers.0.mlp.activation' of .* hooks"):
+        prepare_for_inference(travelled)
+
+
 def test_it_is_a_public_name() -> None:
     assert plain_vit.prepare_for_inference is prepare_for_inference
 
@@ -224,6 +327,19 @@ def test_a_prepared_body_returns_hidden_states() -> None:
     outputs = prepare_for_inference(model)(pixels(), output_hidden_states=True)
     for ours, theirs in zip(outputs.hidden_states, expected.hidden_states, strict=True):
         assert difference(ours, theirs) <= 1e-5
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_passes_are_recorded_only_of_the_modules_of_the_first_one(change: str) -> None:
+    model, graphs = build(), CudaGraphs()
+    assert graphs.know(model)
+    adapted = copy.deepcopy(model)
+    assert CudaGraphs().know(adapted)
+    assert not graphs.know(adapted)
+    CHANGES[change](model.vit.layers[1].mlp)
+    assert graphs.know(model) is (change == "class")
+    model.vit.layers[1].mlp = torch.nn.Sequential(model.vit.layers[1].mlp)
+    assert not graphs.know(model)
 
 
 def test_passes_are_recorded_only_where_nothing_sees_the_operations() -> None:

@@ -146,6 +146,7 @@ def test_the_command_writes_a_folder_that_others_open(
     assert config["model_type"] == "vit"
     assert config["id2label"] == {str(number): name for number, name in enumerate(LABELS)}
     assert config["problem_type"] == "multi_label_classification"
+    assert "auto_map" not in json.loads((out / "preprocessor_config.json").read_text())
     assert PlainViTImageProcessor.from_pretrained(out).to_dict() == processor().to_dict()
     run = runner(out, engine)
     for size in SIZES:

@@ -1,16 +1,23 @@
 """From files to training pixels: decoding at reduced size, crops, batches."""
 
+import errno
 import io
 import random
+import struct
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
 import PIL.ExifTags
 import PIL.Image
+import PIL.ImageFile
 import PIL.ImageFilter
+import PIL.TiffTags
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image
@@ -19,6 +26,8 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import InterpolationMode, v2
 from transformers import ViTImageProcessor
 
+from plain_vit.analysis.photographs import read_image
+from plain_vit.conversion.calibration import open_image
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.training.data import augmentation
 from plain_vit.training.data.augmentation import AugmentedImages, CroppedImage, training_transform
@@ -186,6 +195,24 @@ def test_images_are_turned_as_they_say(orientation):
     assert ((ours - theirs).abs() <= change_within_half_a_pixel(theirs)).all()
 
 
+@pytest.mark.parametrize("kind, count, value", [
+    ("SHORT", 1, "0000"), ("SHORT", 1, "0900"), ("SHORT", 1, "ffff"), ("SIGNED_SHORT", 1, "ffff"), ("SHORT", 0, ""),
+    ("SHORT", 2, "06000600"), ("LONG", 1, "06000000"), ("BYTE", 1, "06"), ("ASCII", 2, "3600"), ("UNDEFINED", 1, "06"),
+    ("FLOAT", 1, "0000c07f"), ("FLOAT", 1, "0000d040"), ("RATIONAL", 1, "0600000000000000"),
+    ("RATIONAL", 1, "0600000001000000"),
+])  # fmt: skip
+def test_an_orientation_of_any_type_and_value_is_read_as_datasets_does(kind, count, value):
+    """The part that was cropped lay outside of the image, and was black."""
+    content = bytes.fromhex(value)
+    start = content.ljust(4, b"\0") if len(content) <= 4 else struct.pack("<I", 26)
+    tag = struct.pack("<HHI", ORIENTATION, getattr(PIL.TiffTags, kind), count) + start
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 1) + tag + bytes(4) + (content if len(content) > 4 else b"")
+    file = stored(photograph(120, 80), "jpeg", exif=exif)
+    assert np.array_equal(decode_image(open_stored(file)), datasets.Image(mode="RGB").decode_example(file))
+    ours, theirs = both_ways(file, 3, InterpolationMode.BILINEAR, scaled=False)
+    assert (ours - theirs).abs().max() <= 1
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_evaluated_images_are_decoded_as_datasets_does(mode):
     file = stored(photograph(31, 23).convert(mode), "png")
@@ -200,6 +227,65 @@ def test_a_file_cut_short_is_named_at_whatever_size_it_is_decoded():
         levels, broken = try_image(short, "", CroppedImage(SIZE, InterpolationMode.BILINEAR, scaled=scaled))
         assert levels is None
         assert broken.startswith("cut.jpg (")
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "training": lambda path: raised(try_image({"bytes": None, "path": str(path)}, "")[1]),
+    "analysis": read_image,
+    "calibration": open_image,
+}
+
+
+def raised(broken: str) -> None:
+    """Raise what makes a run stop at a broken image."""
+    if broken:
+        raise DataError(broken)
+
+
+@pytest.mark.parametrize("error", [
+    RuntimeError("Failed to decode frame 0"), NotImplementedError("pixel format"), AttributeError("istep"),
+    OSError("truncated"), KeyError(3), SyntaxError("broken"), PIL.Image.DecompressionBombError("size"),
+])  # fmt: skip
+@pytest.mark.parametrize("reader", READERS)
+def test_whatever_a_decoder_raises_the_image_is_named(reader, error, tmp_path, monkeypatch):
+    path = tmp_path / "photo.png"
+    photograph(9, 7).save(path)
+    READERS[reader](path)
+    for owner, name in ((PIL.ImageFile.ImageFile, "load"), (PIL.Image, "open"), (PIL.Image.Image, "getexif")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, raising(error))
+            with pytest.raises(DataError, match=f"photo.png .*{error.args[0]}"):
+                READERS[reader](path)
+
+
+@pytest.mark.parametrize("error", [
+    MemoryError(), KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left"), OSError(errno.EMFILE, "Too many files")
+])  # fmt: skip
+@pytest.mark.parametrize("reader", READERS)
+def test_what_the_computer_lacks_is_not_the_fault_of_an_image(reader, error, tmp_path, monkeypatch):
+    photograph(9, 7).save(tmp_path / "photo.png")
+    monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", raising(error))
+    with pytest.raises(type(error)) as found:
+        READERS[reader](tmp_path / "photo.png")
+    assert found.value is error
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    """Return a function that raises an error."""
+
+    def function(*args: object, **kwargs: object) -> None:
+        raise error
+
+    return function
+
+
+def test_a_damaged_avif_file_is_named():
+    file: Any = stored(photograph(61, 47), "avif")
+    begin = file["bytes"].find(b"mdat") + 4
+    file["bytes"] = file["bytes"][:begin] + bytes(16) + file["bytes"][begin + 16 :]
+    image, broken = try_image(file, "row 3")
+    assert image is None
+    assert broken.startswith("row 3 (RuntimeError: Failed to decode")
 
 
 # Batches

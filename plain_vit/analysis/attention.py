@@ -16,13 +16,12 @@ from plain_vit.analysis.inspection import (
     as_batch,
     attention_modules,
     chosen,
-    classify,
+    differentiable_scores,
     encoder,
     evaluating,
     plain,
     recorded_attentions,
     recorded_outputs,
-    target_scores,
     token_layout,
 )
 from plain_vit.errors import AnalysisError
@@ -166,7 +165,8 @@ def gradient_rollout(
         Nonnegative relevance of shape (B, h, w), without unit.
 
     Raises:
-        AnalysisError: A class is out of range, the model has no classifier, or its attention is differential.
+        AnalysisError: A class is out of range, the model has no classifier or computes without gradients, or its
+            attention is differential.
 
     Source:
         Chefer et al. 2021b, equations 5 and 6.
@@ -180,7 +180,7 @@ def gradient_rollout(
         recorded_attentions(model, lambda weights: weights) as attentions,
         recorded_outputs(encoder(model).layernorm) as hidden_states,
     ):
-        _, scores = target_scores(classify(model, pixels), target)
+        _, scores = differentiable_scores(model, pixels, target)
         weights = [branch for layer in attentions for branch in layer]
         found = torch.autograd.grad(scores.sum(), weights, allow_unused=True)
         readout = _readout(model, layout, hidden_states[0]).detach()

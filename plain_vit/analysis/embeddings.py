@@ -51,7 +51,8 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
     if vit.config.patch_projection == "shifted":
         raise AnalysisError("the patch projection reads five images, moved by a pixel: it has no filters over one")
     projection: Any = vit.embeddings.patch_embeddings.projection
-    weight = projection.weight.detach().double().cpu()
+    weight = projection.weight.detach()
+    weight = (weight.to_dense() if weight.is_mkldnn else weight).double().cpu()  # a prepared model's is packed
     if weight.ndim == 2:  # dense, over pixels in the order row, column, channel
         weight = weight.unflatten(1, (*vit.config.patch_shape, -1)).permute(0, 3, 1, 2)
     filters = weight.flatten(1).numpy()

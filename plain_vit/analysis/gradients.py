@@ -15,11 +15,11 @@ from plain_vit.analysis.inspection import (
     as_batch,
     attention_modules,
     classify,
+    differentiable_scores,
     encoder,
     evaluating,
     plain,
     recorded_outputs,
-    target_scores,
     token_layout,
 )
 from plain_vit.extras import needs
@@ -43,7 +43,8 @@ def grad_cam(
         Nonnegative relevance of shape (B, h, w), without unit.
 
     Raises:
-        AnalysisError: A class is out of range, the model has no classifier or no layers, or the pixels do not fit.
+        AnalysisError: A class is out of range, the model has no classifier or no layers or computes without gradients,
+            or the pixels do not fit.
 
     Source:
         Selvaraju et al. 2017, equations 1 and 2, with `grad_cam_layer` instead of the last convolution.
@@ -53,7 +54,7 @@ def grad_cam(
     layer = grad_cam_layer(model)
     pixels = pixel_values.detach().clone().requires_grad_()  # for frozen models
     with torch.enable_grad(), evaluating(model), recorded_outputs(layer) as outputs:
-        _, scores = target_scores(classify(model, pixels), target)
+        _, scores = differentiable_scores(model, pixels, target)
         gradients = torch.autograd.grad(scores.sum(), outputs[0])[0].float()
     features, gradients = (states[:, layout.patches] for states in (outputs[0].detach().float(), gradients))  # B N D
     maps = (features * gradients.mean(dim=1, keepdim=True)).sum(dim=-1).clamp(min=0)
@@ -120,7 +121,8 @@ def integrated_gradients(
         the image minus that of the baseline; otherwise there is a warning.
 
     Raises:
-        AnalysisError: A class is out of range, the model has no classifier, or the pixels do not fit.
+        AnalysisError: A class is out of range, the model has no classifier or computes without gradients, or the pixels
+            do not fit.
         MissingPackageError: captum is not installed.
 
     Source:
@@ -133,7 +135,7 @@ def integrated_gradients(
     if isinstance(baseline, torch.Tensor):
         baseline = baseline.to(pixel_values).expand_as(pixel_values)
     with torch.enable_grad(), evaluating(model):
-        targets, _ = target_scores(classify(model, pixel_values), target)
+        targets, _ = differentiable_scores(model, pixel_values.detach().clone().requires_grad_(), target)
         attributions, gaps = IntegratedGradients(lambda pixels: classify(model, pixels)).attribute(
             pixel_values,
             baseline,

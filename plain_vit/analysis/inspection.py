@@ -78,7 +78,7 @@ def plain(model: Any) -> PlainViTPreTrainedModel:
     """Return the plain ViT inside the wrappers of `torch.compile`, of data parallelism and of PEFT.
 
     Raises:
-        AnalysisError: It is another kind of model.
+        AnalysisError: It is another kind of model, or has no modules.
     """
     model = getattr(model, "_orig_mod", model)  # compiled code does not run hooks
     model = getattr(model, "module", model)
@@ -88,6 +88,11 @@ def plain(model: Any) -> PlainViTPreTrainedModel:
         raise AnalysisError(
             f"got a {type(model).__name__}: expected a plain ViT, as PlainViTForImageClassification.from_pretrained or "
             "plain_vit.conversion.from_module return it"
+        )
+    if not hasattr(model.base_model, "embeddings"):
+        raise AnalysisError(
+            f"this {type(model).__name__} has no modules to look at, its pass is a graph in an engine: give the model "
+            "itself, not one that is prepared for an engine"
         )
     return model
 
@@ -265,6 +270,28 @@ def classify(model: PlainViTPreTrainedModel, pixel_values: torch.Tensor) -> torc
             'whose pooling is not "none"'
         )
     return logits.float()
+
+
+def differentiable_scores(
+    model: PlainViTPreTrainedModel, pixel_values: torch.Tensor, target: int | Sequence[int] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the target classes and their scores, as `target_scores`; the scores have gradients.
+
+    Args:
+        model: A plain ViT with a classifier.
+        pixel_values: Normalised pixels of shape (B, C, H, W), which require gradients.
+        target: The class, or one for each image (default: the highest score of each image).
+
+    Raises:
+        AnalysisError: The scores have no gradients, or as for `classify` and `target_scores`.
+    """
+    targets, scores = target_scores(classify(model, pixel_values), target)
+    if not scores.requires_grad:
+        raise AnalysisError(
+            f"this {type(model).__name__} computes without gradients: give the model itself, not one that is prepared "
+            "for inference, and call outside of torch.inference_mode()"
+        )
+    return targets, scores
 
 
 def target_scores(logits: torch.Tensor, target: int | Sequence[int] | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from PIL import Image
 
 from plain_vit.errors import DataError
+from plain_vit.image_files import UNREADABLE, decoding, orientation, reason, upright
 
 MOST_BYTES = 190_000_000  # of a decoded image and its conversion to RGB
 BYTES_PER_PIXEL = {"RGB": 4, "1": 5, "L": 5, "P": 5}  # as Pillow stores it, and 4 for the RGB image made of it
-MOST_BYTES_PER_PIXEL = 8  # of every other mode
+MOST_BYTES_PER_PIXEL = 8  # of every other mode, and while an image is turned
 REDUCTIONS = (2, 4, 8)  # at which libjpeg can decode
 
 
@@ -48,7 +49,7 @@ class ImageFiles:
 
 
 def read_image(image: str | Path | Image.Image) -> Image.Image:
-    """Open and decode an image; a JPEG file of more than `MOST_BYTES` is decoded at a lower resolution.
+    """Open and decode an image, upright; a JPEG file of more than `MOST_BYTES` is decoded at a lower resolution.
 
     Args:
         image: A path, or an opened image, which is returned unchanged.
@@ -60,10 +61,9 @@ def read_image(image: str | Path | Image.Image) -> Image.Image:
         return image
     with _opened(image) as opened:
         try:
-            opened.load()
-        except (OSError, ValueError, SyntaxError, MemoryError) as error:  # what Pillow raises
-            raise DataError(f"{image} cannot be read as an image: {error}") from error
-    return opened
+            return upright(opened)
+        except UNREADABLE as error:
+            raise DataError(f"{image} cannot be read as an image: {reason(error)}") from error
 
 
 def _opened(path: str | Path) -> Image.Image:
@@ -71,14 +71,16 @@ def _opened(path: str | Path) -> Image.Image:
     if Path(path).exists() and not Path(path).is_file():
         raise DataError(f"{path} is a folder, a pipe or a device: give an image file")
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), decoding():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked here
             opened = Image.open(path)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as an image: {error}") from error
+    except UNREADABLE as error:
+        raise DataError(f"{path} cannot be read as an image: {reason(error)}") from error
     width, height = opened.size
     is_progressive = bool(opened.info.get("progressive"))  # libjpeg holds all coefficients of such a file
-    per_pixel = MOST_BYTES_PER_PIXEL if is_progressive else BYTES_PER_PIXEL.get(opened.mode, MOST_BYTES_PER_PIXEL)
+    is_turned = "exif" in opened.info and orientation(opened) > 1  # by a copy; Pillow decodes a PNG to find out more
+    per_pixel = BYTES_PER_PIXEL.get(opened.mode, MOST_BYTES_PER_PIXEL)
+    per_pixel = MOST_BYTES_PER_PIXEL if is_progressive or is_turned else per_pixel
     most_pixels = MOST_BYTES // per_pixel
     if width * height > most_pixels and not is_progressive:
         fitting = (by for by in REDUCTIONS if -(-width // by) * -(-height // by) <= most_pixels)

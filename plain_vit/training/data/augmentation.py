@@ -18,7 +18,8 @@ from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_s
 
 from ...errors import DataError, TrainingError
 from ...extras import needs
-from .decoding import as_files, decode_image, in_rgb, orientation, stored_rows, try_image, upright
+from ...image_files import orientation, upright
+from .decoding import as_files, decode_image, in_rgb, stored_rows, try_image
 from .inputs import NormalizedPatches, PackedImages, max_num_patches_of
 from .randaugment import Canvas, rand_augment, three_augment
 from .sampling import cpu_randomness

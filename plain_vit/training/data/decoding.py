@@ -3,29 +3,23 @@
 Legend: `B` batch, `C` channels, `H W` pixels.
 """
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import PIL.ExifTags
 import PIL.Image
-import PIL.ImageOps
 import torch
 
 from ...errors import DataError
 from ...extras import needs
+from ...image_files import UNREADABLE, decoding, reason, upright
 from ...image_processing_plain_vit import DEEP_MODES
 from .inputs import model_inputs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
     from datasets import Dataset, Image
-
-
-# Raised by Pillow and datasets for a file that is not an image, or is truncated.
-UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Image.DecompressionBombError)
 
 
 def as_files(split: Dataset) -> Dataset:
@@ -45,7 +39,9 @@ def open_stored(stored: dict[str, Any] | None) -> PIL.Image.Image:
     Raises:
         OSError: It cannot be read; likewise the other errors in `UNREADABLE`.
     """
-    return PIL.Image.open(BytesIO(stored_bytes(stored)))
+    content = stored_bytes(stored)
+    with decoding():
+        return PIL.Image.open(BytesIO(content))
 
 
 def stored_bytes(stored: dict[str, Any] | None) -> bytes:
@@ -70,17 +66,6 @@ def decode_image(image: PIL.Image.Image) -> PIL.Image.Image:
     return in_rgb(upright(image))
 
 
-def orientation(image: PIL.Image.Image) -> int:
-    """Return the EXIF orientation of an opened image: 1 to 8, from 5 on with exchanged sides."""
-    return image.getexif().get(PIL.ExifTags.Base.Orientation, 1)
-
-
-def upright(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Decode an opened image and apply its orientation."""
-    image.load()
-    return image if orientation(image) == 1 else PIL.ImageOps.exif_transpose(image)
-
-
 def in_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
     """Convert an image to RGB if necessary.
 
@@ -92,7 +77,8 @@ def in_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
             f"its mode is {image.mode}, more than 8 bits per channel: converting it to RGB would clip every value "
             "above 255 to white; scale it to 8 bits first"
         )
-    return image if image.mode == "RGB" else image.convert("RGB")
+    with decoding():
+        return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def try_image(
@@ -132,9 +118,12 @@ def stored_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def name_broken(stored: dict[str, Any] | None, place: str, error: Exception) -> str:
-    """Describe an unreadable image: by its file if there is one, else by its place."""
-    reason = "not an image of a known format" if isinstance(error, PIL.UnidentifiedImageError) else str(error)
-    return f"{(stored or {}).get('path') or place} ({reason})"
+    """Describe an unreadable image: by its file if there is one, else by its place.
+
+    Raises:
+        OSError: The error is not the image's, see `reason`.
+    """
+    return f"{(stored or {}).get('path') or place} ({reason(error)})"
 
 
 BLANK = PIL.Image.new("RGB", (1, 1))
