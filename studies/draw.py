@@ -125,7 +125,7 @@ def _cells(row: Row) -> list[str]:
         f"{row.mean:.2%}{count}",
         interval,
         f"{min(row.accuracies):.2%} to {max(row.accuracies):.2%}",
-        f"{sum(row.seconds) / len(row.seconds):.0f}",
+        "-" if row.core_seconds is None else f"{row.core_seconds:.0f}",
         f"{row.parameters:,}",
         f"{row.flat} of {len(row.accuracies)}",
     ]
@@ -146,7 +146,7 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
             "floating-point operations of training (TFLOP)": {
                 row.contender: (row.operations or 0) / TERA for row in done
             },
-            "core seconds": {row.contender: sum(row.seconds) / len(row.seconds) for row in done},
+            "core seconds": {row.contender: row.core_seconds for row in done if row.core_seconds is not None},
         }
     else:
         places = {images_axis(study): {name: each["x"] for name, each in fields.items() if "x" in each}}

@@ -164,7 +164,8 @@ class Row:
         choices: accuracies on the validation split by learning rate, of those that are done.
         accuracies: of the reported runs on the test split, in the order of the seeds.
         seeds: number of reported runs that belong to the study.
-        seconds: processor time of each reported run, earlier stages not included.
+        seconds: processor time of each reported run that was not interrupted, earlier stages not included; of a resumed
+            run only the last part was timed.
         flat: number of reported runs whose validation curve was flat at the end.
         parameters: of the model, in all.
         operations: floating-point operations of the training of a run, in a study that places its contenders by them.
@@ -184,6 +185,11 @@ class Row:
     def mean(self) -> float | None:
         """Return the mean accuracy."""
         return statistics.mean(self.accuracies) if self.accuracies else None
+
+    @property
+    def core_seconds(self) -> float | None:
+        """Return the mean processor time of a run, or None where each was interrupted."""
+        return statistics.mean(self.seconds) if self.seconds else None
 
     @property
     def interval(self) -> float | None:
@@ -221,7 +227,7 @@ def _row(study: Study, contender: str, results: Mapping[str, Any]) -> Row:
         choices,
         [line["results"]["test_accuracy"] for line in done],
         len(study.seeds),
-        [line["cpu_seconds"] for line in done],
+        [line["cpu_seconds"] for line in done if not line["resumed"]],
         sum(line["flat"] for line in done),
         done[0]["parameters"] if done else None,
         training_operations(found[0], results) if by_compute else None,
