@@ -39,6 +39,7 @@ MAPS = ("pca", "umap")
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
 NOT_FOUND = 3  # the exit code of a CheckpointError
+program: str | None = None  # the command whose script runs, as it is typed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words and words[0] in SCRIPTS:
             return start_script(words[0], words[1:])
         options = parser().parse_args(words)
+        options.words = words
         for name in options.reads:
             if (path := missing(getattr(options, name))) is not None:
                 print(f"plain-vit: {path!r} does not exist, and is not a Hub id (user/name)", file=sys.stderr)
@@ -67,12 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def start_script(command: str, words: list[str]) -> int:
     """Run a script of the examples as Python would start it."""
+    global program
     script = str(examples_folder() / f"{SCRIPTS[command][0]}.py")
-    before, sys.argv = sys.argv, [script, *words]
+    before, sys.argv, program = sys.argv, [script, *words], f"plain-vit {command}"
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
-        sys.argv = before
+        sys.argv, program = before, None
     return 0
 
 
@@ -171,7 +174,8 @@ def add_conversions(command: Command) -> None:
     text = "write a checkpoint in the format of another package, or as the graph of an inference engine"
     added = command("export", text, "vit-b-16 timm-folder --to timm", ["source"])
     added.add_argument("source", help="file, folder or Hub id")
-    added.add_argument("out", type=Path, help="new file, or new or empty folder, depending on the format")
+    folders = ", ".join(("timm", "transformers", *ENGINES))
+    added.add_argument("out", type=Path, help=f"new or empty folder for {folders}; new file for the others")
     added.add_argument("--to", required=True, choices=(*FORMATS, *ENGINES), help="the package or the engine")
     added.add_argument("--to-layout", help="one of that format's layouts (default: the current one)")
     dropped = "leave out a part that no output depends on and the target cannot store: mask_token"
@@ -211,7 +215,7 @@ def add_uses(command: Command) -> None:
     text = "write the features of image files to a parquet file"
     added = command("embed", text, "cat.jpg dog.jpg --model vit-b-16 --out features.parquet", ["images", "model"])
     add_images_and_model(added)
-    added.add_argument("--out", required=True, type=Path, help="new file")
+    added.add_argument("--out", required=True, type=Path, help="new .parquet file")
     kinds = "what a classifier would read (default); class token, mean of the patches, both; or the grid of patches"
     added.add_argument("--feature", choices=FEATURES, default="pooled", help=kinds)
     added.add_argument("--force", action="store_true", help="replace OUT")
@@ -243,6 +247,8 @@ def add_browsing(command: Command) -> None:
     added.add_argument("--image-column", "--image_column", help="image column of the dataset, if there are several")
     labels = "column of true labels, of the dataset if one is given (default: found by its type or name)"
     added.add_argument("--label-column", "--label_column", help=labels)
+    matching = "match true labels with the model's classes by name, or by number, as evaluate does"
+    added.add_argument("--labels-by", "--labels_by", choices=("name", "number"), default="name", help=matching)
 
 
 def add_others(command: Command) -> None:

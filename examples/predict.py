@@ -24,6 +24,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.arguments import BulkOptions, option, run_script
     from plain_vit.training.bulk_inference import Run, open_images, open_model, predictions_of, prepared, settings_of
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
+    from plain_vit.training.models import names_of_classes
 
 
 @dataclass(kw_only=True)
@@ -52,7 +53,8 @@ def predict(arguments: PredictArguments) -> dict[str, Any]:
     opened, image_processor = open_model(arguments)
     if not isinstance(opened, PlainViTForImageClassification):
         raise TrainingError(f"{arguments.model} has no classifier: give a fine-tuned model, or extract features.")
-    settings = settings_of(arguments, images, opened, image_processor) | {"top": arguments.top}
+    own = {"top": arguments.top, "classes": names_of_classes(opened.config)}
+    settings = settings_of(arguments, images, opened, image_processor) | own
     model = prepared(opened, arguments, accelerator)
 
     def columns_of(inputs: dict[str, torch.Tensor]) -> dict[str, Any]:

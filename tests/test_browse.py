@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -267,7 +268,9 @@ def test_images_that_cannot_be_read_are_named_and_the_others_shown(
     Image.new("RGB", (9, 5)).save(tmp_path / "good.png")
     Image.new("1", (9000, 9000)).save(tmp_path / "bomb.png")
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "deep.png")
+    (tmp_path / "unknown.dds").write_bytes(b"DDS " + (124).to_bytes(4, "little") + bytes(120))  # not an OSError
     names = [
+        "unknown.dds",
         "pipe.png",
         "text.png",
         "<img src=x>.png",
@@ -282,15 +285,15 @@ def test_images_that_cannot_be_read_are_named_and_the_others_shown(
     file = write_table(tmp_path / "features.parquet", path=paths, feature=lists(features_of(len(paths))))
     assert main(["browse", str(file), "--out", str(tmp_path / "page")]) == 0
     printed = capsys.readouterr()
-    assert "9 images" in printed.out
-    assert "8 of them cannot be read" in printed.out
+    assert "10 images" in printed.out
+    assert "9 of them cannot be read" in printed.out
     named = [line for line in printed.err.splitlines() if line.startswith("plain-vit: cannot be read: ")]
-    assert len(named) == 8
+    assert len(named) == 9
     data = data_in(tmp_path / "page" / "index.html")
     readable = [data["prefix"] + path for i, path in enumerate(data["paths"]) if i not in data["broken"]]
     assert readable == [str(tmp_path / "good.png")]
     page = (tmp_path / "page" / "index.html").read_text()
-    assert "8 images cannot be read" in page
+    assert "9 images cannot be read" in page
     assert "<img src=x>" not in page
 
 
@@ -462,6 +465,101 @@ def test_predictions_and_datasets_of_other_images_are_refused(tmp_path: Path, im
     for number in range(COUNT):
         Image.new("RGB", (5, 4)).save(other / f"{number}.jpg")
     assert "has the row of" in refused(tmp_path, first, dataset=DatasetOptions(str(other)))
+
+
+OF_RUN = {"dataset": "digits", "dataset_subset": None, "split": "test", "images": COUNT, "contents": "abc"}
+OTHER_RUNS: dict[str, tuple[dict[str, Any], str]] = {
+    "split": ({"split": "train", "contents": "def"}, "split 'train', expected 'test'. Give those of the same data"),
+    "dataset": ({"dataset": "glyphs", "contents": None}, "dataset 'glyphs', expected 'digits'"),
+    "number": ({"images": 9, "contents": "def"}, "images 9, expected 7"),
+    "contents": ({"contents": "def"}, "files of other contents"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_RUNS)
+def test_predictions_of_another_split_or_dataset_are_refused_by_the_manifests(name: str, tmp_path: Path) -> None:
+    predictions: dict[str, Any] = {"label": ["a"] * COUNT, "probability": np.full(COUNT, 0.5, np.float32)}
+    write_run(tmp_path / "features", OF_RUN, row=np.arange(COUNT), feature=lists(features_of()))
+    changed, named = OTHER_RUNS[name]
+    write_run(tmp_path / "others", OF_RUN | changed, row=np.arange(COUNT), **predictions)
+    assert named in refused(tmp_path, tmp_path / "features", predictions=tmp_path / "others")
+    write_run(tmp_path / "same", OF_RUN | {"dataset": "copy/of/it"}, row=np.arange(COUNT), **predictions)
+    assert page_of(tmp_path / "features", tmp_path / "page", predictions=tmp_path / "same")["count"] == COUNT
+
+
+def test_a_dataset_of_other_contents_is_refused(model: Path, images: Path, tmp_path: Path) -> None:  # noqa: F811
+    extract(model=str(model), dataset=str(images), output_dir=str(tmp_path / "features"))
+    for name in ("copied", "other"):
+        (tmp_path / name).mkdir()
+        for file in images.glob("*.png"):
+            (tmp_path / name / file.name).write_bytes(file.read_bytes())
+    Image.new("RGB", (7, 5)).save(tmp_path / "other" / "17.png")
+    page_of(tmp_path / "features", tmp_path / "of copies", dataset=DatasetOptions(str(tmp_path / "copied")))
+    assert "other contents" in refused(tmp_path, tmp_path / "features", dataset=DatasetOptions(str(tmp_path / "other")))
+
+
+# True labels and the classes of the model
+
+
+def labelled(images: Path, folder: Path, labels: list[Any], kind: Any) -> DatasetOptions:  # noqa: F811
+    """Store the images with labels."""
+    files = [{"bytes": file.read_bytes(), "path": None} for file in sorted(images.glob("*.png"))[: len(labels)]]
+    features = datasets.Features({"image": datasets.Image(), "label": kind})
+    stored = datasets.Dataset.from_dict({"image": files, "label": labels}, features=features)
+    stored.save_to_disk(folder)
+    return DatasetOptions(str(folder))
+
+
+def true_in(data: dict[str, Any]) -> dict[int, str]:
+    return {row: data["classes"][i] for row, i in zip(data["rows"], numbers(data["true"], "<i4"), strict=True)}
+
+
+def test_true_labels_are_matched_as_by_an_evaluation(model: Path, images: Path, tmp_path: Path) -> None:  # noqa: F811
+    given, out = [3, 1, 1, 3, 0], tmp_path / "predictions"
+    data = labelled(images, tmp_path / "numbers", given, datasets.Value("int64"))
+    predict(model=str(model), dataset=data.dataset, output_dir=str(out))
+    expected = {row: f"class {number}" for row, number in enumerate(given)}
+    assert "does not know 3 of the 3 classes of the data: 0, 1, 3." in refused(tmp_path, out, dataset=data)
+    command = ["browse", str(out), "--dataset", data.dataset, "--out", str(tmp_path / "page"), "--labels_by"]
+    assert main([*command, "number"]) == 0
+    assert true_in(data_in(tmp_path / "page" / "index.html")) == expected
+
+    others = labelled(images, tmp_path / "others", given, datasets.ClassLabel(names=[*"abcd"]))
+    assert "does not know 4 of the 4 classes of the data: a, b" in refused(tmp_path / "none", out, dataset=others)
+    assert true_in(page_of(out, tmp_path / "2", dataset=others, labels_by="number")) == expected
+    few = labelled(images, tmp_path / "few", [2, 1, 1, 2, 0], datasets.ClassLabel(names=[*"abc"]))
+    assert "has 3 classes, the model 4" in refused(tmp_path / "none", out, dataset=few, labels_by="number")
+    names = [f"class {number}" for number in reversed(range(4))]
+    same = labelled(images, tmp_path / "same", [3 - number for number in given], datasets.ClassLabel(names=names))
+    assert true_in(page_of(out, tmp_path / "3", dataset=same)) == expected
+    outside = labelled(images, tmp_path / "outside", [3, 1, 1, 4, -1], datasets.Value("int64"))
+    assert "labels are -1, 4, and the model has the classes 0 to 3" in refused(
+        tmp_path / "none", out, dataset=outside, labels_by="number"
+    )
+    table = write_table(tmp_path / "own.parquet", row=np.arange(5), label=given, feature=lists(features_of(5)))
+    assert "does not know 3 of the 3" in refused(tmp_path / "none", table, predictions=out)
+    assert true_in(page_of(table, tmp_path / "4", predictions=out, labels_by="number")) == expected
+
+
+def test_labels_that_are_numbers_need_the_classes_of_the_model_unless_they_are_predicted(tmp_path: Path) -> None:
+    columns = {
+        "label": [*"0101012"],
+        "probability": np.full(COUNT, 0.5, np.float32),
+        "true_label": [0, 1, 2, 2, 1, 0, 2],
+    }
+    file = write_table(tmp_path / "numbers.parquet", **columns)
+    assert true_in(page_of(file, tmp_path / "page") | {"rows": range(COUNT)})[2] == "2"
+    assert "does not say the model's classes" in refused(tmp_path / "none", file, labels_by="number")
+    file = write_table(tmp_path / "names.parquet", **columns | {"label": [*"abababc"]})
+    assert "does not say the model's classes" in refused(tmp_path / "none", file)
+    file = write_table(tmp_path / "features.parquet", feature=lists(features_of()))
+    assert "give both, or omit it" in refused(tmp_path / "none", file, labels_by="number")
+
+
+def test_probabilities_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    columns = {"label": [*"aab"], "probability": np.float32([0.5, np.nan, 1])}
+    file = write_table(tmp_path / "predictions.parquet", **columns)
+    assert re.search("'probability' of .* NaN or infinite values, first in row 1", refused(tmp_path, file))
 
 
 def test_an_output_that_exists_or_is_the_input_is_refused(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from plain_vit.cli import main
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
 from plain_vit.inference import simplify
 from plain_vit.training import bulk_inference
-from plain_vit.training.bulk_inference import MANIFEST, SHARDS, THREADS, Parts, Shard, features_of
+from plain_vit.training.bulk_inference import MANIFEST, SHARDS, THREADS, Parts, Shard, features_of, with_columns
 from plain_vit.training.data import decoding
 from plain_vit_command import FEATURES
 from tests.conftest import randomize_
@@ -287,6 +287,27 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_keeps_what_it_wrote(
     assert contents(folder) == resumed
 
 
+@pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
+def test_a_complete_run_that_lost_any_shards_gets_them_back(
+    model: Path, images: Path, tmp_path: Path, streaming: bool
+) -> None:
+    (tmp_path / "files").mkdir()
+    data = as_parquet(images, tmp_path / "files", [IMAGES - 2, 2])
+    options = {"model": str(model), "dataset": str(data), "streaming": streaming, "output_dir": str(tmp_path / "out")}
+    extract(**options)
+    whole, files = contents(tmp_path / "out"), sorted((tmp_path / "out").glob(SHARDS))
+    assert len(files) == 4
+    for lost in (files[:1], files[1:2], files[2:3], files[3:], files[:2], [files[0], files[2]]):
+        for file in lost:
+            file.unlink()
+        assert extract(**options, resume=True)["images"] == IMAGES
+        assert contents(tmp_path / "out") == whole
+    other = files[3].with_stem("part-000001-000009")  # no shard of this run
+    shutil.copy(files[3], other)
+    with pytest.raises(OutputExistsError, match=r"part-000001-000009.parquet is not a shard of this run: remove it"):
+        extract(**options, resume=True)
+
+
 # Threads
 
 
@@ -383,14 +404,12 @@ def test_images_processed_by_threads_are_those_of_one_call(
             assert torch.equal(batch["inputs"][key], values)
 
 
-def test_an_error_of_the_image_processor_is_its_own_with_threads_too(
+def test_an_error_of_the_image_processor_that_is_of_no_single_image_is_its_own_with_threads_too(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"image": {"path": str(file), "bytes": None}} for file in sorted(images.glob("*.png"))]
     for threads in (1, 3):
         with_threads(monkeypatch, threads)
-        with pytest.raises(ValueError, match="has no pixel left"):
-            list(Parts(rows, PlainViTImageProcessor(size={"max_height": 1, "max_width": 1}), 7, 3, [Shard(0, 0)]))
         with pytest.raises(ValueError, match="tensor"):  # images of several sizes, which nothing pads
             list(Parts(rows, PlainViTImageProcessor(do_resize=False), 7, 3, [Shard(0, 0)]))
     assert not reading_threads()
@@ -460,7 +479,7 @@ def test_torch_computes_with_one_thread_in_each_of_those_that_read(images: Path)
     assert counts == {1}
 
 
-# Images that cannot be read, and what is refused
+# Images that cannot be read
 
 
 def test_images_that_cannot_be_read_are_named_and_left_out_on_request(
@@ -484,6 +503,118 @@ def test_images_that_cannot_be_read_are_named_and_left_out_on_request(
     assert all(schema == schemas[0] for schema in schemas)
     kept = [number for number in range(IMAGES) if f"{number:02d}.png" not in broken]
     assert list(table_of(tmp_path / "out")["row"]) == kept
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_images_that_the_image_processor_refuses_are_named_like_those_that_cannot_be_read(
+    model: Path, images: Path, tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    with_threads(monkeypatch, threads)
+    folder, cropped = shutil.copytree(images, tmp_path / "images"), shutil.copytree(model, tmp_path / "model")
+    thin = folder / "01.png"
+    Image.new("RGB", (5000, 1)).save(thin)
+    (folder / "02.png").write_bytes(b"not an image")
+    Image.new("RGB", (1, 5000)).save(folder / "05.png")
+    height, width = opened(model)[0].config.image_shape
+    sides = {"height": height, "width": width}
+    PlainViTImageProcessor(size={"shortest_edge": 256}, crop_size=sides, do_center_crop=True).save_pretrained(cropped)
+    options = {"model": str(cropped), "dataset": str(folder)}
+    with pytest.raises(DataError, match=r"01\.png \(an image of 1x5000 pixels would become .*--corrupted skip"):
+        extract(**options, output_dir=str(tmp_path / "stopped"))
+    manifest = extract(**options, output_dir=str(tmp_path / "out"), corrupted="skip")
+    named = [Path(text.split(" (")[0]).name for text in manifest["unreadable_images"]]
+    assert named == ["01.png", "02.png", "05.png"]
+    assert list(table_of(tmp_path / "out")["row"]) == [0, 3, 4, *range(6, IMAGES)]
+    capsys.readouterr()
+    assert main(["predict", str(thin), str(folder / "00.png"), "--model", str(cropped)]) == DataError.exit_code
+    printed = capsys.readouterr()
+    assert "01.png (an image of 1x5000 pixels would become" in printed.err
+    assert "00.png" in printed.out
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, ZeroDivisionError])
+def test_an_image_for_which_an_image_processor_raises_any_error_is_named(images: Path, kind: type[Exception]) -> None:
+    files = sorted(images.glob("*.png"))[:4]
+    with Image.open(files[2]) as image:
+        odd = image.size
+
+    class Odd(PlainViTImageProcessor):
+        def __call__(self, images: Any, *args: Any, **kwargs: Any) -> Any:
+            if odd in [image.size for image in images]:
+                raise kind("odd sides")
+            return super().__call__(images, *args, **kwargs)
+
+    rows = [{"image": {"path": str(file), "bytes": None}} for file in files]
+    (batch,) = Parts(rows, Odd(size=SIDES), 4, 4, [Shard(0, 0)])
+    assert batch["rows"] == [0, 1, 3]
+    assert len(batch["inputs"]["pixel_values"]) == 3
+    (broken,) = batch["broken"]
+    assert broken.startswith(f"{files[2]} (")
+    assert "odd sides" in broken
+
+
+# Answers that are not finite numbers
+
+
+def with_large_weights(model: Path, folder: Path, **sizes: float) -> Path:
+    """Return a copy of a model in which all weights of these modules are of these sizes."""
+    classifier, processor = opened(model)
+    with torch.no_grad():
+        for name, module in classifier.named_modules():
+            if (size := sizes.get(name.rpartition(".")[2])) is not None:
+                module.weight.sign_().mul_(size)
+    classifier.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("problem", ["single_label_classification", "regression"])
+def test_predictions_that_are_not_finite_are_no_rows_and_not_printed(
+    model: Path, images: Path, tmp_path: Path, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = with_problem(model, tmp_path / "problem", problem)
+    model = with_large_weights(model, tmp_path / "model", classifier=1e38, layernorm=1e9)
+    for skip in ("stop", "skip"):  # the image is not at fault
+        folder = tmp_path / skip
+        with pytest.raises(TrainingError, match=r"00\.png .*expected finite numbers.*Check the weights"):
+            predict(model=str(model), dataset=str(images), output_dir=str(folder), corrupted=skip)
+        assert not list(folder.glob(SHARDS))
+    capsys.readouterr()
+    assert main(["predict", str(images / "03.png"), "--model", str(model)]) == TrainingError.exit_code
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert "03.png" in printed.err
+
+
+def test_features_that_overflow_are_no_rows(model: Path, images: Path, tmp_path: Path) -> None:
+    large = str(with_large_weights(model, tmp_path / "model", layernorm=1e6))
+    options = {"model": large, "dataset": str(images), "feature": "mean"}
+    assert extract(**options, output_dir=str(tmp_path / "whole"))["complete"]
+    with pytest.raises(TrainingError, match=r"feature of .*00\.png is -?inf: .* Give --dtype float32\."):
+        extract(**options, output_dir=str(tmp_path / "half"), dtype="float16")
+    assert not list((tmp_path / "half").glob(SHARDS))
+    broken, out = str(with_large_weights(model, tmp_path / "broken", layernorm=3e38)), tmp_path / "out.parquet"
+    assert main(["embed", str(images / "00.png"), "--model", broken, "--out", str(out)]) == TrainingError.exit_code
+    assert not out.exists()
+
+
+def test_the_image_of_an_answer_that_is_not_finite_is_named() -> None:
+    grid = pa.FixedSizeListArray.from_arrays(pa.array([0.0] * 7 + [float("-inf")], pa.float16()), 2)
+    batch = {"rows": [4, 9], "paths": [None, None]}
+    columns = {"labels": pa.array([["a"], ["b"]]), "grid": pa.FixedSizeListArray.from_arrays(grid, 2)}
+    for settings, advice in (
+        ({}, "Check the weights"),
+        ({"mixed_precision": "bf16"}, "Give --mixed_precision no\\."),
+        ({"mixed_precision": "fp16", "dtype": "float16"}, "Give --mixed_precision no and --dtype float32\\."),
+    ):
+        with pytest.raises(TrainingError, match=f"The grid of row 9 is -inf: expected finite numbers. {advice}"):
+            with_columns(batch, columns, settings)
+    empty = {name: values.slice(2) for name, values in columns.items()}
+    assert with_columns({"rows": [], "paths": []}, empty, {})["columns"] == empty
+
+
+# What is refused
 
 
 def test_a_folder_of_another_run_or_with_other_files_is_refused(model: Path, images: Path, tmp_path: Path) -> None:

@@ -299,6 +299,36 @@ def test_an_image_is_measured_by_its_header_before_it_is_decoded(kind: str, clie
     assert client.get("/info").json()["memory_mb"] < before + 100
 
 
+def test_an_image_is_bounded_as_it_is_resized_too(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier, sizes = app.Classifier(exported, 1), []
+    cropped = PlainViTImageProcessor(
+        size={"shortest_edge": 256}, crop_size={"height": 24, "width": 56}, do_center_crop=True
+    )
+    resize = cropped.resize
+
+    def noting(image: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(image.size)
+        return resize(image, *args, **kwargs)
+
+    monkeypatch.setattr(cropped, "resize", noting)
+    classifier.image_processor, most = cropped, 1_000_000
+    assert classifier.read("a.png", encoded(picture(size=(900, 60))), most).shape == (3, 24, 56)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for size, words in (
+        ((4090, 60), "has 4090 x 60 pixels, resized 17450 x 256: expected at most 1,000,000, crop it to another"),
+        ((60, 4090), "has 60 x 4090 pixels, resized 256 x 17450: expected"),
+        ((5000, 1), "thin.png cannot be resized: an image of 1x5000 pixels would become 256x1280000"),
+    ):
+        with pytest.raises(app.BadImage, match=words):
+            classifier.read("thin.png", encoded(picture(size=size)), most)
+    with pytest.raises(app.BadImage, match="has 60 x 4090 pixels, resized"):
+        classifier.read("turned.jpg", encoded(picture(size=(4090, 60)), "JPEG", exif=turned), most)
+    assert sizes == [(900, 60)]  # no other one came to be resized
+    cropped.do_resize = False
+    assert classifier.read("thin.png", encoded(picture(size=(4090, 60))), most).shape == (3, 24, 56)
+
+
 def test_a_form_that_breaks_off_anywhere_is_refused(client: httpx2.Client) -> None:
     request = client.build_request("POST", "/predict", **form(("a.png", PNG), ("b.png", PNG)))
     whole, headers = request.read(), {"Content-Type": request.headers["Content-Type"]}

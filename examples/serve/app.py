@@ -65,7 +65,7 @@ class Limits:
     max_requests: int = limit(64, "requests that are read or computed at a time; further ones are refused with 503")
     max_images: int = limit(16, "images of one request")
     max_body: int = limit(20_000_000, "bytes of one request")
-    max_pixels: int = limit(50_000_000, "pixels of one image, height times width")
+    max_pixels: int = limit(50_000_000, "pixels of one image, height times width, as sent and as resized")
     max_seconds: float = limit(20.0, "seconds in which a request has to arrive after its headers")
     max_batch: int = limit(8, "images that the model is run on at a time")
     max_wait: float = limit(0.0, "seconds that the model waits for a batch to fill")
@@ -142,7 +142,9 @@ class Classifier:
                     raise BadImage(f"has {image.width} x {image.height} pixels: expected at most {max_pixels:,}")
                 if image.mode in DEEP_MODES:
                     raise BadImage(f"has more than 8 bits per channel (mode {image.mode}): expected 8, scale it first")
-                return self.pixels_of(image)
+                upright = load_image(image)
+                self.check_resized(upright.height, upright.width, max_pixels)
+                return self.processed(upright)
         except BadImage as error:
             raise BadImage(f"{name} {error}") from None
         except UnidentifiedImageError:
@@ -154,9 +156,32 @@ class Classifier:
             reason = printable(f"{type(error).__name__}: {error}")[:LONGEST_NAME]
             raise BadImage(f"{name} is broken ({reason}): expected a whole image file") from error
 
+    def check_resized(self, height: int, width: int, max_pixels: int) -> None:
+        """Refuse an image that the image processor enlarges, as a thin one before its centre is cropped.
+
+        Raises:
+            BadImage: It would have too many pixels.
+        """
+        processor = self.image_processor
+        if not processor.do_resize:
+            return
+        try:
+            sides = processor._resized_sides(height, width, processor.size)
+        except ValueError as error:
+            raise BadImage(f"cannot be resized: {error}") from None
+        if sides[0] * sides[1] > max_pixels:
+            raise BadImage(
+                f"has {width} x {height} pixels, resized {sides[1]} x {sides[0]}: expected at most {max_pixels:,}, "
+                "crop it to another aspect ratio first"
+            )
+
     def pixels_of(self, image: Image.Image) -> np.ndarray:
         """Preprocess as transformers' pipeline does: upright and in RGB before the image processor."""
-        return self.image_processor(load_image(image), return_tensors="np")["pixel_values"][0]
+        return self.processed(load_image(image))
+
+    def processed(self, image: Image.Image) -> np.ndarray:
+        """Preprocess an image that is upright and in RGB."""
+        return self.image_processor(image, return_tensors="np")["pixel_values"][0]
 
     def scores(self, images: list[np.ndarray]) -> np.ndarray:
         """Run the graph; return the scores (B, labels) that transformers' pipeline would give."""

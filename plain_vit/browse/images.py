@@ -1,7 +1,7 @@
 """What a page shows of each image: reading features and predictions from parquet files, and true labels."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,8 @@ from ..errors import DataError, listed
 from ..extras import needs
 from ..files.texts import parse_json, read_small_file
 from ..training.bulk_inference import MANIFEST
+from ..training.data.datasets import Labels, labels_of
+from ..training.models import matching_classes
 
 with needs("plain-vit[train]"):
     import pyarrow as pa
@@ -21,6 +23,7 @@ with needs("plain-vit[train]"):
 MOST_IMAGES = 100_000  # the browser holds all points and names, and every pair of images is compared
 ROWS_AT_A_TIME = 4096
 PREDICTED, PROBABILITY, TRUE = "label", "probability", "true_label"
+OF_IMAGES = ("dataset", "dataset_subset", "split", "image_column", "images")  # settings of a run that say which
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Images:
         features: Their features [N, D] in float32, if there are any.
         predicted: Their predicted classes, if there are any.
         probability: The probabilities of these classes [N].
-        true: Their true classes, if known; None for an image without one.
+        true: Their true labels, if known.
     """
 
     count: int
@@ -43,7 +46,7 @@ class Images:
     features: np.ndarray | None = None
     predicted: Sequence[str | None] | None = None
     probability: np.ndarray | None = None
-    true: Sequence[str | None] | None = None
+    true: Labels | None = None
 
     def in_order(self, order: np.ndarray) -> "Images":
         """Return the images in another order, or some of them."""
@@ -54,7 +57,7 @@ class Images:
             None if self.features is None else self.features[order],
             None if self.predicted is None else [self.predicted[i] for i in order],
             None if self.probability is None else self.probability[order],
-            None if self.true is None else [self.true[i] for i in order],
+            None if self.true is None else self.true.in_order(order),
         )
 
 
@@ -134,8 +137,22 @@ class Shards:
             ) from error
         return list(itertools.chain.from_iterable(parts))
 
+    def labels(self, name: str) -> Labels:
+        """Return a column of true labels."""
+        texts = self.texts(name) or []
+        is_number = pa.types.is_integer(self.schema.field(name).type)
+        return labels_of([int(text) if is_number and text is not None else text for text in texts])
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The classes of the model that predicted, in order, if the manifest lists them."""
+        names = self.settings.get("classes")
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise DataError(f"The manifest of {self.place} has {names!a:.200} as classes: expected a list of names.")
+        return names
+
     def numbers(self, name: str, kind: type) -> np.ndarray | None:
-        """Return a column of numbers, or None if there is no such column."""
+        """Return a column of finite numbers, or None if there is no such column."""
         if name not in self.schema.names:
             return None
         found = self.schema.field(name).type
@@ -145,7 +162,13 @@ class Shards:
         parts = list(self.batches(name))
         if any(part.null_count for part in parts):
             raise DataError(f"The column {name!r} of {self.place} has empty cells: expected a number for each image.")
-        return np.concatenate([part.to_numpy(zero_copy_only=False).astype(kind) for part in parts])
+        values = np.concatenate([part.to_numpy(zero_copy_only=False).astype(kind) for part in parts])
+        if len(wrong := np.flatnonzero(~np.isfinite(values))):
+            raise DataError(
+                f"The column {name!r} of {self.place} holds NaN or infinite values, first in row {wrong[0]} of the "
+                "table: compute them again, in float32."
+            )
+        return values
 
     def vectors(self, name: str) -> np.ndarray:
         """Return a column of lists of one length as a float32 array [N, D].
@@ -265,12 +288,17 @@ def read_images(shards: Shards, *, column: str | None = None, label_column: str 
         features,
         shards.texts(PREDICTED) if are_predictions else None,
         shards.numbers(PROBABILITY, np.float32) if are_predictions else None,
-        None if label_column is None else shards.texts(label_column),
+        None if label_column is None else shards.labels(label_column),
     )
 
 
-def with_predictions(images: Images, shards: Shards) -> Images:
+def with_predictions(images: Images, shards: Shards, settings: Mapping[str, Any]) -> Images:
     """Return images with the predictions of another run over the same data, joined by `row`.
+
+    Args:
+        images: The images.
+        shards: The predictions.
+        settings: Of the run that wrote the images, if any.
 
     Raises:
         DataError: They are not of the same images.
@@ -278,12 +306,63 @@ def with_predictions(images: Images, shards: Shards) -> Images:
     others = read_images(shards)
     if others.predicted is None:
         raise DataError(f"{shards.place} has no predictions: expected the columns label and probability.")
+    what = f"The predictions in {shards.place} are of other images"
+    if differing := other_images(settings, shards.settings):
+        raise DataError(f"{what}: {differing}. Give those of the same data.")
     order = places_of(images, others.rows, f"the predictions in {shards.place}")
     others = others.in_order(order)
     for one, other in zip(images.paths, others.paths, strict=True):
         if one is not None and other is not None and one != other:
-            raise DataError(f"The predictions in {shards.place} are of other images: {other!r} has the row of {one!r}.")
+            raise DataError(f"{what}: {other!r} has the row of {one!r}.")
     return replace(images, predicted=others.predicted, probability=others.probability, true=images.true or others.true)
+
+
+def other_images(settings: Mapping[str, Any], others: Mapping[str, Any]) -> str:
+    """Return how the images of two runs differ by their settings, as text; empty if they do not.
+
+    Equal contents are the same images, wherever they are.
+    """
+    contents = settings.get("contents"), others.get("contents")
+    if None not in contents and contents[0] == contents[1]:
+        return ""
+    named = [name for name in OF_IMAGES if name in settings and name in others and settings[name] != others[name]]
+    differing = ", ".join(f"{name} {others[name]!r}, expected {settings[name]!r}" for name in named)
+    return differing or ("" if None in contents else "files of other contents")
+
+
+def with_model_classes(images: Images, shards: Shards, labels_by: str) -> Images:
+    """Return images whose true labels are classes of the model that predicted, by the rules of an evaluation.
+
+    Args:
+        images: The images.
+        shards: The predictions.
+        labels_by: How classes of data and model are matched, by `name` or by `number`.
+
+    Raises:
+        DataError: The model does not know the classes of the data, or its own are not known.
+    """
+    true, classes = images.true, shards.classes
+    if true is None or images.predicted is None:
+        if labels_by == "number":
+            raise DataError("--labels_by matches true labels with predictions: give both, or omit it.")
+        return images
+    if classes is None:
+        if labels_by == "number" or (true.are_numbers and not {*true.classes} <= {*images.predicted}):
+            raise DataError(
+                f"The true labels are matched by number, or are numbers without names, and {shards.place} does not say "
+                "the model's classes: give the output folder of predict.py, or labels that are names."
+            )
+        return images
+    if labels_by == "number" and true.are_numbers:
+        numbers = [int(name) for name in true.classes]
+        if wrong := [number for number in numbers if not 0 <= number < len(classes)]:
+            raise DataError(
+                f"True labels are {listed(wrong)}, and the model has the classes 0 to {len(classes) - 1}: give the "
+                "data that it was trained for."
+            )
+    else:
+        numbers = matching_classes(classes, list(true.classes), labels_by=labels_by)
+    return replace(images, true=true.renumbered(numbers, classes))
 
 
 def places_of(images: Images, rows: np.ndarray | None, what: str) -> np.ndarray:

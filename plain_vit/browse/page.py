@@ -16,14 +16,14 @@ from ..errors import DataError, in_bytes, printable
 from ..extras import needs
 from ..files.staging import staged_folder
 from .arrays import nearest_neighbours, of_unit_length, principal_map, similar_together, umap_map
-from .images import Images, Shards, places_of, read_images, with_predictions
+from .images import Images, Shards, places_of, read_images, with_model_classes, with_predictions
 from .thumbnails import COLUMNS, PER_FILE, TILE, Stored, write_thumbnails
 
 with needs("plain-vit[train]"):
     from tqdm import tqdm
 
     from ..training.data.datasets import load_images_and_labels
-    from ..training.data.identity import image_paths
+    from ..training.data.identity import contents_hash, image_paths
 
 NAMED = 200  # images that cannot be read, on the page
 LONGEST_TEXT = 1000  # characters of a path or label
@@ -80,6 +80,7 @@ def write_page(
     column: str | None = None,
     label_column: str | None = None,
     predictions: str | Path | None = None,
+    labels_by: Literal["name", "number"] = "name",
     dataset: DatasetOptions | None = None,
     map_kind: Literal["pca", "umap"] = "pca",
     progress: bool = True,
@@ -94,22 +95,26 @@ def write_page(
         label_column: The column of true labels, of the dataset if there is one. By default it is found; in a table it
             is `true_label`, or `label` where there is no `probability`.
         predictions: The predictions for the same images.
+        labels_by: How true labels are matched with the classes of the model that predicted, by name or by number;
+            integers without names are the model's numbers.
         dataset: Where thumbnails and true labels are, if not in the files that the table names.
         map_kind: "pca": the first two principal components; "umap": McInnes et al. 2018, with umap-learn.
         progress: Show progress bars in a terminal.
 
     Raises:
-        DataError: The tables have no images, are incomplete, or cannot be joined; a column is missing, or features are
-            not finite numbers.
+        DataError: The tables have no images, are incomplete, of other images, or cannot be joined; a column is missing,
+            features or probabilities are not finite numbers, or true labels are no classes of the model.
         OutputExistsError: The folder is not empty.
     """
     sources = [features, predictions or features, dataset.dataset if dataset else features]
     shards = Shards(features)
+    predicting = shards if predictions is None else Shards(predictions)
     with staged_folder(out, sources=sources) as folder:
         images = read_images(shards, column=column, label_column=None if dataset else label_column)
         if predictions is not None:
-            images = with_predictions(images, Shards(predictions))
+            images = with_predictions(images, predicting, shards.settings)
         images, stored_of = _with_files(images, shards, dataset, label_column)
+        images = with_model_classes(images, predicting, labels_by)
         images, drawn, said = _with_map(images, map_kind, progress)
         thumbnails = None
         broken: dict[int, str] = {}
@@ -166,8 +171,13 @@ def _with_files(
     for path, other in zip(images.paths, (paths[number] for number in numbers), strict=True):
         if path is not None and other is not None and os.path.basename(path) != os.path.basename(other):
             raise DataError(f"{what} are others than those of {shards.place}: {other!r} has the row of {path!r}.")
+    contents = shards.settings.get("contents")
+    if contents is not None and contents_hash(rows) != contents:
+        raise DataError(
+            f"{what} have other contents than those of {shards.place}: correct --dataset, or extract again."
+        )
     if labels is not None:
-        images = replace(images, true=[labels[number] for number in numbers])
+        images = replace(images, true=labels.in_order(numbers))
     return images, lambda images, number: rows[int(images.rows[number])]["image"]
 
 
@@ -226,7 +236,7 @@ def _data(images: Images) -> dict[str, Any]:
     prefix = os.path.commonprefix(known)  # noqa: RUF071 (the page joins the texts again)
     labels = {
         name: [None if text is None else _text(text) for text in texts]
-        for name, texts in (("true", images.true), ("predicted", images.predicted))
+        for name, texts in (("true", images.true.names() if images.true else None), ("predicted", images.predicted))
         if texts is not None
     }
     classes = sorted({text for texts in labels.values() for text in texts if text is not None})

@@ -9,7 +9,8 @@ from typing import Any
 
 import PIL.Image
 
-from ..training.data.decoding import UNREADABLE, decode_image, name_broken
+from ..image_files import UNREADABLE, decoding
+from ..training.data.decoding import decode_image, name_broken
 
 TILE, COLUMNS = 96, 10  # pixels of a side; thumbnails in a row, and rows, of a file
 PER_FILE = COLUMNS * COLUMNS
@@ -33,7 +34,8 @@ def thumbnail(stored: Stored | None) -> PIL.Image.Image:
         raise ValueError("there is none")
     if stored["bytes"] is None and not Path(stored["path"]).is_file():  # opening a pipe would wait for its writer
         raise ValueError("there is no such file")
-    with PIL.Image.open(stored["path"] if stored["bytes"] is None else BytesIO(stored["bytes"])) as opened:
+    content = stored["path"] if stored["bytes"] is None else BytesIO(stored["bytes"])
+    with decoding(), PIL.Image.open(content) as opened:
         opened.draft("RGB", (2 * TILE, 2 * TILE))  # JPEG files are decoded at a fraction of their size
         if opened.width * opened.height > MOST_PIXELS:
             raise ValueError(f"{opened.width} x {opened.height} pixels are more than {MOST_PIXELS}")

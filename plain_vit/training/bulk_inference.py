@@ -30,12 +30,13 @@ from ..errors import DataError, OutputExistsError, TrainingError
 from ..extras import needs
 from ..files.staging import is_vacant, staged_file
 from ..heads_plain_vit import num_tokens_read
+from ..image_files import UNREADABLE, decoding
 from ..inference import prepare_for_inference
 from ..modeling_plain_vit import PlainViTForImageClassification
 from ..scores import REGRESSION, scores
 from .arguments import BulkOptions
 from .data import load_images
-from .data.decoding import BLANK, UNREADABLE, as_files, decode_image, name_broken, open_stored
+from .data.decoding import BLANK, as_files, decode_image, name_broken, open_stored
 from .data.identity import contents_hash, paths_hash
 from .models import checkpoint_hints, configuration_hash, names_of_classes, weights_hash
 from .run.folder import as_json, changed_settings, read_json, write_file
@@ -54,6 +55,8 @@ METADATA = b"plain_vit"  # of a shard: its place in the data, and the images tha
 
 BATCH = 8  # images in a forward pass over a few files
 THREADS, PIECES = "read-images", 4  # names of threads, and pieces of a batch for each: some images take longer
+
+EXACT = {"mixed_precision": "no", "dtype": "float32"}  # the options in which numbers overflow last
 
 Columns = dict[str, pa.Array]
 
@@ -129,7 +132,7 @@ class Parts(torch.utils.data.IterableDataset):
                 yield Shard(begin.part, number), batch, left == 0
 
     def _processed(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-        """Decode and process images, in threads; those that cannot be read are left out and named."""
+        """Decode and process images, in threads; those that cannot be are left out and named."""
         pieces = in_threads(self._read, batch)
         inputs = [piece["inputs"] for piece in pieces if piece["inputs"] is not None]
         if len({each["pixel_values"].shape[1:] for each in inputs}) > 1:
@@ -139,18 +142,43 @@ class Parts(torch.utils.data.IterableDataset):
         return joined | {"inputs": together}
 
     def _read(self, piece: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-        images, numbers, paths, broken = [], [], [], []
-        for number, row in piece:
-            stored = row["image"]
+        stored = {number: row["image"] for number, row in piece}
+        images: dict[int, PIL.Image.Image] = {}
+        broken: dict[int, Exception] = {}
+        for number, file in stored.items():
             try:
-                images.append(decode_image(open_stored(stored)))
+                images[number] = decode_image(open_stored(file))
             except UNREADABLE as error:
-                broken.append(name_broken(stored, f"row {number}", error))
-                continue
-            numbers.append(number)
-            paths.append((stored or {}).get("path"))
-        inputs = dict(self.image_processor(images, return_tensors="pt")) if images else None
-        return {"rows": numbers, "paths": paths, "inputs": inputs, "broken": broken}
+                broken[number] = error
+        try:
+            inputs = self._inputs(images)
+        except UNREADABLE:
+            refused = self._refused(images)
+            if not refused:  # each alone is fine, but they do not fit together
+                raise
+            broken |= refused
+            images = {number: image for number, image in images.items() if number not in refused}
+            inputs = self._inputs(images)
+        return {
+            "rows": [*images],
+            "paths": [(stored[number] or {}).get("path") for number in images],
+            "inputs": inputs,
+            "broken": [name_broken(stored[number], f"row {number}", broken[number]) for number in sorted(broken)],
+        }
+
+    def _inputs(self, images: Mapping[int, PIL.Image.Image]) -> dict[str, torch.Tensor] | None:
+        with decoding():  # image processors, too, raise any error for an odd image
+            return dict(self.image_processor([*images.values()], return_tensors="pt")) if images else None
+
+    def _refused(self, images: Mapping[int, PIL.Image.Image]) -> dict[int, Exception]:
+        """Return the errors of the images that the image processor refuses by themselves."""
+        refused: dict[int, Exception] = {}
+        for number, image in images.items():
+            try:
+                self._inputs({number: image})
+            except UNREADABLE as error:
+                refused[number] = error
+        return refused
 
 
 def in_threads(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> list[Any]:
@@ -229,6 +257,7 @@ class Run:
         Raises:
             OutputExistsError: The folder has other contents, or a run to resume, which was not asked for.
             DataError: An image cannot be read, and such images are not to be left out; or rows are missing.
+            TrainingError: A feature or prediction is not a finite number.
         """
         self._start(accelerator)
         begin = self._pending()
@@ -268,16 +297,24 @@ class Run:
         accelerator.wait_for_everyone()
 
     def _pending(self) -> list[Shard]:
-        """Return the first shard of each part that is not written."""
-        written: dict[int, list[Path]] = {}
-        for file in sorted(self.folder.glob(SHARDS)):
-            written.setdefault(int(file.name.split("-")[1]), []).append(file)
+        """Return the first shard of each part that is not written; from there on the part is computed.
+
+        Raises:
+            OutputExistsError: There is a shard that the data do not have.
+        """
+        written = {file: notes_of(file)["ends_part"] for file in self.folder.glob(SHARDS)}
         stored = isinstance(self.rows, Dataset)
         count = -(-len(self.rows) // self.options.shard_size) if stored else self.rows.num_shards
-        files = [written.get(part, []) for part in range(count)]
-        return [
-            Shard(part, len(each)) for part, each in enumerate(files) if not each or not notes_of(each[-1])["ends_part"]
-        ]
+        pending = []
+        for part in range(count):
+            shard = Shard(part, 0)
+            while (ends_part := written.pop(shard.file(self.folder), None)) is False:
+                shard = Shard(part, shard.number + 1)
+            pending += [shard] if ends_part is None else []
+        begun = {shard.file(self.folder).name.rpartition("-")[0] for shard in pending}
+        if others := sorted(file for file in written if file.name.rpartition("-")[0] not in begun):
+            raise _foreign(others[0])
+        return pending
 
     def _compute(self, batches: Iterable[dict[str, Any]], accelerator: Accelerator, bar: Progress) -> None:
         """Compute batches, and write each shard after its last one."""
@@ -289,8 +326,8 @@ class Run:
                         f"An image cannot be read: {broken}. Repair it, or leave such images out with --corrupted skip."
                     )
                 bar.say(f"left out an image that cannot be read: {broken}")
-            batch["columns"] = self._columns(batch.pop("inputs"), accelerator.device)
-            unfinished.setdefault(batch["shard"], []).append(batch)
+            columns = self._columns(batch.pop("inputs"), accelerator.device)
+            unfinished.setdefault(batch["shard"], []).append(with_columns(batch, columns, self.settings))
             seen = (len(batch["rows"]) + len(batch["broken"])) * accelerator.num_processes
             bar.update(seen if self.count is None else min(seen, self.count - bar.done - bar.images))
             if batch["ends"]:
@@ -318,8 +355,35 @@ class Run:
         }
 
 
+def with_columns(batch: Mapping[str, Any], columns: Columns, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch with its columns, as `table_of` takes it.
+
+    Args:
+        batch: Its `rows` and `paths`, among others.
+        columns: The features or predictions of these rows.
+        settings: With which they were computed; those that are not there are the exact ones.
+
+    Raises:
+        TrainingError: A feature or prediction is not a finite number.
+    """
+    for name, values in columns.items():
+        flat = values
+        while isinstance(flat, pa.ListArray | pa.FixedSizeListArray):
+            flat = flat.flatten()
+        if not pa.types.is_floating(flat.type):
+            continue
+        numbers = flat.to_numpy(zero_copy_only=False)
+        if len(wrong := np.flatnonzero(~np.isfinite(numbers))):
+            place = wrong[0] * len(values) // len(numbers)  # each row has as many numbers
+            image = batch["paths"][place] or f"row {batch['rows'][place]}"
+            ways = [f"--{option} {exact}" for option, exact in EXACT.items() if settings.get(option, exact) != exact]
+            advice = f"Give {' and '.join(ways)}" if ways else "Check the weights of the model, or export it in float32"
+            raise TrainingError(f"The {name} of {image} is {numbers[wrong[0]]}: expected finite numbers. {advice}.")
+    return {**batch, "columns": columns}
+
+
 def table_of(batches: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return the columns of batches as one table."""
+    """Return the columns of batches from `with_columns` as one table."""
     columns: dict[str, list[pa.Array]] = {}
     for batch in batches:
         shown = {"row": pa.array(batch["rows"], pa.int64()), "path": pa.array(batch["paths"], pa.string())}
@@ -347,7 +411,11 @@ def notes_of(file: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(parquet.read_schema(file).metadata[METADATA]))
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
-        raise OutputExistsError(f"{file} is not a shard of this run: remove it, or give another folder.") from error
+        raise _foreign(file) from error
+
+
+def _foreign(file: Path) -> OutputExistsError:
+    return OutputExistsError(f"{file} is not a shard of this run: remove it, or give another folder.")
 
 
 def table_of_files(
@@ -362,6 +430,7 @@ def table_of_files(
 
     Raises:
         DataError: None of them can be read.
+        TrainingError: A feature or prediction is not a finite number.
     """
     rows = [{"image": {"path": file, "bytes": None}} for file in files]
     batches = list(Parts(rows, image_processor, len(rows), BATCH, [Shard(0, 0)]))
@@ -369,7 +438,7 @@ def table_of_files(
     if len(broken) == len(files):
         raise DataError(f"No image can be read: {', '.join(broken)}.")
     readable = [batch for batch in batches if batch["rows"]]
-    return table_of([batch | {"columns": columns_of(batch["inputs"])} for batch in readable]), broken
+    return table_of([with_columns(batch, columns_of(batch["inputs"]), {}) for batch in readable]), broken
 
 
 # Columns
