@@ -7,7 +7,8 @@
 Prints top-1 and top-5 accuracy, balanced accuracy, F1 and calibration, every class, the classes that are confused most
 often, and images per second. `--output` writes all of it as JSON, with every confused pair, from which the whole
 confusion matrix follows; `--predictions` writes the five likeliest classes of each image as CSV. `--views` averages the
-predictions of several views of an image. Each image counts once, however many processes share the work.
+predictions of several views of an image. Each image counts once, however many processes share the work. DIR may be a
+folder of `plain-vit export` for an engine, which gives the accuracy in int8.
 
 The labels of a model of several labels, or of numbers, are those that `finetune_image_classification.py` reads with its
 `--problem_type`; results and predictions are then those of each label or number.
@@ -23,7 +24,9 @@ import numpy as np
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from plain_vit.errors import DataError, OutputExistsError, TrainingError
+from plain_vit.conversion.engine_models import EngineModel
+from plain_vit.conversion.inference_engines import is_exported
+from plain_vit.errors import DataError, OutputError, OutputExistsError, TrainingError, counted
 from plain_vit.extras import needs
 from plain_vit.scores import MULTI_LABEL, REGRESSION
 
@@ -34,8 +37,8 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data import load_labelled_split
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
-    from plain_vit.training.metrics import Evaluation, evaluate_classifier
-    from plain_vit.training.models import checkpoint_hints, names_of_classes, numbers_by_name, open_classifier
+    from plain_vit.training.metrics import Evaluation, evaluate_classifier, metric_text
+    from plain_vit.training.models import checkpoint_hints, matching_classes, names_of_classes, open_classifier
     from plain_vit.training.run.folder import as_json, write_file
     from plain_vit.training.run.mistakes import confused_pairs, results_by_class, top_accuracy
     from plain_vit.training.run.progress import Progress
@@ -78,27 +81,37 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     Returns:
         What the file gets.
     """
-    for file in filter(None, (arguments.output, arguments.predictions)):
-        if Path(file).exists():
+    for file, suffix in ((arguments.output, ".json"), (arguments.predictions, ".csv")):
+        if file is not None and Path(file).suffix.lower() != suffix:
+            raise OutputError(f"{file} is not the name of a {suffix} file, which is what would be written: rename it.")
+        if file is not None and Path(file).exists():
             raise OutputExistsError(f"{file} already exists: give another file.")
+    if arguments.mixed_precision != "no" and is_exported(arguments.model):
+        raise TrainingError(
+            f"{arguments.model} was exported to an engine, in the precision of its graph: omit --mixed_precision."
+        )
     accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
+    loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
     model, image_processor = open_classifier(
         arguments.model,
         trust_remote_code=arguments.trust_remote_code,
         hints=checkpoint_hints(arguments.model_hints),
+        batch_size=loading["batch_size"],
     )
+    in_engine = isinstance(model, EngineModel)
     problem_type = model.config.problem_type or "single_label_classification"
     class_names = names_of_classes(model.config)
     split = open_split(arguments, class_names, problem_type)
 
     prepared, image_processor = with_views(
-        accelerator.prepare_model(model, evaluation_mode=True), image_processor, arguments.views
+        model if in_engine else accelerator.prepare_model(model, evaluation_mode=True),
+        image_processor,
+        arguments.views,
     )
     loader = accelerator.prepare(
         DataLoader(
             ReadableImages(split),
-            batch_size=-(-arguments.batch_size // accelerator.num_processes),
             collate_fn=ProcessedImages(image_processor),
             **loading,
         )
@@ -180,31 +193,6 @@ def readable_batches(bar: Progress, loader: Iterable[dict[str, Any]], processes:
         bar.update(min(len(batch["labels"]) * processes, (bar.total or 0) - bar.images))
 
 
-def matching_classes(class_names: list[str], data_classes: list[str], *, labels_by: str) -> list[int]:
-    """Return the model class of each class of the data.
-
-    Raises:
-        DataError: The model does not know one of them, or has more or fewer.
-    """
-    if labels_by == "number":
-        if len(data_classes) != len(class_names):
-            raise DataError(
-                f"The data has {len(data_classes)} classes, the model {len(class_names)}: their numbers do not match. "
-                "Omit --labels_by if their names do, or give data with all of the model's classes, or with labels that "
-                "are numbers."
-            )
-        return list(range(len(data_classes)))
-    numbers = numbers_by_name(class_names, data_classes)
-    unknown = [name for name in data_classes if name not in numbers]
-    if unknown:
-        raise DataError(
-            f"The model does not know {len(unknown)} of the {len(data_classes)} classes of the data: "
-            f"{', '.join(unknown[:5])}. The model's are {', '.join(class_names[:5])} and so on. If both have the "
-            "same order, add --labels_by number."
-        )
-    return [numbers[name] for name in data_classes]
-
-
 def summarize(result: Evaluation | VectorEvaluation, class_names: list[str]) -> dict[str, Any]:
     """Return accuracies, the classes that the data has, and every confused pair, the worst first.
 
@@ -274,7 +262,7 @@ def as_text(results: dict[str, Any]) -> str:
 def text_of_rates(results: dict[str, Any]) -> str:
     """Format images per second."""
     return (
-        f"{results['images_per_second']:.0f} images/s in {results['processes']} processes, "
+        f"{results['images_per_second']:.0f} images/s in {counted(results['processes'], 'process', 'processes')}, "
         f"{results['waiting_for_data']:.0%} of the time waiting for data"
     )
 
@@ -283,11 +271,11 @@ def text_of_labels(results: dict[str, Any]) -> str:
     """Format the results of several labels, or of numbers, as text."""
     rows = results["labels"]
     measures = [name for name in rows[0] if name not in ("name", "images")]
-    means = [f"{name.replace('_', ' ')} {results[name]:.4f}" for name in results if name in MEANS]
+    means = [f"{name.replace('_', ' ')} {metric_text(name, results[name])}" for name in results if name in MEANS]
     shown = rows[:SHOWN]
     columns = [["label", *(row["name"] for row in shown)], ["images", *(str(row["images"]) for row in shown)]]
     for name in measures:
-        columns.append([name, *("–" if row[name] is None else f"{row[name]:.4f}" for row in shown)])
+        columns.append([name, *("–" if row[name] is None else metric_text(name, row[name]) for row in shown)])
     widths = [max(map(len, column)) for column in columns]
     lines = [f"{', '.join(means)}, on {results['images']} images", text_of_rates(results), ""]
     for name, *values in zip(*columns, strict=True):

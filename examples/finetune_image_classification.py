@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -83,12 +84,15 @@ class FinetuneArguments(ClassifierOptions):
     """
 
 
-def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None = None) -> Outcome:
+def finetune(
+    arguments: FinetuneArguments, data: ImageClassificationData | None = None, *, described: bool = True
+) -> Outcome:
     """Run the fine-tuning.
 
     Args:
         arguments: as on the command line.
         data: the dataset (default: the one that the arguments name).
+        described: write predictions, report and model card, and print where they are; not so in a trial.
 
     Returns:
         How the saved model does on the held-out split: `test`, or the validation split where there is no other.
@@ -138,7 +142,7 @@ def finetune(arguments: FinetuneArguments, data: ImageClassificationData | None 
     result = loop.judge(final, held_out)
     results = results_of(data, loop, result, since=start)
     loop.finish(final, results)
-    if accelerator.is_main_process:
+    if accelerator.is_main_process and described:
         describe_result(arguments, data, loop, snapshots, final, result, results)
     accelerator.end_training()
     accelerator.free_memory()
@@ -238,7 +242,7 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         model.gradient_checkpointing_enable()
     if arguments.head_bias is not None:
         set_head_bias(model, arguments.head_bias)
-    elif arguments.problem_type == "regression":
+    elif arguments.problem_type == "regression" and not arguments.keep_head:
         set_head_bias(model, torch.tensor(data.train["label"][:]).mean(dim=0))
     head = head_of(model)
     if arguments.freeze:
@@ -433,7 +437,7 @@ def describe_result(
         f"{data.held_out} {result.summary}, on {result.count} of {len(held_out)} images, after {results['seconds']} s; "
         f"the model is in {run.path}"
     )
-    card = model_facts(arguments, data, loop.schedule, result, accelerator.num_processes)
+    card = model_facts(arguments, data, loop, result)
     pushed = publish(run.path, card, repo_id=arguments.push_to_hub, private=arguments.hub_private, say=print)
     if pushed is not None:
         print(str(pushed))
@@ -445,7 +449,7 @@ def start(arguments: FinetuneArguments) -> None:
     for name, trial in trials.items():
         if getattr(arguments, name) is not None:
             check_trial(arguments, name)
-            trial(arguments, open_data(arguments), finetune)
+            trial(arguments, open_data(arguments), partial(finetune, described=False))
             return
     finetune(arguments)
 

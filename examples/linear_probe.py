@@ -31,7 +31,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from plain_vit import PlainViTForImageClassification
-from plain_vit.errors import OutputExistsError, TrainingError
+from plain_vit.errors import OutputExistsError, TrainingError, counted
 from plain_vit.extras import needs
 from plain_vit.files.staging import is_vacant, staged_file, staged_folder
 
@@ -64,15 +64,22 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         LEARNING_RATES,
         TEMPERATURE,
         Features,
+        check_neighbors,
+        check_shots,
         classify_by_neighbors,
         extract_features,
         few_shot_accuracies,
         head_layer,
         train_probes,
     )
+    from plain_vit.training.run.facts import count_images
     from plain_vit.training.run.folder import as_json, changed_settings, move_into, read_json, write_file
+    from plain_vit.training.run.publishing import publish, training_facts
+    from plain_vit.training.run.report import environment
 
 FEATURES, SOURCE = "features.safetensors", "source"  # the file, and what its metadata say about them
+# The settings that results by shots and by neighbours have in common.
+SETTINGS = {"few_shot": ("seeds", "l2"), "knn": ("temperature",)}
 
 
 @dataclass(kw_only=True)
@@ -132,6 +139,7 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
     data = open_data(arguments)
     if len(data.splits) < 2:
         raise TrainingError("There is no split to evaluate on: set --test_split.")
+    check_counts(arguments, data)
     size = arguments.image_size
     model, image_processor = load_classifier(
         arguments.model,
@@ -167,27 +175,50 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         return results
 
     if arguments.mode in ("linear", "both"):
-        results["linear"] = probe_linearly(arguments, features, data, head)
+        add_results(results, "linear", probe_linearly(arguments, features, data, head), arguments)
         tqdm.write(f"the model is in {folder}")
         save_model(model, image_processor, folder)
+        describe_model(arguments, data, "linear", results["linear"])
     if arguments.mode in ("few_shot", "both"):
-        results["few_shot"] = {**results.get("few_shot", {}), **probe_few_shots(arguments, features, data)}
+        add_results(results, "few_shot", probe_few_shots(arguments, features, data), arguments)
     if arguments.mode == "knn":
-        results["knn"] = {**results.get("knn", {}), **probe_neighbors(arguments, features, data)}
+        add_results(results, "knn", probe_neighbors(arguments, features, data), arguments)
     if attentive is not None:
         tokens = {name: Tokens(np.load(tokens_file(folder, name), mmap_mode="r"), of.labels)
                   for name, of in features.items()}  # fmt: skip
-        results["attentive"] = probe_attentively(arguments, tokens, data, attentive)
+        add_results(results, "attentive", probe_attentively(arguments, tokens, data, attentive), arguments)
         save_model(attentive, image_processor, folder)
+        describe_model(arguments, data, "attentive", results["attentive"])
         tqdm.write(f"the model is in {folder}")
-    write_file(folder / "results.json", as_json(results, indent=2) + "\n")
     return results
 
 
+def check_counts(arguments: ProbeArguments, data: ImageClassificationData) -> None:
+    """Refuse shots and neighbours that the training images do not allow."""
+    labels = torch.tensor(data.train["label"][:])
+    if arguments.mode in ("few_shot", "both"):
+        for shots in arguments.shots:
+            check_shots(labels, len(data.label_names), shots)
+    if arguments.mode == "knn":
+        check_neighbors(len(labels), arguments.neighbors, arguments.temperature)
+
+
 def earlier_results(folder: Path) -> dict[str, Any]:
-    """Return the results of earlier probes of the same features; those of another mode, or of other shots, stay."""
+    """Return the results of earlier probes of the same features."""
     file = folder / "results.json"
     return read_json(file) if file.is_file() else {}
+
+
+def add_results(results: dict[str, Any], mode: str, found: dict[str, Any], arguments: ProbeArguments) -> None:
+    """Write the results of a mode, beside those of other modes, and of other shots or neighbours of equal settings."""
+    if mode in SETTINGS:
+        settings = {name: getattr(arguments, name) for name in SETTINGS[mode]}
+        of_modes = results.setdefault("settings", {})
+        if of_modes.get(mode) == settings:
+            found = {**results[mode], **found}
+        of_modes[mode] = settings
+    results[mode] = found
+    write_file(Path(arguments.output_dir) / "results.json", as_json(results, indent=2) + "\n")
 
 
 def compute_features(
@@ -312,7 +343,10 @@ def probe_neighbors(
     results = {}
     for count, predicted in predictions.items():
         results[str(count)] = (predicted == held_out.labels).double().mean().item()
-        tqdm.write(f"{count:4d} nearest neighbours: {data.held_out} accuracy {results[str(count)]:.2%}")
+        tqdm.write(
+            f"{counted(count, 'nearest neighbour'):>22}, temperature {arguments.temperature:g}: {data.held_out} "
+            f"accuracy {results[str(count)]:.2%}"
+        )
     return results
 
 
@@ -332,8 +366,8 @@ def probe_few_shots(
         )
         results[str(shots)] = accuracies
         tqdm.write(
-            f"{shots:4d} shots: {held_out} accuracy {np.mean(accuracies):.2%} on average over "
-            f"{len(accuracies)} seeds, {min(accuracies):.2%} to {max(accuracies):.2%}"
+            f"{counted(shots, 'shot'):>8}: {held_out} accuracy {np.mean(accuracies):.2%} on average over "
+            f"{counted(len(accuracies), 'seed')}, {min(accuracies):.2%} to {max(accuracies):.2%}"
         )
     return results
 
@@ -409,6 +443,33 @@ def save_model(model: Any, image_processor: Any, folder: Path) -> None:
         model.save_pretrained(staged)
         image_processor.save_pretrained(staged)
     move_into(folder / "model", folder)
+
+
+def describe_model(
+    arguments: ProbeArguments, data: ImageClassificationData, mode: str, results: dict[str, Any]
+) -> None:
+    """Write the model card."""
+    options = ("epochs", "probe_batch_size", "weight_decay", "warmup_epochs", "seed")
+    optimizer = arguments.optimizer if mode == "linear" else "adamw"
+    folder = Path(arguments.output_dir)
+    facts = training_facts(
+        folder,
+        source=arguments.model,
+        from_scratch=False,
+        dataset=arguments.dataset,
+        split_name=data.held_out,
+        results={"accuracy": results[f"{data.held_out}_accuracy"]},
+        images=count_images(data),
+        recipe={
+            "mode": mode,
+            "optimizer": optimizer,
+            "learning_rate": results["learning_rate"],
+            **{name: getattr(arguments, name) for name in options},
+        },
+        environment=environment(),
+        method=f"{'A linear' if mode == 'linear' else 'An attentive'} classifier on frozen features, trained",
+    )
+    publish(folder, facts, repo_id=None, private=False, say=tqdm.write)
 
 
 def main() -> None:

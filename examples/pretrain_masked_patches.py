@@ -47,7 +47,10 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Loop, make_schedule, start_run
     from plain_vit.training.models import checkpoint_hints
+    from plain_vit.training.optimization import settings_of
     from plain_vit.training.run.folder import RunFolder, deciding_options, default_options
+    from plain_vit.training.run.publishing import publish, training_facts
+    from plain_vit.training.run.report import environment
     from plain_vit.training.tasks.masked_patches import (
         CORRUPTIONS,
         CorruptedImages,
@@ -133,6 +136,8 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
         **loop.figures(since=start),
     }
     loop.finish(final, results)
+    if accelerator.is_main_process:
+        describe_model(arguments, loop, len(train), len(watched))
     loss = result.values["loss"]
     accelerator.print(f"validation loss {loss:.4f} on {len(watched)} images; the model is in {run.path}")
     accelerator.end_training()
@@ -220,6 +225,33 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
     if body is not None:
         model.vit.load_state_dict({"embeddings.mask_token": model.vit.embeddings.mask_token, **body.state_dict()})
     return model, image_processor
+
+
+def describe_model(arguments: PretrainArguments, loop: Loop[Any], train: int, watched: int) -> None:
+    """Write the model card."""
+    fresh = arguments.from_scratch or PRESET_NAME.fullmatch(arguments.model) is not None
+    options = ("target", "mask_ratio", "hidden_share", "exchanged_share", "mask_block", "crop_scale", "horizontal_flip",
+               "optimizer", "learning_rate", "weight_decay", "batch_size", "schedule")  # fmt: skip
+    values = {name: getattr(arguments, name) for name in options} | settings_of(loop.learner.optimizer)
+    facts = training_facts(
+        loop.run.path,
+        source=arguments.model,
+        from_scratch=fresh,
+        dataset=arguments.dataset,
+        split_name="validation",
+        results={},
+        images=f"train {train:,}, validation {watched:,}",
+        recipe={
+            **{name: value for name, value in values.items() if value is not None},
+            "epochs": f"{loop.schedule.epochs:.1f}",
+            "steps": loop.schedule.total_steps,
+            "warmup_steps": loop.schedule.warmup_steps,
+            "seed": arguments.seed,
+        },
+        environment={"processes": str(loop.accelerator.num_processes), **environment()},
+        method="Pre-trained by predicting masked patches,",
+    )
+    publish(loop.run.path, facts, repo_id=None, private=False, say=print)
 
 
 def main() -> None:

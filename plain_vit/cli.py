@@ -15,11 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from plain_vit_command import ENGINE_OPTIONS, ENGINES, HINTS, examples_folder, main
+from plain_vit_command import ENGINE_OPTIONS, ENGINES, HINTS, WEIGHTS, examples_folder, main
 
 from .errors import (
+    AmbiguousCheckpointError,
     CheckpointError,
     DataError,
+    OutputError,
     OutputExistsError,
     PlainViTError,
     UnsafeFileError,
@@ -27,6 +29,9 @@ from .errors import (
     in_bytes,
     printable,
 )
+
+# Endings of files, which no folder gets: of weights, graphs, pages and tables.
+FILES = (*WEIGHTS, ".onnx", ".xml", ".html", ".png", ".json", ".csv", ".parquet")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
+            refuse_output_name(options)
             COMMANDS[options.command](options)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader closed the pipe, as `| head` does
@@ -46,10 +52,38 @@ def run(options: argparse.Namespace) -> int:
         if options.debug:
             traceback.print_exc()
         else:
-            words = "there is not enough memory" if isinstance(error, MemoryError) else printable(str(error))
+            shown = error
+            if isinstance(error, AmbiguousCheckpointError) and error.source == described_source(options):
+                shown = error.on(["plain-vit", *options.words])
+            words = "there is not enough memory" if isinstance(error, MemoryError) else printable(str(shown))
             print(f"plain-vit: {type(error).__name__}: {words}", file=sys.stderr)
         return error.exit_code if isinstance(error, PlainViTError) else PlainViTError.exit_code
     return 0
+
+
+def described_source(options: argparse.Namespace) -> str | None:
+    """Return the checkpoint that the options of a command describe."""
+    return next((str(getattr(options, name)) for name in ("source", "a", "model") if name in options), None)
+
+
+def refuse_output_name(options: argparse.Namespace) -> None:
+    """Refuse a folder with the name of a file, and features with the name of another kind of file.
+
+    Raises:
+        OutputError: The output has such a name.
+    """
+    from .conversion.sources import format_named
+
+    out = getattr(options, "out", None)
+    if out is None:
+        return
+    suffix, is_exported = out.suffix.lower(), options.command == "export"
+    if options.command == "embed":
+        if suffix != ".parquet":
+            raise OutputError(f"{out} is not the name of a parquet file, as features are written: end it in .parquet")
+    elif suffix in FILES and not (is_exported and options.to not in ENGINES and format_named(options.to).suffixes):
+        what = f"what {options.to} opens" if is_exported else f"what {options.command} writes"
+        raise OutputError(f"{out} ends in {suffix!r} like a file, but {what} is a folder: give a name without it")
 
 
 def say(what: object) -> None:
@@ -245,7 +279,7 @@ def browse(options: argparse.Namespace) -> None:
     where = {name: getattr(options, name) for name in ("dataset_subset", "split", "image_column")}
     if options.dataset is None and any(where.values()):
         options.refuse(f"--{next(filter(where.get, where)).replace('_', '-')} is of a dataset: give --dataset too")
-    names = ("column", "label_column", "predictions")
+    names = ("column", "label_column", "predictions", "labels_by")
     page = write_page(
         options.features,
         options.out,

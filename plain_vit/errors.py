@@ -75,6 +75,7 @@ class AmbiguousCheckpointError(PlainViTError, ValueError):
         candidates: For each missing argument of `from_checkpoint`, the values that fit.
         otherwise: An alternative set of arguments, if none of the candidates is the model.
         source: The file, to print a complete command line; None if there is none.
+        command: The words that the arguments are added to, as options (default: convert the source).
     """
 
     exit_code = 6
@@ -85,17 +86,24 @@ class AmbiguousCheckpointError(PlainViTError, ValueError):
         candidates: Mapping[str, Sequence[object]] | None = None,
         otherwise: Mapping[str, Sequence[object]] | None = None,
         source: str | None = None,
+        command: Sequence[str] | None = None,
     ) -> None:
-        self.message = message
+        self.message, self.source = message, source
         self.candidates = {argument: tuple(values) for argument, values in (candidates or {}).items()}
         self.otherwise = {argument: tuple(values) for argument, values in (otherwise or {}).items()}
         lines = [message, *_argument_lines(self.candidates)]
         if self.otherwise:
             lines += ["or, where none of these is the model, all of:", *_argument_lines(self.otherwise)]
-        commands = [_command(source, one) for one in (self.candidates, self.otherwise) if source is not None and one]
+        if command is None and source is not None:
+            command = ["plain-vit", "convert", source, "OUT"]
+        commands = [_command(command, one) for one in (self.candidates, self.otherwise) if command and one]
         if commands:
             lines += ["On the command line, with the values of the model:", *commands]
         super().__init__("\n".join(lines))
+
+    def on(self, command: Sequence[str]) -> "AmbiguousCheckpointError":
+        """Return the same error with another command."""
+        return type(self)(self.message, self.candidates, self.otherwise, self.source, command)
 
 
 class MappingError(PlainViTError, ValueError):
@@ -217,22 +225,39 @@ def in_bytes(count: float) -> str:
     return f"{count:.1f} GB"
 
 
+def counted(number: int, noun: str, nouns: str | None = None) -> str:
+    """Return a number with its noun: `1 image`, `1,200 images`.
+
+    Args:
+        number: The number.
+        noun: The noun of one.
+        nouns: That of several (default: with an s).
+    """
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
 def listed(values: Sequence[object]) -> str:
     """Return the first values, with strings quoted, and the count of the rest."""
-    rest = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
-    return ", ".join(repr(value) for value in values[:SHOWN]) + rest
+    return few([repr(value) for value in values], most=SHOWN)
+
+
+def few(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names, and the count of the rest."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
 
 
 def _argument_lines(candidates: Mapping[str, Sequence[object]]) -> list[str]:
+    said = {0: "which the tensors do not show at all", 1: "{}, the only value that fits"}
     return [
-        f"  {argument}= one of {listed(values)}" if values else f"  {argument}= which the tensors do not show at all"
+        f"  {argument}= {said.get(len(values), 'one of {}').format(listed(values))}"
         for argument, values in candidates.items()
     ]
 
 
-def _command(source: str, candidates: Mapping[str, Sequence[object]]) -> str:
+def _command(command: Sequence[str], candidates: Mapping[str, Sequence[object]]) -> str:
     """Return the command with these arguments, using the first value of each."""
-    words = ["plain-vit", "convert", source, "OUT"]
+    words = list(command)
     for argument, values in candidates.items():
         option, value = argument.replace("_", "-"), values[0] if values else "VALUE"
         if isinstance(value, bool):

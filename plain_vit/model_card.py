@@ -32,9 +32,9 @@ from .conversion.parity import StageDifference
 from .conversion.report import Report
 from .conversion.transformers.pixels import processor_from_transformers
 from .environment import version
-from .errors import CheckpointError
+from .errors import CheckpointError, counted
 from .files.marks import MARK, is_untouched, marked
-from .files.reading import Checkpoint, read_checkpoint
+from .files.reading import read_checkpoint
 from .image_processing_plain_vit import PIL_MODES, SourcePreprocessing
 from .licenses import license_files
 from .markdown import LONGEST, address, code, fenced, one_line, plain
@@ -52,6 +52,9 @@ RESIZE_WORDS = {
 SHOWN_LABELS = 30
 SHOWN_TWICE = 10  # names shared by several labels
 LONGEST_CITATION, MOST_CITATIONS = 5000, 10
+ORIGIN = "Where the weights come from"  # title of a section
+LONGEST_ORIGIN = 1000  # characters of a source's origin
+WRITTEN = re.compile(r"\\(\W|_)|\[([^\]]*)\]\([^)]*\)|`")  # escapes, links and code spans
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")  # the Hub's spelling
 LICENSE_NAME = re.compile(r"[\w .,+()/:-]{1,100}")
 MAX_CARD = 1_000_000  # characters of a source's model card that are read
@@ -220,16 +223,24 @@ def source_folder(report: Report, revision: str | None = None) -> Path | None:
         return None
 
 
+def source_origin(folder: Path) -> tuple[str, str | None]:
+    """Return what the card of a local model says of its origin, as plain text, and the Hub id of its base model.
+
+    Without a card, or with one that was edited, there is no text.
+    """
+    page = _page(folder)
+    base = metadata_of(page).get("base_model")
+    found = re.search(rf"^## {ORIGIN}\n\n(.+)$", page, re.MULTILINE) if is_untouched(page.encode()) else None
+    words = WRITTEN.sub(lambda match: match[1] or match[2] or "", found[1]) if found else ""
+    return plain(words, LONGEST_ORIGIN), base if is_repo_id(base) else None
+
+
 def source_facts(folder: Path) -> dict[str, Any]:
     """Return licence, datasets and citations of a source's folder, as arguments of `ModelFacts`.
 
     They are read from its model card, then from timm's entries in `config.json`.
     """
-    path = folder / CARD
-    text = ""
-    if path.is_file():
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
-            text = file.read(MAX_CARD)
+    text = _page(folder)
     facts: dict[str, Any] = {}
     if said := metadata_of(text):
         facts |= _license_of_page(said)
@@ -239,6 +250,15 @@ def source_facts(folder: Path) -> dict[str, Any]:
     if citations := [entry for entry in BIBTEX.findall(text) if len(entry) <= LONGEST_CITATION]:
         facts["citations"] = citations[:MOST_CITATIONS]
     return facts
+
+
+def _page(folder: Path) -> str:
+    """Return the beginning of a folder's model card, empty if there is none."""
+    path = folder / CARD
+    if not path.is_file():
+        return ""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return file.read(MAX_CARD)
 
 
 def metadata_of(page: str) -> dict[str, Any]:
@@ -310,15 +330,17 @@ def _card(folder: Path, facts: ModelFacts) -> str:
     name = one_line(facts.name or folder.resolve().name) or "model"
     repo_id = f"{PLACEHOLDER}/{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-') or 'model'}"
     classifies = _is(config, "ImageClassification")
+    many_sizes = bool((checkpoint.preprocessor_config or {}).get("max_num_patches"))
+    size = "many sizes" if many_sizes else "{} x {} pixels".format(*config.image_shape)
     sections = [
-        (None, _what_it_is(config, classifies, checkpoint.tensors.meta(), size=_size_of_images(checkpoint))),
-        ("Where the weights come from", _origin(facts)),
+        (None, _what_it_is(config, classifies, checkpoint.tensors.meta(), size=size)),
+        (ORIGIN, _origin(facts)),
         ("How to load it", _loading(repo_id, classifies, has_code=(folder / "modeling_plain_vit.py").exists())),
         ("Preprocessing", preprocessing),
         ("Results", _results(facts)),
         ("Training", _table(facts.recipe, "setting")),
         ("Environment", _table(facts.environment, "part")),
-        ("Limits", _limits(config, classifies, facts)),
+        ("Limits", _limits(config, classifies, facts, many_sizes=many_sizes)),
         ("License", _license(facts, license_files(folder))),
         ("Citation", "\n\n".join(fenced(entry, "bibtex") for entry in _citations(facts))),
     ]
@@ -354,19 +376,12 @@ def _metadata(name: str, repo_id: str, classifies: bool, facts: ModelFacts) -> M
     return ModelCardData(library_name="transformers", pipeline_tag=task, tags=list(tags), **known)
 
 
-def _size_of_images(checkpoint: Checkpoint) -> str:
-    if (checkpoint.preprocessor_config or {}).get("max_num_patches"):
-        return "many sizes"
-    height, width = PlainViTConfig.from_dict(checkpoint.config or {}).image_shape
-    return f"{height} x {width} pixels"
-
-
 def _what_it_is(config: PlainViTConfig, classifies: bool, tensors: Mapping[str, torch.Tensor], *, size: str) -> str:
     count = sum(tensor.numel() for tensor in tensors.values())
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
     labels = [str(label) for _, label in sorted((config.id2label or {}).items())]
     patch = " x ".join(map(str, config.patch_shape))
-    channels = "" if config.num_channels == 3 else f" in {_counted(config.num_channels, 'channel')}"
+    channels = "" if config.num_channels == 3 else f" in {counted(config.num_channels, 'channel')}"
     sentences = [
         f"A Vision Transformer with {config.num_hidden_layers} layers of width {config.hidden_size} and "
         f"{config.num_attention_heads} heads, for images of {size}{channels} and patches of "
@@ -375,8 +390,8 @@ def _what_it_is(config: PlainViTConfig, classifies: bool, tensors: Mapping[str, 
     ]
     if classifies:
         regresses = config.problem_type == REGRESSION
-        returned = f"It returns {_counted(len(labels), 'number')} per image" if regresses else ""
-        said = returned or f"It has {_counted(len(labels), 'label')}"
+        returned = f"It returns {counted(len(labels), 'number')} per image" if regresses else ""
+        said = returned or f"It has {counted(len(labels), 'label')}"
         if all(label.startswith("LABEL_") for label in labels):
             sentences.append(f"{said}, whose {'names are' if len(labels) > 1 else 'name is'} not known.")
         else:
@@ -393,10 +408,6 @@ def _what_it_is(config: PlainViTConfig, classifies: bool, tensors: Mapping[str, 
 
 def _is(config: PlainViTConfig, task: str) -> bool:
     return any(task in str(kind) for kind in config.architectures or [])
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _origin(facts: ModelFacts) -> str:
@@ -447,10 +458,8 @@ def _preprocessing(settings: Mapping[str, Any] | None, model_settings: Mapping[s
         return f"Images are prepared by {code(kind)}, the image processor in this repository."
     processor: Any = processor_from_transformers(settings, model_settings)
     if not _has_common_steps(processor):
-        return (
-            f"Images are prepared by transformers' {code(type(processor).__name__)} with the settings in "
-            "`preprocessor_config.json`."
-        )
+        name = code(type(processor).__name__)
+        return f"Images are prepared by transformers' {name} with its settings in this repository."
     ours = isinstance(processor, SourcePreprocessing)
     steps = []
     if processor.do_convert_rgb:
@@ -532,7 +541,7 @@ def _results(facts: ModelFacts) -> str:
     return "\n\n".join(parts)
 
 
-def _limits(config: PlainViTConfig, classifies: bool, facts: ModelFacts) -> str:
+def _limits(config: PlainViTConfig, classifies: bool, facts: ModelFacts, *, many_sizes: bool) -> str:
     sentences = [*facts.limits]
     if classifies:
         sentences.append(_what_scores_say(config, facts))
@@ -541,7 +550,7 @@ def _limits(config: PlainViTConfig, classifies: bool, facts: ModelFacts) -> str:
             rest = f" and {len(twice) - SHOWN_TWICE} more" if len(twice) > SHOWN_TWICE else ""
             listed = ", ".join(plain(name) for name in twice[:SHOWN_TWICE])
             sentences.append(f"Several labels share a name and differ only in their numbers: {listed}{rest}.")
-    if not config.drop_partial_patches:
+    if not (config.drop_partial_patches or many_sizes):  # the image processor resizes to whole patches
         height, width = config.patch_shape
         sentences.append(f"Image heights must be multiples of {height} pixels, and widths multiples of {width}.")
     return "\n".join(f"- {sentence}" for sentence in sentences)

@@ -327,9 +327,18 @@ def test_the_speed_table_compares_each_of_our_cases_with_the_fastest_alternative
         result("base: plain_vit, eager", 8, 9876),
         result("base: timm, eager", 4, 8),
     ]
-    load = [result("transformers opens its own folder", 0.3), result("plain_vit converts timm", 0.4)]
+    load = [
+        result("transformers opens its own folder", 0.3),
+        result("timm opens its own folder", 0.8),
+        result("torch opens torchvision.pth", 0.1),
+        result("plain_vit opens its own folder", 0.2),
+        result("plain_vit converts timm", 0.4),
+        result("plain_vit converts torchvision.pth", 0.2),
+    ]
+    convert = [result("copy and sync", 2.0), result("plain_vit converts timm", 4.0)]
     report("forward", "Forward", "", forward, write=True)
     report("load", "Opening", "", load, write=True)
+    report("convert", "Converting", "", convert, write=True)
     report("forward-quick", "Forward", "", forward[:2], write=True)
     (newest,) = tmp_path.glob("*-load-*.md")
     today = newest.read_text()
@@ -337,13 +346,16 @@ def test_the_speed_table_compares_each_of_our_cases_with_the_fastest_alternative
         today.replace('"seconds": 0.4', '"seconds": 7')
     )
     lines = speeds.speeds().splitlines()
-    assert lines[2:7] == [
+    assert lines[2:10] == [
         "| forward pass: tiny, eager | 16 images/s | vit_pytorch 12.8 images/s | 1.25 |",
         "| forward pass: tiny, prepared | 32 images/s | timm 21.3 images/s | 1.50 |",
         "| forward pass: base, eager | 1,234 images/s | timm 2 images/s | 0.50 |",
-        "| loading a ViT-L (1.2 GB): converts timm | 0.4 s | transformers opens its own folder 0.3 s | 0.75 |",
+        "| loading a ViT-L (1.2 GB): opens its own folder | 0.2 s | none measured | - |",
+        "| loading a ViT-L (1.2 GB): converts timm | 0.4 s | timm opens its own folder 0.8 s | 2.00 |",
+        "| loading a ViT-L (1.2 GB): converts torchvision.pth | 0.2 s | torch opens torchvision.pth 0.1 s | 0.50 |",
+        "| converting a ViT-L (1.2 GB): converts timm | 4 s | copy and sync 2 s | 0.50 |",
         "",
     ]
-    assert len(lines) == 8
+    assert len(lines) == 11
     readme = f"before\n{speeds.START}old\n{speeds.END}after\n"
     assert speeds.with_speeds(readme) == f"before\n{speeds.START}{speeds.speeds()}{speeds.END}after\n"

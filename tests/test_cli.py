@@ -19,19 +19,21 @@ from typing import Any
 import pytest
 import torch
 import vit_pytorch
+from PIL import Image
 from transformers import AutoModelForImageClassification
 
 import plain_vit
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, cli
 from plain_vit.cli import main, read_labels
 from plain_vit.conversion import from_checkpoint
-from plain_vit.conversion.format import Hints
+from plain_vit.conversion.format import Hints, Inference
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,
     DataError,
     HubError,
     MappingError,
+    OutputError,
     OutputExistsError,
     PlainViTError,
     VerificationError,
@@ -82,10 +84,40 @@ def test_inspect_reports_what_is_missing_and_writes_nothing(
     assert main(["inspect", str(checkpoint)]) == AmbiguousCheckpointError.exit_code
     printed = capsys.readouterr().err
     assert "num_attention_heads" in printed
+    assert "a checkpoint of vit_pytorch: " in printed
     assert "Traceback" not in printed
     assert main(["inspect", str(checkpoint), *SAID]) == 0
     assert "2 layers of width 24, 3 heads" in capsys.readouterr().out
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_command_that_was_typed_is_suggested_with_what_is_missing(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    Image.new("RGB", (30, 40)).save(tmp_path / "image.png")
+    out, seen = str(tmp_path / "out"), str(tmp_path / "image.png")
+    for words in (
+        ["inspect", str(checkpoint), *SAID[2:]],
+        ["verify", str(checkpoint), str(checkpoint)],
+        ["export", str(checkpoint), out, "--to", "timm"],
+        ["show", seen, "--model", str(checkpoint), "--out", out],
+        ["predict", seen, "--model", str(checkpoint)],
+    ):
+        assert main(words) == AmbiguousCheckpointError.exit_code
+        (command,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  plain-vit ")]
+        assert command.startswith(f"  {shlex.join(['plain-vit', *words])} --num-attention-heads ")
+    assert main(["convert", str(checkpoint), out, *SAID, "--no-verify"]) == 0
+    assert main(["verify", out, str(checkpoint)]) == AmbiguousCheckpointError.exit_code
+    assert f"  plain-vit convert {checkpoint} OUT --num-attention-heads " in capsys.readouterr().err
+
+
+def test_a_value_without_an_alternative_is_no_choice() -> None:
+    error = AmbiguousCheckpointError("give", {"pooling": ["cls"], "head_dim": [3, 4], "image_size": []})
+    assert str(error).splitlines()[1:] == [
+        "  pooling= 'cls', the only value that fits",
+        "  head_dim= one of 3, 4",
+        "  image_size= which the tensors do not show at all",
+    ]
 
 
 def test_verify_finds_the_first_stage_that_differs(
@@ -221,6 +253,25 @@ def test_export_gives_the_source_back_bit_for_bit(foreign: torch.nn.Module, chec
     assert all(torch.equal(back[name], tensor) for name, tensor in foreign.state_dict().items())
 
 
+@pytest.mark.parametrize("command", [
+    "convert CHECKPOINT out.safetensors", "export CHECKPOINT out.SAFETENSORS --to timm",
+    "export CHECKPOINT out.bin --to transformers", "export CHECKPOINT out.onnx --to onnx",
+    "show CHECKPOINT --model CHECKPOINT --out page.html", "browse CHECKPOINT --out page.html",
+    "embed CHECKPOINT --model CHECKPOINT --out out.csv", "embed CHECKPOINT --model CHECKPOINT --out out",
+])  # fmt: skip
+def test_a_name_of_another_kind_of_output_is_refused(
+    command: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(command.replace("CHECKPOINT", checkpoint.name).split()) == OutputError.exit_code
+    assert re.search("is a folder: give a name without it|end it in .parquet", capsys.readouterr().err)
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.name]
+
+
+def test_a_folder_may_have_a_name_with_a_point(checkpoint: Path, tmp_path: Path) -> None:
+    assert main(["convert", str(checkpoint), str(tmp_path / "vit.v1.5"), *SAID, "--no-verify"]) == 0
+
+
 def test_an_output_in_use_is_refused_before_any_work_and_stays(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("kept")
@@ -340,6 +391,11 @@ def test_every_option_has_a_help_and_every_command_an_example() -> None:
         )
         examples = shlex.split(command.epilog.removeprefix("example: plain-vit "))
         assert parser().parse_args(examples).command == name
+
+
+def test_an_inferred_value_is_shown_as_it_would_be_given() -> None:
+    assert str(Inference("attention_scale", None, "it")) == "attention_scale = 'head_dim**-0.5', from it"
+    assert str(Inference("pooling", "cls", "config.json")) == "pooling = 'cls', from config.json"
 
 
 def test_the_options_are_the_hints() -> None:
@@ -545,7 +601,7 @@ def test_a_command_of_a_script_has_its_options_and_its_exit_codes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for words, code, said in (
-        (["--help"], 0, f"usage: {SCRIPTS[name][0]}.py"),
+        (["--help"], 0, f"usage: plain-vit {name} ["),
         (["--model", "m", "--model_hints", "nothing", "--dataset", "./none", "--output_dir", "out"], None, "rror: "),
     ):
         words = [word if name != "evaluate" else word.replace("--output_dir", "--output") for word in words]

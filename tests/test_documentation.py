@@ -11,9 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from plain_vit.cli import main
+from plain_vit.conversion.export import ENGINES
+from plain_vit.conversion.sources import FORMATS, format_named
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -42,6 +46,23 @@ def test_every_block_of_the_readme_runs_and_prints_what_it_shows(workplace: Path
         else:
             command, *shown = code.splitlines()
             assert run_command(command.removeprefix("$ "))[1].splitlines() == shown
+    drawn, shown_below = (
+        np.asarray(Image.open(path).convert("RGB"), dtype=float)
+        for path in ("rollout.png", ROOT / "docs" / "pictures" / "rollout.png")
+    )
+    assert drawn.shape == shown_below.shape
+    assert np.abs(drawn - shown_below).mean() < 1  # of 255; other characters or titles differ by more
+
+
+def test_the_readme_says_what_each_format_is_written_as() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]+) \| a (folder|file)(?:: ([^|]+))? \|", readme, re.MULTILINE)
+    said = {
+        name: tuple(re.findall(r"\.[a-z]+", suffixes))
+        for names, _, suffixes in rows
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert said == {name: format_named(name).suffixes for name in FORMATS} | dict.fromkeys(ENGINES, ())
 
 
 def test_the_blocks_of_the_model_s_page_run_one_after_the_other(workplace: Path) -> None:

@@ -192,6 +192,18 @@ def test_no_import_of_an_optional_package_is_left_without_its_remedy() -> None:
     assert {line for line in unguarded if not line.startswith("plain_vit/conversion/")} == set()
 
 
+def test_a_space_asks_for_the_releases_that_the_package_needs() -> None:
+    declared = {without_marker(line) for line in importlib.metadata.requires("plain-vit") or []}
+    asked = {without_marker(line) for line in (ROOT / "examples" / "space" / "requirements.txt").read_text().split()}
+    assert asked <= declared
+
+
+def without_marker(line: str) -> tuple[str, str]:
+    """Return name and releases of a requirement, without the extra that brings it."""
+    found = Requirement(line)
+    return found.name, str(found.specifier)
+
+
 def test_the_tests_of_the_space_load_where_only_the_space_is_installed(tmp_path: Path) -> None:
     """`make test-space` has an environment of its own, and shares the fixtures of all tests."""
     hidden = OPTIONAL - requirements("space")

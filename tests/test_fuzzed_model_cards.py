@@ -241,7 +241,7 @@ def test_a_processor_with_steps_of_its_own_is_named(tmp_path: Path) -> None:
         json.dumps({"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 24}, "crop_pct": 0.9})
     )
     assert section(card_text(tmp_path, ModelFacts()), "Preprocessing") == (
-        "Images are prepared by transformers' `ConvNextImageProcessor` with the settings in `preprocessor_config.json`."
+        "Images are prepared by transformers' `ConvNextImageProcessor` with its settings in this repository."
     )
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "OfMyOwn", "size": "large"}))
     assert section(card_text(tmp_path, ModelFacts()), "Preprocessing") == (

@@ -1,15 +1,18 @@
 """docs/scaling.md is what its script writes, and the script counts what really happens."""
 
 import importlib
+import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.models import matrix_shapes, operations
@@ -27,9 +30,11 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_the_flops_are_those_of_torchs_counter_on_a_real_model_and_of_its_products(script: ModuleType) -> None:
-    kernels, _ = script.record(TINY, 2)
+    kernels = script.record(TINY, 2)
     model = PlainViTForImageClassification(PlainViTConfig.from_name(TINY, num_labels=1000)).train()
-    with FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = MagicMock(parents={"Global"})  # its hooks keep the model from joining products
+    with counter:
         loss = model(torch.randn(2, 3, 224, 224)).logits.sum()
         forward = counter.get_total_flops()
         loss.backward()
@@ -58,12 +63,40 @@ def test_a_joined_kernel_neither_reads_nor_writes_what_stays_inside(script: Modu
 
 @pytest.mark.slow
 def test_kernels_of_any_batch_follow_from_two_batches(script: ModuleType) -> None:
-    model, (kernels, saved) = script.counted(TINY), script.record(TINY, 5)
+    model, kernels = script.counted(TINY), script.record(TINY, 5)
     assert [(line.flops.at(5), line.nbytes.at(5)) for line in model.eager] == [
         (kernel.flops, kernel.nbytes) for kernel in kernels
     ]
     assert [line.nbytes.at(5) for line in model.compiled] == [kernel.nbytes for kernel in script.compiled(kernels)]
-    assert model.saved.at(5) == saved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_memory_is_what_a_real_step_allocates(script: ModuleType, checkpointing: bool) -> None:
+    counted = {images: script.peak_bytes(TINY, images, checkpointing) for images in (8, 12)}
+    model = PlainViTForImageClassification(PlainViTConfig.from_name(TINY, num_labels=1000)).train()
+    model.set_attn_implementation(script.FUSED_ATTENTION)
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    real = {}
+    for images in counted:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            script.loss_of(model, *script.noise(TINY, images)).backward()
+        model.zero_grad()
+        events = [one.nbytes() for one in profiler.profiler.kineto_results.events() if one.name() == "[memory]"]
+        real[images] = max(itertools.accumulate(events))
+    assert counted[12] - counted[8] == pytest.approx(real[12] - real[8], rel=0.05)
+
+
+def test_the_cores_on_the_page_are_those_of_a_whole_host(script: ModuleType) -> None:
+    def number(cell: str) -> float:
+        return float(cell.rpartition(" ")[2].removesuffix("/s").replace(",", ""))
+
+    section = script.OUT.read_text(encoding="utf-8").partition("## Images\n")[2]
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
+    rates = [number(head) for head in lines[0][3:]]
+    for _, _, host, *cores in lines[2 : 2 + len(script.SIZES)]:
+        assert list(map(number, cores)) == pytest.approx([number(host) / rate for rate in rates], rel=0.06)
 
 
 @pytest.mark.slow

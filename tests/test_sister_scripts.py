@@ -17,7 +17,8 @@ from plain_vit import (
     PlainViTForMaskedImageModeling,
     PlainViTImageProcessor,
 )
-from plain_vit.errors import DataError, OutputExistsError, TrainingError
+from plain_vit.conversion import to_checkpoint
+from plain_vit.errors import CheckpointError, DataError, OutputExistsError, TrainingError
 from plain_vit.training.data import load_splits
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
 from plain_vit.training.run.folder import read_log
@@ -47,6 +48,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 evaluation = open_script("evaluate_image_classification")
 pretraining = open_script("pretrain_masked_patches")
 finetuning = open_script("finetune_image_classification")
+probing = open_script("linear_probe")
 DIGITS = [str(digit) for digit in range(10)]
 
 
@@ -109,6 +111,40 @@ def test_two_processes_evaluate_every_image_once(classifier, tmp_path):
     for name in ("top1_accuracy", "top5_accuracy", "classes", "confused"):
         assert two[name] == one[name]
     assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)  # batches of another size sum in another order
+
+
+@pytest.mark.parametrize("engine", ["onnx", "openvino"])
+def test_an_exported_folder_is_evaluated_and_any_training_of_it_is_refused(engine, classifier, tmp_path):
+    folder, model = tmp_path / "exported", PlainViTForImageClassification.from_pretrained(classifier)
+    processor = PlainViTImageProcessor.from_pretrained(classifier)
+    to_checkpoint(model, folder, format=engine, image_processor=processor)
+    options = {"dataset": "digits", "views": "flip"}
+    expected = evaluation.evaluate(evaluation.EvaluateArguments(model=str(classifier), **options))
+    results = evaluation.evaluate(evaluation.EvaluateArguments(model=str(folder), **options))
+    assert results["top1_accuracy"] == expected["top1_accuracy"]
+    assert results["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    for wrong, named in (({"mixed_precision": "bf16"}, "mixed_precision"), ({"model_hints": ["key=a"]}, "key")):
+        with pytest.raises(TrainingError, match=f"exported.*: omit .*{named}"):
+            evaluation.evaluate(evaluation.EvaluateArguments(model=str(folder), **options, **wrong))
+    training = {"model": str(folder), "dataset": "digits", "output_dir": str(tmp_path / "out")}
+    starts = [
+        lambda: finetuning.finetune(finetuning.FinetuneArguments(**training)),
+        lambda: finetuning.finetune(finetuning.FinetuneArguments(**training, from_scratch=True)),
+        lambda: finetuning.finetune(
+            finetuning.FinetuneArguments(**training | {"model": str(classifier)}, teacher=str(folder))
+        ),
+        lambda: probing.probe(probing.ProbeArguments(**training)),
+        lambda: pretraining.pretrain(pretraining.PretrainArguments(**training, from_scratch=True)),
+    ]
+    for start in starts:
+        with pytest.raises(CheckpointError, match="was exported to an engine, and is no checkpoint"):
+            start()
+
+
+def test_classes_that_are_left_out_of_an_error_are_counted(tmp_path):
+    save_plain_vit(tmp_path, num_labels=5, id2label=dict(enumerate("abcde")))
+    with pytest.raises(DataError, match=r"of the data: 0, 1, 2, 3, 4 and 5 more\. The model's are a, b, c, d, e\. If"):
+        evaluation.evaluate(evaluation.EvaluateArguments(model=str(tmp_path), dataset="digits"))
 
 
 def test_any_image_classifier_is_evaluated_and_its_classes_must_match(tmp_path):
@@ -317,6 +353,10 @@ def test_pretrained_folder_is_fine_tuned(model_folder, tmp_path):
     pretrained = tmp_path / "pretrained"
     pretraining.pretrain(pretraining.PretrainArguments(model=str(model_folder), output_dir=str(pretrained), **SHORT))
     weights = weights_of(pretrained)
+    card = (pretrained / "README.md").read_text()
+    assert "Pre-trained by predicting masked patches, from `" in card
+    assert "AutoModelForMaskedImageModeling" in card
+    assert "| target | mean_color |" in card
     assert not torch.equal(
         weights["vit.layers.0.mlp.fc1.weight"],
         weights_of(model_folder)["vit.layers.0.mlp.fc1.weight"],

@@ -67,11 +67,14 @@ def test_a_visitor_classifies_an_image_sees_attention_and_compares_two_checkpoin
         faults: list[str] = []
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.goto(address)
+        page.get_by_text("34 labels (0, 1, 2").wait_for()
         page.locator("input[type=file]").first.set_input_files(str(APP.parent / "images" / "K.png"))
         page.get_by_role("button", name="Look").click()
         answers = page.get_by_test_id("label-output-value")
         answers.nth(1).wait_for(timeout=60_000)
         assert answers.nth(0).inner_text().strip() == "K"
+        titles = [title.inner_text() for title in page.locator("[data-testid=block-label]").all()]
+        assert {"shipped checkpoint", "before its training", "shipped checkpoint: attention"} <= set(titles)
         rows = page.locator("[data-testid$='-confidence-set']").all_inner_texts()
         assert len(rows) == 10  # the five most likely of each model
         sure, unsure = (int(re.search(r"(\d+)%", rows[i])[1]) for i in (0, 5))

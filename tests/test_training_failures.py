@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from accelerate import Accelerator
 from plain_vit.errors import TrainingError
 from plain_vit.files.manifest import manifest_problem, write_manifest
 from plain_vit.training.hardware.processes import StepExchange
+from plain_vit.training.loop import Loop, Stopped
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.tasks.classification import Classification
 from tests.training_runs import (
@@ -141,6 +143,28 @@ def test_processes_exchange_at_steps_that_all_of_them_know(monkeypatch):
     assert exchange.after(5, 0, due=False) == (signal.SIGTERM, 3)
     assert exchange.after(6, 0, due=True) == (signal.SIGTERM, 3)
     assert accelerator.gathers == 3
+
+
+def test_processes_stop_an_evaluation_at_the_same_batch_and_at_its_pace(monkeypatch):
+    """Two processes, simulated: the other one gets a signal while the third batch is evaluated."""
+    now, other = [0.0], [0.0, 0.0, math.inf]
+    monkeypatch.setattr("plain_vit.training.hardware.processes.time.perf_counter", lambda: now[0])
+    two = SimpleNamespace(
+        num_processes=2, device=torch.device("cpu"), gather=lambda own: torch.cat([own, torch.tensor([other])])
+    )
+    loop: Any = SimpleNamespace(accelerator=two, stop=SimpleNamespace(signal=0))
+    evaluated: list[Any] = []
+
+    def evaluate() -> None:
+        for number in Loop._until_stopped(loop, range(100)):
+            evaluated.append(number)
+            now[0] += 0.5
+            other[0] = float(signal.SIGTERM) if number >= 2 else 0.0
+
+    with pytest.raises(Stopped) as stopped:
+        evaluate()
+    assert stopped.value.signal == signal.SIGTERM
+    assert evaluated == [0, 1, 2, 3, 4], "two seconds after the first batch"
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """Effects of the fine-tuning options, seen in the output of a run."""
 
+import dataclasses
 import itertools
 import json
 import math
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,13 @@ from plain_vit.analysis import displayable
 from plain_vit.analysis.plots import plot_learning_rates
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.positions_plain_vit import resample_positions
-from plain_vit.training.arguments import parse_arguments
+from plain_vit.training.arguments import check_options, parse_arguments
 from plain_vit.training.data import load_splits
 from plain_vit.training.metrics import evaluate_classifier
 from plain_vit.training.models import load_classifier
 from plain_vit.training.run import show_batch as show_batch_module
 from plain_vit.training.run.folder import read_log
-from plain_vit.training.run.trials import read_rates
+from plain_vit.training.run.trials import find_learning_rate, overfit, read_rates
 from plain_vit.training.tasks import classification
 from tests.training_runs import assert_same_bits, open_script, save_plain_vit, save_stock_vit, weights_of
 
@@ -246,13 +248,21 @@ def trial(model_folder: Path, tmp_path: Path) -> Any:
     return start
 
 
+def check_words_of_trial(printed: str) -> None:
+    """Check that a trial names no file that it deletes, and calls the images that it learns from no test."""
+    printed = re.sub(r"drawn in \S+", "", printed)
+    assert "the model is in" not in printed
+    assert tempfile.gettempdir() not in printed
+    assert "training images acc" in printed
+    assert not re.search(r"\btest\b", printed)
+
+
 def test_one_batch_is_learnt_and_nothing_is_written(trial, capsys):
     trial(overfit_batch=60, learning_rate=0.003, label_smoothing=0.0, batch_size=10)
-    found = re.search(
-        r"After 60 steps on the same 10 images, their results are: accuracy (.*)%, loss (.*)\. A",
-        capsys.readouterr().out,
-    )
+    printed = capsys.readouterr().out
+    found = re.search(r"After 60 steps on the same 10 images, .* accuracy (.*)%, loss (.*)\. A", printed)
     assert found
+    check_words_of_trial(printed)
     assert float(found[1]) == 100
     assert float(found[2]) < 0.5  # log(10) at the start
     with pytest.raises(TrainingError, match="Both dry_run and overfit_batch are given"):
@@ -263,14 +273,46 @@ def test_one_batch_is_learnt_and_nothing_is_written(trial, capsys):
 
 def test_losses_at_rising_learning_rates_are_drawn_and_nothing_else_is_written(trial, tmp_path, capsys):
     trial(lr_find=str(tmp_path / "rates.png"), label_smoothing=0.0)
-    found = re.search(
-        r"falls fastest at a learning rate of (\S+) and is lowest at (\S+); a tenth", capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    found = re.search(r"falls fastest at a learning rate of (\S+) and is lowest at (\S+); a tenth", printed)
     assert found
+    check_words_of_trial(printed)
     assert 1e-6 < float(found[1]) <= float(found[2]) <= 1
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["rates.png"]
     with pytest.raises(TrainingError, match="lr_find is rates.jpg: expected a .png file"):
         trial(lr_find="rates.jpg")
+
+
+@pytest.mark.parametrize("options", [
+    {"schedule": "plateau", "plateau_patience": 2, "plateau_factor": 0.5, "min_learning_rate": 1e-5,
+     "validation_fraction": 0.2, "early_stopping": 3, "best_kept": 2},
+    {"restarts": 2, "warmup_steps": 50, "steps": 500}, {"schedule": "constant", "cooldown_steps": 200, "steps": 500},
+    {"report": True, "picture_every": 1.0, "push_to_hub": "user/name", "hub_private": True, "checkpoint_every": 3},
+])  # fmt: skip
+def test_a_trial_is_of_the_model_the_data_and_the_steps_of_a_run(options, model_folder, tmp_path):
+    """Each of these options belongs to the whole run, or to another option that a trial lacks."""
+    given: list[Any] = []
+
+    def train(trial, data):
+        check_options(trial)
+        given.append((trial, script.make_plan(trial, data, 1)))
+        raise TrainingError("far enough")
+
+    values = {**SHORT, "report": True, "batch_size": 12, "checkpoints_kept": 2, **options}
+    whole = script.FinetuneArguments(model=str(model_folder), output_dir="kept", **values)
+    check_options(whole)
+    data = script.open_data(whole)
+    for name, value, start in (
+        ("overfit_batch", 20, overfit),
+        ("lr_find", str(tmp_path / "r.png"), find_learning_rate),
+    ):
+        with pytest.raises(TrainingError, match="far enough"):
+            start(dataclasses.replace(whole, **{name: value}), data, train)
+    assert [plan.total_steps for _, plan in given] == [20, 100]
+    assert [trial.schedule for trial, _ in given] == ["cosine", "rising"]
+    for trial, _ in given:
+        assert (trial.batch_size, trial.weight_decay, trial.seed) == (12, whole.weight_decay, whole.seed)
+        assert (trial.push_to_hub, trial.report, trial.checkpoints_kept) == (None, False, 0)
 
 
 def test_a_curve_of_losses_says_where_it_falls_and_where_it_is_lowest():

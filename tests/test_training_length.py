@@ -122,6 +122,27 @@ def test_a_length_with_which_the_past_would_be_another_is_refused(run):
     assert len(rates(constant)) == 5
 
 
+def test_rates_that_follow_evaluations_keep_them(run):
+    options = {"shots_per_class": None, "max_images": 60, "validation_fraction": 0.5, "steps": 4, "resume": True}
+    for name, schedule in (("plateau", "plateau"), ("constant", "constant")):
+        run(name, **{**options, "resume": False}, schedule=schedule)
+    for changes in ({"steps": 9}, {"evaluations": 4}, {"evaluations": 1}, {"schedule": "constant"}):
+        with pytest.raises(TrainingError, match=r"taken 4 steps.*resume it with --steps 4 .*--evaluations 2"):
+            run("plateau", **{**options, "schedule": "plateau", **changes})
+    with pytest.raises(TrainingError, match="taken 4 steps"):
+        run("constant", **options, schedule="plateau")
+    assert len(rates(run("plateau", **{**options, "steps": 6, "evaluations": 3}, schedule="plateau"))) == 6
+
+
+def test_a_lengthened_run_says_that_its_own_evaluations_count_in_the_selection(run, capsys):
+    options = {"shots_per_class": None, "max_images": 60, "validation_fraction": 0.5, "schedule": "constant"}
+    run("run", **options, steps=4)
+    for length, says in (({"steps": 6, "evaluations": 3}, False), ({"steps": 7, "evaluations": 3}, True)):
+        capsys.readouterr()
+        run("run", **options, **length, resume=True)
+        assert ("was evaluated after the steps 2, 4" in capsys.readouterr().out) == says
+
+
 def test_options_that_another_schedule_has_are_refused(run):
     for options, says in (
         ({"restarts": 2, "schedule": "linear"}, "restarts has no effect.*--schedule cosine"),

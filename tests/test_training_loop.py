@@ -1,6 +1,10 @@
 """The training loop with another task: a regression in this one file, without other changes."""
 
-from collections.abc import Iterable
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from plain_vit import PlainViTModel
 from plain_vit.errors import TrainingError
-from plain_vit.files.manifest import manifest_problem
+from plain_vit.files.manifest import manifest_problem, write_manifest
 from plain_vit.training.arguments import LoopOptions
 from plain_vit.training.data.sampling import ShuffledStream
 from plain_vit.training.learner import Learner
@@ -181,6 +185,149 @@ def test_a_resumed_run_keeps_the_same_best_models(tmp_path):
     )
     assert whole == stopped
     assert len({file.parent for file in whole}) == 4
+
+
+def files_of(folder: Path, *patterns: str) -> dict[Path, bytes]:
+    found = (file for pattern in patterns for file in folder.rglob(pattern) if file.is_file())
+    return {file.relative_to(folder): file.read_bytes() for file in found}
+
+
+def results_in(folder: Path) -> dict[Path, bytes]:
+    """Return the log and the models of a run."""
+    found = files_of(folder, "log.jsonl", "model.safetensors", "best*/**/*")
+    return {file: content for file, content in found.items() if "checkpoints" not in file.parts}
+
+
+def test_selected_weights_are_of_the_step_that_the_checkpoint_selected(tmp_path):
+    """A crash comes between step 6, whose evaluation selects it, and the next checkpoint; the last one is of step 4."""
+    options = {"evaluations": 9, "checkpoint_every": 4, "best_kept": 2}
+    regress(tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        regress(tmp_path / "run", stop_after=6, **options)
+    before = files_of(tmp_path / "run", "run.json", "best*/**/*", "checkpoints/**/*")
+    with pytest.raises(
+        TrainingError, match=r"best are of step 6, .* selected step 3.*resume it with .*--evaluations 9"
+    ):
+        regress(tmp_path / "run", resume=True, **{**options, "evaluations": 2})
+    assert files_of(tmp_path / "run", "run.json", "best*/**/*", "checkpoints/**/*") == before
+    # An earlier version did not say of which step they are.
+    old = shutil.copytree(tmp_path / "run", tmp_path / "old")
+    (old / "best" / "progress.json").unlink()
+    (old / "best" / "manifest.json").unlink()
+    write_manifest(old / "best")
+    regress(old, resume=True, **options)
+    regress(tmp_path / "run", resume=True, **options)
+    whole, run, again = (results_in(tmp_path / name) for name in ("whole", "run", "old"))
+    assert whole == run == again
+
+
+def test_models_of_steps_that_a_crash_discarded_are_not_kept(tmp_path):
+    options = {"checkpoint_every": 4, "best_kept": 3}
+    with pytest.raises(KeyboardInterrupt):
+        regress(tmp_path / "run", stop_after=6, evaluations=3, **options)
+    regress(tmp_path / "run", resume=True, evaluations=3, **options)
+    shutil.copytree(tmp_path / "run" / "best", tmp_path / "run" / "best_models" / "step_00000099")
+    regress(tmp_path / "run", resume=True, evaluations=3, **options)
+    kept = {folder.name for folder in (tmp_path / "run" / "best_models").iterdir()}
+    assert kept == {f"step_{step:08d}" for step in (3, 6, 9)}
+
+
+def test_figures_are_those_of_all_sessions(tmp_path):
+    def figures(name: str) -> dict[str, float]:
+        return json.loads((tmp_path / name / "results.json").read_text())
+
+    options = {"checkpoint_every": 3}
+    regress(tmp_path / "run", **options)
+    first = figures("run")
+    regress(tmp_path / "run", resume=True, **options)
+    again = figures("run")
+    assert again["steps"] == first["steps"] == 9
+    assert again["images_per_second"] > 0.3 * first["images_per_second"], "of the first session: there were no others"
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
+    progress = json.loads((newest / "progress.json").read_text())
+    assert progress["spent"]["images"] == 9 * 12
+    assert again["seconds"] - first["seconds"] > progress["spent"]["seconds"] > 0.1
+    # A checkpoint of an earlier version does not say.
+    del progress["spent"]
+    (newest / "progress.json").write_text(json.dumps(progress))
+    (newest / "manifest.json").unlink()
+    write_manifest(newest)
+    regress(tmp_path / "run", resume=True, **options)
+    assert figures("run")["images_per_second"] == 0
+
+
+def signal_in_evaluation(monkeypatch: pytest.MonkeyPatch, number: int, after: int) -> list[int]:
+    """Send a signal in an evaluation, after a batch; return the numbers of batches that each evaluation got."""
+    counts: list[int] = []
+    evaluate = Regression.evaluate
+
+    def watch(batches: Iterable[Batch]) -> Iterable[Batch]:
+        counts.append(0)
+        for batch in batches:
+            counts[-1] += 1
+            if (len(counts), counts[-1]) == (number, after):
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    def evaluated(task: Regression, model: nn.Module, batches: Iterable[Batch], *others: object, **size: int) -> Means:
+        return evaluate(task, model, watch(batches), *others, **size)
+
+    monkeypatch.setattr(Regression, "evaluate", evaluated)
+    return counts
+
+
+@pytest.mark.parametrize(("number", "step"), [(1, 3), (3, 9)])
+def test_signal_in_an_evaluation_ends_it_and_it_is_made_up_for(number, step, tmp_path, monkeypatch, capsys):
+    options = {"best_kept": 2, "checkpoint_every": 2}
+    regress(tmp_path / "whole", **options)
+    counts = signal_in_evaluation(monkeypatch, number, after=2)
+    with pytest.raises(SystemExit) as stopped:
+        regress(tmp_path / "run", **options)
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert counts == [6] * (number - 1) + [2], "of 6 batches"
+    assert f"Stopped after step {step} of 9" in capsys.readouterr().out
+    assert read_log(tmp_path / "run")[-1].get("step") != step or "epoch" not in read_log(tmp_path / "run")[-1]
+    monkeypatch.undo()
+    # Killed after it was made up for, and before the next checkpoint.
+    with pytest.raises(KeyboardInterrupt):
+        regress(tmp_path / "run", resume=True, stop_after=step, **options)
+    regress(tmp_path / "run", resume=True, **options)
+    assert results_in(tmp_path / "run") == results_in(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("moment", ["before the evaluation", "after the last step"])
+def test_signal_is_not_forgotten(moment, tmp_path, monkeypatch):
+    def send(step: int) -> Callable[..., None]:
+        def begin_step(task: Regression, now: int) -> None:
+            if now == step - 1:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+        return begin_step
+
+    regress(tmp_path / "whole")
+    if moment == "before the evaluation":
+        monkeypatch.setattr(Regression, "begin_step", send(3))
+        counts = signal_in_evaluation(monkeypatch, 0, after=0)
+    else:
+        save = RunFolder.save
+
+        def saved(run: RunFolder, progress: dict[str, object], **options: object) -> None:
+            save(run, progress, **options)
+            if progress["step"] == 9:
+                monkeypatch.undo()
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+        counts = signal_in_evaluation(monkeypatch, 0, after=0)
+        monkeypatch.setattr(RunFolder, "save", saved)
+    with pytest.raises(SystemExit) as stopped:
+        regress(tmp_path / "run", checkpoint_every=3)
+    assert stopped.value.code == 128 + signal.SIGUSR1
+    assert len(counts) == (0 if moment == "before the evaluation" else 3)
+    monkeypatch.undo()
+    regress(tmp_path / "run", checkpoint_every=3, resume=True)
+    assert read_log(tmp_path / "run") == read_log(tmp_path / "whole")
+    whole, run = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
+    assert all(torch.equal(tensor, run[name]) for name, tensor in whole.items())
 
 
 def test_task_that_cannot_be_evaluated_is_an_error_when_it_is_made():

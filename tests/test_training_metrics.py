@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -12,10 +13,11 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score, recall_score
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
-from plain_vit.errors import OutputExistsError
+from plain_vit.errors import OutputError, OutputExistsError
 from plain_vit.training.data import load_splits
-from plain_vit.training.metrics import evaluation_of, judge_logits
+from plain_vit.training.metrics import evaluation_of, judge_logits, metric_text
 from plain_vit.training.run.folder import read_log
+from plain_vit.training.vector_metrics import METRICS, VectorEvaluation
 from plain_vit.training.views import with_views
 from tests.conftest import randomize_
 from tests.tiny import tiny_config
@@ -61,6 +63,21 @@ def test_averages_over_classes_are_those_of_scikit_learn_and_calibration_that_of
     sure = evaluation_of(*judge_logits(torch.tensor([[9.0, -90.0], [-90.0, 9.0]]), torch.tensor([0, 0])))
     assert sure.calibration.counts.tolist() == [0] * 14 + [2]
     assert sure.calibration.error == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("problem", ["single_label_classification", *METRICS])
+def test_fractions_are_percentages_in_the_summary_and_every_other_result_a_number(problem):
+    if problem == "single_label_classification":
+        result: Any = evaluation_of(*judge_logits(torch.randn(9, 3), torch.arange(9) % 3))
+    else:
+        result = VectorEvaluation(problem, 0.5, np.float32([[0, 1], [1, 0]]), np.float32([[0.5, 1], [2, -3]]))
+    words = dict(each.rsplit(" ", 1) for each in result.summary.split(", "))
+    for name, value in result.values.items():
+        bounded = name not in ("loss", "mean_absolute_error", "r2")
+        assert metric_text(name, value) == (f"{value:.2%}" if bounded else f"{value:.4f}")
+        shown = words.pop(name.replace("_", " "), None)
+        assert shown in (None, metric_text(name, value))
+    assert not words
 
 
 @pytest.mark.parametrize("kind", ["flip", "ten_crop"])
@@ -151,3 +168,6 @@ def test_the_evaluation_script_averages_views_and_writes_predictions(tmp_path):
         assert 0 <= result["calibration_error"] <= 1
     with pytest.raises(OutputExistsError, match=r"one.csv already exists"):
         evaluating.evaluate(evaluating.EvaluateArguments(**options, predictions=str(tmp_path / "one.csv")))
+    for name in ("output", "predictions"):
+        with pytest.raises(OutputError, match=r"results.txt is not the name of a .(json|csv) file"):
+            evaluating.evaluate(evaluating.EvaluateArguments(**options, **{name: str(tmp_path / "results.txt")}))

@@ -89,6 +89,7 @@ def test_saved_folder_gives_the_numbers_of_the_evaluation(folder, data, tmp_path
     for name in ("README.md", "report/index.html"):
         assert "at most 21 patches of 8 x 8 pixels" in (folder / name).read_text()
     assert "for images of many sizes" in (folder / "README.md").read_text()
+    assert "must be multiples" not in (folder / "README.md").read_text()
     evaluation = open_script("evaluate_image_classification")
     again = evaluation.evaluate(evaluation.EvaluateArguments(model=str(folder), dataset=data, batch_size=13))
     assert again["top1_accuracy"] == results["test_accuracy"]

@@ -78,6 +78,8 @@ def test_shots_are_as_many_of_each_class_and_seeded():
     assert not torch.equal(rows, choose_shots(labels, 3, 4, seed=2))
     with pytest.raises(DataError, match="Class 1 has 10 training images, fewer than 11"):
         choose_shots(torch.cat([labels, torch.tensor([0, 2])]), 3, 11, seed=0)
+    with pytest.raises(TrainingError, match="1 or more shots: got 0"):
+        choose_shots(labels, 3, 0, seed=0)
 
 
 def test_more_shots_tell_more_and_each_seed_is_one_answer():
@@ -200,6 +202,10 @@ def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are
     assert all(
         torch.equal(tensor, source[name]) for name, tensor in model.state_dict().items() if "classif" not in name
     )
+    card = (out / "README.md").read_text()
+    assert "A linear classifier on frozen features, trained from `" in card
+    assert f"| accuracy | {results['linear']['test_accuracy']:.4f} |" in card
+    assert f"| learning_rate | {results['linear']['learning_rate']} |" in card
     stored = load_file(out / "features.safetensors")
     answers = model.classifier(stored["test.values"]).argmax(1)
     assert (answers == stored["test.labels"]).double().mean().item() == results["linear"]["test_accuracy"]
@@ -208,6 +214,41 @@ def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are
     again = script.probe(arguments_of(model_folder, out, "--recipe", "few-shot", "--shots", 2))
     assert again["few_shot"]["2"] == results["few_shot"]["2"]
     assert again["linear"] == results["linear"], "which the later probe did not compute"
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["--shots", 1, 500], "fewer than 500 shots: set smaller --shots"),
+    (["--mode", "few_shot", "--shots", 0, 2], "1 or more shots: got 0"),
+    (["--mode", "knn", "--neighbors", 10, 5000], "fewer than 5000 neighbours: set --neighbors"),
+    (["--mode", "knn", "--temperature", 0], "a temperature above 0: got"),
+])  # fmt: skip
+def test_a_probe_that_the_data_do_not_allow_is_refused_before_anything_is_computed(words, says, model_folder, tmp_path):
+    """The linear probe had been trained, and its result was lost."""
+    with pytest.raises((DataError, TrainingError), match=says):
+        script.probe(arguments_of(model_folder, tmp_path / "out", *words))
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_of_other_settings_are_not_in_one_table_and_each_is_kept_at_once(model_folder, tmp_path, monkeypatch):
+    def results_of(mode, *words):
+        return script.probe(arguments_of(model_folder, tmp_path / "out", "--mode", mode, *words))
+
+    first = results_of("knn", "--neighbors", 3)
+    both = results_of("knn", "--neighbors", 7)
+    assert both["knn"].keys() == {"3", "7"}
+    assert both["knn"]["3"] == first["knn"]["3"]
+    assert both["settings"] == {"knn": {"temperature": 0.07}}
+    other = results_of("knn", "--neighbors", 3, "--temperature", 5)
+    assert (other["knn"].keys(), other["settings"]) == ({"3"}, {"knn": {"temperature": 5.0}})
+    for seeds, shots in (((0, 1), {"1", "2"}), ((4, 5), {"2"})):
+        few = [results_of("few_shot", "--shots", count, "--seeds", *seeds) for count in (1, 2)[-len(shots) :]][-1]
+        assert few["few_shot"].keys() == shots
+        assert few["settings"] == {**other["settings"], "few_shot": {"seeds": [*seeds], "l2": 1024.0}}
+    monkeypatch.setattr(script, "few_shot_accuracies", None)
+    with pytest.raises(TypeError):
+        results_of("both", "--shots", 1)
+    kept = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert kept.keys() >= {"linear", "few_shot", "knn"}
 
 
 def test_features_of_something_else_are_not_taken(model_folder, tmp_path):

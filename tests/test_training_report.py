@@ -4,6 +4,7 @@ import base64
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import huggingface_hub
@@ -31,6 +33,8 @@ from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.analysis import attention_maps, position_similarity
 from plain_vit.analysis.page import html_page
 from plain_vit.errors import HubError, TrainingError
+from plain_vit.markdown import code, plain
+from plain_vit.model_card import ModelFacts, write_card
 from plain_vit.training.data import load_splits
 from plain_vit.training.metrics import Evaluation, evaluation_of, judge_logits
 from plain_vit.training.run import progress as progress_module
@@ -276,6 +280,13 @@ def test_report_has_every_picture_as_file_and_in_a_page_that_loads_nothing(finis
     assert not list(finished.rglob("*.lock"))
 
 
+def test_the_curves_fit_the_page(finished):
+    """Its text is 76 rem wide, with 1.5 rem of margin on each side."""
+    with PIL.Image.open(finished / "report" / "curves.png") as picture:
+        width, height = picture.size
+    assert 2 * height < width <= 16 * (76 - 2 * 1.5)
+
+
 def test_report_says_the_results_of_the_run_and_of_each_class(finished):
     page = Page(finished / "report" / "index.html")
     test = load_splits("digits")["test"]
@@ -389,16 +400,40 @@ def test_page_of_the_model_says_what_came_out_and_how(finished, model_folder):
     card = huggingface_hub.ModelCard.load(finished / "README.md")
     test = load_splits("digits")["test"]
     results = {result.metric_type: result for result in card.data.eval_results}
-    assert results.keys() == {"accuracy", "top5_accuracy"}
+    assert results.keys() == {"accuracy", "top5_accuracy", "calibration_error"}
     assert results["accuracy"].metric_value == read_log(finished)[-1]["test_accuracy"]
     assert results["accuracy"].dataset_split == "test"
+    measured = json.loads((finished / "results.json").read_text())
+    assert results["calibration_error"].metric_value == measured["test_calibration_error"]
+    assert "calibration of the scores is unknown" not in card.text
     assert f"(train 70, test {len(test)})" in card.text
     assert "| learning_rate | 0.001 |" in card.text
+    assert "| betas | 0.9, 0.999 |" in card.text
+    assert "| epochs | 1.2 |" in card.text
+    assert "momentum" not in card.text
     assert "distillation" not in card.text
     for folder in (finished.parent, model_folder.parent):  # the host name is private
         assert str(folder) not in card.text
     for picture in ("curves", "confusion_matrix"):
         assert f"(report/{picture}.png)" in card.text
+
+
+def test_card_and_report_say_what_was_done(finished, model_folder, tmp_path):
+    options = {**SHORT, "steps": 40, "evaluations": 20, "early_stopping": 2, "validation_fraction": 0.2,
+               "learning_rate": 0.0, "lora_rank": 2, "dropout": 0.125, "teacher": str(finished),
+               "picture_every": 0.0}  # fmt: skip
+    script.finetune(script.FinetuneArguments(model=str(model_folder), output_dir=str(tmp_path / "run"), **options))
+    card, cells = (tmp_path / "run" / "README.md").read_text(), Page(tmp_path / "run" / "report" / "index.html").cells
+    assert read_log(tmp_path / "run")[-1]["step"] == 6, "the third evaluation"
+    for row in ("steps | 6", "steps_planned | 40", "epochs | 1.0", "early_stopping | 2", "best_metric | accuracy",
+                "selected_step | 2", "lora_rank | 2", "lora_alpha | 16", "dropout | 0.125",
+                "teacher | finished", "distillation | soft"):  # fmt: skip
+        assert f"| {row} |" in card
+    for name in ("plateau_patience", "plateau_factor", "cooldown_steps", "initialization", "growth_epochs"):
+        assert f"| {name} |" not in card
+    assert not any(str(folder.parent) in card for folder in (finished, model_folder)), "folders are private"
+    assert cells[cells.index("steps") + 1] == "6 of 12 images, 1.0 epochs; stopped early, of 40 planned"
+    assert cells[cells.index("weights") + 1] == "of step 2, selected by accuracy on the validation split"
 
 
 def test_page_names_base_model_and_data_of_the_hub():
@@ -413,6 +448,28 @@ def test_page_names_base_model_and_data_of_the_hub():
     scratch = training_facts(Path(), source="google/vit-base", from_scratch=True, dataset="digits", **common)
     assert (scratch.base_model, list(scratch.datasets)) == (None, [])
     assert scratch.origin == "Trained from scratch on digits (train 10, test 5)."
+
+
+def test_the_origin_of_a_local_source_is_carried_on_as_text_that_cannot_be_markup(tmp_path):
+    common: dict[str, Any] = {
+        "split_name": "test", "results": {}, "images": "train 10", "recipe": {}, "environment": {}, "license": None,
+    }  # fmt: skip
+    source, hostile = tmp_path / "first", "`a`. <img src=x> [x](javascript:alert(1)) \n\n# Hacked"
+    PlainViTForImageClassification(tiny_config()).save_pretrained(source)
+    origin = f"Converted from {code('a_b.pt')}, given {code('key = 3')}; {plain(hostile)}"
+    write_card(source, ModelFacts(origin=origin, base_model="alice/first"))
+    facts = training_facts(Path(), source=str(source), from_scratch=False, dataset="digits", **common)
+    told, shown = (facts.origin or "").partition("The card of `first` says: ")[::2]
+    assert told == "Fine-tuned from `first` on digits (train 10). "
+    assert shown.startswith("Converted from a_b.pt, given key = 3; ")
+    assert not re.search(r"(?<!\\)[<\[\]]", shown)
+    assert "\n" not in shown
+    assert (facts.base_model, facts.base_model_relation) == ("alice/first", "finetune")
+    write_card(source, facts)  # and on, over more than one run
+    again = training_facts(Path(), source=str(source), from_scratch=False, dataset="digits", **common)
+    assert "Converted from a_b.pt" in (again.origin or "")
+    fresh = training_facts(Path(), source=str(source), from_scratch=True, dataset="digits", **common)
+    assert (fresh.origin, fresh.base_model) == ("Trained from scratch on digits (train 10).", None)
 
 
 def test_push_sends_model_page_and_report_and_opens_from_the_hub(model_folder, tmp_path, hub):
@@ -479,7 +536,7 @@ def test_dry_run_says_what_the_run_then_does_and_writes_nothing(model_folder, tm
     assert said["steps"] == "7 of 12 images, 0.1 epochs"
     assert said["learning rate"] == "0.001, cosine after 4 warm-up steps"
     assert said["learning rate at"].startswith("0% 2.50e-04, 25% 5.00e-04, 50% 1.00e-03, 75% ")
-    assert said["a step"] == "12 images = 1 processes x 2 micro-batches x 6 images"
+    assert said["a step"] == "12 images = 1 process x 2 micro-batches x 6 images"
     assert said["evaluations"] == "2 of 288 validation images, at the end 360 test images"
 
     script.finetune(script.FinetuneArguments(**options))

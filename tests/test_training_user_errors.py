@@ -195,7 +195,7 @@ def test_probe_recommends_no_option_that_it_lacks(tmp_path):
     folder = image_folder(tmp_path / "folder", cat=12, dog=12)
     (folder / "train" / "cat" / "cat_3.png").write_bytes(b"nothing")
     model = save_plain_vit(tmp_path / "model")
-    arguments = probe.ProbeArguments(model=str(model), dataset=str(folder), output_dir=str(tmp_path / "out"))
+    arguments = probe.ProbeArguments(model=str(model), dataset=str(folder), output_dir=str(tmp_path / "out"), shots=[1])
     with pytest.raises(DataError, match=r"cat_3\.png .*Repair it, or remove it\.") as failure:
         probe.probe(arguments)
     assert "--corrupted" not in str(failure.value)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
+from sklearn.calibration import calibration_curve
 from sklearn.metrics import average_precision_score, f1_score, mean_absolute_error, r2_score
 from torch.nn import functional as F
 from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
@@ -17,6 +18,7 @@ from plain_vit.errors import DataError, TrainingError
 from plain_vit.training.data import load_classification_data, load_splits
 from plain_vit.training.data.mixing import Blend
 from plain_vit.training.run.folder import read_log
+from plain_vit.training.vector_metrics import VectorEvaluation, vector_table
 from tests.training_runs import PYTHON, TORCHRUN, assert_same_bits, launch, open_script, save_plain_vit, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,6 +119,11 @@ def test_numbers_are_vectors_with_names(tmp_path):
     (MULTI_LABEL, List(Value("float32")), lambda d: [d / 2], "expected lists of classes, integers or strings"),
     (MULTI_LABEL, List(Value("string")), lambda d: [str(d)] if d != 4 else None, "has no label: remove the row"),
     (MULTI_LABEL, List(ClassLabel(names=[*NAMES, "blue"])), labels_of, "1 of the 4 labels have no .*: 'blue'"),
+    (MULTI_LABEL, List(Value("int64")), lambda d: [int(d == n) for n in range(3)], "60 lists .* are all 3 long"),
+    (MULTI_LABEL, List(Value("int8")), lambda d: [d % 2, 1 - d % 2], r"write \[2, 5\] for \[0, 0, 1, 0, 0, 1\]"),
+    (MULTI_LABEL, List(Value("int64")), lambda d: [d % 2], "are all 1 long, .* name them with --label_names"),
+    (MULTI_LABEL, List(Value("string")), lambda d: [str(int(d < n)) for n in (3, 6)], "ones and zeros"),
+    (MULTI_LABEL, List(ClassLabel(names=["a", "b"])), lambda d: [d % 2, 1], "ones and zeros"),
     (REGRESSION, Value("string"), str, "are no numbers"),
     (REGRESSION, List(Value("float32")), lambda d: [1.0] * (1 + d % 2), "lists of different lengths"),
     (REGRESSION, Value("float32"), lambda d: math.nan if d == 3 else d, "has the label nan"),
@@ -154,6 +161,16 @@ def test_splits_without_a_defined_result_are_refused_before_the_training(
             evaluate(model, data)
 
 
+@pytest.mark.parametrize(("kind", "label_of"), [
+    (List(ClassLabel(names=["even", "odd"])), lambda digit: [digit % 2]),
+    (List(Value("string")), lambda digit: [str(digit % 2)]),
+])  # fmt: skip
+def test_lists_of_one_of_two_labels_that_have_names_are_no_ones_and_zeros(kind, label_of, tmp_path):
+    data = load_classification_data(save(tmp_path / "set", "label", kind, label_of), problem_type=MULTI_LABEL)
+    digits = load_splits("digits")["train"]["label"][:60]
+    assert data.train["label"][:] == [[float(digit % 2 == 0), float(digit % 2)] for digit in digits]
+
+
 def test_options_of_single_labels_are_refused(run):
     for problem, options, says in (
         (MULTI_LABEL, {"loss": "cross_entropy"}, "expected bce or bce_sum"),
@@ -180,7 +197,44 @@ def test_several_labels_are_blended_by_their_shares():
     torch.testing.assert_close(blended, torch.tensor([[0.75, 0.25, 1], [0, 0.75, 0.75]]))
 
 
+# Results
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+@pytest.mark.parametrize("present", [1, 2, 3])
+def test_results_are_of_labels_however_many_there_are(present, absent):
+    """A single label was taken for two classes, so F1 was of the images without it too."""
+    draw = np.random.default_rng(present)
+    targets = np.pad(draw.random((40, present)) < 0.4, ((0, 0), (0, absent))).astype(np.float32)
+    outputs = draw.normal(size=targets.shape).astype(np.float32)
+    values = VectorEvaluation(MULTI_LABEL, 0.0, targets, outputs).values
+    for name, measure, given in (
+        ("macro_f1", f1_score, outputs > 0), ("mean_average_precision", average_precision_score, outputs),
+    ):  # fmt: skip
+        each = [measure(targets[:, place], given[:, place]) for place in range(present)]
+        assert values[name] == pytest.approx(np.mean(each))
+    assert values["micro_f1"] == pytest.approx(f1_score(targets.ravel(), outputs.ravel() > 0))
+    nothing = VectorEvaluation(MULTI_LABEL, 0.0, targets, -np.ones_like(targets)).values
+    assert (nothing["macro_f1"], nothing["micro_f1"]) == (0, 0)
+
+
+def test_a_table_of_predictions_keeps_every_digit():
+    targets = np.array([[1234567, 1], [1234566, 0.1]], dtype=np.float32)
+    table = vector_table(VectorEvaluation(REGRESSION, 0.0, targets, targets / 3), "ab", "xy")
+    rows = [line.split(",") for line in table.splitlines()[1:]]
+    assert [row[1::2] for row in rows] == [["1234567", "1"], ["1234566", "0.1"]]
+    assert np.array_equal(np.array([row[2::2] for row in rows], dtype=np.float32), targets / 3)
+
+
 # Runs
+
+
+def calibration_of(shares, right):
+    """Return the expected calibration error over scikit-learn's bins."""
+    fractions, means = calibration_curve(right, shares, n_bins=15)
+    bins = np.digitize(shares, np.linspace(0, 1, 16)[1:-1], right=True)
+    counts = np.bincount(bins, minlength=15)
+    return np.average(abs(fractions - means), weights=counts[counts > 0])
 
 
 def test_a_run_on_several_labels_reports_what_the_saved_model_does(run, sets):
@@ -194,6 +248,7 @@ def test_a_run_on_several_labels_reports_what_the_saved_model_does(run, sets):
         "mean_average_precision": average_precision_score(targets, outputs),
         "macro_f1": f1_score(targets, outputs > 0, average="macro", zero_division=0),
         "micro_f1": f1_score(targets, outputs > 0, average="micro"),
+        "calibration_error": calibration_of(1 / (1 + np.exp(-outputs.ravel())), targets.ravel()),
         "loss": F.binary_cross_entropy_with_logits(torch.tensor(outputs), torch.tensor(targets).float()),
     }  # fmt: skip
     for name, value in expected.items():
@@ -208,9 +263,12 @@ def test_a_run_on_several_labels_reports_what_the_saved_model_does(run, sets):
     page = (folder / "report" / "index.html").read_text()
     assert {"curves", "reliability", "attention"} <= {file.stem for file in (folder / "report").glob("*.png")}
     assert "Every label" in page
+    assert f"expected calibration error, {results['test_calibration_error']:.1%}, is" in page
     card = (folder / "README.md").read_text()
     assert "mean_average_precision" in card
     assert "micro F1" in card
+    assert "expected calibration error" in card
+    assert "calibration of the scores is unknown" not in card
     assert "label_smoothing" not in card
     shown = pipeline("image-classification", model=str(folder), top_k=3)(test[0]["image"].convert("RGB"))
     assert {each["label"]: each["score"] for each in shown} == pytest.approx(
@@ -243,6 +301,13 @@ def test_a_regression_begins_at_the_mean_of_its_targets(run, sets):
     folder = run("start", REGRESSION, learning_rate=0.0, validation_fraction=0.0, freeze=["backbone"])
     means = np.array(load_splits(sets[REGRESSION])["train"]["target"][:]).mean(axis=0)
     np.testing.assert_allclose(weights_of(folder)["classifier.bias"], means, rtol=1e-5)
+
+
+def test_a_kept_head_of_numbers_keeps_its_bias(run, sets, tmp_path):
+    save_plain_vit(tmp_path / "model", num_labels=2, id2label={0: "target 0", 1: "target 1"}, problem_type=REGRESSION)
+    options = {"learning_rate": 0.0, "validation_fraction": 0.0, "steps": 1, "keep_head": True}
+    kept = weights_of(run("kept", REGRESSION, **options))["classifier.bias"]
+    assert torch.equal(kept, weights_of(tmp_path / "model")["classifier.bias"])
 
 
 @pytest.mark.parametrize("options", [

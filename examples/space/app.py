@@ -21,8 +21,9 @@ from transformers import PreTrainedModel
 from plain_vit import PlainViTForImageClassification
 from plain_vit.analysis import attention_maps, attention_rollout, displayable, predict
 from plain_vit.conversion import from_checkpoint
-from plain_vit.errors import CheckpointError, PlainViTError
+from plain_vit.errors import CheckpointError, PlainViTError, counted, few
 from plain_vit.extras import needs
+from plain_vit.markdown import code, plain
 from plain_vit.scores import REGRESSION
 
 with needs("plain-vit[space]", script=__name__ == "__main__"):
@@ -42,6 +43,7 @@ SHIPPED_HINTS: dict[str, Any] = {
 }  # not contained in the file
 NOTHING = "nothing"
 TOP = 5
+SHOWN_LABELS = 50
 ROLLOUT = -1  # slider position for all layers together
 
 
@@ -94,6 +96,20 @@ def load_models(sources: Sequence[str]) -> dict[str, Shown]:
     }
 
 
+def what_they_know(models: dict[str, Shown]) -> str:
+    """Return what the models answer, as Markdown; those with the same labels together."""
+    together: dict[tuple[str, ...], list[str]] = {}
+    for name, shown in models.items():
+        names: Any = shown.model.config.id2label
+        labels = tuple(plain(label) for _, label in sorted(names.items()))
+        together.setdefault(labels, []).append(code(name))
+    lines = [
+        f"- {' and '.join(models_of)}: {counted(len(labels), 'label')} ({few(labels, SHOWN_LABELS)})."
+        for labels, models_of in together.items()
+    ]
+    return "\n".join(["These are all answers that a model has, even to an image of something else:", "", *lines])
+
+
 def build(models: dict[str, Shown]) -> gr.Blocks:
     """Return the page.
 
@@ -108,14 +124,15 @@ def build(models: dict[str, Shown]) -> gr.Blocks:
         answers: list[Any] = []
         for name in (first, second):
             try:
-                answers += [None, None] if name == NOTHING else models[name].look(image, int(layer))
+                likely, figure = (None, None) if name == NOTHING else models[name].look(image, int(layer))
             except PlainViTError as error:
                 raise gr.Error(str(error)) from error
+            answers += [gr.Label(likely, label=name), gr.Plot(figure, label=f"{name}: attention")]
         return answers
 
     depth = min(shown.model.config.num_hidden_layers for shown in models.values())
     with gr.Blocks(title="plain-vit", analytics_enabled=False) as page:
-        gr.Markdown("# Where a Vision Transformer looks")
+        gr.Markdown(f"# Where a Vision Transformer looks\n\n{what_they_know(models)}")
         with gr.Row():
             with gr.Column():
                 image = gr.Image(type="pil", label="Image", height=260)
@@ -129,8 +146,9 @@ def build(models: dict[str, Shown]) -> gr.Blocks:
                 button = gr.Button("Look", variant="primary")
         with gr.Row():
             outputs: list[Any] = []
-            for title in ("Model", "Compared with"):
+            for chosen in (first, second):
                 with gr.Column():
+                    title = chosen.value
                     outputs += [gr.Label(num_top_classes=TOP, label=title), gr.Plot(label=f"{title}: attention")]
         button.click(look, [image, first, second, layer], outputs, api_name="look")
     return page

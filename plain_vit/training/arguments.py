@@ -19,6 +19,8 @@ from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 import yaml
 from transformers import HfArgumentParser
 
+import plain_vit_command
+
 from ..errors import OutputError, PlainViTError, TrainingError
 from .recipes import RECIPES, describe_recipes, recipe_options
 
@@ -485,7 +487,8 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
     of_recipes = {name for recipe in RECIPES.values() for name in recipe.options}
     merged = {name: given for name, given in merged.items() if given != [TAKEN_BACK] or name not in of_recipes}
     groups: list[Any] = [group for group in reversed(kind.__mro__) if "_argument_group_name" in vars(group)]
-    parser = HfArgumentParser(groups, description=description, formatter_class=Help, allow_abbrev=False)
+    prog = plain_vit_command.program
+    parser = HfArgumentParser(groups, prog=prog, description=description, formatter_class=Help, allow_abbrev=False)
     if "recipe" in known:
         recipes = describe_recipes()  # argparse prints a version and exits
         parser.add_argument("--list_recipes", action="version", version=recipes, help="describe the recipes and exit")

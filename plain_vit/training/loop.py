@@ -9,14 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from ..errors import TrainingError
+from ..errors import TrainingError, counted
 from ..extras import needs
 from ..files.manifest import manifest_problem, write_manifest
 from .arguments import LoopOptions, as_yaml, check_options
@@ -29,9 +29,20 @@ from .hardware.memory import explain_out_of_memory
 from .hardware.precision import tf32
 from .hardware.processes import StepExchange, StopRequest, generator_states, loading_options, start_accelerator
 from .learner import Learner
+from .metrics import metric_text
 from .optimization import scheduled_rate, train_mode
-from .run.folder import LENGTH_OPTIONS, RunFolder, as_json, checkpoint_bytes, move_into, shared_staging, write_file
-from .run.progress import Progress
+from .run.folder import (
+    LENGTH_OPTIONS,
+    PROGRESS,
+    RunFolder,
+    as_json,
+    checkpoint_bytes,
+    move_into,
+    read_json,
+    shared_staging,
+    write_file,
+)
+from .run.progress import Progress, rates_of
 from .run.trackers import start_trackers, tracker_names
 
 with needs("plain-vit[train]"):
@@ -121,6 +132,14 @@ class Schedule:
     evaluation_steps: frozenset[int]
     checkpoint_steps: frozenset[int]
 
+    def epochs_after(self, step: int) -> float:
+        """Return the passes over the training images up to a step."""
+        return step / self.total_steps * self.epochs
+
+    def evaluated_until(self, step: int) -> list[int]:
+        """Return the steps up to this one after which the watched split is evaluated."""
+        return sorted(each for each in self.evaluation_steps if each <= step)
+
     def remark(self, batch_size: int) -> str:
         """Return what happens with fewer training images than a step takes, or ""."""
         images = round(self.total_steps * batch_size / self.epochs)
@@ -195,6 +214,14 @@ def start_run(options: LoopOptions) -> tuple[Accelerator, dict[str, Any]]:
     return accelerator, loading_options(options.num_workers)
 
 
+class Stopped(Exception):
+    """A signal has ended an evaluation."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
 class Loop(Generic[Result]):
     """A training run: it trains a learner on a task by a schedule, and records it in a folder.
 
@@ -238,7 +265,9 @@ class Loop(Generic[Result]):
         self.unreadable = UnreadableImages(
             stop=not skip_unreadable, say=tqdm.write, advice="Repair it, or train with --corrupted skip."
         )
+        self.begun = time.perf_counter()
         self.step, self.stale = 0, 0
+        self.evaluation_due = False  # after the current step
         self.reductions = 0  # of the learning rate, with the schedule plateau
         self.best: list[tuple[float, int]] = []  # scores and steps of the models kept, the best first
         self.result: Result | None = None  # on the watched split, of the weights after step `result_step`
@@ -261,12 +290,18 @@ class Loop(Generic[Result]):
         self.step, self.stale = progress.get("step", 0), progress.get("stale", 0)
         self.reductions = progress.get("reductions", 0)
         self._check_length()
+        self.evaluation_due = progress.get("evaluation_due", False) and self.step in self.schedule.evaluation_steps
+        self.best = [(score, step) for score, step in progress.get("best", ())]
+        if self.best:
+            self._check_best(begins=True)
         if is_main:
             write_file(self.run.path / "arguments.yaml", as_yaml(options))
             self.run.write_options()
-        self.best = [(score, step) for score, step in progress.get("best", ())]
-        if self.best:
-            self._check_best()
+        # A crash has discarded the steps of others.
+        self._delete(folder.name for folder in (self.run.path / BEST_MODELS).glob("step_*"))
+        self.learning_rate = progress.get("learning_rate", 0.0)
+        self.draws = progress.get("tied_to_processes") == "dropout" or None
+        self.spent = progress.get("spent", {})  # before the run was resumed
         self.unreadable.count = progress.get("unreadable", 0) * is_main
         self.stream_positions: dict[int, Position] = {part: (*of,) for part, *of in progress.get("stream", ())}
         start_trackers(self.accelerator, self.trackers, self.run.path, dataclasses.asdict(options), step=self.step)
@@ -275,21 +310,38 @@ class Loop(Generic[Result]):
 
     def _check_length(self) -> None:
         """Refuse another length or schedule with which the steps already taken would have had other learning rates."""
-        changed = {name: value for name, value in self.run.before.items() if name in LENGTH_OPTIONS}
-        before: LoopOptions = dataclasses.replace(self.options, **changed)
+        before: LoopOptions = dataclasses.replace(self.options, **self._length_before())
         images = round(self.schedule.total_steps * self.options.batch_size / self.schedule.epochs)
         planned = make_schedule(before, images, self.accelerator.num_processes)
-        rates = [
-            [scheduled_rate(options, step, total=of.total_steps, warmup=of.warmup_steps) for step in range(self.step)]
-            for options, of in ((before, planned), (self.options, self.schedule))
-        ]
-        if rates[0] != rates[1] or self.step > self.schedule.total_steps:
+        evaluated = planned.evaluated_until(self.step)
+        if (
+            self._past(before, planned) != self._past(self.options, self.schedule)
+            or self.step > self.schedule.total_steps
+        ):
             raise TrainingError(
                 f"The run in {self.run.path} has taken {self.step} steps, whose learning rates would be others with "
-                f"this length and schedule: resume it with {_shown(changed)}, or train its model further in another "
-                "folder. A run can be lengthened with the schedules constant and inverse_sqrt, --warmup_steps, and "
-                "--cooldown_steps that begin after its last step."
+                f"this length and schedule: resume it with {_shown(self._length_before())}, or train its model further "
+                "in another folder. A run can be lengthened with the schedules constant and inverse_sqrt, with plateau "
+                "if the evaluations so far stay the same, --warmup_steps, and --cooldown_steps that begin after its "
+                "last step."
             )
+        if self.chooses_by is not None and evaluated != self.schedule.evaluated_until(self.step):
+            self.accelerator.print(
+                f"The run was evaluated after the steps {', '.join(map(str, evaluated))}, not all of which are those "
+                "of a run of this length: they also count in selecting the weights and in --early_stopping."
+            )
+
+    def _length_before(self) -> dict[str, Any]:
+        """Return the options of length and schedule with which the run was begun, or resumed the last time."""
+        return {name: value for name, value in self.run.before.items() if name in LENGTH_OPTIONS}
+
+    def _past(self, options: LoopOptions, schedule: Schedule) -> tuple[list[float], list[int]]:
+        """Return the learning rates of the steps already taken, and the evaluations that may have lowered them."""
+        rates = [
+            scheduled_rate(options, step, total=schedule.total_steps, warmup=schedule.warmup_steps)
+            for step in range(self.step)
+        ]
+        return rates, schedule.evaluated_until(self.step) if options.schedule == "plateau" else []
 
     def _sums(self, saved: list[list[float]] | None) -> torch.Tensor:
         """Return the sums of this process from a checkpoint, or zeros."""
@@ -301,6 +353,11 @@ class Loop(Generic[Result]):
         if len(of_each) == accelerator.num_processes:
             return of_each[accelerator.process_index]
         return of_each.sum(dim=0) if accelerator.is_main_process else own  # the number of processes has changed
+
+    @property
+    def selected(self) -> int | None:
+        """Return the step of the selected weights, or None if none were selected."""
+        return self.best[0][1] if self.best else None
 
     @property
     def micro_batch(self) -> int:
@@ -353,9 +410,11 @@ class Loop(Generic[Result]):
         self.watched, self.look = watched, look or (lambda step, model: None)
         self.stream = batches if isinstance(batches, StreamedBatches) else None
         total, images = self.schedule.total_steps, self.options.batch_size
-        self.bar = Progress(total=total * images, done=self.step * images, shown=self.accelerator.is_main_process)
+        is_main = self.accelerator.is_main_process
+        self.bar = Progress(total=total * images, done=self.step * images, shown=is_main, before=self.spent)
         self.bar.say(
-            f"{total} steps of {images} images in {self.accelerator.num_processes} processes, "
+            f"{counted(total, 'step')} of {counted(images, 'image')} in "
+            f"{counted(self.accelerator.num_processes, 'process', 'processes')}, "
             f"{self.schedule.epochs:.1f} epochs" + (f", from step {self.step} on" if self.step else "")
         )
         if remark := self.schedule.remark(images):
@@ -363,6 +422,8 @@ class Loop(Generic[Result]):
         with self.bar, StopRequest() as self.stop, explain_out_of_memory():
             if self.step == 0:
                 self.look(0, self.learner.model)
+            if self.evaluation_due:  # the run was stopped before it, or in it
+                self._finish_step(stop=0)
             train_mode(self.learner.model)
             for micro_step, batch in enumerate(self.bar.batches(self.unreadable.watch(batches))):
                 part = micro_step % self.accelerator.gradient_accumulation_steps
@@ -375,6 +436,9 @@ class Loop(Generic[Result]):
                 self._learn(batch, part)
                 if self.accelerator.sync_gradients:
                     self._end_step()
+            stop, _ = self.exchange.after(self.step, self.stop.signal, due=True)
+            if stop:
+                self._leave(stop)
 
     def _begin_step(self) -> None:
         # Dropout depends only on the step and the process, so that a resumed run repeats it.
@@ -421,26 +485,39 @@ class Loop(Generic[Result]):
         self.learner.update_average()
         last = self.step == self.schedule.total_steps
         logs = self.step % self.options.log_every == 0 or last
-        evaluates = self.step in self.schedule.evaluation_steps
-        saves = bool(self.options.checkpoints_kept) and self.step in self.schedule.checkpoint_steps
-        stop, bad_step = self.exchange.after(self.step, self.stop.signal, due=logs or evaluates or saves)
+        self.evaluation_due = self.step in self.schedule.evaluation_steps
+        due = logs or self.evaluation_due or self._saves
+        stop, bad_step = self.exchange.after(self.step, self.stop.signal, due=due)
         if bad_step is not None:
             raise TrainingError(f"The loss of step {bad_step} is not finite: {self._what_is_left()}")
         if logs:
             self._log()
-        if evaluates:
-            self._evaluate()
-        with self.bar.pause():
-            self.look(self.step, self.learner.evaluated)
+        self._finish_step(stop)
+
+    @property
+    def _saves(self) -> bool:
+        return bool(self.options.checkpoints_kept) and self.step in self.schedule.checkpoint_steps
+
+    def _finish_step(self, stop: int) -> None:
+        """Evaluate and save, if the step is one for it; a signal leaves the evaluation to the resumed run."""
+        if self.evaluation_due and not stop:
+            stop = self._evaluate()
+        if not self.evaluation_due:
+            with self.bar.pause():
+                self.look(self.step, self.learner.evaluated)
         if stop:
-            self._save_checkpoint()
-            self.run.finish_saving()
-            self.accelerator.end_training()
-            self.bar.say(f"Stopped after step {self.step} of {self.schedule.total_steps}: continue with --resume.")
-            sys.exit(128 + stop)
-        if saves:
+            self._leave(stop)
+        if self._saves:
             with self.bar.pause():
                 self._save_checkpoint()
+
+    def _leave(self, signal: int) -> NoReturn:
+        """Save a checkpoint, and end the process."""
+        self._save_checkpoint()
+        self.run.finish_saving()
+        self.accelerator.end_training()
+        self.bar.say(f"Stopped after step {self.step} of {self.schedule.total_steps}: continue with --resume.")
+        sys.exit(128 + signal)
 
     def _what_is_left(self) -> str:
         self.run.finish_saving()
@@ -458,7 +535,7 @@ class Loop(Generic[Result]):
         logged = {f"train_{name}": value for name, value in values.items()}
         self.run.log(step=self.step, learning_rate=self.learning_rate, **logged)
         self.accelerator.log(self.bar.rates(), step=self.step)
-        self.bar.show(**{name: _as_text(name, value) for name, value in values.items()})
+        self.bar.show(**{name: metric_text(name, value) for name, value in values.items()})
 
     def _means(self, sums: torch.Tensor) -> dict[str, float]:
         """Return the means over the sums of all processes, and reset the sums."""
@@ -467,30 +544,38 @@ class Loop(Generic[Result]):
         measured = zip(self.task.measures.items(), others, strict=True)
         return {"loss": loss / images, **{name: total / images / of_one for (name, of_one), total in measured}}
 
-    def _evaluate(self) -> None:
-        """Evaluate the watched split, and keep the weights if they are the best so far and selection is on."""
-        learnt, name = self._means(self.since_evaluation), self.watched_name
-        with self.bar.pause():
-            result = self._judge(self.learner.evaluated, self.watched)
+    def _evaluate(self) -> int:
+        """Evaluate the watched split, and keep the weights if they are the best so far and selection is on.
+
+        Returns:
+            The signal that ended the evaluation, which is then still due, or 0.
+        """
+        name, unreadable = self.watched_name, self.unreadable.count
+        try:
+            with self.bar.pause():
+                result = self._judge(self.learner.evaluated, self._until_stopped(self.watched), _size(self.watched))
+        except Stopped as stopped:
+            self.unreadable.count = unreadable
+            train_mode(self.learner.model)
+            return stopped.signal
+        self.evaluation_due = False
+        learnt = self._means(self.since_evaluation)
         if not all(map(math.isfinite, result.values.values())):
             raise TrainingError(
                 f"The {name} results after step {self.step} are not finite ({result.values}): {self._what_is_left()}"
             )
         self.result, self.result_step = result, self.step
         train_mode(self.learner.model)
-        epoch = self.step / self.schedule.total_steps * self.schedule.epochs
+        epoch = self.schedule.epochs_after(self.step)
         self.run.log(step=self.step, epoch=epoch, **{f"{name}_{each}": value for each, value in result.values.items()})
-        both = {f"train {each}": value for each, value in learnt.items()}
+        both = {f"train {each}": metric_text(each, value) for each, value in learnt.items()}
         columns = result.values.keys() if self.task.columns is None else self.task.columns
-        both |= {f"{name} {each}": value for each, value in result.values.items() if each in columns}
+        both |= {f"{name} {each}": metric_text(each, value) for each, value in result.values.items() if each in columns}
         self.bar.row(
             {
                 "epoch": f"{epoch:.1f}",
                 "step": str(self.step),
-                **{
-                    each.replace("accuracy", "acc").replace("_", " "): _as_text(each, value)
-                    for each, value in both.items()
-                },
+                **{each.replace("accuracy", "acc").replace("_", " "): value for each, value in both.items()},
                 "evaluated": f"{result.count} of {_size(self.watched)}",
                 "lr": f"{self.learning_rate:.2e}",
             }
@@ -501,10 +586,24 @@ class Loop(Generic[Result]):
             self._rank(score)
         if self.options.schedule == "plateau" and self.stale and self.stale % self.options.plateau_patience == 0:
             self.reductions += 1
+        return 0
 
-    def _judge(self, model: nn.Module, loader: DataLoader) -> Result:
+    def _judge(self, model: nn.Module, batches: Iterable[Batch], size: int) -> Result:
         with tf32(enabled=False):
-            return self.task.evaluate(model, self.unreadable.watch(loader), self.accelerator, size=_size(loader))
+            return self.task.evaluate(model, self.unreadable.watch(batches), self.accelerator, size=size)
+
+    def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield batches; a signal to one process ends the evaluation of all after the same one.
+
+        Raises:
+            Stopped: There was a signal.
+        """
+        exchange = StepExchange(self.accelerator)
+        for number, batch in enumerate(batches):
+            stop = number and exchange.after(number, self.stop.signal, due=False)[0]
+            if stop:
+                raise Stopped(stop)
+            yield batch
 
     def _rank(self, score: float) -> None:
         """Keep the weights if they are among the best; of equal scores the first one counts as better."""
@@ -516,9 +615,14 @@ class Loop(Generic[Result]):
             self.stale = 0
             self._save_best()
         if self.options.best_kept > 1 and here in self.best:
-            self._save_best(_of_step(self.step))
+            self._save_best(f"{BEST_MODELS}/{_of_step(self.step)}")
+        self._delete(_of_step(step) for _, step in dropped)
+
+    def _delete(self, names: Iterable[str]) -> None:
+        """Delete models of steps that are not among the best."""
         if self.accelerator.is_main_process:
-            for folder in (self.run.path / _of_step(step) for _, step in dropped):
+            kept = {_of_step(step) for _, step in self.best}
+            for folder in (self.run.path / BEST_MODELS / name for name in set(names) - kept):
                 if folder.exists():  # under another name first: a kill leaves no half of a model under its own
                     shutil.rmtree(shutil.move(folder, folder.with_name(f".deleted-{folder.name}")))
 
@@ -527,13 +631,30 @@ class Loop(Generic[Result]):
             self.task.save(folder, self.learner.evaluated, self.accelerator)
             self.accelerator.wait_for_everyone()  # all have written
             if self.accelerator.is_main_process:
+                (folder / PROGRESS).write_text(as_json({"step": self.step}), encoding="utf-8")
                 write_manifest(folder)
 
-    def _check_best(self) -> None:
+    def _check_best(self, *, begins: bool = False) -> None:
+        """Refuse selected weights that are damaged, or of another step than the selected one.
+
+        Args:
+            begins: a step after the current one may follow: the crash after it is why the run is resumed, and its
+                evaluation is repeated.
+        """
         if problem := manifest_problem(self.run.path / BEST):
             raise TrainingError(
                 f"The selected weights in {self.run.path / BEST} are damaged: {problem}. They cannot be computed again "
                 "without their checkpoint: start the run anew in another folder."
+            )
+        file = self.run.path / BEST / PROGRESS
+        chosen = self.step if self.selected is None else self.selected
+        found = read_json(file)["step"] if file.exists() else chosen  # an earlier version does not say it
+        is_ahead = found > self.step or (found == self.step and self.evaluation_due)
+        if found != chosen and not (begins and is_ahead and found in self.schedule.evaluation_steps):
+            raise TrainingError(
+                f"The selected weights in {self.run.path / BEST} are of step {found}, but the run selected step "
+                f"{chosen}, after whose checkpoint it was stopped: resume it with the evaluations that it had, "
+                f"{_shown(self._length_before())}, or start it anew in another folder."
             )
 
     def _save_checkpoint(self) -> None:
@@ -546,6 +667,9 @@ class Loop(Generic[Result]):
             "stream": gather_object(positions),
             "processes": self.accelerator.num_processes,
             "tied_to_processes": self._tied_to_processes(),
+            "evaluation_due": self.evaluation_due,
+            "learning_rate": self.learning_rate,
+            "spent": {**self.bar.times(), "seconds": self._seconds(since=self.begun)},
             "best": self.best,
             "stale": self.stale,
             "reductions": self.reductions,
@@ -581,11 +705,16 @@ class Loop(Generic[Result]):
         current = self.result_step == self.step and model is self.learner.evaluated and loader is self.watched
         if self.result is not None and current:
             return self.result
-        return self._judge(model, loader)
+        return self._judge(model, loader, _size(loader))
+
+    def _seconds(self, *, since: float) -> float:
+        """Return the seconds since the start, and those before the run was resumed, up to its checkpoint."""
+        return self.spent.get("seconds", 0.0) + time.perf_counter() - since
 
     def figures(self, *, since: float) -> dict[str, float]:
-        """Return the steps, the duration and the throughput of the run."""
-        return {"steps": self.step, "seconds": round(time.perf_counter() - since, 1), **self.bar.rates()}
+        """Return the steps, the duration and the throughput of the run, whether it was resumed or not."""
+        seconds = round(self._seconds(since=since), 1)
+        return {"steps": self.step, "seconds": seconds, **rates_of(**self.bar.times())}
 
     def finish(self, model: nn.Module, results: Mapping[str, Any]) -> None:
         """Write the results, and replace the model in the folder."""
@@ -604,7 +733,7 @@ def folders_of_best(options: LoopOptions) -> int:
 
 
 def _of_step(step: int) -> str:
-    return f"{BEST_MODELS}/step_{step:08d}"
+    return f"step_{step:08d}"
 
 
 def _shown(options: Mapping[str, Any]) -> str:
@@ -614,7 +743,3 @@ def _shown(options: Mapping[str, Any]) -> str:
 def _size(loader: DataLoader) -> int:
     images: Any = loader.dataset
     return len(images)
-
-
-def _as_text(name: str, value: float) -> str:
-    return f"{value:.2%}" if name.endswith(("accuracy", "macro_f1", "calibration_error")) else f"{value:.4f}"

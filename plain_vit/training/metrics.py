@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
+from typing import Self
 
 import numpy as np
 import torch
@@ -24,6 +25,18 @@ with needs("plain-vit[train]"):
 
 TOP = 5  # likeliest classes of each image that are kept
 BINS = 15  # of confidence, for the calibration error (Guo et al. 2017)
+# Results between 0 and 1, which are shown as percentages; of several labels too.
+FRACTIONS = frozenset({
+    "accuracy", "top5_accuracy", "balanced_accuracy", "macro_f1", "micro_f1", "mean_average_precision",
+    "calibration_error", "average precision", "recall", "precision",
+})  # fmt: skip
+
+
+def metric_text(name: str, value: float) -> str:
+    """Format a result: a fraction as a percentage, anything else as a number, NaN as a dash."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:.2%}" if name in FRACTIONS else f"{value:.4f}"
 
 
 class Accuracy(evaluate.Metric):
@@ -46,18 +59,28 @@ class Calibration:
     """How often predictions of each confidence are correct; the bins are of equal width in confidence.
 
     Args:
-        counts: images of each bin, [BINS].
-        confidences: their mean confidence, NaN without images.
-        accuracies: fraction of them predicted correctly, NaN without images.
+        counts: predictions of each bin, [BINS].
+        confidences: their mean confidence, NaN without any.
+        accuracies: fraction of them that is correct, NaN without any.
     """
 
     counts: np.ndarray
     confidences: np.ndarray
     accuracies: np.ndarray
 
+    @classmethod
+    def of(cls, confidences: np.ndarray, right: np.ndarray) -> Self:
+        """Return the calibration of predictions with these confidences, [N], of which these are right, [N]."""
+        confidences = confidences.astype(np.float64)
+        bins = np.clip(np.ceil(np.nan_to_num(confidences) * BINS).astype(int) - 1, 0, BINS - 1)
+        counts = np.bincount(bins, minlength=BINS)
+        with np.errstate(invalid="ignore"):
+            means, fractions = (np.bincount(bins, each, minlength=BINS) / counts for each in (confidences, right))
+        return cls(counts, means, fractions)
+
     @property
     def error(self) -> float:
-        """Return the expected calibration error: the mean difference of confidence and accuracy over the images."""
+        """Return the expected calibration error: the mean gap of confidence and accuracy over all predictions."""
         gaps = np.abs(self.confidences - self.accuracies)
         return float(np.nansum(gaps * self.counts) / self.counts.sum())
 
@@ -105,22 +128,21 @@ class Evaluation:
     @property
     def summary(self) -> str:
         """Return the main results in words."""
-        return f"accuracy {self.accuracy:.2%}, loss {self.loss:.4f}"
+        return f"accuracy {metric_text('accuracy', self.accuracy)}, loss {metric_text('loss', self.loss)}"
 
     @property
     def scores(self) -> dict[str, float]:
         """Return the results of the model card."""
-        return {"accuracy": self.accuracy, "top5_accuracy": float((self.ranks < 5).mean())}
+        return {
+            "accuracy": self.accuracy,
+            "top5_accuracy": float((self.ranks < 5).mean()),
+            "calibration_error": self.calibration.error,
+        }
 
     @cached_property
     def calibration(self) -> Calibration:
         """Return the accuracy by confidence."""
-        confidences = self.confidences.astype(np.float64)
-        bins = np.clip(np.ceil(np.nan_to_num(confidences) * BINS).astype(int) - 1, 0, BINS - 1)
-        counts = np.bincount(bins, minlength=BINS)
-        right = np.bincount(bins, weights=self.predictions == self.labels, minlength=BINS)
-        with np.errstate(invalid="ignore"):
-            return Calibration(counts, np.bincount(bins, weights=confidences, minlength=BINS) / counts, right / counts)
+        return Calibration.of(self.confidences, self.predictions == self.labels)
 
     @cached_property
     def values(self) -> dict[str, float]:
@@ -214,7 +236,8 @@ def evaluate_classifier(
     parts = []
     for batch in loader:
         output = model(**model_inputs(batch))
-        parts.append(accelerator.gather_for_metrics(judge_logits(output.logits.float(), batch["labels"])))
+        logits = output.logits.float().to(batch["labels"].device)  # those of a graph in an engine are on the CPU
+        parts.append(accelerator.gather_for_metrics(judge_logits(logits, batch["labels"])))
     classes, values = (torch.cat(each) for each in zip(*parts, strict=True))
     if len(classes) != size:
         raise TrainingError(f"{len(classes)} images were evaluated, but the set has {size}.")

@@ -24,9 +24,10 @@ from transformers import (
 
 from ..configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from ..conversion import from_checkpoint
-from ..conversion.engine_models import EngineModel
+from ..conversion.engine_models import EngineModel, open_with_processor
 from ..conversion.format import EXPECTED
-from ..errors import DataError, TrainingError, listed
+from ..conversion.inference_engines import is_exported
+from ..errors import DataError, TrainingError, few, listed
 from ..extras import needs
 from ..image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing
 from ..modeling_plain_vit import PlainViTForImageClassification
@@ -342,7 +343,7 @@ def _open(
         body, model = model, _fresh(PlainViTForImageClassification, model.config, label_names)
         model.get_submodule("vit").load_state_dict(body.state_dict())
     elif missing := sorted(set(missing) - head_of(model)):
-        raise TrainingError(f"{source} lacks weights of its model: {', '.join(missing[:5])}.")
+        raise TrainingError(f"{source} lacks weights of its model: {few(missing)}.")
     if from_scratch:
         return _fresh(type(model), model.config, label_names), processor
     return (with_own_head if keep_head else with_new_head)(model, label_names), processor
@@ -366,8 +367,8 @@ def _stored(
 
 
 def is_transformers_checkpoint(source: str) -> bool:
-    """Return whether this is a transformers folder or Hub id, not a checkpoint of another library."""
-    if Path(source).is_file():
+    """Return whether this is a transformers folder or Hub id, not a checkpoint of another library or a graph."""
+    if Path(source).is_file() or is_exported(source):
         return False
     try:
         return "model_type" in PreTrainedConfig.get_config_dict(source)[0]
@@ -541,7 +542,11 @@ def merged(model: nn.Module, state: dict[str, torch.Tensor]) -> PreTrainedModel:
 
 
 def open_classifier(
-    source: str, *, trust_remote_code: bool = False, hints: Mapping[str, Any] | None = None
+    source: str,
+    *,
+    trust_remote_code: bool = False,
+    hints: Mapping[str, Any] | None = None,
+    batch_size: int | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """Open a classifier with its head.
 
@@ -549,16 +554,24 @@ def open_classifier(
         source: a transformers folder or Hub id, or another library's checkpoint.
         trust_remote_code: run code that comes with the checkpoint.
         hints: settings that another library's checkpoint lacks, as arguments of `from_checkpoint`.
+        batch_size: open a folder exported to an engine too, and expect as many images per batch (default: refuse it).
 
     Returns:
-        The model, in float32, and its image processor.
+        The model, in float32 or in its engine, and its image processor.
 
     Raises:
+        CheckpointError: It was exported to an engine, and no batch size is given.
         TrainingError: It has no head or no image processor, or its config makes the hints superfluous.
     """
-    model, processor, missing = _stored(source, trust_remote_code=trust_remote_code, hints=hints or {})
+    if batch_size is not None and is_exported(source):
+        if hints:
+            raise TrainingError(f"{source} was exported to an engine: omit {', '.join(hints)}.")
+        model, processor = open_with_processor(source, batch_size=batch_size)
+        missing = [] if isinstance(model, PlainViTForImageClassification) else ["classifier"]
+    else:
+        model, processor, missing = _stored(source, trust_remote_code=trust_remote_code, hints=hints or {})
     if missing or processor is None:
-        lacking = ", ".join(missing[:5]) or "an image processor"
+        lacking = few(missing) or "an image processor"
         raise TrainingError(f"{source} lacks {lacking}: give a fine-tuned classifier.")
     return model, processor
 
@@ -589,6 +602,35 @@ def numbers_by_name(names: Sequence[str], wanted: Sequence[str]) -> dict[str, in
     return {name: number for number, name in enumerate(names)}
 
 
+def matching_classes(class_names: list[str], data_classes: list[str], *, labels_by: str) -> list[int]:
+    """Return the model class of each class of the data.
+
+    Args:
+        class_names: the model's classes, in order.
+        data_classes: those of the data, in order.
+        labels_by: how they are matched, by `name` or by `number`.
+
+    Raises:
+        DataError: The model does not know one of them, or has more or fewer.
+    """
+    if labels_by == "number":
+        if len(data_classes) != len(class_names):
+            raise DataError(
+                f"The data has {len(data_classes)} classes, the model {len(class_names)}: their numbers do not match. "
+                "Omit --labels_by if their names do, or give data with all of the model's classes, or with labels that "
+                "are numbers."
+            )
+        return list(range(len(data_classes)))
+    numbers = numbers_by_name(class_names, data_classes)
+    unknown = [name for name in data_classes if name not in numbers]
+    if unknown:
+        raise DataError(
+            f"The model does not know {len(unknown)} of the {len(data_classes)} classes of the data: "
+            f"{few(unknown)}. The model's are {few(class_names)}. If both have the same order, add --labels_by number."
+        )
+    return [numbers[name] for name in data_classes]
+
+
 class Teacher(nn.Module):
     """A classifier that predicts the classes of a student from the student's pixels.
 
@@ -611,7 +653,7 @@ class Teacher(nn.Module):
         numbers = numbers_by_name(names_of_classes(model.config), label_names)
         unknown = [name for name in label_names if name not in numbers]
         if unknown:
-            raise TrainingError(f"The teacher lacks the classes {', '.join(unknown[:5])}: give another teacher.")
+            raise TrainingError(f"The teacher lacks the classes {few(unknown)}: give another teacher.")
         self.model = model.eval().requires_grad_(False)
         self.size = input_size(processor)
         (mean, std), (own_mean, own_std) = pixel_levels(student_processor), pixel_levels(processor)

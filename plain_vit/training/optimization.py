@@ -130,6 +130,9 @@ ELEMENTWISE = OPTIMIZERS.keys() - {"adafactor", "muon"}
 # Our options, by the arguments of optimizers, with their types.
 ARGUMENTS: dict[str, tuple[str, type]] = {"betas": ("betas", tuple), "eps": ("epsilon", float)}
 
+# All of our options that an optimizer may have or not, by its arguments.
+SETTINGS = {"momentum": "momentum", **{argument: option for argument, (option, _) in ARGUMENTS.items()}}
+
 # Those with a fused implementation on CPUs and GPUs, for whole and for sharded parameters.
 FUSED = (torch.optim.AdamW, torch.optim.Adam)
 
@@ -195,6 +198,12 @@ def make_optimizer(
     if epsilon is not None:
         given["eps"] = epsilon
     return build_optimizer(name, parameter_groups, learning_rate=learning_rate, momentum=momentum, **given)
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the options that an optimizer may have or not, with its values; None for those that it does not have."""
+    values = {option: optimizer.defaults.get(argument) for argument, option in SETTINGS.items()}
+    return {name: ", ".join(map(str, value)) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def matrices_of_blocks(model: nn.Module) -> set[int]:

@@ -197,19 +197,33 @@ def _adapt_gradient(weight: torch.Tensor, weight_decay: float) -> None:
         gradient.mul_(TRUST * norms[0] / norms[1])
 
 
+def check_shots(labels: torch.Tensor, classes: int, shots: int) -> None:
+    """Refuse a number of images that some class does not have.
+
+    Raises:
+        DataError: A class has fewer.
+        TrainingError: The number is below 1.
+    """
+    if shots < 1:
+        raise TrainingError(f"Expected 1 or more shots: got {shots}.")
+    counts = torch.bincount(labels, minlength=classes)
+    fewest = int(counts.argmin())
+    if counts[fewest] < shots:
+        raise DataError(
+            f"Class {fewest} has {counts[fewest]} training images, fewer than {shots} shots: set smaller --shots."
+        )
+
+
 def choose_shots(labels: torch.Tensor, classes: int, shots: int, *, seed: int) -> torch.Tensor:
     """Return the rows of `shots` images of each class.
 
     Raises:
         DataError: A class has fewer.
+        TrainingError: The number is below 1.
     """
+    check_shots(labels, classes, shots)
     rng = np.random.default_rng(seed)
     rows = [rng.permutation(np.flatnonzero(labels.numpy() == number)) for number in range(classes)]
-    fewest = min(range(classes), key=lambda number: len(rows[number]))
-    if len(rows[fewest]) < shots:
-        raise DataError(
-            f"Class {fewest} has {len(rows[fewest])} training images, fewer than {shots} shots: set smaller --shots."
-        )
     return torch.from_numpy(np.sort(np.concatenate([part[:shots] for part in rows])))
 
 
@@ -278,6 +292,19 @@ def nearest_neighbors(train: torch.Tensor, queries: torch.Tensor, count: int) ->
     return similarity, rows
 
 
+def check_neighbors(images: int, counts: Sequence[int], temperature: float) -> None:
+    """Refuse numbers of neighbours that a number of training images does not have.
+
+    Raises:
+        DataError: There are fewer training images than neighbours.
+        TrainingError: A number of neighbours is below 1, or the temperature is not above 0.
+    """
+    if min(counts, default=0) < 1 or not temperature > 0:
+        raise TrainingError(f"Expected neighbours from 1 and a temperature above 0: got {counts} and {temperature}.")
+    if max(counts) > images:
+        raise DataError(f"There are {images} training images, fewer than {max(counts)} neighbours: set --neighbors.")
+
+
 def classify_by_neighbors(
     train: Features, queries: torch.Tensor, classes: int, *, counts: Sequence[int], temperature: float = TEMPERATURE
 ) -> dict[int, torch.Tensor]:
@@ -300,12 +327,7 @@ def classify_by_neighbors(
     Source:
         Caron et al. 2021 (DINO), section 4.1 and its `eval_knn.py`; Wu et al. 2018, section 3.4.
     """
-    if min(counts, default=0) < 1 or temperature <= 0:
-        raise TrainingError(f"Expected neighbours from 1 and a temperature above 0: got {counts} and {temperature}.")
-    if max(counts) > len(train.labels):
-        raise DataError(
-            f"There are {len(train.labels)} training images, fewer than {max(counts)} neighbours: set --neighbors."
-        )
+    check_neighbors(len(train.labels), counts, temperature)
     predictions: dict[int, list[torch.Tensor]] = {count: [] for count in counts}
     for start in range(0, len(queries), QUERIES):
         similarity, rows = nearest_neighbors(train.values, queries[start : start + QUERIES], max(counts))

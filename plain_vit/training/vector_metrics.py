@@ -18,12 +18,12 @@ from ..errors import TrainingError
 from ..extras import needs
 from ..scores import MULTI_LABEL, REGRESSION, scores
 from .data.inputs import model_inputs
+from .metrics import Calibration, metric_text
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
     from sklearn.metrics import (
         average_precision_score,
-        f1_score,
         mean_absolute_error,
         precision_score,
         r2_score,
@@ -32,7 +32,7 @@ with needs("plain-vit[train]"):
 
 # The values of an evaluation by which weights can be selected; the first one is the default.
 METRICS = {
-    MULTI_LABEL: ("mean_average_precision", "loss", "macro_f1", "micro_f1"),
+    MULTI_LABEL: ("mean_average_precision", "loss", "macro_f1", "micro_f1", "calibration_error"),
     REGRESSION: ("loss", "mean_absolute_error", "r2"),
 }
 
@@ -79,18 +79,24 @@ class VectorEvaluation:
         return scores(torch.from_numpy(self.outputs), self.problem_type).numpy()
 
     @cached_property
+    def calibration(self) -> Calibration:
+        """Return how often an image has a label that was predicted with a probability, over all labels."""
+        return Calibration.of(self.predictions.ravel(), self.targets.ravel())
+
+    @cached_property
     def values(self) -> dict[str, float]:
         """Return the logged values; labels without images do not count."""
         if self.problem_type == MULTI_LABEL:
             present = np.flatnonzero(self.targets.any(axis=0))
-            shown, given = self.predictions[:, present] > 0.5, self.targets[:, present]
+            given, shown = self.targets > 0, self.outputs > 0
             return {
                 "loss": self.loss,
                 "mean_average_precision": float(
-                    average_precision_score(given, self.outputs[:, present], average="macro")
+                    average_precision_score(given[:, present], self.outputs[:, present], average="macro")
                 ),
-                "macro_f1": float(f1_score(given, shown, average="macro", zero_division=0.0)),
-                "micro_f1": float(f1_score(self.targets, self.predictions > 0.5, average="micro", zero_division=0.0)),
+                "macro_f1": float(f1_scores(given, shown)[present].mean()),
+                "micro_f1": float(f1_scores(given.ravel(), shown.ravel())),
+                "calibration_error": self.calibration.error,
             }
         return {
             "loss": self.loss,
@@ -101,7 +107,7 @@ class VectorEvaluation:
     @property
     def summary(self) -> str:
         """Return the main results in words."""
-        return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in self.values.items())
+        return ", ".join(f"{name.replace('_', ' ')} {metric_text(name, value)}" for name, value in self.values.items())
 
     @property
     def scores(self) -> dict[str, float]:
@@ -132,14 +138,26 @@ class VectorEvaluation:
         return results
 
 
+def f1_scores(given: np.ndarray, shown: np.ndarray) -> np.ndarray:
+    """Return F1 of each label, 0 where no image has or is said to have it.
+
+    scikit-learn takes the column of a single label for two classes, of which it returns the mean.
+
+    Args:
+        given: whether images have labels [N, ...].
+        shown: whether they are said to.
+    """
+    return 2 * (given & shown).sum(axis=0) / np.maximum(given.sum(axis=0) + shown.sum(axis=0), 1)
+
+
 def vector_table(evaluation: VectorEvaluation, images: Sequence[str], names: Sequence[str]) -> str:
-    """Return a CSV table with a row per image: its name, and target and prediction of each label or number."""
+    """Return a CSV table with a row per image: its name, and target and prediction of each label or number, exactly."""
     text = StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["path", *(word for name in names for word in (name, f"predicted {name}"))])
     for image, target, predicted in zip(images, evaluation.targets, evaluation.predictions, strict=True):
         pairs = zip(target, predicted, strict=True)
-        table.writerow([image, *(f"{value:.6g}" for pair in pairs for value in pair)])
+        table.writerow([image, *(np.format_float_positional(value, trim="-") for pair in pairs for value in pair)])
     return text.getvalue()
 
 
@@ -167,7 +185,7 @@ def evaluate_vectors(
     model.eval()
     parts = []
     for batch in loader:
-        logits = model(**model_inputs(batch)).logits.float()
+        logits = model(**model_inputs(batch)).logits.float().to(batch["labels"].device)
         parts.append(accelerator.gather_for_metrics((batch["labels"].float(), logits)))
     targets, outputs = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
     if len(targets) != size:

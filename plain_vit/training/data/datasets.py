@@ -504,6 +504,33 @@ def load_images(
     return (rows if column == "image" else rows.rename_column(column, "image")).cast_column("image", Image(mode="RGB"))
 
 
+@dataclass(frozen=True)
+class Labels:
+    """True labels of images.
+
+    Args:
+        numbers: of the class of each image; None for an image without one.
+        classes: the names of the classes, in the order of their numbers.
+        are_numbers: they are integers without names, and `classes` are those that occur.
+    """
+
+    numbers: Sequence[int | None]
+    classes: Sequence[str]
+    are_numbers: bool = False
+
+    def names(self) -> list[str | None]:
+        """Return the name of the class of each image."""
+        return [None if number is None else self.classes[number] for number in self.numbers]
+
+    def renumbered(self, numbers: Sequence[int], classes: Sequence[str]) -> "Labels":
+        """Return the labels in other classes, of which these numbers are those of the present ones."""
+        return Labels([None if number is None else numbers[number] for number in self.numbers], classes)
+
+    def in_order(self, order: Iterable[int]) -> "Labels":
+        """Return the labels of the images in another order, or of some of them."""
+        return Labels([self.numbers[i] for i in order], self.classes, self.are_numbers)
+
+
 def load_images_and_labels(
     name: str,
     split: str | None = None,
@@ -511,8 +538,8 @@ def load_images_and_labels(
     subset: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
-) -> tuple[Dataset, list[str | None] | None]:
-    """Open the undecoded images of one split, and the names of their classes.
+) -> tuple[Dataset, Labels | None]:
+    """Open the undecoded images of one split, and their labels.
 
     Args:
         name: see `load_splits`; an image folder needs no sub-folders.
@@ -522,7 +549,7 @@ def load_images_and_labels(
         label_column: the label column, if there are several.
 
     Returns:
-        Rows with an `image`; the class of each, None for an image without one; None if there is no label column.
+        Rows with an `image`, and their labels; None if there is no label column.
 
     Raises:
         DataError: The split or a column is unknown.
@@ -540,11 +567,29 @@ def load_images_and_labels(
     if label_column is not None or may_be_labels:
         label_column = _find_column(rows.features, "label", label_column, ClassLabel)
         kind, values = rows.features[label_column], rows[label_column][:]
-        named = isinstance(kind, ClassLabel)
-        missing = (None, -1) if named else (None,)
-        labels = [None if value in missing else kind.int2str(value) if named else str(value) for value in values]
+        if isinstance(kind, ClassLabel):
+            labels = Labels([None if value == -1 else value for value in values], list(kind.names))
+        else:
+            labels = labels_of(values)
     images = _with_images(rows.select_columns([image_column]), image_column)
     return as_files(images if image_column == "image" else images.rename_column(image_column, "image")), labels
+
+
+def labels_of(values: Sequence[Any]) -> Labels:
+    """Return labels that are integers or texts, None for an image without one.
+
+    Raises:
+        DataError: They are something else.
+    """
+    kinds = {type(value) for value in values if value is not None}
+    if not (kinds <= {int} or kinds <= {str}):
+        raise DataError(
+            f"The labels are of the types {listed(sorted(kind.__name__ for kind in kinds))}: expected integers or "
+            "texts, one per image."
+        )
+    found = sorted({value for value in values if value is not None})
+    numbers = {value: number for number, value in enumerate(found)}
+    return Labels([numbers.get(value) for value in values], [str(value) for value in found], are_numbers=int in kinds)
 
 
 def _one_split(splits: DatasetDict | IterableDatasetDict, name: str | None, usual: Sequence[str]) -> Any:

@@ -26,7 +26,7 @@ def with_vectors(
         given: names from `--label_names`; of labels in lists, all that occur.
 
     Raises:
-        DataError: A label is missing, unknown, or of another type.
+        DataError: A label is missing, unknown, or of another type, or lists say of each label whether an image has it.
     """
     columns = {role: split["label"][:] for role, split in splits.items()}
     for role, values in columns.items():
@@ -109,15 +109,36 @@ def _classes(feature: Any, values: Sequence[Any], given: Sequence[str] | None) -
     if isinstance(inner, ClassLabel):
         if given is not None:
             raise DataError(f"The labels already have names, {', '.join(inner.names[:5])}, ...: omit --label_names.")
+        _refuse_ones_and_zeros(values, max(2, len(inner.names)))
         return {place: place for place in range(len(inner.names))}, list(inner.names)
     kinds = {type(label) for labels in values for label in labels}
     if kinds not in ({int}, {str}):
         raise DataError(f"The label column holds {feature}: expected lists of classes, integers or strings.")
+    found = sorted({label for labels in values for label in labels})
+    has_names = given is not None or kinds == {str}
+    _refuse_ones_and_zeros(values, max(2, len(given or found)) if has_names else 1)
     if given is not None:
         places = range(len(given)) if kinds == {int} else given
         return {label: place for place, label in enumerate(places)}, list(given)
-    found = sorted({label for labels in values for label in labels})
     return {label: place for place, label in enumerate(found)}, [str(label) for label in found]
+
+
+def _refuse_ones_and_zeros(values: Sequence[Sequence[Any]], shortest: int) -> None:
+    """Refuse lists that say of each label whether an image has it, instead of the labels that it has.
+
+    Args:
+        values: the lists.
+        shortest: length from which on equally long lists of ones and zeros are taken for such.
+    """
+    lengths = {len(labels) for labels in values}
+    occurring = {str(label) for labels in values for label in labels}
+    if len(lengths) != 1 or min(lengths) < shortest or not occurring <= {"0", "1"}:
+        return
+    hint = "; if they are the numbers of labels, name them with --label_names" if lengths == {1} else ""
+    raise DataError(
+        f"The {len(values)} lists of labels are all {min(lengths)} long, of ones and zeros: expected the labels that "
+        f"an image has, not whether it has each; write [2, 5] for [0, 0, 1, 0, 0, 1]{hint}."
+    )
 
 
 def _shown(role: str, values: Sequence[Sequence[Any]], classes: Mapping[Any, int]) -> np.ndarray:

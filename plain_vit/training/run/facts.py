@@ -6,20 +6,30 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from ...errors import counted
 from ...extras import needs
 from ...model_card import ModelFacts
-from ..arguments import MIXING, AugmentationOptions, ClassifierOptions, OptimizationOptions, keywords
+from ..arguments import (
+    COMPANIONS,
+    MIXING,
+    SCHEDULE_OPTIONS,
+    AugmentationOptions,
+    ClassifierOptions,
+    ModelOptions,
+    OptimizationOptions,
+    keywords,
+)
 from ..data import ImageClassificationData
 from ..data.augmentation import input_size
 from ..data.inputs import NoiseInputs, max_num_patches_of
 from ..learner import Learner
 from ..loop import Loop, Schedule, folders_of_best
-from ..metrics import Evaluation
-from ..optimization import scheduled_rate
+from ..metrics import Evaluation, metric_text
+from ..optimization import scheduled_rate, settings_of
 from ..tasks.classification import ImageTask
 from ..vector_metrics import VectorEvaluation
 from .dry_run import describe_needs, measure_needs
-from .publishing import training_facts
+from .publishing import public_name, training_facts
 from .report import environment
 
 with needs("plain-vit[train]"):
@@ -27,7 +37,7 @@ with needs("plain-vit[train]"):
 
 Facts = dict[str, object]
 # Results of the report's first table.
-SHOWN = ("accuracy", "mean_average_precision", "macro_f1", "mean_absolute_error", "r2", "loss")
+SHOWN = ("accuracy", "mean_average_precision", "macro_f1", "mean_absolute_error", "r2", "calibration_error", "loss")
 RANDAUGMENT_OPTIONS = {"magnitude_scale", "magnitude", "magnitude_std", "augmentation_layers"}
 
 
@@ -37,9 +47,22 @@ def run_facts(
     schedule: Schedule,
     model: nn.Module,
     task: ImageTask[Any],
+    *,
+    taken: int | None = None,
 ) -> Facts:
-    """Return a summary of the run."""
+    """Return a summary of the run.
+
+    Args:
+        options: options of the run.
+        data: the dataset.
+        schedule: the steps.
+        model: the model.
+        task: the task.
+        taken: number of steps taken (default: none yet, those planned count).
+    """
     parameters = list(model.parameters())
+    steps = schedule.total_steps if taken is None else taken
+    early = f"; stopped early, of {schedule.total_steps:,} planned" if steps < schedule.total_steps else ""
     return {
         "started from": options.model + (" (architecture only)" if options.from_scratch else ""),
         "model": task.kind.__name__,
@@ -49,11 +72,12 @@ def run_facts(
         "images": count_images(data),
         "size of images": size_of_images(task.image_processor),
         "classes": len(data.label_names),
-        "steps": f"{schedule.total_steps:,} of {options.batch_size} images, {schedule.epochs:.1f} epochs",
+        "steps": f"{steps:,} of {counted(options.batch_size, 'image')}, {schedule.epochs_after(steps):.1f} epochs"
+        + early,
         "optimizer": f"{options.optimizer}, weight decay {options.weight_decay}",
         "learning rate": f"{options.peak_learning_rate:g}, {options.schedule} after {schedule.warmup_steps} warm-up "
         "steps" + (f", down to {options.min_learning_rate:g}" if options.min_learning_rate else ""),
-        "precision": options.mixed_precision
+        "precision": ("float32" if options.mixed_precision == "no" else options.mixed_precision)
         + (", blocks train on bfloat16 copies of their weights" if options.param_dtype == "bf16" else "")
         + (", float32 products in TF32 while training" if _tf32(options) else ""),
         "seed": options.seed,
@@ -62,6 +86,26 @@ def run_facts(
 
 def _tf32(options: ClassifierOptions) -> bool:
     return options.tf32 and torch.cuda.is_available()
+
+
+def _without_effect(options: ClassifierOptions) -> set[str]:
+    """Return the names of options that others leave without effect."""
+    useless = {name for name, schedules in SCHEDULE_OPTIONS.items() if options.schedule not in schedules}
+    for name, companions in COMPANIONS.items():
+        useless |= set() if getattr(options, name) else set(companions)
+    useless |= set() if options.augmentation == "randaugment" else RANDAUGMENT_OPTIONS
+    useless |= set() if _tf32(options) else {"tf32"}
+    useless |= set() if options.random_erasing else {"random_erasing_mode"}
+    useless |= set() if options.mixup or options.cutmix else set(MIXING)
+    useless |= set() if options.warmup_steps is None else {"warmup_fraction"}
+    useless |= set() if options.max_grad_norm else {"clip_mode"}
+    return useless if options.problem_type == "single_label_classification" else useless | {"label_smoothing"}
+
+
+def _selection(loop: Loop[Any]) -> str:
+    """Return which weights were selected, in words."""
+    metric = (loop.chooses_by or "").replace("_", " ")
+    return f"of step {loop.selected}, selected by {metric} on the {loop.watched_name} split"
 
 
 def size_of_images(image_processor: Any) -> str:
@@ -88,18 +132,18 @@ def report_facts(
     """Return the tables of the report, by title."""
     model = loop.accelerator.unwrap_model(loop.learner.model)
     values = {name: results[f"{data.held_out}_{name}"] for name in SHOWN if f"{data.held_out}_{name}" in results}
-    shown = {name: f"{value:.2%}" if name == "accuracy" else f"{value:.4f}" for name, value in values.items()}
+    shown = {name: metric_text(name, value) for name, value in values.items()}
     result: Facts = {
         **{f"{data.held_out} {name.replace('_', ' ')}": value for name, value in shown.items()},
         "images evaluated": results["images_evaluated"],
-        "weights": "selected on the validation split" if data.validation is not None else "the last ones",
+        "weights": "the last ones" if loop.selected is None else _selection(loop),
         "images per second": f"{results['images_per_second']:.0f}, while training",
         "waiting for data": f"{results['waiting_for_data']:.0%} of that time",
         "seconds in all": results["seconds"],
     }
     return {
         "Result": result,
-        "Run": run_facts(options, data, loop.schedule, model, cast(ImageTask[Any], loop.task)),
+        "Run": run_facts(options, data, loop.schedule, model, cast(ImageTask[Any], loop.task), taken=loop.step),
         "Environment": {"processes": loop.accelerator.num_processes, **environment()},
     }
 
@@ -135,8 +179,8 @@ def describe_plan(
     facts = {
         **run_facts(options, data, schedule, learner.model, task),
         "learning rate at": f"{rates} of the steps",
-        "a step": f"{options.batch_size} images = {processes} processes x {accumulation} micro-batches x "
-        f"{micro_batch} images",
+        "a step": f"{counted(options.batch_size, 'image')} = {counted(processes, 'process', 'processes')} x "
+        f"{counted(accumulation, 'micro-batch', 'micro-batches')} x {counted(micro_batch, 'image')}",
         **note,
         "evaluations": f"{len(schedule.evaluation_steps)} of {len(splits[data.watched]):,} {data.watched} images, "
         f"at the end {len(splits[data.held_out]):,} {data.held_out} images",
@@ -158,30 +202,33 @@ def describe_plan(
 def model_facts(
     options: ClassifierOptions,
     data: ImageClassificationData,
-    schedule: Schedule,
+    loop: Loop[Any],
     result: Evaluation | VectorEvaluation,
-    processes: int,
 ) -> ModelFacts:
     """Return the content of the model card about the run."""
     values = {
-        **keywords(options, OptimizationOptions, AugmentationOptions),
+        **keywords(options, ModelOptions, OptimizationOptions, AugmentationOptions),
+        **settings_of(loop.learner.optimizer),
+        "teacher": None if options.teacher is None else public_name(options.teacher),
         "mixed_precision": options.mixed_precision,
-        "native_aspect_ratio": options.native_aspect_ratio,
     }
-    recipe = {name: value for name, value in values.items() if value not in (None, [], "none") and value is not False}
-    if options.teacher is None:
-        recipe = {name: value for name, value in recipe.items() if not name.startswith("distillation")}
-    without_effect = set() if options.augmentation == "randaugment" else RANDAUGMENT_OPTIONS
-    without_effect |= set() if _tf32(options) else {"tf32"}
-    without_effect |= set() if options.random_erasing else {"random_erasing_mode"}
-    without_effect |= set() if options.mixup or options.cutmix else set(MIXING)
-    recipe = {name: value for name, value in recipe.items() if name not in without_effect}
-    if options.problem_type != "single_label_classification":
-        recipe.pop("label_smoothing", None)
+    del values["model"]  # the card names it as the origin
+    unset: tuple[object, ...] = (None, [], "none", "no")
+    recipe = {name: value for name, value in values.items() if value not in unset and value is not False}
+    useless = _without_effect(options)
+    recipe = {name: value for name, value in recipe.items() if name not in useless}
     scores = {
         name: value for name, value in result.scores.items() if name != "top5_accuracy" or len(data.label_names) > 5
     }
-    steps = {"steps": schedule.total_steps, "warmup_steps": schedule.warmup_steps}
+    schedule = loop.schedule
+    steps = {
+        "epochs": f"{schedule.epochs_after(loop.step):.1f}",
+        "steps": loop.step,
+        **({"steps_planned": schedule.total_steps} if loop.step < schedule.total_steps else {}),
+        "warmup_steps": schedule.warmup_steps,
+        **({} if options.early_stopping is None else {"early_stopping": options.early_stopping}),
+        **({} if loop.selected is None else {"best_metric": loop.chooses_by, "selected_step": loop.selected}),
+    }
     return training_facts(
         Path(options.output_dir),
         source=options.model,
@@ -191,6 +238,6 @@ def model_facts(
         results=scores,
         images=count_images(data),
         recipe={**recipe, **steps, "seed": options.seed},
-        environment={"processes": str(processes), **environment()},
+        environment={"processes": str(loop.accelerator.num_processes), **environment()},
         license=options.license,
     )

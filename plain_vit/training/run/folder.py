@@ -138,7 +138,7 @@ class RunFolder:
             elif average is not None:
                 load_model(average, checkpoint / AVERAGE)
         if self.accelerator.is_main_process and (self.path / LOG).exists():
-            self._cut_log(progress["step"] if progress else 0)
+            self._cut_log(progress or {"step": 0})
         self.accelerator.wait_for_everyone()
         return progress
 
@@ -195,14 +195,15 @@ class RunFolder:
                 f"their number because of {tied}. Resume it with {before} processes."
             )
 
-    def _cut_log(self, step: int) -> None:
-        """Drop the entries of the log after a step, and an unfinished last line."""
-        kept = []
+    def _cut_log(self, progress: dict[str, Any]) -> None:
+        """Drop the entries of the log that are not of this progress, and an unfinished last line."""
+        kept, step, is_due = [], progress["step"], progress.get("evaluation_due", False)
         for number, line in enumerate((self.path / LOG).read_text(encoding="utf-8").splitlines(keepends=True), 1):
             if not line.endswith("\n"):
                 continue
             try:
-                is_kept = json.loads(line)["step"] <= step
+                entry = json.loads(line)
+                is_kept = entry["step"] <= step and not (is_due and entry["step"] == step and "epoch" in entry)
             except (ValueError, KeyError, TypeError) as error:
                 raise TrainingError(
                     f"Line {number} of {self.path / LOG} is damaged: remove it, then resume. ({error})"

@@ -24,11 +24,13 @@ class Progress:
         total: Number of images, over all epochs and processes; None if the data do not say it.
         done: Number of images before the run was resumed.
         shown: Whether to print; only one of several processes does.
+        before: `times` before the run was resumed.
     """
 
-    def __init__(self, *, total: int | None, done: int, shown: bool) -> None:
+    def __init__(self, *, total: int | None, done: int, shown: bool, before: Mapping[str, float] | None = None) -> None:
         self.images, self.waited, self.paused = 0, 0.0, 0.0
-        self.begun = time.perf_counter()
+        self.begun, self.before = time.perf_counter(), before or {}
+        self.ended: float | None = None
         self.last_row = (0, 0.0)  # images and seconds at the last row of the table
         self.total, self.done = total, done
         self.in_terminal = sys.stderr.isatty()
@@ -43,6 +45,7 @@ class Progress:
 
     def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.bar.close()
+        self.ended = time.perf_counter()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield batches, and measure the time spent waiting for them."""
@@ -68,12 +71,16 @@ class Progress:
     @property
     def seconds(self) -> float:
         """Return the time spent training."""
-        return time.perf_counter() - self.begun - self.paused
+        return (time.perf_counter() if self.ended is None else self.ended) - self.begun - self.paused
 
     def rates(self) -> dict[str, float]:
         """Return images per second, and the fraction of time spent waiting for data, since the start."""
-        seconds = max(self.seconds, 1e-9)
-        return {"images_per_second": self.images / seconds, "waiting_for_data": min(1.0, self.waited / seconds)}
+        return rates_of(images=self.images, training=self.seconds, waiting=self.waited)
+
+    def times(self) -> dict[str, float]:
+        """Return images, seconds of training and of them waiting for data, with those before the run was resumed."""
+        own = {"images": self.images, "training": self.seconds, "waiting": self.waited}
+        return {name: value + self.before.get(name, 0) for name, value in own.items()}
 
     def update(self, images: int) -> None:
         """Advance by the images of one optimizer step, over all processes."""
@@ -110,6 +117,12 @@ class Progress:
             self.say("".join(f"  {name:>{_width(name)}}" for name in cells))
         self.say("".join(f"  {cell:>{_width(name)}}" for name, cell in cells.items()))
         self.last_row = (self.images, self.seconds)
+
+
+def rates_of(*, images: float, training: float, waiting: float) -> dict[str, float]:
+    """Return images per second, and the fraction of time spent waiting for data; see `Progress.times`."""
+    seconds = max(training, 1e-9)
+    return {"images_per_second": images / seconds, "waiting_for_data": min(1.0, waiting / seconds)}
 
 
 def _width(name: str) -> int:

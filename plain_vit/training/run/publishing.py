@@ -10,11 +10,14 @@ from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.errors import HubError
 from plain_vit.hub import Push, push_folder
 from plain_vit.markdown import code, plain
-from plain_vit.model_card import ModelFacts, source_facts, write_card
+from plain_vit.model_card import ModelFacts, source_facts, source_origin, write_card
 from plain_vit.training.data import EMBEDDED
 from plain_vit.training.data.benchmarks import BENCHMARKS
 
-METRIC_NAMES = {"top5_accuracy": "top-5 accuracy", "macro_f1": "macro F1", "micro_f1": "micro F1", "r2": "R2"}
+METRIC_NAMES = {
+    "top5_accuracy": "top-5 accuracy", "macro_f1": "macro F1", "micro_f1": "micro F1", "r2": "R2",
+    "calibration_error": "expected calibration error",
+}  # fmt: skip
 PICTURES = {"Training curves": "report/curves.png", "Confusion matrix": "report/confusion_matrix.png"}
 
 
@@ -29,7 +32,8 @@ def training_facts(
     images: str,
     recipe: Mapping[str, object],
     environment: Mapping[str, str],
-    license: str | None,
+    license: str | None = None,
+    method: str | None = None,
 ) -> ModelFacts:
     """Return the facts about a trained model.
 
@@ -44,6 +48,7 @@ def training_facts(
         recipe: Settings and their values.
         environment: Versions and hardware.
         license: Licence of the weights (default: as in the card of the source).
+        method: What was done, in words (default: that it was fine-tuned, or trained from scratch).
     """
     known = {} if from_scratch else source_facts(Path(source))
     if license is not None:
@@ -55,21 +60,22 @@ def training_facts(
     if dataset in BENCHMARKS and not Path(dataset).is_dir():
         dataset = BENCHMARKS[dataset].repository
     is_hub_data = not (dataset in EMBEDDED or Path(dataset).exists())
-    data = f"[{dataset}](https://huggingface.co/datasets/{dataset})" if is_hub_data else plain(_name(dataset))
+    data = f"[{dataset}](https://huggingface.co/datasets/{dataset})" if is_hub_data else plain(public_name(dataset))
     known["datasets"] = list(dict.fromkeys([*known.get("datasets", ()), *([dataset] if is_hub_data else ())]))
-    if from_scratch:
-        origin = f"Trained from scratch on {data} ({images})."
-    else:
-        start = f"[{source}](https://huggingface.co/{source})" if is_hub_model else code(_name(source))
-        origin = f"Fine-tuned from {start} on {data} ({images})."
-    if is_hub_model:
-        known |= {"base_model": source, "base_model_relation": "finetune"}
+    start = f"[{source}](https://huggingface.co/{source})" if is_hub_model else code(public_name(source))
+    method = method or ("Trained" if from_scratch else "Fine-tuned")
+    origin = f"{method} from {'scratch' if from_scratch else start} on {data} ({images})."
+    earlier, base = ("", None) if from_scratch or is_hub_model else source_origin(Path(source))
+    if earlier:
+        origin += f" The card of {start} says: {earlier}"
+    if is_hub_model or base:
+        known |= {"base_model": base or source, "base_model_relation": "finetune"}
     return ModelFacts(
         origin=origin,
         results=[
             EvalResult(
-                task_type="image-classification", task_name="Image classification", dataset_type=_name(dataset),
-                dataset_name=_name(dataset), dataset_split=split_name, metric_type=metric,
+                task_type="image-classification", task_name="Image classification", dataset_type=public_name(dataset),
+                dataset_name=public_name(dataset), dataset_split=split_name, metric_type=metric,
                 metric_name=METRIC_NAMES.get(metric, metric.replace("_", " ")), metric_value=value,
             )
             for metric, value in results.items()
@@ -77,7 +83,7 @@ def training_facts(
         curves={caption: path for caption, path in PICTURES.items() if (run / path).exists()},
         recipe=recipe,
         environment=environment,
-        limits=[f"It was evaluated only on the {split_name} split of {plain(_name(dataset))}."],
+        limits=[f"It was evaluated only on the {split_name} split of {plain(public_name(dataset))}."],
         **known,
     )  # fmt: skip
 
@@ -114,6 +120,6 @@ def publish(
         raise HubError(f"{error} The model is complete in {run}: push it with `{again}`.") from error
 
 
-def _name(place: str) -> str:
+def public_name(place: str) -> str:
     """Return a Hub id unchanged, but only the last part of a path, whose folders are private."""
     return Path(place).name if Path(place).exists() else place

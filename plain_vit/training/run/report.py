@@ -14,6 +14,7 @@ from torch import nn
 from ...analysis import confusion_matrix
 from ...analysis.page import framed, html_page, html_table, inline_picture, plain_text
 from ...environment import version
+from ...errors import counted
 from ...extras import needs
 from ...files.staging import staged_file
 from ..data.decoding import as_files
@@ -25,7 +26,7 @@ from .folder import read_log, write_file
 from .mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from .show_batch import displayable_images
 from .snapshots import OptionalFigure, Snapshots
-from .vector_report import Section, vector_sections
+from .vector_report import Section, reliability, vector_sections
 
 with needs("plain-vit[train]"):
     from datasets import Dataset
@@ -36,7 +37,6 @@ with needs("plain-vit[train]"):
         plot_confused_pairs,
         plot_confusion_matrix,
         plot_predictions,
-        plot_reliability,
         plot_training_curves,
     )
     from ...analysis.words import class_labels
@@ -44,12 +44,14 @@ with needs("plain-vit[train]"):
 MATRIX_CLASSES = 1000  # beyond that a confusion matrix is larger than a screen
 OPEN_TABLE = 30  # classes; a longer table is collapsed
 DPI = 110
+PAGE = 10.4  # inches at this resolution that the page is wide
 PACKAGES = ("plain-vit", "torch", "torchvision", "transformers", "accelerate", "datasets")
 
 
 def environment() -> dict[str, str]:
     """Return the environment of a run: versions and the device."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    threads = counted(torch.get_num_threads(), "thread")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {threads}"
     return {
         "Python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
@@ -126,7 +128,7 @@ def _class_sections(
         f"Calibration on the {split_name} split",
         "How often predictions of each confidence are correct; on the diagonal, as often as their confidence says. The "
         f"expected calibration error, {evaluation.calibration.error:.1%}, is the mean distance to it over the images.",
-        {"reliability": ("", _reliability(evaluation))},
+        {"reliability": ("", reliability(evaluation.calibration))},
     )
     parts += section(
         f"Confusion matrix of the {split_name} split",
@@ -173,13 +175,9 @@ def _section(folder: Path, title: str, caption: str, pictures: Mapping[str, tupl
 
 def _curves(run: Path) -> OptionalFigure:
     rows = read_log(run)
-    return OptionalFigure(plot_training_curves(rows), seen=descriptions.of_training_curves(rows))
-
-
-def _reliability(evaluation: Evaluation) -> OptionalFigure:
-    by_confidence = evaluation.calibration
-    shown = (by_confidence.counts, by_confidence.confidences, by_confidence.accuracies)
-    return OptionalFigure(plot_reliability(*shown), seen=descriptions.of_reliability(*shown))
+    figure = plot_training_curves(rows)
+    figure.set_figwidth(min(figure.get_figwidth(), PAGE))
+    return OptionalFigure(figure, seen=descriptions.of_training_curves(rows))
 
 
 def _confusion(evaluation: Evaluation, class_names: list[str]) -> OptionalFigure:

@@ -14,12 +14,12 @@ import numpy as np
 from ...errors import TrainingError
 from ...extras import needs
 from ...files.staging import staged_file
-from ..arguments import ClassifierOptions, check_options
+from ..arguments import SCHEDULE_OPTIONS, ClassifierOptions, ProcessOptions, RunOptions, check_options
 from ..data import ImageClassificationData
 from ..data.sampling import ShuffledStream
 from ..metrics import Evaluation
 from ..vector_metrics import VectorEvaluation
-from .folder import read_log
+from .folder import default_options, read_log
 from .show_batch import check_picture
 
 with needs("plain-vit[train]"):
@@ -28,6 +28,11 @@ with needs("plain-vit[train]"):
 RATE_STEPS = 100
 HIGHEST_RATE = 1.0
 SMOOTHING = 0.9  # of losses, per step
+
+# The options of a run that are those of its trials too.
+OF_TRIALS = {"seed", "eval_batch_size", *(each.name for each in dataclasses.fields(ProcessOptions))}
+# Those that fit the length of a run, or the splits that it is evaluated on.
+OF_LENGTH = {"epochs", "schedule", "min_learning_rate", "warmup_steps", "warmup_fraction", *SCHEDULE_OPTIONS}
 
 Outcome = Evaluation | VectorEvaluation
 Train = Callable[[Any, ImageClassificationData], Outcome]
@@ -45,16 +50,25 @@ def check_trial(options: ClassifierOptions, name: str) -> None:
 
 
 def _in(folder: str, options: ClassifierOptions, steps: int, **changes: Any) -> Any:
-    """Return the options of a trial in a temporary folder."""
-    return dataclasses.replace(
-        options, output_dir=f"{folder}/run", overfit_batch=None, lr_find=None, steps=steps, epochs=None, evaluations=1,
-        early_stopping=None, checkpoints_kept=0, best_kept=1, report=False, report_to="none", push_to_hub=None,
-        resume=False, **changes,
-    )  # fmt: skip
+    """Return the options of a trial in a temporary folder, without those of the whole run."""
+    of_run = {each.name for each in dataclasses.fields(RunOptions)} - OF_TRIALS
+    defaults = {name: value for name, value in default_options(options).items() if name in of_run | OF_LENGTH}
+    kept_nowhere = {"output_dir": f"{folder}/run", "checkpoints_kept": 0, "report": False}
+    return dataclasses.replace(options, **{**defaults, **kept_nowhere, "steps": steps, "evaluations": 1, **changes})
 
 
-def _evaluated_on(data: ImageClassificationData, train: Any, test: Any) -> ImageClassificationData:
-    return dataclasses.replace(data, train=train, validation=None, test=test, train_images=len(train))
+@dataclass(frozen=True)
+class TrialData(ImageClassificationData):
+    """The images of a trial, which is evaluated on images that it learns from."""
+
+    @property
+    def splits(self) -> dict[str, Any]:
+        """Return the images to learn from, and those to evaluate."""
+        return {"train": self.train, "training images": self.test}
+
+
+def _evaluated_on(data: ImageClassificationData, train: Any, evaluated: Any) -> TrialData:
+    return TrialData(train, None, evaluated, data.label_names, len(train))
 
 
 def overfit(options: ClassifierOptions, data: ImageClassificationData, train: Train) -> Outcome:
@@ -63,7 +77,7 @@ def overfit(options: ClassifierOptions, data: ImageClassificationData, train: Tr
     Args:
         options: options of the run, with `overfit_batch`.
         data: the dataset.
-        train: trains with options and data.
+        train: trains with options and data, and says nothing of the folder.
     """
     steps = options.overfit_batch or 0
     drawn = ShuffledStream(len(data.train), length=min(len(data.train), options.batch_size), seed=options.seed)
@@ -121,14 +135,16 @@ def find_learning_rate(options: ClassifierOptions, data: ImageClassificationData
     Args:
         options: options of the run, with `lr_find`.
         data: the dataset.
-        train: trains with options and data.
+        train: trains with options and data, and says nothing of the folder.
     """
     path = options.lr_find or ""
     check_picture(path, "lr_find")
     few = data.train.select(range(min(len(data.train), options.batch_size)))
     with tempfile.TemporaryDirectory() as folder:
-        changes = {"schedule": "rising", "learning_rate": HIGHEST_RATE, "base_batch_size": None, "log_every": 1}
-        changes |= {"min_learning_rate": 0.0, "warmup_steps": 0}
+        changes = {
+            "schedule": "rising", "learning_rate": HIGHEST_RATE, "base_batch_size": None, "warmup_steps": 0,
+            "log_every": 1,
+        }  # fmt: skip
         try:
             train(_in(folder, options, RATE_STEPS, **changes), _evaluated_on(data, data.train, few))
         except TrainingError:

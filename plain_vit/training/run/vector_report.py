@@ -1,12 +1,12 @@
 """Report of a run whose targets are several labels per image, or numbers."""
 
 from collections.abc import Callable, Mapping
-
-import numpy as np
+from typing import Any
 
 from ...analysis.page import html_table, plain_text
 from ...extras import needs
 from ...scores import MULTI_LABEL
+from ..metrics import Calibration, metric_text
 from ..vector_metrics import VectorEvaluation
 from .snapshots import OptionalFigure
 
@@ -14,7 +14,6 @@ with needs("plain-vit[train]"):
     from ...analysis import descriptions
     from ...analysis.plots import plot_predicted_numbers, plot_reliability
 
-BINS = 15
 OPEN_TABLE = 30  # labels; a longer table is collapsed
 Section = Callable[[str, str, Mapping[str, tuple[str, OptionalFigure]]], list[str]]
 
@@ -32,9 +31,11 @@ def vector_sections(section: Section, evaluation: VectorEvaluation, names: list[
         title, caption = (
             f"Calibration on the {split_name} split",
             "How often an image has a label that was predicted with a probability, over all labels; on the diagonal, "
-            "as often as the probability says.",
+            f"as often as the probability says. The expected calibration error, {evaluation.calibration.error:.1%}, is "
+            "the mean distance to it over the predictions.",
         )
-        pictures = {"reliability": ("", _reliability(evaluation))}
+        drawn = reliability(evaluation.calibration, of="labels", x="predicted probability of a label")
+        pictures = {"reliability": ("", drawn)}
     else:
         title, caption = (
             f"Predicted numbers of the {split_name} split",
@@ -44,14 +45,10 @@ def vector_sections(section: Section, evaluation: VectorEvaluation, names: list[
     return [*section(title, caption, pictures), _table(evaluation, names, split_name)]
 
 
-def _reliability(evaluation: VectorEvaluation) -> OptionalFigure:
-    shares, targets = evaluation.predictions.ravel().astype(np.float64), evaluation.targets.ravel()
-    bins = np.clip(np.ceil(shares * BINS).astype(int) - 1, 0, BINS - 1)
-    counts = np.bincount(bins, minlength=BINS)
-    with np.errstate(invalid="ignore"):
-        means, fractions = (np.bincount(bins, weights=each, minlength=BINS) / counts for each in (shares, targets))
-    figure = plot_reliability(counts, means, fractions, of="labels", x="predicted probability of a label")
-    return OptionalFigure(figure, seen=descriptions.of_reliability(counts, means, fractions, of="labels"))
+def reliability(calibration: Calibration, *, of: str = "images", **words: Any) -> OptionalFigure:
+    """Return the figure of a calibration; `of` says what is counted."""
+    shown = (calibration.counts, calibration.confidences, calibration.accuracies)
+    return OptionalFigure(plot_reliability(*shown, of=of, **words), seen=descriptions.of_reliability(*shown, of=of))
 
 
 def _numbers(evaluation: VectorEvaluation, names: list[str]) -> OptionalFigure:
@@ -64,8 +61,7 @@ def _table(evaluation: VectorEvaluation, names: list[str], split_name: str) -> s
     results = evaluation.by_label(names)
     head = ("label" if evaluation.problem_type == MULTI_LABEL else "number", "images", *results[0].values)
     rows = [
-        (each.name, each.images, *("–" if np.isnan(value) else f"{value:.4g}" for value in each.values.values()))
-        for each in results
+        (each.name, each.images, *(metric_text(name, value) for name, value in each.values.items())) for each in results
     ]
     table = html_table(head, rows, "every label")
     if len(rows) > OPEN_TABLE:
