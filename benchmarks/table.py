@@ -17,7 +17,7 @@ RUNS = {
     "forward-compile": "forward pass",
     "forward-cuda-compile": "forward pass on the GPU",
     "train-step": "training step",
-    "train-step-checkpointing": "training step, checkpointed",
+    "train-step-checkpointing": "training step",  # its modes say "checkpointed"
     "train-step-cuda-base-128-compile": "training step on the GPU",
     "train-step-cuda-large-64-compile": "training step on the GPU",
     "train-step-cuda-huge-16-compile": "training step on the GPU",
@@ -69,7 +69,8 @@ def speeds() -> str:
 def rows(results: Sequence[dict[str, Any]]) -> list[str]:
     """Return the row of each case of ours, compared with the fastest alternative in the same setting and mode.
 
-    A case is called "setting: package, mode", where the setting and the mode may be missing.
+    A case is called "setting: package, mode", where the setting and the mode may be missing. One that opens or converts
+    a file is compared with those that open the same file, and with those that open none, such as a copy.
     """
     cases = [(*named(one["name"]), one) for one in results]
     lines = []
@@ -80,15 +81,23 @@ def rows(results: Sequence[dict[str, Any]]) -> list[str]:
             (other_mode == mode, other, one)
             for other_setting, other, other_mode, one in cases
             if other_setting == setting and other not in REFERENCES and not other.startswith(OURS)
+            if opened(other) in (None, opened(what))
         ]
+        described = ", ".join(filter(None, (setting, re.sub("^plain.vit( |$)", "", what), mode)))
+        begins = f"{': ' * bool(described)}{described} | {rate(ours)} |"
+        if not others:
+            lines.append(f"{begins} none measured | - |")
+            continue
         same_mode = [(other, one) for same, other, one in others if same] or [(other, one) for _, other, one in others]
         other, fastest = min(same_mode, key=lambda case: case[1]["seconds"])
-        described = ", ".join(filter(None, (setting, re.sub("^plain.vit( |$)", "", what), mode)))
-        lines.append(
-            f"{': ' * bool(described)}{described} | {rate(ours)} | {other} {rate(fastest)} "
-            f"| {fastest['seconds'] / ours['seconds']:.2f} |"
-        )
+        lines.append(f"{begins} {other} {rate(fastest)} | {fastest['seconds'] / ours['seconds']:.2f} |")
     return lines
+
+
+def opened(what: str) -> str | None:
+    """Return the file that a case opens or converts, by its name on the page; None if it opens none."""
+    package, *file = re.split(" (?:opens|converts) ", what)
+    return package if file == ["its own folder"] else next(iter(file), None)
 
 
 def named(name: str) -> tuple[str, str, str]:

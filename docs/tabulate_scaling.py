@@ -5,6 +5,7 @@ python docs/tabulate_scaling.py
 
 import json
 import math
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ GIANT = "vit-giant-patch14-224"  # measured by others
 GPUS = (8, 64, 512)
 STEP_IMAGES = 4096  # of AugReg's and most of NeMo's recipes
 LARGEST_MICRO_BATCH = 512
+FEW = 64  # images whose memory is counted, twice and three times; of fewer, weights' gradients may set the peak
 STRATEGIES = ("DDP", "FSDP2", "HSDP")
 
 
@@ -134,6 +136,39 @@ def bytes_of(tensor: torch.Tensor) -> int:
     return math.prod(sides) * tensor.element_size()
 
 
+class Allocations(TorchDispatchMode):
+    """Counts the bytes that are allocated inside its context, at present and at most, without gradients of weights.
+
+    Args:
+        model: Whose weights are not counted either.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.present = self.peak = 0
+        self._sizes = {parameter.untyped_storage()._cdata: 0 for parameter in model.parameters()}
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda one: self._leave_out(one.grad.untyped_storage()._cdata))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in (value for value in tree_leaves(outputs) if isinstance(value, torch.Tensor)):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._sizes:
+                self._sizes[storage._cdata] = storage.nbytes()
+                self.present += storage.nbytes()
+                weakref.finalize(storage, self._forget, storage._cdata)
+        self.peak = max(self.peak, self.present)
+        return outputs
+
+    def _leave_out(self, key: int) -> None:
+        self.present -= self._sizes[key]
+        self._sizes[key] = 0
+
+    def _forget(self, key: int) -> None:
+        self.present -= self._sizes.pop(key)
+
+
 @contextmanager
 def weightless(name: str, checkpointing: bool = False, several: bool = False) -> Iterator[nn.Module]:
     """Build a model with 1000 classes whose tensors have shapes but no memory, with the attention that a GPU runs.
@@ -157,39 +192,54 @@ def weightless(name: str, checkpointing: bool = False, several: bool = False) ->
         yield model
 
 
-def record(name: str, images: int, checkpointing: bool = False, several: bool = False) -> tuple[list[Kernel], int]:
-    """Return the kernels of a step in bf16 autocast with fused AdamW, and the bytes kept for the backward pass.
+def record(name: str, images: int, several: bool = False) -> list[Kernel]:
+    """Return the kernels of a step in bf16 autocast with fused AdamW.
 
     Args:
         name: As in `weightless`.
         images: In the batch, of the size in the name.
-        checkpointing: As in `weightless`.
         several: As in `weightless`.
     """
-    with weightless(name, checkpointing, several) as model:
-        own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-        saved: dict[int, Any] = {}
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            if (key := tensor.untyped_storage()._cdata) not in own:
-                saved[key] = tensor.untyped_storage()
-            return tensor
-
+    with weightless(name, several=several) as model:
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        side = int(name.rpartition("-")[2])
-        pixels, labels = torch.empty(images, 3, side, side), torch.zeros(images, dtype=torch.long)
+        batch = noise(name, images)
         for recorder in (Recorder(), Recorder()):  # the optimizer makes its states in the first step
-            saved.clear()
             with recorder:
-                hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-                with hooks, torch.autocast("cpu", torch.bfloat16):
-                    loss = nn.functional.cross_entropy(model(pixels).logits.float(), labels)
+                loss = loss_of(model, *batch)
                 recorder.phase = "backward"
                 loss.backward()
                 recorder.phase = "optimizer"
                 optimizer.step()
             optimizer.zero_grad()
-        return recorder.kernels, sum(storage.nbytes() for storage in saved.values())
+        return recorder.kernels
+
+
+def peak_bytes(name: str, images: int, checkpointing: bool = False) -> int:
+    """Return the most bytes that one of several processes has in a step besides weights, gradients and AdamW's states.
+
+    These are the batch, what is kept for the backward pass, with checkpointing also the block that is computed again,
+    and what kernels pass on to each other.
+
+    Args:
+        name: As in `weightless`.
+        images: In the batch, of the size in the name.
+        checkpointing: As in `weightless`.
+    """
+    with weightless(name, checkpointing, several=True) as model, Allocations(model) as allocations:
+        loss_of(model, *noise(name, images)).backward()
+        return allocations.peak
+
+
+def noise(name: str, images: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images of the size in a model's name, and their classes."""
+    side = int(name.rpartition("-")[2])
+    return torch.empty(images, 3, side, side), torch.zeros(images, dtype=torch.long)
+
+
+def loss_of(model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a forward pass in bf16 autocast."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return nn.functional.cross_entropy(model(pixels).logits.float(), labels)
 
 
 def compiled(kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -224,9 +274,9 @@ class Linear:
     per_image: float
 
     @classmethod
-    def through(cls, two: float, three: float) -> "Linear":
-        """Return the line through the values for two and three images."""
-        return cls(3 * two - 2 * three, three - two)
+    def through(cls, two: float, three: float, few: int = 1) -> "Linear":
+        """Return the line through the values for two and three times a few images."""
+        return cls(3 * two - 2 * three, (three - two) / few)
 
     def at(self, images: float) -> float:
         """Return the value for a number of images."""
@@ -255,9 +305,6 @@ class Model:
         groups: Shapes of the parameters of each block, those outside of the blocks last.
         eager: Kernels of a step, in order.
         compiled: Likewise, joined.
-        recomputing: Kernels of a step with gradient checkpointing, joined.
-        saved: Bytes kept for the backward pass.
-        saved_recomputing: Likewise with gradient checkpointing.
         forward_flops: Of the products of one image.
     """
 
@@ -265,9 +312,6 @@ class Model:
     groups: tuple[tuple[torch.Size, ...], ...]
     eager: tuple[Line, ...]
     compiled: tuple[Line, ...]
-    recomputing: tuple[Line, ...]
-    saved: Linear
-    saved_recomputing: Linear
     forward_flops: float
 
     @property
@@ -284,18 +328,10 @@ class Model:
 @cache
 def counted(name: str, several: bool = False) -> Model:
     """Count a model, in one process or in one of several."""
-    plain, recomputing = ([record(name, images, again, several) for images in (2, 3)] for again in (False, True))
-    eager = _lines([kernels for kernels, _ in plain])
-    return Model(
-        name,
-        groups_of(name),
-        eager,
-        _lines([compiled(kernels) for kernels, _ in plain]),
-        _lines([compiled(kernels) for kernels, _ in recomputing]),
-        Linear.through(*(saved for _, saved in plain)),
-        Linear.through(*(saved for _, saved in recomputing)),
-        sum(line.flops.per_image for line in eager if line.phase == "forward"),
-    )
+    pair = [record(name, images, several) for images in (2, 3)]
+    eager, joined = _lines(pair), _lines([compiled(kernels) for kernels in pair])
+    forward = sum(line.flops.per_image for line in eager if line.phase == "forward")
+    return Model(name, groups_of(name), eager, joined, forward)
 
 
 def _lines(pair: Sequence[Sequence[Kernel]]) -> tuple[Line, ...]:
@@ -303,6 +339,12 @@ def _lines(pair: Sequence[Sequence[Kernel]]) -> tuple[Line, ...]:
         Line(two.phase, Linear.through(two.flops, three.flops), Linear.through(two.nbytes, three.nbytes))
         for two, three in zip(*pair, strict=True)
     )
+
+
+@cache
+def activations(name: str, checkpointing: bool = False) -> Linear:
+    """Return the `peak_bytes` of any batch."""
+    return Linear.through(*(peak_bytes(name, number * FEW, checkpointing) for number in (2, 3)), FEW)
 
 
 @cache
@@ -467,11 +509,17 @@ def state_bytes(model: Model, strategy: str, gpus: int) -> float:
     return 16 * model.parameters / {"DDP": 1, "FSDP2": gpus, "HSDP": min(gpus, NODE)}[strategy]
 
 
-def micro_batch(model: Model, images: int, strategy: str, gpus: int, saved: Linear) -> int:
+def most_images(model: Model, strategy: str, gpus: int, checkpointing: bool = False) -> int:
+    """Return how many images fit into the memory of a GPU, with its share of the state."""
+    needed = activations(model.name, checkpointing)
+    room = FREE * H100.memory - state_bytes(model, strategy, gpus) - needed.fixed
+    return max(0, int(room // needed.per_image))
+
+
+def micro_batch(model: Model, images: int, strategy: str, gpus: int) -> int:
     """Return the largest micro-batch that fits into the memory of a GPU, a power of two; 0 if none does."""
-    fitting = (1 << power for power in range(LARGEST_MICRO_BATCH.bit_length()) if 1 << power <= images)
-    room = FREE * H100.memory - state_bytes(model, strategy, gpus)
-    return max((number for number in fitting if saved.at(number) <= room), default=0)
+    most = min(images, most_images(model, strategy, gpus), LARGEST_MICRO_BATCH)
+    return 1 << most.bit_length() - 1 if most else 0
 
 
 # ---- tables ----
@@ -512,7 +560,7 @@ def steps_table() -> str:
                    for kernels in (model.eager, model.compiled)]  # fmt: skip
         rows.append([
             label, f"{model.parameters / 1e6:.1f} M", short(model.forward_flops / 1e9), short(model.flops / 1e9),
-            size(model.saved.per_image), size(model.saved_recomputing.per_image),
+            size(activations(name).per_image), size(activations(name, checkpointing=True).per_image),
             f"{len(model.eager):,}", f"{len(model.compiled):,}", size(traffic[0].per_image),
             size(traffic[1].per_image), size(traffic[1].fixed),
         ])  # fmt: skip
@@ -568,11 +616,11 @@ def memory_table() -> str:
         model = counted(name, several=True)
         held = [state_bytes(model, "DDP", 1), *(state_bytes(model, "FSDP2", gpus) for gpus in GPUS)]
         fitting = [
-            (FREE * H100.memory - held[place] - saved.fixed) // saved.per_image
-            for place in (0, 1)
-            for saved in (model.saved, model.saved_recomputing)
+            most_images(model, strategy, NODE, checkpointing)
+            for strategy in ("DDP", "FSDP2")
+            for checkpointing in (False, True)
         ]
-        rows.append([label, *map(size, held), *(f"{number:,.0f}" for number in fitting)])
+        rows.append([label, *map(size, held), *(f"{number:,}" for number in fitting)])
     return table(heads, rows)
 
 
@@ -580,7 +628,7 @@ def planned(name: str, strategy: str, gpus: int, launch: float = 0.0) -> Bounds:
     """Return the bounds of a step of `STEP_IMAGES` images: compiled, or with launches, eager."""
     model = counted(name, several=True)
     images = STEP_IMAGES // gpus
-    number = micro_batch(model, images, strategy, gpus, model.saved)
+    number = micro_batch(model, images, strategy, gpus)
     shards = {"DDP": 1, "FSDP2": gpus, "HSDP": min(gpus, NODE)}[strategy]
     found = messages(model.groups, strategy, gpus)
     kernels = model.eager if launch else model.compiled
@@ -631,8 +679,8 @@ def images_table() -> str:
     for label, name in SIZES.items():
         model = counted(name)
         bound = alone(model, 64, model.compiled, 0.0)
-        rate = 64 / bound.step
-        rows.append([label, f"{short(rate)}/s", f"{short(NODE * rate)}/s", *(short(rate / one) for one in rates)])
+        gpu, host = 64 / bound.step, NODE * 64 / bound.step
+        rows.append([label, f"{short(gpu)}/s", f"{short(host)}/s", *(short(host / one) for one in rates)])
     return table(["model", "one GPU", f"host of {NODE} GPUs", *of_core], rows)
 
 
@@ -744,13 +792,12 @@ def facts() -> dict[str, str]:
     adam = sum(max(line.seconds(0, H100)) for line in huge.compiled if line.phase == "optimizer")
     sent = messages(huge.groups, "FSDP2", GPUS[-1])
     count = sum(each.number for each in sent)
-    room = (FREE * H100.memory - state_bytes(large, "DDP", 1) - large.saved.fixed) // large.saved.per_image
     return {
         "more": str(len(counted(base.name, several=True).eager) - len(base.eager)),
         "ti_least": str(least[tiny.name]),
         "b_least": str(least[base.name]),
         "ti_eager": percent(planned(tiny.name, "DDP", GPUS[-1], LAUNCH).mfu),
-        "l_fit": f"{room:.0f}",
+        "l_fit": str(most_images(large, "DDP", 1)),
         "adam": f"{short(1000 * adam)} ms",
         "h_step": f"{short(1000 * few.step)} ms",
         "h_messages": str(count),
@@ -783,7 +830,8 @@ What a training step computes, moves and sends, and the time that it takes at le
 **Times, rates and MFU on this page are predicted, not measured**, unless a column says so: none of these runs was
 made here. Counts are of this project's own models: `python docs/tabulate_scaling.py` runs a step of each on tensors
 without memory, records every kernel with its operations and bytes, and writes this page. Tests compare the operations
-with torch's own counter on a real model, and the messages with those of real processes.
+with torch's own counter on a real model, the memory with what a real step allocates, and the messages with those of
+real processes.
 
 A prediction here is a bound: each kernel takes as long as its arithmetic or its memory traffic at the GPU's peak,
 whichever is longer; the host takes 10 µs to launch a kernel of an eager model [4]; links run at their full rate,
@@ -799,10 +847,13 @@ rates and MFU given here.
 
 ## A step
 
-Of one image, except for the number of kernels. "Joined" is what a compiler can make of a step at best: everything
-between two matrix products is one kernel, which reads once what comes from outside and writes what is used later. A
-step counts for the MFU as three forward passes; recomputation does not count. The last block computes only the class
-token where it can, so the counts are somewhat below those of other implementations.
+Of one image, except for the number of kernels. "Activations" are what each image adds to the most memory that an eager
+step has at a time: what is kept for the backward pass, and what kernels pass on to each other. "Checkpointed"
+(`--gradient_checkpointing`), these are the inputs of all blocks, and all of one block, which the backward pass has
+computed again. "Joined" is what a compiler can make of a step at best: everything between two matrix products is one
+kernel, which reads once what comes from outside and writes what is used later. A step counts for the MFU as three
+forward passes; recomputation does not count. The last block computes only the class token where it can, so the counts
+are somewhat below those of other implementations.
 
 Query, key and value are one product. One process joins their weights once per step, for all blocks. Of several
 processes, each block joins its own, so that their gradients are sent with those of its block: {more} kernels more for
@@ -829,8 +880,8 @@ messages grow. HSDP shards within each node of 8, and sums over the nodes what e
 
 ## Memory
 
-Weights, gradients and AdamW's states of one GPU, and the images that fit beside them into {free} of 80 GB, with and
-without `--gradient_checkpointing`.
+Weights, gradients and AdamW's states of one GPU, and the images that fit beside them into {free} of 80 GB, without and
+with `--gradient_checkpointing`.
 
 {memory}
 
@@ -855,8 +906,8 @@ they are accumulated; DDP then sends once, FSDP2 and HSDP with each micro-batch.
 - **H/14**: DDP still fits, and sends half the bytes. `--shard` pays on many GPUs with few images each, because it
   divides AdamW's work too, which is {adam} of the {h_step} of a step of 8 images. Sharding is what larger models
   need; none of these does.
-- **`--gradient_checkpointing`** costs a third forward pass. No model here needs it at 224 pixels; it pays at larger
-  sizes, or where not even one image fits.
+- **`--gradient_checkpointing`** costs one more forward pass beside the three that a step is: a third more arithmetic.
+  No model here needs it at 224 pixels; it pays at larger sizes, or where not even one image fits.
 - **Shard within nodes (HSDP)?** Its bound is between the others. What speaks for it is not in the bound: with FSDP2
   on 512 GPUs, {h_messages} messages of an H/14 leave {h_message} for each, in which all 512 GPUs must answer; HSDP
   asks 8 at a time. The scripts do not offer it: `--shard` shards over all processes. Accelerate's
@@ -867,7 +918,7 @@ they are accumulated; DDP then sends once, FSDP2 and HSDP with each micro-batch.
 ## Images
 
 What one host of 8 GPUs must decode, augment and collate for the compiled models at the bound above, and the cores
-that this takes at the rates measured for `plain-vit` in `benchmarks/results/` ({machines}).
+that this takes on the host, at the rates of one core measured for `plain-vit` in `benchmarks/results/` ({machines}).
 
 {data}
 
