@@ -9,6 +9,9 @@ from torch import nn
 from torch.utils._pytree import tree_map
 from transformers.utils import logging
 
+from .attention_plain_vit import hooks_of
+from .layers_plain_vit import is_eager
+
 logger = logging.get_logger(__name__)
 
 MOST = 4  # graphs of a model, each for images of one shape; their memory is shared, but not that of their outputs
@@ -25,13 +28,7 @@ class Recording(NamedTuple):
 
 def is_unseen() -> bool:
     """Return whether nothing sees or changes the operations that run now: no compiler, tracer, mode or transform."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or torch.is_autocast_enabled("cuda")
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-    )
+    return is_eager() and not torch.is_autocast_enabled("cuda")
 
 
 class CudaGraphs:
@@ -68,9 +65,7 @@ class CudaGraphs:
         """
         modules = list(model.modules())
         self.modules = self.modules or modules
-        return modules == self.modules and not any(
-            module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module) for module in modules
-        )
+        return modules == self.modules and not any(hooks_of(module) or "forward" in vars(module) for module in modules)
 
     def __call__(self, model: nn.Module, compute: Callable[[torch.Tensor], Any], pixel_values: torch.Tensor) -> Any:
         """Return what `compute` returns for these pixels.

@@ -342,6 +342,14 @@ def test_passes_are_recorded_only_of_the_modules_of_the_first_one(change: str) -
     assert not graphs.know(model)
 
 
+def test_passes_that_a_hook_of_all_modules_sees_are_not_recorded() -> None:
+    model, graphs = build(), CudaGraphs()
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, args, output: None)
+    assert not graphs.know(model)
+    handle.remove()
+    assert graphs.know(model)
+
+
 def test_passes_are_recorded_only_where_nothing_sees_the_operations() -> None:
     images, seen = pixels(), []
 

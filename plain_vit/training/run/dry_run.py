@@ -150,7 +150,8 @@ def describe_needs(
         "activations": f"{size(micro_batch * needs.activations)}, {micro_batch} x {size(needs.activations)} per image",
         "in all": f"about {size(needs.memory(micro_batch, shards=shards))}",
         "how estimated": f"measured in a step on {TRIED} and {2 * TRIED} images of noise; without the working memory "
-        f"of operations, allocator overhead, and buffers of {exchanged} that processes exchange",
+        "of operations, blocks computed again for the backward pass, allocator overhead, and buffers of "
+        f"{exchanged} that processes exchange",
     }
     place = folder.absolute()
     while not place.exists():
