@@ -26,12 +26,13 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import InterpolationMode, v2
 from transformers import ViTImageProcessor
 
+from plain_vit import PlainViTImageProcessor
 from plain_vit.analysis.photographs import read_image
 from plain_vit.conversion.calibration import open_image
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.training.data import augmentation
 from plain_vit.training.data.augmentation import AugmentedImages, CroppedImage, training_transform
-from plain_vit.training.data.decoding import decode_image, open_stored, try_image
+from plain_vit.training.data.decoding import ProcessedImages, as_files, decode_image, open_stored, read_rows, try_image
 from plain_vit.training.data.sampling import ShuffledStream
 from plain_vit.training.hardware.processes import loading_options
 
@@ -277,6 +278,23 @@ def raising(error: BaseException) -> Callable[..., None]:
         raise error
 
     return function
+
+
+def test_an_image_that_the_image_processor_refuses_is_named_and_the_others_stay(tmp_path):
+    for name, size in (("wide", (30, 20)), ("thin", (5000, 1))):
+        PIL.Image.new("RGB", size, "red").save(tmp_path / f"{name}.png")
+    paths = [str(tmp_path / f"{name}.png") for name in ("wide", "thin")]
+    rows = Dataset.from_dict({"image": paths, "label": [0, 1]}).cast_column("image", Image())
+    processor = PlainViTImageProcessor(
+        size={"shortest_edge": 256}, crop_size={"height": 24, "width": 24}, do_center_crop=True
+    )
+    batch = ProcessedImages(processor)(read_rows(as_files(rows), [0, 1]))
+    assert batch["pixel_values"].shape == (2, 3, 24, 24)
+    assert batch["broken"][0] == ""
+    assert batch["broken"][1].startswith(f"{paths[1]} (an image of 1x5000 pixels would become")
+    assert torch.equal(
+        batch["pixel_values"][:1], processor(PIL.Image.new("RGB", (30, 20), "red"), return_tensors="pt").pixel_values
+    )
 
 
 def test_a_damaged_avif_file_is_named():

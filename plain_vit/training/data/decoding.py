@@ -98,7 +98,7 @@ def try_image(
 
 
 def read_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Return rows with their images, and `broken`: empty, or which image cannot be read and why.
+    """Return rows with their images, `broken`: empty, or which image cannot be read and why, and `place`: which it is.
 
     Args:
         files: from `as_files`.
@@ -106,6 +106,7 @@ def read_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
     """
     examples = stored_rows(files, rows)
     for row, example in zip(rows, examples, strict=True):
+        example["place"] = (example["image"] or {}).get("path") or f"row {row}"
         image, example["broken"] = try_image(example["image"], f"row {row}")
         example["image"] = BLANK if image is None else image
     return examples
@@ -187,6 +188,8 @@ class UnreadableImages:
 class ProcessedImages:
     """Collate function with the model's own image processor, as users of the saved model apply it.
 
+    An image that it refuses by itself, such as a very long one, is `broken` like one that cannot be read.
+
     Args:
         image_processor: the model's image processor.
     """
@@ -196,9 +199,27 @@ class ProcessedImages:
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the model's inputs and `labels` [B]; and `broken` images, if known."""
-        processed = self.image_processor([example["image"] for example in examples], return_tensors="pt")
+        try:
+            processed = self._processed(examples)
+        except UNREADABLE:
+            examples = [self._checked(example) for example in examples]
+            processed = self._processed(examples)  # raises again where they merely do not fit together
         labels = torch.tensor([example["label"] for example in examples])
         batch: dict[str, Any] = {**model_inputs(processed), "labels": labels}
         if "broken" in examples[0]:
             batch["broken"] = [example["broken"] for example in examples]
         return batch
+
+    def _processed(self, examples: Sequence[dict[str, Any]]) -> Any:
+        with decoding():  # image processors, too, raise any error for an odd image
+            return self.image_processor([example["image"] for example in examples], return_tensors="pt")
+
+    def _checked(self, example: dict[str, Any]) -> dict[str, Any]:
+        """Return an example, `broken` if the image processor refuses its image."""
+        try:
+            self._processed([example])
+        except UNREADABLE as error:
+            if "place" not in example:
+                raise
+            return {**example, "image": BLANK, "broken": f"{example['place']} ({reason(error)})"}
+        return example

@@ -18,8 +18,8 @@ from ...conversion import from_module
 from ...errors import AnalysisError, DataError, PlainViTError
 from ...extras import needs
 from ...files.staging import staged_file
-from ..data.decoding import as_files, read_rows
-from ..data.inputs import images_in, model_inputs
+from ..data.decoding import ProcessedImages, as_files, read_rows
+from ..data.inputs import images_in
 from ..loop import Loop
 
 with needs("plain-vit[train]"):
@@ -91,11 +91,10 @@ class Snapshots:
         Raises:
             DataError: One of them cannot be read.
         """
-        rows = read_rows(self.files, self.rows)
-        for broken in (row["broken"] for row in rows if row["broken"]):
+        batch = ProcessedImages(self.image_processor)(read_rows(self.files, self.rows))
+        for broken in filter(None, batch["broken"]):
             raise DataError(f"An image cannot be read: {broken}. Repair it, or train with --corrupted skip.")
-        images = [row["image"] for row in rows]
-        return images_in(model_inputs(self.image_processor(images, return_tensors="pt")), self.image_processor)
+        return images_in(batch, self.image_processor)
 
     def take(self, step: int, model: nn.Module) -> None:
         """Take a snapshot after this step, if one is due."""
