@@ -84,7 +84,7 @@ def test_inspect_reports_what_is_missing_and_writes_nothing(
     assert main(["inspect", str(checkpoint)]) == AmbiguousCheckpointError.exit_code
     printed = capsys.readouterr().err
     assert "num_attention_heads" in printed
-    assert "a checkpoint of vit_pytorch: " in printed
+    assert "AmbiguousCheckpointError: the tensors of a ViT of vit-pytorch (" in printed  # which says the format itself
     assert "Traceback" not in printed
     assert main(["inspect", str(checkpoint), *SAID]) == 0
     assert "2 layers of width 24, 3 heads" in capsys.readouterr().out

@@ -196,7 +196,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, broken: str) -> Non
             {"names": BIG_VISION, "positions": "pos_embedding", "class_token": False, "classes": 0},
             {},
             AmbiguousCheckpointError,
-            "neither a class token nor a MAPHead_0.*pooling= one of 'mean', 'none'",
+            "^a checkpoint of google: there is neither a class token nor a MAPHead_0.*pooling= one of 'mean', 'none'",
         ),
         ({}, {"image_size": (20, 35)}, CheckpointError, "17 rows, 1 of them for the class token.*needs 20"),
         ({}, {"num_attention_heads": 4}, CheckpointError, r"num_attention_heads=4 \(the source has 3\)"),
