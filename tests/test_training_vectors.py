@@ -102,6 +102,18 @@ def test_lists_of_labels_become_one_for_each_label_of_an_image(kind, label_of, n
     assert data.train["label"][:] == expected
 
 
+def test_a_trial_of_images_without_labels_is_refused(tmp_path):
+    save_plain_vit(tmp_path / "model")
+    labels = iter([[]] * 50 + [NAMES] * 10 + [NAMES] * 60)
+    folder = save(tmp_path / "late", "labels", List(Value("string")), lambda _: next(labels))
+    arguments = script.FinetuneArguments(
+        model=str(tmp_path / "model"), output_dir=str(tmp_path / "out"), dataset=folder, problem_type=MULTI_LABEL,
+        batch_size=12, lr_find=str(tmp_path / "rates.png"),
+    )  # fmt: skip
+    with pytest.raises(DataError, match="None of the 12 images of the trial's split has a label.*fraction or batch"):
+        script.start(arguments)
+
+
 def test_numbers_are_vectors_with_names(tmp_path):
     one = load_classification_data(
         save(tmp_path / "one", "target", Value("int16"), lambda d: 3 * d), problem_type=REGRESSION

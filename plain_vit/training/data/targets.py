@@ -71,7 +71,7 @@ def check_evaluated(splits: Mapping[str, Dataset], problem_type: str) -> None:
         if problem_type != REGRESSION and not any(map(any, split["label"][:])):
             raise DataError(
                 f"None of the {len(split)} images of the {role} split has a label, and average precision is of images "
-                "that do: add images, or take another split or a larger fraction."
+                "that do: add images, or take another split, or a larger fraction or batch."
             )
 
 

@@ -17,6 +17,7 @@ from ...files.staging import staged_file
 from ..arguments import SCHEDULE_OPTIONS, ClassifierOptions, ProcessOptions, RunOptions, check_options
 from ..data import ImageClassificationData
 from ..data.sampling import ShuffledStream
+from ..data.targets import check_evaluated
 from ..metrics import Evaluation
 from ..vector_metrics import VectorEvaluation
 from .folder import default_options, read_log
@@ -67,7 +68,9 @@ class TrialData(ImageClassificationData):
         return {"train": self.train, "training images": self.test}
 
 
-def _evaluated_on(data: ImageClassificationData, train: Any, evaluated: Any) -> TrialData:
+def _evaluated_on(options: ClassifierOptions, data: ImageClassificationData, train: Any, evaluated: Any) -> TrialData:
+    if options.problem_type != "single_label_classification":
+        check_evaluated({"trial's": evaluated}, options.problem_type)
     return TrialData(train, None, evaluated, data.label_names, len(train))
 
 
@@ -83,7 +86,7 @@ def overfit(options: ClassifierOptions, data: ImageClassificationData, train: Tr
     drawn = ShuffledStream(len(data.train), length=min(len(data.train), options.batch_size), seed=options.seed)
     images = data.train.select(sorted(row for _, row, *_ in drawn))
     with tempfile.TemporaryDirectory() as folder:
-        result = train(_in(folder, options, steps), _evaluated_on(data, images, images))
+        result = train(_in(folder, options, steps), _evaluated_on(options, data, images, images))
     print(
         f"After {steps} steps on the same {result.count} images, their results are: {result.summary}. A model that can "
         "learn comes near an accuracy of 100%, or an error of 0. Nothing was kept."
@@ -146,7 +149,7 @@ def find_learning_rate(options: ClassifierOptions, data: ImageClassificationData
             "log_every": 1,
         }  # fmt: skip
         try:
-            train(_in(folder, options, RATE_STEPS, **changes), _evaluated_on(data, data.train, few))
+            train(_in(folder, options, RATE_STEPS, **changes), _evaluated_on(options, data, data.train, few))
         except TrainingError:
             if not Path(folder, "run").is_dir():  # it did not begin
                 raise
