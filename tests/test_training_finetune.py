@@ -116,8 +116,8 @@ def test_a_stalled_run_reports_where_it_hangs(stock_folder, tmp_path):
     wait_for_step(process, tmp_path / "run", 2)
     with pytest.raises(AssertionError, match="Not done after 0 s") as failure:
         finish(process, limit=0)
-    assert str(failure.value).count("in finetune\n") == 2
-    assert str(failure.value).count("in _worker_loop\n") == 4
+    assert str(failure.value).count("in finetune\n") >= 2
+    assert str(failure.value).count("in _worker_loop\n") >= 4
 
 
 # Several processes
@@ -128,7 +128,7 @@ def test_a_stalled_run_reports_where_it_hangs(stock_folder, tmp_path):
     [
         pytest.param(TORCHRUN, {}, id="torchrun", marks=pytest.mark.slow),
         pytest.param(TWO_BY_CONFIG, {}, id="accelerate launch", marks=pytest.mark.slow),
-        pytest.param(TORCHRUN, {"shard": True, "ema_decay": 0.5}, id="sharded", marks=pytest.mark.slow),
+        pytest.param(TORCHRUN, {"shard": True, "ema_decay": 0.5}, id="sharded"),
         pytest.param(TORCHRUN, {"repeated_augmentation": 3, "crop_scale": 0.5}, id="repeated", marks=pytest.mark.slow),
         pytest.param(
             TORCHRUN, {"shard": True, "ema_decay": 0.5, "lora_rank": 2}, id="sharded lora", marks=pytest.mark.slow
@@ -185,10 +185,10 @@ def test_dry_run_of_sharded_weights_divides_what_one_process_would_hold(stock_fo
     alone = rows_of(launch(SCRIPT, PYTHON, **options, dry_run=True))
     shared = rows_of(launch(SCRIPT, TORCHRUN, **options, dry_run=True, shard=True))
     assert not (tmp_path / "run").exists()
-    assert shared["a step"] == "12 images = 2 processes x 1 micro-batches x 6 images"
+    assert shared["a step"] == "12 images = 2 processes x 1 micro-batch x 6 images"
     for name in ("weights", "gradients", "optimizer states", "moving average"):
         assert shared[name].endswith(f", 1/2 of {alone[name]}")
-    assert "copies of weights and gradients" in shared["how estimated"]
+    assert "buffers of weights and gradients that processes exchange" in shared["how estimated"]
     assert shared["a checkpoint"] == alone["a checkpoint"]
     output = launch(SCRIPT, TORCHRUN, **options, shard=True)
     own, _ = re.search(r"each process holds ([\d,]+) of ([\d,]+) parameters", output).groups()

@@ -401,7 +401,8 @@ class MovingAverage(AveragedModel):
         if self.n_averaged:
             torch._foreach_lerp_(averaged, current, 1 - self.decay)
         else:
-            torch._foreach_copy_(averaged, current)
+            for ours, theirs in zip(averaged, current, strict=True):  # _foreach_copy_ knows no divided weights
+                ours.copy_(theirs)
         for ours, theirs in zip(self.module.buffers(), model.buffers(), strict=True):
             ours.copy_(theirs)
         self.n_averaged += 1
