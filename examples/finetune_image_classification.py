@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 from plain_vit.errors import TrainingError
 from plain_vit.extras import needs
 from plain_vit.hub import check_repository
+from plain_vit.modeling_plain_vit import PlainViTPreTrainedModel
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from accelerate import Accelerator
@@ -63,7 +64,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         with_test_crop,
         with_test_size,
     )
-    from plain_vit.training.optimization import freeze
+    from plain_vit.training.optimization import freeze, freeze_unused
     from plain_vit.training.run.dry_run import text_tables
     from plain_vit.training.run.facts import describe_plan, model_facts, report_facts
     from plain_vit.training.run.folder import RunFolder, deciding_options, default_options
@@ -252,12 +253,14 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         teacher = load_teacher(
             arguments.teacher, image_processor, data.label_names, trust_remote_code=arguments.trust_remote_code
         )
-    if arguments.lora_rank is None:
-        return model, image_processor, teacher
-    adapted = with_lora(
-        model, rank=arguments.lora_rank, alpha=arguments.lora_alpha, targets=arguments.lora_targets, head=head
-    )
-    return adapted, image_processor, teacher
+    trained: nn.Module = model
+    if arguments.lora_rank is not None:
+        trained = with_lora(
+            model, rank=arguments.lora_rank, alpha=arguments.lora_alpha, targets=arguments.lora_targets, head=head
+        )
+    if not isinstance(model, PlainViTPreTrainedModel):  # every parameter of ours is used
+        freeze_unused(trained, NoiseInputs(image_processor)(1))
+    return trained, image_processor, teacher
 
 
 def make_task(

@@ -58,6 +58,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data import ImageClassificationData, load_classification_data
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages
     from plain_vit.training.data.identity import contents_hash, labels_hash
+    from plain_vit.training.data.inputs import max_num_patches_of
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
     from plain_vit.training.models import checkpoint_hints, configuration_hash, head_of, load_classifier, weights_hash
     from plain_vit.training.probing import (
@@ -150,6 +151,8 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         position_resampling=arguments.position_resampling,
     )
     _, head = head_layer(model)
+    if arguments.mode == "attentive" and max_num_patches_of(image_processor):
+        raise TrainingError("An attentive probe reads equally many patches of every image: take another mode or model.")
     attentive = attentive_classifier(model) if arguments.mode == "attentive" else None
 
     # The features: from the folder of an earlier probe with the same settings, or from the model.

@@ -505,6 +505,23 @@ def test_images_that_cannot_be_read_are_named_and_left_out_on_request(
     assert list(table_of(tmp_path / "out")["row"]) == kept
 
 
+def test_images_of_a_stream_that_cannot_be_read_are_named_by_part_and_row(
+    model: Path, images: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    names = [f"train-{number:05d}-of-00003.parquet" for number in range(3)]
+    good, broken = (images / "00.png").read_bytes(), b"\x89PNG\r\n\x1a\n cut off"
+    for name, contents_of_rows in zip(names, ([good, broken], [good], [good, good, broken]), strict=True):
+        rows = [{"bytes": each, "path": None} for each in contents_of_rows]
+        data = Dataset.from_dict({"image": rows}).cast_column("image", load_dataset_image())
+        data.to_parquet(tmp_path / "files" / name)
+    options = {"model": str(model), "dataset": str(tmp_path / "files"), "corrupted": "skip"}
+    manifest = extract(**options, output_dir=str(tmp_path / "streamed"), streaming=True)
+    assert [text.split(" (")[0] for text in manifest["unreadable_images"]] == ["row 1 of part 0", "row 2 of part 2"]
+    manifest = extract(**options, output_dir=str(tmp_path / "stored"))
+    assert [text.split(" (")[0] for text in manifest["unreadable_images"]] == ["row 1", "row 5"]
+
+
 @pytest.mark.parametrize("threads", [1, 5])
 def test_images_that_the_image_processor_refuses_are_named_like_those_that_cannot_be_read(
     model: Path, images: Path, tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch,
@@ -601,7 +618,7 @@ def test_features_that_overflow_are_no_rows(model: Path, images: Path, tmp_path:
 
 def test_the_image_of_an_answer_that_is_not_finite_is_named() -> None:
     grid = pa.FixedSizeListArray.from_arrays(pa.array([0.0] * 7 + [float("-inf")], pa.float16()), 2)
-    batch = {"rows": [4, 9], "paths": [None, None]}
+    batch = {"rows": [4, 9], "paths": [None, None], "names": ["row 4", "row 9"]}
     columns = {"labels": pa.array([["a"], ["b"]]), "grid": pa.FixedSizeListArray.from_arrays(grid, 2)}
     for settings, advice in (
         ({}, "Check the weights"),
@@ -611,7 +628,7 @@ def test_the_image_of_an_answer_that_is_not_finite_is_named() -> None:
         with pytest.raises(TrainingError, match=f"The grid of row 9 is -inf: expected finite numbers. {advice}"):
             with_columns(batch, columns, settings)
     empty = {name: values.slice(2) for name, values in columns.items()}
-    assert with_columns({"rows": [], "paths": []}, empty, {})["columns"] == empty
+    assert with_columns({"rows": [], "paths": [], "names": []}, empty, {})["columns"] == empty
 
 
 # What is refused

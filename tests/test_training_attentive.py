@@ -5,6 +5,7 @@ Legend: `N` images, `L` patches, `D` features, `K` classes, `P` probes.
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from plain_vit import PlainViTForImageClassification, PlainViTModel
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.training import probing
 from plain_vit.training.arguments import parse_arguments
@@ -314,3 +315,11 @@ def test_two_processes_give_the_predictions_of_one(model_folder: Path, tmp_path:
         one, two = (np.load(tmp_path / name / f"tokens-{split}.npy") for name in ("one", "two"))
         # Batches of another size are summed in another order, and rounded to 11 bits.
         np.testing.assert_allclose(two.astype(np.float32), one.astype(np.float32), rtol=2**-10, atol=1e-4)
+
+
+def test_the_script_refuses_images_of_many_shapes_before_their_features(model_folder: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(model_folder, tmp_path / "model")
+    PlainViTImageProcessor(patch_size=8, max_num_patches=12).save_pretrained(model)
+    with pytest.raises(TrainingError, match="reads equally many patches of every image"):
+        script.probe(arguments_of(model, tmp_path / "out", "--mode", "attentive"))
+    assert not (tmp_path / "out").exists()

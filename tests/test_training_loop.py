@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from plain_vit import PlainViTModel
-from plain_vit.errors import TrainingError
+from plain_vit.errors import OutputError, TrainingError
 from plain_vit.files.manifest import manifest_problem, write_manifest
 from plain_vit.training.arguments import LoopOptions
 from plain_vit.training.data.sampling import ShuffledStream
@@ -185,6 +187,38 @@ def test_a_resumed_run_keeps_the_same_best_models(tmp_path):
     )
     assert whole == stopped
     assert len({file.parent for file in whole}) == 4
+
+
+def test_more_best_models_may_be_kept_from_a_resumption_on(tmp_path):
+    options = {
+        "evaluations": 9, "checkpoint_every": 1, "learning_rate": 0.3, "optimizer": "sgd", "momentum": 0.0,
+        "warmup_steps": 9,
+    }  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        regress(tmp_path / "run", stop_after=6, **options)
+    (left := tmp_path / "run" / "best_models" / ".deleted-step_00000001").mkdir(parents=True)
+    regress(tmp_path / "run", best_kept=3, resume=True, **options)
+    assert not left.exists()
+    regress(tmp_path / "whole", best_kept=3, **options)
+    whole, run = (tmp_path / name / "best_models" for name in ("whole", "run"))
+    assert {folder.name for folder in run.iterdir()} == {f"step_{step:08d}" for step in (5, 7, 9)}
+    assert files_of(run, "*") == files_of(whole, "*")
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        regress(tmp_path / "run", stop_after=6)
+    before = files_of(tmp_path / "run", "*")
+    hold = f"from plain_vit.files.staging import hold_folder, Path; lock = hold_folder(Path({str(tmp_path / 'run')!r}))"
+    other = subprocess.Popen([sys.executable, "-c", f"{hold}; print(flush=True); input()"], stdin=-1, stdout=-1)
+    other.stdout.readline()
+    with pytest.raises(OutputError, match="Another process still writes to .*run: wait for it, or end it"):
+        regress(tmp_path / "run", resume=True)
+    assert files_of(tmp_path / "run", "*") == before
+    other.kill()
+    other.communicate()
+    regress(tmp_path / "run", resume=True)
+    assert not list((tmp_path / "run").glob(".*"))
 
 
 def files_of(folder: Path, *patterns: str) -> dict[Path, bytes]:

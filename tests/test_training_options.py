@@ -298,6 +298,8 @@ def test_unknown_optimizers_are_refused():
         make_optimizer(small_vit(), "adan", learning_rate=0.1)
     with pytest.raises(TrainingError, match="timm has no optimizer 'nothing'"):
         make_optimizer(small_vit(), "timm:nothing", learning_rate=0.1)
+    with pytest.raises(TrainingError, match="timm:adahessian needs second derivatives"):
+        make_optimizer(small_vit(), "timm:adahessian", learning_rate=0.1)
 
 
 def test_optimizer_of_timm_without_timm_is_refused(monkeypatch):

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CLIPConfig, CLIPForImageClassification, CLIPImageProcessor
 
 from plain_vit.training.data import load_splits
 from plain_vit.training.run.folder import read_log
-from tests.run_cases import run_case
-from tests.training_runs import LIMIT, TORCHRUN, save_mixed_sizes, save_plain_vit, weights_of
+from tests.conftest import randomize_
+from tests.run_cases import run_case, run_in_two
+from tests.training_runs import LIMIT, SMALL, TORCHRUN, save_mixed_sizes, save_plain_vit, save_resnet, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FINETUNE, PRETRAIN = "finetune_image_classification", "pretrain_masked_patches"
@@ -46,11 +48,23 @@ SLOW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+def save_clip(folder: Path) -> Path:
+    """Save a classifier whose last norm no logit depends on."""
+    config = CLIPConfig(vision_config={**SMALL, "image_size": 24, "patch_size": 8}, num_labels=10)
+    randomize_(CLIPForImageClassification(config)).save_pretrained(folder)
+    CLIPImageProcessor(size={"height": 24, "width": 24}, do_center_crop=False).save_pretrained(folder)
+    return folder
+
+
+SAVED = {"parameters without gradients": save_clip}
+
+
 def compare(cases: dict[str, tuple[str, dict[str, Any], dict[str, Any]]], folder: Path) -> None:
     """Run the cases in one process and in two, and compare logs and weights."""
     of_two = []
     for name, (script, options, fields) in cases.items():
-        model = str(save_plain_vit(folder / name / "model", **fields))
+        save = SAVED.get(name, save_plain_vit)
+        model = str(save(folder / name / "model", **fields))
         options = {**options, "model": model}
         run_case(script, {**options, "output_dir": str(folder / name / "one")})
         of_two.append((script, {**options, "output_dir": str(folder / name / "two")}))
@@ -92,7 +106,21 @@ def many_sizes(folder: Path) -> dict[str, tuple[str, dict[str, Any], dict[str, A
 
 
 def test_two_processes_give_the_weights_of_one(tmp_path):
-    compare({"everything": CASES["everything"], **many_sizes(tmp_path)}, tmp_path)
+    cases = {"everything": CASES["everything"], "parameters without gradients": (FINETUNE, TUNED, {})}
+    compare({**cases, **many_sizes(tmp_path)}, tmp_path)
+
+
+@pytest.mark.slow
+def test_running_statistics_of_two_processes_are_those_that_are_saved(tmp_path):
+    """An average of weights is evaluated with them, in each process."""
+    options = {**TUNED, "model": str(save_resnet(tmp_path / "model", num_labels=10)), "ema_decay": 0.5}
+    cases = [(FINETUNE, {**options, "output_dir": str(tmp_path / "run"), "resume": resume}) for resume in (False, True)]
+    found = []
+    for case in cases:
+        run_in_two([case], tmp_path / "cases.json")
+        found.append(json.loads((tmp_path / "run" / "results.json").read_text()))
+    names = ("test_loss", "test_calibration_error", "test_accuracy")
+    assert [found[0][name] for name in names] == [found[1][name] for name in names]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_lists_of_labels_become_one_for_each_label_of_an_image(kind, label_of, n
 
 def test_a_trial_of_images_without_labels_is_refused(tmp_path):
     save_plain_vit(tmp_path / "model")
-    labels = iter([[]] * 50 + [NAMES] * 10 + [NAMES] * 60)
+    labels: Iterator[list[str]] = iter([[]] * 50 + [NAMES] * 70)
     folder = save(tmp_path / "late", "labels", List(Value("string")), lambda _: next(labels))
     arguments = script.FinetuneArguments(
         model=str(tmp_path / "model"), output_dir=str(tmp_path / "out"), dataset=folder, problem_type=MULTI_LABEL,

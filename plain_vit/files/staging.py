@@ -156,6 +156,29 @@ def _check_folder(place: Path, force: bool) -> None:
         )
 
 
+def hold_folder(folder: Path) -> filelock.BaseFileLock:
+    """Hold an existing folder until `release_folder`, or the end of this process, however it ends.
+
+    Raises:
+        OutputError: Another process holds it.
+    """
+    lock = filelock.FileLock(folder / f"{_staged(LOCK)}folder", blocking=False, is_singleton=True)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise OutputError(
+            f"Another process still writes to {folder}: wait for it, or end it, or give another folder. Processes may "
+            "outlive the launcher that started them."
+        ) from None
+    return lock
+
+
+def release_folder(lock: filelock.BaseFileLock) -> None:
+    """Release a folder, and remove the file of its lock."""
+    Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release(force=True)
+
+
 def is_vacant(folder: Path) -> bool:
     """Return whether a path is free, or a folder with nothing but what a killed writer of a file left in it."""
     if not folder.is_dir():

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ MANIFEST, SHARDS = "manifest.json", "data/part-*.parquet"
 METADATA = b"plain_vit"  # of a shard: its place in the data, and the images that cannot be read
 
 BATCH = 8  # images in a forward pass over a few files
+LISTS = ("rows", "paths", "names", "broken")  # of a batch
 THREADS, PIECES = "read-images", 4  # names of threads, and pieces of a batch for each: some images take longer
 
 EXACT = {"mixed_precision": "no", "dtype": "float32"}  # the options in which numbers overflow last
@@ -105,7 +107,7 @@ class Parts(torch.utils.data.IterableDataset):
         self.shard_size, self.batch_size, self.begin = shard_size, batch_size, begin
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield batches: `shard`, `rows`, `paths`, `inputs` of the model, `broken`; `ends`: "", "shard" or "part"."""
+        """Yield batches: `shard`, `LISTS`, `inputs` of the model, and `ends`, one of "", "shard" and "part"."""
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for begin in self.begin[first::step]:
@@ -117,7 +119,7 @@ class Parts(torch.utils.data.IterableDataset):
         while following is not None:
             (shard, batch, fills_shard), following = following, next(batches, None)
             ends = "part" if following is None else "shard" if fills_shard else ""
-            yield self._processed(batch) | {"shard": shard, "ends": ends}
+            yield self._processed(batch, shard) | {"shard": shard, "ends": ends}
 
     def _batches(
         self, rows: Iterator[tuple[int, dict[str, Any]]], begin: Shard
@@ -131,17 +133,19 @@ class Parts(torch.utils.data.IterableDataset):
                     return
                 yield Shard(begin.part, number), batch, left == 0
 
-    def _processed(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+    def _processed(self, batch: Sequence[tuple[int, dict[str, Any]]], shard: Shard) -> dict[str, Any]:
         """Decode and process images, in threads; those that cannot be are left out and named."""
-        pieces = in_threads(self._read, batch)
+        of_part = f" of part {shard.part}" if isinstance(self.rows, IterableDataset) else ""  # where rows begin anew
+        read = partial(self._read, of_part=of_part)
+        pieces = in_threads(read, batch)
         inputs = [piece["inputs"] for piece in pieces if piece["inputs"] is not None]
         if len({each["pixel_values"].shape[1:] for each in inputs}) > 1:
-            return self._read(batch)  # the image processor pads to the largest of a batch, or refuses unequal images
-        joined = {name: [each for piece in pieces for each in piece[name]] for name in ("rows", "paths", "broken")}
+            return read(batch)  # the image processor pads to the largest of a batch, or refuses unequal images
+        joined = {name: [each for piece in pieces for each in piece[name]] for name in LISTS}
         together = {name: torch.cat([each[name] for each in inputs]) for name in inputs[0]} if inputs else None
         return joined | {"inputs": together}
 
-    def _read(self, piece: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+    def _read(self, piece: Sequence[tuple[int, dict[str, Any]]], of_part: str) -> dict[str, Any]:
         stored = {number: row["image"] for number, row in piece}
         images: dict[int, PIL.Image.Image] = {}
         broken: dict[int, Exception] = {}
@@ -159,11 +163,14 @@ class Parts(torch.utils.data.IterableDataset):
             broken |= refused
             images = {number: image for number, image in images.items() if number not in refused}
             inputs = self._inputs(images)
+        places = {number: f"row {number}{of_part}" for number in stored}
+        paths = [(stored[number] or {}).get("path") for number in images]
         return {
             "rows": [*images],
-            "paths": [(stored[number] or {}).get("path") for number in images],
+            "paths": paths,
+            "names": [path or places[number] for number, path in zip(images, paths, strict=True)],
             "inputs": inputs,
-            "broken": [name_broken(stored[number], f"row {number}", broken[number]) for number in sorted(broken)],
+            "broken": [name_broken(stored[number], places[number], broken[number]) for number in sorted(broken)],
         }
 
     def _inputs(self, images: Mapping[int, PIL.Image.Image]) -> dict[str, torch.Tensor] | None:
@@ -359,7 +366,7 @@ def with_columns(batch: Mapping[str, Any], columns: Columns, settings: Mapping[s
     """Return a batch with its columns, as `table_of` takes it.
 
     Args:
-        batch: Its `rows` and `paths`, among others.
+        batch: Its `rows`, `paths` and `names`, among others.
         columns: The features or predictions of these rows.
         settings: With which they were computed; those that are not there are the exact ones.
 
@@ -375,7 +382,7 @@ def with_columns(batch: Mapping[str, Any], columns: Columns, settings: Mapping[s
         numbers = flat.to_numpy(zero_copy_only=False)
         if len(wrong := np.flatnonzero(~np.isfinite(numbers))):
             place = wrong[0] * len(values) // len(numbers)  # each row has as many numbers
-            image = batch["paths"][place] or f"row {batch['rows'][place]}"
+            image = batch["names"][place]
             ways = [f"--{option} {exact}" for option, exact in EXACT.items() if settings.get(option, exact) != exact]
             advice = f"Give {' and '.join(ways)}" if ways else "Check the weights of the model, or export it in float32"
             raise TrainingError(f"The {name} of {image} is {numbers[wrong[0]]}: expected finite numbers. {advice}.")

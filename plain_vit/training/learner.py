@@ -19,6 +19,7 @@ from .placed_randomness import Places, draw_by_place
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.utils import broadcast
 
 
 class Learner:
@@ -134,6 +135,12 @@ class Learner:
         """Return whether all weights are finite, in all processes."""
         finite = torch.stack([weight.isfinite().all() for weight in local_parameters(self.model)])
         return not self.accelerator.reduce((~finite).sum().float()) > 0
+
+    def share_buffers(self) -> None:
+        """Take the buffers of the first process, which saves them, in all: each has its own running statistics."""
+        models = [self.model] if self.average is None else [self.model, self.average.module]
+        for buffer in (buffer for model in models for buffer in model.buffers()):
+            buffer.copy_(broadcast(buffer.contiguous()))
 
     def update_average(self) -> None:
         """Update the moving average."""

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from ..errors import TrainingError, counted
 from ..extras import needs
 from ..files.manifest import manifest_problem, write_manifest
+from ..files.staging import staged_folder
 from .arguments import LoopOptions, as_yaml, check_options
 from .data.decoding import UnreadableImages
 from .data.inputs import count_images
@@ -52,6 +53,7 @@ with needs("plain-vit[train]"):
 Batch = dict[str, Any]
 BEST = "best"  # folder of the selected weights
 BEST_MODELS = "best_models"  # folder of the models with the best scores, by step, where more than one is kept
+DELETED = ".deleted-"  # beginning of the name of such a model while it is deleted
 
 
 class Judged(Protocol):
@@ -297,6 +299,7 @@ class Loop(Generic[Result]):
         if is_main:
             write_file(self.run.path / "arguments.yaml", as_yaml(options))
             self.run.write_options()
+            self._complete_best_models()
         # A crash has discarded the steps of others.
         self._delete(folder.name for folder in (self.run.path / BEST_MODELS).glob("step_*"))
         self.learning_rate = progress.get("learning_rate", 0.0)
@@ -515,6 +518,7 @@ class Loop(Generic[Result]):
         """Save a checkpoint, and end the process."""
         self._save_checkpoint()
         self.run.finish_saving()
+        self.run.release()
         self.accelerator.end_training()
         self.bar.say(f"Stopped after step {self.step} of {self.schedule.total_steps}: continue with --resume.")
         sys.exit(128 + signal)
@@ -551,6 +555,7 @@ class Loop(Generic[Result]):
             The signal that ended the evaluation, which is then still due, or 0.
         """
         name, unreadable = self.watched_name, self.unreadable.count
+        self.learner.share_buffers()
         try:
             with self.bar.pause():
                 result = self._judge(self.learner.evaluated, self._until_stopped(self.watched), _size(self.watched))
@@ -618,13 +623,26 @@ class Loop(Generic[Result]):
             self._save_best(f"{BEST_MODELS}/{_of_step(self.step)}")
         self._delete(_of_step(step) for _, step in dropped)
 
+    def _complete_best_models(self) -> None:
+        """Add the best model to several, if it was the only one until the run was resumed; finish a deletion."""
+        folder = self.run.path / BEST_MODELS
+        for left in folder.glob(f"{DELETED}*"):
+            shutil.rmtree(left)
+        if self.options.best_kept == 1 or self.selected is None or (folder / _of_step(self.selected)).exists():
+            return
+        file = self.run.path / BEST / PROGRESS
+        if file.exists() and read_json(file)["step"] == self.selected:  # not of an evaluation that will be repeated
+            folder.mkdir(exist_ok=True)
+            with staged_folder(folder / _of_step(self.selected)) as copied:
+                shutil.copytree(file.parent, copied, dirs_exist_ok=True)
+
     def _delete(self, names: Iterable[str]) -> None:
         """Delete models of steps that are not among the best."""
         if self.accelerator.is_main_process:
             kept = {_of_step(step) for _, step in self.best}
             for folder in (self.run.path / BEST_MODELS / name for name in set(names) - kept):
                 if folder.exists():  # under another name first: a kill leaves no half of a model under its own
-                    shutil.rmtree(shutil.move(folder, folder.with_name(f".deleted-{folder.name}")))
+                    shutil.rmtree(shutil.move(folder, folder.with_name(f"{DELETED}{folder.name}")))
 
     def _save_best(self, name: str = BEST) -> None:
         with shared_staging(self.run.path / name, self.accelerator) as folder:
@@ -661,6 +679,7 @@ class Loop(Generic[Result]):
         if not self.learner.is_finite():
             raise TrainingError(f"The weights after step {self.step} are not finite: {self._what_is_left()}")
         self.run.require_space(self.checkpoint_size, "the next checkpoint")
+        self.learner.share_buffers()
         positions = [] if self.stream is None else [[part, *of] for part, of in self.stream.positions.items()]
         progress = {
             "step": self.step,
@@ -725,6 +744,7 @@ class Loop(Generic[Result]):
             self.task.save(folder, model, self.accelerator)
         if self.accelerator.is_main_process:
             move_into(self.run.path / "model", self.run.path)
+        self.run.release()
 
 
 def folders_of_best(options: LoopOptions) -> int:

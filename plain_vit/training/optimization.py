@@ -4,7 +4,7 @@ import fnmatch
 import inspect
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -249,11 +249,14 @@ def _timm_optimizer(name: str, parameter_groups: list[dict[str, Any]], **options
     except ImportError as error:
         raise TrainingError(f"The optimizer timm:{name} needs timm: install it, or use one of torch.") from error
     try:
-        return create_optimizer_v2(parameter_groups, name, weight_decay=0.0, **options)
+        optimizer = create_optimizer_v2(parameter_groups, name, weight_decay=0.0, **options)
     except ValueError as error:
         raise TrainingError(f"timm has no optimizer {name!r}: {error}") from error
     except TypeError as error:
         raise TrainingError(f"The optimizer timm:{name} does not take all of these options: {error}") from error
+    if getattr(optimizer, "is_second_order", False):
+        raise TrainingError(f"The optimizer timm:{name} needs second derivatives, which are not computed: use another.")
+    return optimizer
 
 
 def freeze(model: nn.Module, what: Sequence[str], head: Collection[str]) -> None:
@@ -290,6 +293,24 @@ def freeze(model: nn.Module, what: Sequence[str], head: Collection[str]) -> None
     for name, parameter in model.named_parameters():
         if name in frozen:
             parameter.requires_grad_(False)
+
+
+def freeze_unused(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
+    """Freeze parameters on which no logit depends, such as the last norm of CLIP: they are not trained anyway.
+
+    Several processes would wait for their gradients.
+
+    Args:
+        model: the classifier, in any mode.
+        inputs: its inputs for one image.
+    """
+    training = model.training
+    with torch.random.fork_rng():
+        model.eval()(**inputs).logits.float().sum().backward()
+    model.train(training)
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.grad is not None)
+    model.zero_grad()
 
 
 def train_mode(model: nn.Module) -> None:

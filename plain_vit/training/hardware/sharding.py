@@ -92,7 +92,9 @@ def blocks_to_shard(model: nn.Module, accelerator: Accelerator) -> list[nn.Modul
         TrainingError: There is only one process, or the model does not declare its blocks.
     """
     if accelerator.num_processes < 2:
-        raise TrainingError("Sharding needs at least two processes: start several, or omit --shard.")
+        raise TrainingError(
+            "Sharding needs at least two processes: start several, as to resume a run with --shard; or omit --shard."
+        )
     kinds = set(getattr(model, "_no_split_modules", None) or ())
     blocks = [module for module in model.modules() if type(module).__name__ in kinds]
     if not blocks:

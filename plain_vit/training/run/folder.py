@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
@@ -18,7 +19,7 @@ from torch import nn
 from ...errors import OutputError, OutputExistsError, TrainingError, in_bytes
 from ...extras import needs
 from ...files.manifest import manifest_problem, write_manifest
-from ...files.staging import full_disk, is_vacant, staged_file, staged_folder
+from ...files.staging import full_disk, hold_folder, is_vacant, release_folder, staged_file, staged_folder
 from ..hardware.sharding import ShardedState
 
 with needs("plain-vit[train]"):
@@ -95,6 +96,7 @@ class RunFolder:
         self.before: dict[str, Any] = {}  # the settings with which the run was begun, or resumed the last time
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.saving: Future[None] | None = None  # in the main process
+        self.lock: filelock.BaseFileLock | None = None  # there, from `begin` to `release`
         self._check()
 
     def _check(self) -> None:
@@ -119,13 +121,17 @@ class RunFolder:
 
         Returns:
             The last saved progress, or None at the start. The log is truncated to its step.
+
+        Raises:
+            OutputError: Another run writes to the folder.
         """
         self.accelerator.wait_for_everyone()  # all processes have read the folder before one writes
-        if not self.resume and self.accelerator.is_main_process:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.write_options()
         progress = None
         if self.accelerator.is_main_process:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = hold_folder(self.path)
+            if not self.resume:
+                self.write_options()
             for left in (WRITTEN, DELETED):
                 shutil.rmtree(self.checkpoints / left, ignore_errors=True)
         checkpoint = self._undamaged_checkpoint()
@@ -141,6 +147,12 @@ class RunFolder:
             self._cut_log(progress or {"step": 0})
         self.accelerator.wait_for_everyone()
         return progress
+
+    def release(self) -> None:
+        """Let other runs write to the folder."""
+        if self.lock is not None:
+            release_folder(self.lock)
+            self.lock = None
 
     def write_options(self) -> None:
         """Write the settings of the run."""
