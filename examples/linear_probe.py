@@ -60,7 +60,14 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.identity import contents_hash, labels_hash
     from plain_vit.training.data.inputs import max_num_patches_of
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
-    from plain_vit.training.models import checkpoint_hints, configuration_hash, head_of, load_classifier, weights_hash
+    from plain_vit.training.models import (
+        checkpoint_hints,
+        configuration_hash,
+        head_of,
+        load_classifier,
+        processor_settings,
+        weights_hash,
+    )
     from plain_vit.training.probing import (
         LEARNING_RATES,
         TEMPERATURE,
@@ -401,7 +408,7 @@ def describe_source(
         "classes": data.label_names,
         "weights": weights_hash(model, without=head_of(model)),
         "configuration": configuration_hash(model.config),
-        "image_processor": image_processor.to_dict(),
+        "image_processor": processor_settings(image_processor),
         **{f"{name} labels": labels_hash(split) for name, split in data.splits.items()},
         **{f"{name} images": contents_hash(split) for name, split in data.splits.items()},
     }

@@ -196,6 +196,12 @@ def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     return [hook for hook in found if getattr(hook, "__module__", None) != ModuleTracker.__module__]
 
 
+def may_be_watched(module: nn.Module) -> bool:
+    """Return whether a module has a hook of its own, or a `forward` in place of its type's."""
+    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    return bool(own) or "forward" in vars(module)
+
+
 # Attentions: each maps tokens (B, L, D) to the first `num_output_tokens` of them, or all, and the weights on request
 
 

@@ -261,9 +261,10 @@ def fold_gains(as_built: set[nn.Module]) -> None:
         for name, parts in GAINS.get(type(block), {}).items():
             gain: Any = getattr(block, name)
             modules = [module for part in (name, *parts) for module in block.get_submodule(part).modules()]
+            if not isinstance(gain, LayerScale) or not as_built.issuperset(modules):
+                continue
             layers: list[Any] = [block.get_submodule(f"{part}.{LAST_LAYERS[part]}") for part in parts]
-            known = isinstance(gain, LayerScale) and as_built.issuperset(modules)
-            if known and all(is_plain(layer) for layer in layers):
+            if all(is_plain(layer) for layer in layers):
                 for layer in layers:
                     layer.weight = constant(layer.weight * gain.weight[:, None])  # others may share the weight
                     if layer.bias is not None:

@@ -36,6 +36,7 @@ from plain_vit.inference import simplify
 from plain_vit.training import bulk_inference
 from plain_vit.training.bulk_inference import MANIFEST, SHARDS, THREADS, Parts, Shard, features_of, with_columns
 from plain_vit.training.data import decoding
+from plain_vit.training.models import processor_settings
 from plain_vit_command import FEATURES
 from tests.conftest import randomize_
 from tests.tiny import difference, tiny_config
@@ -257,6 +258,15 @@ def test_two_processes_with_workers_write_the_bytes_of_one(
     with torch.no_grad():
         expected = classifier.base_model(pixels_of(images, processor)).pooler_output
     assert difference(torch.tensor(rows["feature"]), expected) <= TOLERANCE
+
+
+def test_a_run_is_that_of_an_image_processor_whatever_names_its_class(model: Path) -> None:
+    """So that a run begun before the names were in `to_dict` is resumed."""
+    ours = opened(model)[1]
+    names = {"image_processor_type", "auto_map"}
+    assert processor_settings(ours) == {name: value for name, value in ours.to_dict().items() if name not in names}
+    theirs = ViTImageProcessor(size={"height": 24, "width": 16})
+    assert processor_settings(theirs) == theirs.to_dict()
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])

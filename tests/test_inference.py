@@ -223,6 +223,27 @@ def test_what_is_in_two_places_has_the_gains_of_each() -> None:
         assert difference(prepare_for_inference(model)(pixels()).logits, model(pixels()).logits) < REORDERED
 
 
+class Doubled(torch.nn.Module):
+    """In place of an attention, which returns weights too, or of an MLP."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return 2 * hidden_states if self.part == "mlp" else (2 * hidden_states, None)
+
+
+@pytest.mark.parametrize("part", ["attention", "mlp"])
+@pytest.mark.parametrize("name", ["plain", "deit", "parallel"])
+def test_a_part_of_a_block_that_was_replaced_stays(name: str, part: str) -> None:
+    model = build(name)
+    block = next(module for module in model.vit.layers[0].modules() if hasattr(module, part))
+    setattr(block, part, Doubled(part))
+    with torch.no_grad():
+        assert difference(prepare_for_inference(model)(pixels()).logits, model(pixels()).logits) < REORDERED
+
+
 def test_another_activation_stays() -> None:
     model = build()
     model.vit.layers[1].mlp.activation = torch.nn.Tanh()

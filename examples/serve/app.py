@@ -357,7 +357,7 @@ class Service:
             "model": self.classifier.name,
             "labels": len(self.classifier.config.id2label),
             "input_shape": self.classifier.input_shape,
-            "image_processor": self.classifier.image_processor.to_dict(),
+            "image_processor": self.classifier.image_processor.settings(),
             "limits": asdict(self.limits),
             "counts": {**self.counts, **self.batches.counts},
             "memory_mb": round(psutil.Process().memory_info().rss / 1e6, 1),

@@ -39,7 +39,7 @@ from .arguments import BulkOptions
 from .data import load_images
 from .data.decoding import BLANK, as_files, decode_image, name_broken, open_stored
 from .data.identity import contents_hash, paths_hash
-from .models import checkpoint_hints, configuration_hash, names_of_classes, weights_hash
+from .models import checkpoint_hints, configuration_hash, names_of_classes, processor_settings, weights_hash
 from .run.folder import as_json, changed_settings, read_json, write_file
 from .run.progress import Progress
 from .run.report import environment
@@ -624,7 +624,7 @@ def settings_of(options: BulkOptions, rows: Dataset | IterableDataset, model: An
         "configuration": configuration_hash(model.config),
         "engine_version": engine_version(model, options),
         "revision": getattr(model.config, "_commit_hash", None),
-        "image_processor": processor.to_dict(),
+        "image_processor": processor_settings(processor),
         "images": len(rows) if isinstance(rows, Dataset) else None,
         "paths": paths_hash(rows) if isinstance(rows, Dataset) else None,
         "contents": contents_hash(rows) if isinstance(rows, Dataset) else None,

@@ -454,6 +454,11 @@ def configuration_hash(config: PreTrainedConfig) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def processor_settings(image_processor: Any) -> dict[str, Any]:
+    """Return the settings of an image processor that decide the pixels: of ours, not where its code is saved."""
+    return getattr(image_processor, "settings", image_processor.to_dict)()
+
+
 def set_head_bias(model: PreTrainedModel, value: float | torch.Tensor) -> None:
     """Set the biases of the head, such as to minus the logarithm of the number of classes for a sigmoid loss.
 
