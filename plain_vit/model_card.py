@@ -230,6 +230,8 @@ def source_origin(folder: Path) -> tuple[str, str | None]:
     """
     page = _page(folder)
     base = metadata_of(page).get("base_model")
+    if isinstance(base, list) and len(base) == 1:
+        (base,) = base
     found = re.search(rf"^## {ORIGIN}\n\n(.+)$", page, re.MULTILINE) if is_untouched(page.encode()) else None
     words = WRITTEN.sub(lambda match: match[1] or match[2] or "", found[1]) if found else ""
     return plain(words, LONGEST_ORIGIN), base if is_repo_id(base) else None

@@ -470,6 +470,10 @@ def test_the_origin_of_a_local_source_is_carried_on_as_text_that_cannot_be_marku
     assert "Converted from a_b.pt" in (again.origin or "")
     fresh = training_facts(Path(), source=str(source), from_scratch=True, dataset="digits", **common)
     assert (fresh.origin, fresh.base_model) == ("Trained from scratch on digits (train 10).", None)
+    for ids, base in ((["alice/first"], "alice/first"), (["alice/first", "bob/second"], None)):
+        (source / "README.md").write_text(f"---\nbase_model: {json.dumps(ids)}\n---\n")
+        merged = training_facts(Path(), source=str(source), from_scratch=False, dataset="digits", **common)
+        assert merged.base_model == base
 
 
 def test_push_sends_model_page_and_report_and_opens_from_the_hub(model_folder, tmp_path, hub):
