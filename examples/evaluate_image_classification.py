@@ -238,7 +238,7 @@ def as_text(results: dict[str, Any]) -> str:
     width = max(len(title), *(len(row["name"]) for row in worst))
     lines = [
         f"top-1 accuracy {results['top1_accuracy']:.2%}{top5}, loss {results['loss']:.4f}, "
-        f"on {results['images']} images",
+        f"on {counted(results['images'], 'image')}",
         f"balanced accuracy {results['balanced_accuracy']:.2%}, macro F1 {results['macro_f1']:.2%}, calibration error "
         f"{results['calibration_error']:.2%}",
         text_of_rates(results),
@@ -277,7 +277,7 @@ def text_of_labels(results: dict[str, Any]) -> str:
     for name in measures:
         columns.append([name, *("–" if row[name] is None else metric_text(name, row[name]) for row in shown)])
     widths = [max(map(len, column)) for column in columns]
-    lines = [f"{', '.join(means)}, on {results['images']} images", text_of_rates(results), ""]
+    lines = [f"{', '.join(means)}, on {counted(results['images'], 'image')}", text_of_rates(results), ""]
     for name, *values in zip(*columns, strict=True):
         cells = (f"   {value:>{width}}" for value, width in zip(values, widths[1:], strict=True))
         lines.append(f"{name:<{widths[0]}}{''.join(cells)}")

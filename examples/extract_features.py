@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from tqdm import tqdm
 
+from plain_vit.errors import counted
 from plain_vit.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
@@ -63,7 +64,7 @@ def extract(arguments: ExtractArguments) -> dict[str, Any]:
     run, accelerator, loading = open_run(arguments)
     manifest = run.to_end(accelerator, loading)
     if accelerator.is_main_process:
-        tqdm.write(f"the features of {manifest['images']} images are in {run.folder}")
+        tqdm.write(f"the features of {counted(manifest['images'], 'image')} are in {run.folder}")
     return manifest
 
 

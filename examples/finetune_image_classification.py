@@ -42,7 +42,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         keywords,
         run_script,
     )
-    from plain_vit.training.data import ImageClassificationData, load_classification_data
+    from plain_vit.training.data import ImageClassificationData, load_classification_data, without_unreadable
     from plain_vit.training.data.augmentation import AugmentedImages, TrainingTransform, training_transform
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.data.identity import dataset_identity, labels_hash
@@ -109,6 +109,8 @@ def finetune(
     model, image_processor, teacher = make_models(arguments, data)
     transform = training_transform(image_processor, **keywords(arguments, TransformOptions))
     evaluated_processor = processor_of_evaluation(arguments, model, image_processor)
+    if arguments.corrupted == "skip":
+        data = without_unreadable(data, evaluated_processor, arguments.problem_type)
     task = make_task(arguments, model, evaluated_processor, data, transform, teacher)
     learner = Learner(model, arguments, accelerator, **keywords(arguments, LearnerOptions))
     decides, defaults = deciding(arguments, data, processes), default_options(arguments)
@@ -171,7 +173,6 @@ def open_data(arguments: FinetuneArguments) -> ImageClassificationData:
         shots_per_class=arguments.shots_per_class,
         max_images=arguments.max_images,
         problem_type=arguments.problem_type,
-        skip_unreadable=arguments.corrupted == "skip",
         streaming=arguments.streaming,
         stream_images=arguments.stream_images,
         seed=arguments.seed,

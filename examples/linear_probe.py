@@ -48,6 +48,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         run_script,
     )
     from plain_vit.training.attentive_probing import (
+        BETAS,
         Tokens,
         attentive_classifier,
         attentive_heads,
@@ -69,7 +70,9 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         weights_hash,
     )
     from plain_vit.training.probing import (
+        BASE_BATCH_SIZE,
         LEARNING_RATES,
+        MOMENTUM,
         TEMPERATURE,
         Features,
         check_neighbors,
@@ -460,7 +463,10 @@ def describe_model(
 ) -> None:
     """Write the model card."""
     options = ("epochs", "probe_batch_size", "weight_decay", "warmup_epochs", "seed")
-    optimizer = arguments.optimizer if mode == "linear" else "adamw"
+    optimizer: dict[str, Any] = {"optimizer": arguments.optimizer, "momentum": MOMENTUM}
+    if mode == "attentive":
+        optimizer = {"optimizer": "adamw", "betas": ", ".join(map(str, BETAS))}
+    rate = results["learning_rate"]
     folder = Path(arguments.output_dir)
     facts = training_facts(
         folder,
@@ -472,12 +478,15 @@ def describe_model(
         images=count_images(data),
         recipe={
             "mode": mode,
-            "optimizer": optimizer,
-            "learning_rate": results["learning_rate"],
+            **optimizer,
+            "learning_rate": rate,
+            "base_batch_size": BASE_BATCH_SIZE,
+            "peak_learning_rate": f"{rate * arguments.probe_batch_size / BASE_BATCH_SIZE:g}",
             **{name: getattr(arguments, name) for name in options},
         },
         environment=environment(),
-        method=f"{'A linear' if mode == 'linear' else 'An attentive'} classifier on frozen features, trained",
+        method=f"{'A linear' if mode == 'linear' else 'An attentive'} classifier, trained on {{data}} on the frozen "
+        "features of {start}",
     )
     publish(folder, facts, repo_id=None, private=False, say=tqdm.write)
 

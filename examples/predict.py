@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from plain_vit import PlainViTForImageClassification
-from plain_vit.errors import TrainingError
+from plain_vit.errors import TrainingError, counted
 from plain_vit.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
@@ -63,7 +63,7 @@ def predict(arguments: PredictArguments) -> dict[str, Any]:
     run = Run(Path(arguments.output_dir), images, image_processor, columns_of, arguments, settings)
     manifest = run.to_end(accelerator, loading)
     if accelerator.is_main_process:
-        tqdm.write(f"the predictions for {manifest['images']} images are in {run.folder}")
+        tqdm.write(f"the predictions for {counted(manifest['images'], 'image')} are in {run.folder}")
     return manifest
 
 

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.conversion import from_checkpoint
-from plain_vit.errors import TrainingError
+from plain_vit.errors import TrainingError, counted
 from plain_vit.extras import needs
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling, PlainViTModel
@@ -35,7 +35,9 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         ImageOptions,
         Initialization,
         LoopOptions,
+        StepOptions,
         WeightsOptions,
+        keywords,
         option,
         run_script,
     )
@@ -48,6 +50,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.loop import Loop, make_schedule, start_run
     from plain_vit.training.models import checkpoint_hints
     from plain_vit.training.optimization import settings_of
+    from plain_vit.training.run.facts import recipe_of
     from plain_vit.training.run.folder import RunFolder, deciding_options, default_options
     from plain_vit.training.run.publishing import publish, training_facts
     from plain_vit.training.run.report import environment
@@ -139,7 +142,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     if accelerator.is_main_process:
         describe_model(arguments, loop, len(train), len(watched))
     loss = result.values["loss"]
-    accelerator.print(f"validation loss {loss:.4f} on {len(watched)} images; the model is in {run.path}")
+    accelerator.print(f"validation loss {loss:.4f} on {counted(len(watched), 'image')}; the model is in {run.path}")
     accelerator.end_training()
     accelerator.free_memory()
     return results
@@ -168,14 +171,7 @@ def hide_patches(
     image_processor: Any,
 ) -> tuple[CorruptedImages, CorruptedImages]:
     """Return the input images with their masks."""
-    usual = CORRUPTIONS[arguments.target]
-    corruption = Corruption(
-        usual.ratio if arguments.mask_ratio is None else arguments.mask_ratio,
-        hidden=usual.hidden if arguments.hidden_share is None else arguments.hidden_share,
-        exchanged=usual.exchanged if arguments.exchanged_share is None else arguments.exchanged_share,
-        block=arguments.mask_block,
-    )
-    patch_size, seed = model.config.patch_shape, arguments.seed
+    corruption, patch_size, seed = corruption_of(arguments), model.config.patch_shape, arguments.seed
     varied = training_transform(
         image_processor, crop_scale=arguments.crop_scale, horizontal_flip=arguments.horizontal_flip
     )
@@ -184,6 +180,17 @@ def hide_patches(
     return (
         CorruptedImages(train, varied, patch_size, corruption, seed),
         CorruptedImages(watched, plain, patch_size, corruption, seed, epoch=2**31),
+    )
+
+
+def corruption_of(arguments: PretrainArguments) -> Corruption:
+    """Return how patches are masked: as given, otherwise as published for the target."""
+    usual = CORRUPTIONS[arguments.target]
+    return Corruption(
+        usual.ratio if arguments.mask_ratio is None else arguments.mask_ratio,
+        hidden=usual.hidden if arguments.hidden_share is None else arguments.hidden_share,
+        exchanged=usual.exchanged if arguments.exchanged_share is None else arguments.exchanged_share,
+        block=arguments.mask_block,
     )
 
 
@@ -230,9 +237,17 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
 def describe_model(arguments: PretrainArguments, loop: Loop[Any], train: int, watched: int) -> None:
     """Write the model card."""
     fresh = arguments.from_scratch or PRESET_NAME.fullmatch(arguments.model) is not None
-    options = ("target", "mask_ratio", "hidden_share", "exchanged_share", "mask_block", "crop_scale", "horizontal_flip",
-               "optimizer", "learning_rate", "weight_decay", "batch_size", "schedule")  # fmt: skip
-    values = {name: getattr(arguments, name) for name in options} | settings_of(loop.learner.optimizer)
+    masked, others = corruption_of(arguments), ("initialization", "crop_scale", "horizontal_flip", "mixed_precision")
+    values = {
+        "target": arguments.target,
+        "mask_ratio": masked.ratio,
+        "hidden_share": masked.hidden,
+        "exchanged_share": masked.exchanged,
+        "mask_block": masked.block,
+        **keywords(arguments, StepOptions),
+        **settings_of(loop.learner.optimizer),
+        **{name: getattr(arguments, name) for name in others},
+    }
     facts = training_facts(
         loop.run.path,
         source=arguments.model,
@@ -242,14 +257,14 @@ def describe_model(arguments: PretrainArguments, loop: Loop[Any], train: int, wa
         results={},
         images=f"train {train:,}, validation {watched:,}",
         recipe={
-            **{name: value for name, value in values.items() if value is not None},
+            **recipe_of(arguments, values),
             "epochs": f"{loop.schedule.epochs:.1f}",
             "steps": loop.schedule.total_steps,
             "warmup_steps": loop.schedule.warmup_steps,
             "seed": arguments.seed,
         },
         environment={"processes": str(loop.accelerator.num_processes), **environment()},
-        method="Pre-trained by predicting masked patches,",
+        method="Pre-trained from {start} on {data}, by predicting masked patches",
     )
     publish(loop.run.path, facts, repo_id=None, private=False, say=print)
 

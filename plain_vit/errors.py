@@ -5,6 +5,7 @@ stack trace and exits with the `exit_code` of the class (0 is success, 2 an inva
 below is a bug in plain-vit).
 """
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -76,6 +77,7 @@ class AmbiguousCheckpointError(PlainViTError, ValueError):
         otherwise: An alternative set of arguments, if none of the candidates is the model.
         source: The file, to print a complete command line; None if there is none.
         command: The words that the arguments are added to, as options (default: convert the source).
+        as_hints: They are added as `name=value` instead, like the hints of the training scripts.
     """
 
     exit_code = 6
@@ -87,6 +89,7 @@ class AmbiguousCheckpointError(PlainViTError, ValueError):
         otherwise: Mapping[str, Sequence[object]] | None = None,
         source: str | None = None,
         command: Sequence[str] | None = None,
+        as_hints: bool = False,
     ) -> None:
         self.message, self.source = message, source
         self.candidates = {argument: tuple(values) for argument, values in (candidates or {}).items()}
@@ -96,14 +99,14 @@ class AmbiguousCheckpointError(PlainViTError, ValueError):
             lines += ["or, where none of these is the model, all of:", *_argument_lines(self.otherwise)]
         if command is None and source is not None:
             command = ["plain-vit", "convert", source, "OUT"]
-        commands = [_command(command, one) for one in (self.candidates, self.otherwise) if command and one]
+        commands = [_command(command, one, as_hints) for one in (self.candidates, self.otherwise) if command and one]
         if commands:
             lines += ["On the command line, with the values of the model:", *commands]
         super().__init__("\n".join(lines))
 
-    def on(self, command: Sequence[str]) -> "AmbiguousCheckpointError":
+    def on(self, command: Sequence[str], *, as_hints: bool = False) -> "AmbiguousCheckpointError":
         """Return the same error with another command."""
-        return type(self)(self.message, self.candidates, self.otherwise, self.source, command)
+        return type(self)(self.message, self.candidates, self.otherwise, self.source, command, as_hints)
 
 
 class MappingError(PlainViTError, ValueError):
@@ -255,15 +258,18 @@ def _argument_lines(candidates: Mapping[str, Sequence[object]]) -> list[str]:
     ]
 
 
-def _command(command: Sequence[str], candidates: Mapping[str, Sequence[object]]) -> str:
+def _command(command: Sequence[str], candidates: Mapping[str, Sequence[object]], as_hints: bool) -> str:
     """Return the command with these arguments, using the first value of each."""
     words = list(command)
     for argument, values in candidates.items():
         option, value = argument.replace("_", "-"), values[0] if values else "VALUE"
-        if isinstance(value, bool):
+        text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        if as_hints:
+            words.append(f"{argument}={json.dumps(value) if isinstance(value, bool) else text}")
+        elif isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
         else:
-            words += [f"--{option}", "x".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+            words += [f"--{option}", text]
     return "  " + shlex.join(words)
 
 

@@ -111,6 +111,37 @@ def test_the_command_that_was_typed_is_suggested_with_what_is_missing(
     assert f"  plain-vit convert {checkpoint} OUT --num-attention-heads " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_command_of_a_script_is_suggested_with_hints_about_its_model(
+    name: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    def suggested(words: list[str]) -> str:
+        with pytest.raises(SystemExit) as left:
+            main([name, *words])
+        assert left.value.code == AmbiguousCheckpointError.exit_code
+        (command,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  plain-vit ")]
+        return command
+
+    folder = "--output" if name == "evaluate" else "--output_dir"
+    words = ["--model", str(checkpoint), "--dataset", "digits", folder, str(tmp_path / "out.json")]
+    command = suggested(words)
+    typed = shlex.join(["plain-vit", name, *words])
+    assert re.fullmatch(re.escape(f"  {typed}") + r" --model_hints( [a-z_]+=\w+){3}", command)
+    given = command.split("--model_hints ")[1].split()
+    assert {word.split("=")[0] for word in given} == {"num_attention_heads", "image_size", "patch_size"}
+    again = suggested(["--model-hints", *given[1:], *words])
+    assert again == f"  {typed} --model_hints {' '.join([*given[1:], given[0]])}"
+
+
+def test_the_missing_settings_of_a_teacher_are_no_hints_about_the_model(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = ["--model", "vit-base-patch16-224", "--from_scratch", "--teacher", str(checkpoint), "--dataset", "digits"]
+    with pytest.raises(SystemExit):
+        main(["finetune", *words, "--output_dir", str(tmp_path / "out")])
+    assert f"  plain-vit convert {checkpoint} OUT --num-attention-heads " in capsys.readouterr().err
+
+
 def test_a_value_without_an_alternative_is_no_choice() -> None:
     error = AmbiguousCheckpointError("give", {"pooling": ["cls"], "head_dim": [3, 4], "image_size": []})
     assert str(error).splitlines()[1:] == [

@@ -1,6 +1,7 @@
 """The other training scripts: evaluating a classifier, and masked pre-training."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import PIL.Image
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate.state import AcceleratorState
 from datasets import ClassLabel, Dataset, Features, Image, List, Value
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from transformers import AutoImageProcessor
@@ -60,6 +62,24 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Evaluating
+
+
+def test_one_image_is_not_called_images(classifier, tmp_path, capsys):
+    one = Features({"image": Image(), "label": ClassLabel(names=DIGITS)})
+    images = [PIL.Image.new("RGB", (9, 7), "red")]
+    Dataset.from_dict({"image": images, "label": [3]}, features=one).save_to_disk(tmp_path / "one")
+    common = {"model": str(classifier), "dataset": str(tmp_path / "one")}
+    evaluation.evaluate(evaluation.EvaluateArguments(**common))
+    predicting, extracting = open_script("predict"), open_script("extract_features")
+    predicting.predict(predicting.PredictArguments(**common, output_dir=str(tmp_path / "predicted")))
+    extracting.extract(extracting.ExtractArguments(**common, output_dir=str(tmp_path / "extracted")))
+    pretraining.pretrain(pretraining.PretrainArguments(
+        **{**common, **SHORT, "dataset": "digits", "steps": 1, "validation_fraction": 0.0005},
+        output_dir=str(tmp_path / "pretrained"),
+    ))  # fmt: skip
+    said = capsys.readouterr().out
+    for words in (", on 1 image\n", "predictions for 1 image are in", "features of 1 image are in", "on 1 image; the"):
+        assert words in said
 
 
 def test_evaluation_gives_the_numbers_of_scikit_learn(classifier, tmp_path, capsys):
@@ -349,12 +369,36 @@ def test_loss_of_hidden_patches_goes_down(target, model_folder, tmp_path):
     assert losses[2] < 0.8 * first
 
 
+@pytest.mark.parametrize("target, masked", [("mean_color", (0.5, 0.8, 0.1)), ("pixels", (0.6, 1.0, 0.0))])
+def test_the_card_of_pre_training_has_the_masking_and_the_learning_rates_it_had(target, masked, model_folder, tmp_path):
+    options = {**SHORT, "target": target, "gradient_accumulation_steps": 3, "base_batch_size": 48, "from_scratch": True}
+    options |= {"min_learning_rate": 1e-5, "mixed_precision": "bf16", "momentum": 0.8}
+    AcceleratorState._reset_state(reset_partial_state=True)
+    pretraining.pretrain(pretraining.PretrainArguments(
+        model=str(model_folder), output_dir=str(tmp_path / "run"), **options
+    ))  # fmt: skip
+    AcceleratorState._reset_state(reset_partial_state=True)
+    highest = max(line["learning_rate"] for line in read_log(tmp_path / "run") if "learning_rate" in line)
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert highest == 1e-3 * 12 / 48
+    expected = {
+        **dict(zip(("mask_ratio", "hidden_share", "exchanged_share"), masked, strict=True)),
+        "learning_rate": 0.001, "base_batch_size": 48, "peak_learning_rate": 0.00025, "min_learning_rate": "1e-05",
+        "mixed_precision": "bf16", "gradient_accumulation_steps": 3, "betas": "0.8, 0.999", "steps": 6,
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert f"| {name} | {value} |" in card
+    assert re.search(r"Pre-trained from scratch on digits \(.*\), by predicting masked patches\.", card)
+    for absent in ("warmup_fraction", "plateau_factor", "cooldown_steps", "restarts | 1", "momentum"):
+        assert f"| {absent}" not in card
+
+
 def test_pretrained_folder_is_fine_tuned(model_folder, tmp_path):
     pretrained = tmp_path / "pretrained"
     pretraining.pretrain(pretraining.PretrainArguments(model=str(model_folder), output_dir=str(pretrained), **SHORT))
     weights = weights_of(pretrained)
     card = (pretrained / "README.md").read_text()
-    assert "Pre-trained by predicting masked patches, from `" in card
+    assert re.search(r"Pre-trained from `\w+` on digits \(.*\), by predicting masked patches\.", card)
     assert "AutoModelForMaskedImageModeling" in card
     assert "| target | mean_color |" in card
     assert not torch.equal(

@@ -88,6 +88,7 @@ def survive_kills(folder: Path, kills: int) -> None:
         assert len(moments) == 3 * 40
         assert all((moment == progress["step"]).all() for moment in moments)
         saved.value = progress["step"]
+        run.release()
 
 
 def test_killed_at_ten_random_moments_the_newest_checkpoint_is_whole(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from datasets import load_dataset as load
 
 from plain_vit import PlainViTImageProcessor
 from plain_vit.errors import DataError
-from plain_vit.training.data import load_classification_data, load_images
+from plain_vit.training.data import load_classification_data, load_images, without_unreadable
 from plain_vit.training.data.augmentation import AugmentedImages, training_transform
 from plain_vit.training.data.decoding import ReadableImages, decode_image, open_stored
 from plain_vit.training.tasks.masked_patches import CORRUPTIONS, CorruptedImages
@@ -132,7 +132,7 @@ def test_deep_images_of_one_channel_are_named_in_training_and_evaluation_and_nev
     named = [images[row]["broken"] for row in range(len(images))]
     assert len([reason for reason in named if reason]) == 1
     assert "more than 8 bits per channel" in "".join(named)
-    kept = load_classification_data(data_source, skip_unreadable=True)
+    kept = without_unreadable(data, PROCESSOR)
     assert (len(kept.test), len(kept.unreadable)) == (4, 1)
 
 

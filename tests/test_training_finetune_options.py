@@ -6,6 +6,7 @@ import json
 import math
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,31 @@ import PIL.Image
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from datasets import Dataset, DatasetDict, Features, Image, Value
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
+from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTImageProcessor
 
-from plain_vit import PlainViTForImageClassification
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.analysis import displayable
 from plain_vit.analysis.plots import plot_learning_rates
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.positions_plain_vit import resample_positions
 from plain_vit.training.arguments import check_options, parse_arguments
-from plain_vit.training.data import load_splits
+from plain_vit.training.data import load_classification_data, load_splits, without_unreadable
 from plain_vit.training.metrics import evaluate_classifier
 from plain_vit.training.models import load_classifier
 from plain_vit.training.run import show_batch as show_batch_module
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.run.trials import find_learning_rate, overfit, read_rates
 from plain_vit.training.tasks import classification
-from tests.training_runs import assert_same_bits, open_script, save_plain_vit, save_stock_vit, weights_of
+from tests.training_runs import (
+    TORCHRUN,
+    assert_same_bits,
+    launch,
+    open_script,
+    save_plain_vit,
+    save_stock_vit,
+    weights_of,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 script = open_script("finetune_image_classification")
@@ -410,7 +419,7 @@ def test_run_that_is_short_of_memory_makes_smaller_micro_batches_of_the_same_ste
         run("refused")
 
 
-def test_early_stopping_ends_a_run_that_no_longer_improves_and_stays_ended(run):
+def test_early_stopping_ends_a_run_that_no_longer_improves_and_stays_ended(run, capsys):
     options = {
         "early_stopping": 2, "steps": 40, "evaluations": 20, "validation_fraction": 0.2, "learning_rate": 0.0,
         "checkpoints_kept": 2,
@@ -422,6 +431,9 @@ def test_early_stopping_ends_a_run_that_no_longer_improves_and_stays_ended(run):
     assert lines[-1]["step"] == 6
     run("early", resume=True, **options)
     assert read_log(folder) == lines
+    assert "Stopped early after step 6: 2 evaluations without a better accuracy." in capsys.readouterr().out
+    run("at once", **{**options, "early_stopping": 1})
+    assert "Stopped early after step 4: 1 evaluation without a better accuracy." in capsys.readouterr().out
     with pytest.raises(TrainingError, match="early_stopping needs a validation split"):
         run("refused", early_stopping=2)
 
@@ -483,6 +495,127 @@ def evaluate_but_stop_at(number: int) -> Any:
 def test_unreadable_image_ends_the_run_that_does_not_skip_and_is_named(run, parquet):
     with pytest.raises(DataError, match=r"cannot be read: train.png \(not an image of a known format\)"):
         run("stopped", dataset=parquet, shots_per_class=None, steps=12)
+
+
+@pytest.fixture
+def contain(tmp_path: Path) -> Path:
+    """Return a model whose image processor leaves no pixel of an image of 1 x 5000 pixels."""
+    folder = save_plain_vit(tmp_path / "contain")
+    PlainViTImageProcessor(size={"height": 32, "width": 24}, resize_mode="contain").save_pretrained(folder)
+    return folder
+
+
+def save_with_thin(folder: Path, labels: Sequence[Any], kind: Any) -> str:
+    """Save images with these labels as a train and a test split; row 1 of each has 1 x 5000 pixels."""
+    draw = np.random.default_rng(0)
+    images = [PIL.Image.fromarray(draw.integers(0, 256, (8, 6, 3), dtype=np.uint8)) for _ in labels]
+    images[1] = PIL.Image.new("RGB", (5000, 1), "red")
+    rows = Dataset.from_dict(
+        {"image": images, "label": list(labels)}, features=Features({"image": Image(), "label": kind})
+    )
+    DatasetDict({"train": rows, "test": rows}).save_to_disk(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "problem, kind, label_of",
+    [
+        ("single_label_classification", ClassLabel(names=["a", "b"]), lambda place: place % 2),
+        ("multi_label_classification", List(Value("string")), lambda place: ["a", "b"][: 1 + place % 2]),
+        ("regression", Value("float32"), float),
+    ],
+    ids=["one label", "several labels", "regression"],
+)
+def test_images_that_the_image_processor_refuses_are_left_out_like_unreadable_ones(
+    problem, kind, label_of, contain, run, tmp_path, capsys
+):
+    options = {
+        "dataset": save_with_thin(tmp_path / "data", [label_of(place) for place in range(17)], kind),
+        "model": str(contain), "problem_type": problem, "shots_per_class": None, "report": True, "checkpoints_kept": 2,
+        "batch_size": 17,
+    }  # fmt: skip
+    with pytest.raises(DataError, match=r"cannot be read: row 1 \(an image of 1x5000 pixels has no pixel left"):
+        run("stopped", **options)
+    options["corrupted"] = "skip"
+    folder = run("whole", **options)
+    said = capsys.readouterr().out
+    assert said.count("omitted from the evaluation, because it cannot be read: row 1 (an image of 1x5000 pixels") == 1
+    assert "16 of 16" in said
+    results = json.loads((folder / "results.json").read_text())
+    assert (results["images_evaluated"], results["unreadable_images_left_out"]) == (16, 1)
+    assert results["unreadable_images_replaced"] == 5, "once per epoch of training"
+    assert len((folder / "predictions.csv").read_text().splitlines()) == 1 + 16
+    assert "test 16" in (folder / "report" / "index.html").read_text()
+    again = json.loads((run("whole", resume=True, **options) / "results.json").read_text())
+    assert {name: again[name] for name in again if "images" in name and "second" not in name} == {
+        name: results[name] for name in results if "images" in name and "second" not in name
+    }
+
+
+@pytest.mark.slow
+def test_two_processes_leave_out_the_images_that_the_image_processor_refuses(contain, tmp_path):
+    data = save_with_thin(tmp_path / "data", [place % 2 for place in range(17)], ClassLabel(names=["a", "b"]))
+    options = {**SHORT, "dataset": data, "report": True, "corrupted": "skip"}
+    del options["shots_per_class"]
+    said = launch("finetune_image_classification", TORCHRUN, model=contain, output_dir=tmp_path / "run", **options)
+    assert said.count("omitted from the evaluation, because it cannot be read: row 1 (an image of 1x5000 pixels") == 1
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["images_evaluated"], results["unreadable_images_left_out"]) == (16, 1)
+
+
+def test_refused_images_are_found_whatever_the_image_processor_goes_by(tmp_path):
+    class Picky(ViTImageProcessor):
+        """Refuses by the pixels, not by the size."""
+
+        def __call__(self, images: Any, *arguments: Any, **options: Any) -> Any:
+            if any(np.asarray(image).max() == 0 for image in images):
+                raise TypeError("black")
+            return super().__call__(images, *arguments, **options)
+
+    images = [PIL.Image.new("RGB", (9, 7), color) for color in ("red", "black", "red", "black", "green", "blue")]
+    features = Features({"image": Image(), "label": ClassLabel(names=["a", "b"])})
+    rows = Dataset.from_dict({"image": images, "label": [0, 1] * 3}, features=features)
+    DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "data")
+    data = load_classification_data(str(tmp_path / "data"))
+    kept = without_unreadable(data, Picky(size={"height": 8, "width": 8}))
+    assert list(kept.unreadable) == ["row 1 (TypeError: black)", "row 3 (TypeError: black)"]
+    assert kept.test["label"][:] == [0, 0, 0, 1]
+    assert len(kept.train) == 6
+    with pytest.raises(DataError, match="None of the 2 images of the test split can be read, the first one is row 0"):
+        without_unreadable(dataclasses.replace(data, test=data.test.select([1, 3])), Picky())
+
+
+def test_our_image_processor_is_shown_one_image_of_each_size(tmp_path, monkeypatch):
+    shown: list[tuple[int, int]] = []
+    original = PlainViTImageProcessor.__call__
+
+    def note(self: Any, images: Any, **options: Any) -> Any:
+        shown.extend(image.size for image in images)
+        return original(self, images, **options)
+
+    monkeypatch.setattr(PlainViTImageProcessor, "__call__", note)
+    folder = save_with_thin(tmp_path / "data", [place % 2 for place in range(17)], ClassLabel(names=["a", "b"]))
+    processor = PlainViTImageProcessor(size={"height": 32, "width": 24}, resize_mode="contain")
+    kept = without_unreadable(load_classification_data(folder), processor)
+    assert shown == [(6, 8), (5000, 1)]
+    assert len(kept.test) == 16
+
+
+def test_an_image_that_can_no_longer_be_read_ends_an_evaluation_and_is_not_scored(run, tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    for split, name, number in itertools.product(("train", "test"), "ab", range(4)):
+        file = tmp_path / "data" / split / name / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(draw.integers(0, 256, (9, 7, 3), dtype=np.uint8)).save(file)
+    original = classification.evaluate_classifier
+
+    def damage(*arguments: Any, **keywords: Any) -> Any:
+        (tmp_path / "data" / "test" / "b" / "2.png").write_bytes(b"")
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(classification, "evaluate_classifier", damage)
+    with pytest.raises(DataError, match=r"b/2\.png \(.*changed since the run began: repair it, and continue with"):
+        run("run", dataset=str(tmp_path / "data"), shots_per_class=None, corrupted="skip")
 
 
 def test_stream_that_is_read_by_other_processes_or_balanced_is_refused(run, parquet):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,8 @@ def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are
         torch.equal(tensor, source[name]) for name, tensor in model.state_dict().items() if "classif" not in name
     )
     card = (out / "README.md").read_text()
-    assert "A linear classifier on frozen features, trained from `" in card
+    assert re.search(r"A linear classifier, trained on digits \(.*\) on the frozen features of `\w+`\.", card)
+    assert "| optimizer | sgd |\n| momentum | 0.9 |" in card
     assert f"| accuracy | {results['linear']['test_accuracy']:.4f} |" in card
     assert f"| learning_rate | {results['linear']['learning_rate']} |" in card
     stored = load_file(out / "features.safetensors")

@@ -436,6 +436,23 @@ def test_card_and_report_say_what_was_done(finished, model_folder, tmp_path):
     assert cells[cells.index("weights") + 1] == "of step 2, selected by accuracy on the validation split"
 
 
+@pytest.mark.parametrize("schedule, ends", [
+    ("cosine", True), ("linear", True), ("plateau", True), ("constant", False), ("inverse_sqrt", False),
+])  # fmt: skip
+def test_the_card_has_a_lowest_learning_rate_only_where_a_schedule_ends_at_it(schedule, ends, model_folder, tmp_path):
+    options = {**SHORT, "steps": 1, "evaluations": 1, "validation_fraction": 0.2, "report": False}
+    script.finetune(script.FinetuneArguments(
+        model=str(model_folder), output_dir=str(tmp_path / "run"), **options, schedule=schedule, base_batch_size=6
+    ))  # fmt: skip
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert ("| min_learning_rate | 0.0 |" in card) == ends
+    assert ("| plateau_factor |" in card) == (schedule == "plateau")
+    assert "| warmup_steps |" in card
+    assert "warmup_fraction" not in card
+    assert "| learning_rate | 0.001 |" in card
+    assert "| peak_learning_rate | 0.002 |" in card
+
+
 def test_page_names_base_model_and_data_of_the_hub():
     common = {
         "split_name": "test", "results": {"accuracy": 0.5}, "images": "train 10, test 5", "recipe": {},

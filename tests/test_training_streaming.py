@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 
 from plain_vit import PlainViTImageProcessor
 from plain_vit.errors import DataError
-from plain_vit.training.data import load_classification_data
+from plain_vit.training.data import load_classification_data, without_unreadable
 from plain_vit.training.data import streaming as streaming_module
 from plain_vit.training.data.augmentation import AugmentedImages, TrainingTransform
 from plain_vit.training.data.benchmarks import BENCHMARKS
@@ -207,7 +207,7 @@ def damaged(tmp_path: Path) -> Path:
 
 
 def test_unreadable_training_image_is_replaced_by_the_next_and_named(damaged):
-    data = load_classification_data(str(damaged), skip_unreadable=True)
+    data = load_classification_data(str(damaged))
     seen = AugmentedImages(data.train, AS_THEY_ARE, seed=1)
     rows = [seen[0, row] for row in range(10)]
     broken = [row for row in range(10) if rows[row]["broken"]]
@@ -220,7 +220,8 @@ def test_unreadable_training_image_is_replaced_by_the_next_and_named(damaged):
 
 
 def test_unreadable_images_are_left_out_of_the_evaluation(damaged):
-    kept = load_classification_data(str(damaged), skip_unreadable=True)
+    processor = PlainViTImageProcessor(size={"height": 24, "width": 24})
+    kept = without_unreadable(load_classification_data(str(damaged)), processor)
     assert (len(kept.test), len(kept.train)) == (5, 10)
     assert len(kept.unreadable) == 1
     assert "3.png" in kept.unreadable[0]

@@ -21,7 +21,7 @@ from transformers import HfArgumentParser
 
 import plain_vit_command
 
-from ..errors import OutputError, PlainViTError, TrainingError
+from ..errors import AmbiguousCheckpointError, OutputError, PlainViTError, TrainingError
 from .recipes import RECIPES, describe_recipes, recipe_options
 
 Options = TypeVar("Options")
@@ -433,14 +433,32 @@ REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
 
 def run_script(run: Callable[[Options], object], kind: type[Options], *, description: str | None) -> None:
     """Run a script with its command line; a PlainViTError becomes one line and an exit code."""
+    arguments = None
     try:
-        run(parse_arguments(kind, sys.argv[1:], description=description))
+        arguments = parse_arguments(kind, sys.argv[1:], description=description)
+        run(arguments)
+    except AmbiguousCheckpointError as error:
+        of_model = error.source is not None and error.source == getattr(arguments, "model", None)
+        _end_with(error.on(_command_with_hints(arguments), as_hints=True) if of_model else error)
     except PlainViTError as error:
         _end_with(error)
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
         _end_with(OutputError(f"{error.filename or 'A file'} cannot be read or written: {error.strerror}."))
+
+
+def _command_with_hints(arguments: Any) -> list[str]:
+    """Return the command that was typed, with its hints about the model at its end."""
+    program = plain_vit_command.program
+    words = program.split() if program else ["python", sys.argv[0]]
+    is_hint = False
+    for word in sys.argv[1:]:
+        if word.startswith("--"):
+            is_hint = "model_hints" in _by_option([word])
+        if not is_hint:
+            words.append(word)
+    return [*words, "--model_hints", *(arguments.model_hints or [])]
 
 
 def _end_with(error: PlainViTError) -> NoReturn:
@@ -575,6 +593,7 @@ SCHEDULE_OPTIONS = {
     "plateau_patience": ("plateau",),
     "plateau_factor": ("plateau",),
 }
+DESCENDING = ("cosine", "linear", "plateau")  # schedules that min_learning_rate ends
 # Options that are for images of one size, and why.
 ONE_SIZE = {
     "mixup": "blends images pixel by pixel",
@@ -677,7 +696,7 @@ def _check_rates(arguments: Any) -> None:
     lowest, peak, schedule = arguments.min_learning_rate, arguments.peak_learning_rate, arguments.schedule
     if lowest > peak:
         raise TrainingError(f"min_learning_rate is {lowest:g}, above the peak of {peak:g}: give a lower one.")
-    if lowest and schedule not in ("cosine", "linear", "plateau"):
+    if lowest and schedule not in DESCENDING:
         raise TrainingError(f"The schedule {schedule} does not end at min_learning_rate: set it to 0, or use cosine.")
     defaults = {each.name: each.default for each in dataclasses.fields(arguments)}
     for name, schedules in SCHEDULE_OPTIONS.items():

@@ -237,7 +237,7 @@ class Loop(Generic[Result]):
         options: options of the run.
         watched_name: name of the split that is evaluated during training.
         early_stopping: stop after this many evaluations without a better score.
-        skip_unreadable: skip and count unreadable images instead of stopping at the first one.
+        skip_unreadable: skip and count unreadable training images instead of stopping at the first one.
     """
 
     def __init__(
@@ -266,6 +266,10 @@ class Loop(Generic[Result]):
         self.checkpoint_size = checkpoint_bytes(learner.model, learner.average)
         self.unreadable = UnreadableImages(
             stop=not skip_unreadable, say=tqdm.write, advice="Repair it, or train with --corrupted skip."
+        )
+        changed = "It has changed since the run began: repair it, and continue with --resume."
+        self.in_evaluation = UnreadableImages(  # those that are to be skipped are not in the evaluated splits
+            stop=True, say=tqdm.write, advice=changed if skip_unreadable else self.unreadable.advice
         )
         self.begun = time.perf_counter()
         self.step, self.stale = 0, 0
@@ -432,8 +436,8 @@ class Loop(Generic[Result]):
                 part = micro_step % self.accelerator.gradient_accumulation_steps
                 if part == 0:
                     if self.stale == self.early_stopping:
-                        why = f"{self.stale} evaluations without a better {(self.chooses_by or '').replace('_', ' ')}"
-                        self.bar.say(f"Stopped early after step {self.step}: {why}.")
+                        stale, score = counted(self.stale, "evaluation"), (self.chooses_by or "").replace("_", " ")
+                        self.bar.say(f"Stopped early after step {self.step}: {stale} without a better {score}.")
                         break
                     self._begin_step()
                 self._learn(batch, part)
@@ -554,13 +558,12 @@ class Loop(Generic[Result]):
         Returns:
             The signal that ended the evaluation, which is then still due, or 0.
         """
-        name, unreadable = self.watched_name, self.unreadable.count
+        name = self.watched_name
         self.learner.share_buffers()
         try:
             with self.bar.pause():
                 result = self._judge(self.learner.evaluated, self._until_stopped(self.watched), _size(self.watched))
         except Stopped as stopped:
-            self.unreadable.count = unreadable
             train_mode(self.learner.model)
             return stopped.signal
         self.evaluation_due = False
@@ -595,7 +598,7 @@ class Loop(Generic[Result]):
 
     def _judge(self, model: nn.Module, batches: Iterable[Batch], size: int) -> Result:
         with tf32(enabled=False):
-            return self.task.evaluate(model, self.unreadable.watch(batches), self.accelerator, size=size)
+            return self.task.evaluate(model, self.in_evaluation.watch(batches), self.accelerator, size=size)
 
     def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield batches; a signal to one process ends the evaluation of all after the same one.

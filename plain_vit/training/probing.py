@@ -23,7 +23,9 @@ from .optimization import learning_rate_factor
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
 
-# From DINOv2 (Oquab et al. 2023), for 256 images per step.
+MOMENTUM = 0.9  # of SGD
+BASE_BATCH_SIZE = 256  # images per step that learning rates are for
+# From DINOv2 (Oquab et al. 2023).
 LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 BIAS = 100.0  # of the constant feature, as big_vision's few-shot evaluation has it
 EPSILON = 1e-5  # added to deviations
@@ -122,7 +124,7 @@ def train_probes(
     learning_rates: Sequence[float] = LEARNING_RATES,
     epochs: float = 10.0,
     batch_size: int = 256,
-    momentum: float = 0.9,
+    momentum: float = MOMENTUM,
     weight_decay: float = 0.0,
     optimizer: str = "sgd",
     warmup_epochs: float = 0.0,
@@ -157,7 +159,7 @@ def train_probes(
         nn.init.trunc_normal_(start, std=0.01, generator=torch.Generator().manual_seed(seed))
     weights: list[torch.Tensor] = [nn.Parameter(start.clone()) for _ in learning_rates]
     biases: list[torch.Tensor] = [nn.Parameter(torch.zeros(classes)) for _ in learning_rates]
-    peaks = [rate * batch_size / 256 for rate in learning_rates]
+    peaks = [rate * batch_size / BASE_BATCH_SIZE for rate in learning_rates]
     groups = [
         {"params": [weight, bias], "lr": peak, "peak_lr": peak}
         for weight, bias, peak in zip(weights, biases, peaks, strict=True)

@@ -10,6 +10,7 @@ from .datasets import (
     load_images,
     load_labelled_split,
     load_splits,
+    without_unreadable,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "load_images",
     "load_labelled_split",
     "load_splits",
+    "without_unreadable",
 ]

@@ -18,7 +18,7 @@ from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_s
 
 from ...errors import DataError, TrainingError
 from ...extras import needs
-from ...image_files import orientation, upright
+from ...image_files import decoding, orientation, upright
 from .decoding import as_files, decode_image, in_rgb, stored_rows, try_image
 from .inputs import NormalizedPatches, PackedImages, max_num_patches_of
 from .randaugment import Canvas, rand_augment, three_augment
@@ -221,7 +221,9 @@ class ProcessedImage:
         Raises:
             DataError: The image processor does not give this image its size.
         """
-        prepared = self.image_processor(decode_image(image), do_rescale=False, do_normalize=False, return_tensors="pt")
+        decoded = decode_image(image)
+        with decoding():
+            prepared = self.image_processor(decoded, do_rescale=False, do_normalize=False, return_tensors="pt")
         levels = prepared["pixel_values"][0]
         if tuple(levels.shape[-2:]) != self.size:
             raise DataError(

@@ -1,7 +1,7 @@
 """Image classification datasets: opening, columns, validation and splits."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ import PIL.Image
 from huggingface_hub import DatasetCard
 from yaml import YAMLError
 
-from ...errors import DataError, listed
+from ...errors import DataError, counted, listed
 from ...extras import needs
 from ..glyphs import CHARACTERS, render_glyphs
 from .benchmarks import BENCHMARKS, Benchmark
-from .decoding import as_files, read_rows
+from .decoding import RefusedImages, as_files
 from .folders import open_folder
 from .idx import holds_idx, load_idx
 from .splits import carve, few_shots, some_rows
@@ -304,7 +304,7 @@ class ImageClassificationData:
         test: the held-out split, or None.
         label_names: the classes, in the order of their numbers.
         train_images: number of training images.
-        unreadable: unreadable images that were omitted from the evaluated splits.
+        unreadable: images that `without_unreadable` left out of the evaluated splits, and why.
     """
 
     train: Dataset | IterableDataset
@@ -345,7 +345,6 @@ def load_classification_data(
     max_images: int | None = None,
     label_names: str | None = None,
     problem_type: str = "single_label_classification",
-    skip_unreadable: bool = False,
     streaming: bool = False,
     stream_images: int | None = None,
     seed: int = 0,
@@ -367,7 +366,6 @@ def load_classification_data(
         max_images: largest number of images of each split, drawn at random; None keeps all.
         label_names: a text file with one class per line, for labels that are plain numbers.
         problem_type: `single_label_classification`; or what `with_vectors` reads.
-        skip_unreadable: omit unreadable images from the evaluated splits.
         streaming: stream the training images; the others are stored.
         stream_images: number of training images, if the stream does not say.
         seed: seed of the validation split and of the shots.
@@ -409,7 +407,6 @@ def load_classification_data(
         chosen["train"] = few_shots(chosen["train"], shots_per_class, names, seed)
     if max_images is not None:
         chosen = {role: some_rows(split, max_images, seed) for role, split in chosen.items()}
-    unreadable = _leave_out_unreadable(chosen) if skip_unreadable else []
     if not single:
         check_evaluated(chosen, problem_type)
     return ImageClassificationData(
@@ -418,8 +415,36 @@ def load_classification_data(
         test=chosen.get("test"),
         label_names=names,
         train_images=_stream_size(chosen["train"], stream_images) if streaming else len(chosen["train"]),
-        unreadable=unreadable,
     )
+
+
+def without_unreadable(
+    data: ImageClassificationData, image_processor: Any, problem_type: str = "single_label_classification"
+) -> ImageClassificationData:
+    """Leave images out of the evaluated splits that cannot be read, or that the image processor of evaluation refuses.
+
+    Args:
+        data: the dataset.
+        image_processor: image processor of evaluation.
+        problem_type: see `load_classification_data`.
+
+    Raises:
+        DataError: No image of a split is left, or too few for its results.
+    """
+    refused, unreadable, readable = RefusedImages(image_processor), list(data.unreadable), {}
+    for role, split in (("validation", data.validation), ("test", data.test)):
+        if split is None or not (broken := refused.problems(split)):
+            continue
+        unreadable += broken.values()
+        if len(broken) == len(split):
+            raise DataError(
+                f"None of the {counted(len(split), 'image')} of the {role} split can be read, the first one is "
+                f"{next(iter(broken.values()))}: repair them, or take another split."
+            )
+        readable[role] = split.select([row for row in range(len(split)) if row not in broken])
+    if problem_type != "single_label_classification":
+        check_evaluated(readable, problem_type)
+    return replace(data, **readable, unreadable=unreadable)
 
 
 def load_labelled_split(
@@ -658,25 +683,6 @@ def _stream_size(stream: IterableDataset, given: int | None) -> int:
             "The stream does not say how many training images it has, as .tar shards never do: set --stream_images."
         )
     return int(said.num_examples)
-
-
-def _leave_out_unreadable(splits: dict[str, Any]) -> list[str]:
-    """Replace the evaluated splits by their readable images, and return the errors of the others."""
-    unreadable: list[str] = []
-    for role in ("validation", "test"):
-        if role not in splits:
-            continue
-        splits[role], broken = _readable(splits[role])
-        unreadable += broken
-    return unreadable
-
-
-def _readable(split: Dataset) -> tuple[Dataset, list[str]]:
-    """Return the rows with readable images, and the errors of the others."""
-    files = as_files(split)
-    broken = {row: problem for row in range(len(split)) if (problem := read_rows(files, [row])[0]["broken"])}
-    kept = [row for row in range(len(split)) if row not in broken]
-    return split.select(kept) if broken else split, list(broken.values())
 
 
 def _standard_columns(split: Any, image: str, label: str) -> Any:

@@ -14,7 +14,7 @@ import torch
 from ...errors import DataError
 from ...extras import needs
 from ...image_files import UNREADABLE, decoding, reason, upright
-from ...image_processing_plain_vit import DEEP_MODES
+from ...image_processing_plain_vit import DEEP_MODES, PlainViTImageProcessor, PlainViTImageProcessorPil
 from .inputs import model_inputs
 
 with needs("plain-vit[train]"):
@@ -181,7 +181,7 @@ class UnreadableImages:
             yield batch
 
     def count_everywhere(self, accelerator: Accelerator) -> int:
-        """Return their number in all processes, in training and evaluation."""
+        """Return their number in all processes."""
         return int(accelerator.reduce(torch.tensor(self.count, device=accelerator.device)))
 
 
@@ -202,7 +202,10 @@ class ProcessedImages:
         try:
             processed = self._processed(examples)
         except UNREADABLE:
-            examples = [self._checked(example) for example in examples]
+            examples = [self.checked(example) for example in examples]
+            # Another image of the batch, as one pixel may become a size of its own.
+            stand_in = next((example["image"] for example in examples if not example.get("broken")), BLANK)
+            examples = [{**example, "image": stand_in} if example.get("broken") else example for example in examples]
             processed = self._processed(examples)  # raises again where they merely do not fit together
         labels = torch.tensor([example["label"] for example in examples])
         batch: dict[str, Any] = {**model_inputs(processed), "labels": labels}
@@ -214,8 +217,10 @@ class ProcessedImages:
         with decoding():  # image processors, too, raise any error for an odd image
             return self.image_processor([example["image"] for example in examples], return_tensors="pt")
 
-    def _checked(self, example: dict[str, Any]) -> dict[str, Any]:
+    def checked(self, example: dict[str, Any]) -> dict[str, Any]:
         """Return an example, `broken` if the image processor refuses its image."""
+        if example.get("broken"):
+            return example
         try:
             self._processed([example])
         except UNREADABLE as error:
@@ -223,3 +228,29 @@ class ProcessedImages:
                 raise
             return {**example, "image": BLANK, "broken": f"{example['place']} ({reason(error)})"}
         return example
+
+
+class RefusedImages:
+    """Finds the images of a split that cannot be read, or that the image processor refuses by themselves.
+
+    Ours refuse an RGB image by its size alone, so they see one of each size; others see every image.
+
+    Args:
+        image_processor: the model's image processor.
+    """
+
+    def __init__(self, image_processor: Any) -> None:
+        self.collate, self.accepted = ProcessedImages(image_processor), set[tuple[int, int]]()
+        self.by_size = type(image_processor) in (PlainViTImageProcessor, PlainViTImageProcessorPil)
+
+    def problems(self, split: Dataset) -> dict[int, str]:
+        """Return which images these are and why, by their rows."""
+        files = as_files(split)
+        return {row: problem for row in range(len(files)) if (problem := self._problem(*read_rows(files, [row])))}
+
+    def _problem(self, example: dict[str, Any]) -> str:
+        size = example["image"].size
+        broken = str((example if size in self.accepted else self.collate.checked(example))["broken"])
+        if self.by_size and not broken:
+            self.accepted.add(size)
+        return broken

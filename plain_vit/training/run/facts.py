@@ -1,5 +1,6 @@
 """Facts about a fine-tuning run: plan, requirements, results, and content of the model card."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,12 +12,15 @@ from ...extras import needs
 from ...model_card import ModelFacts
 from ..arguments import (
     COMPANIONS,
+    DESCENDING,
     MIXING,
     SCHEDULE_OPTIONS,
     AugmentationOptions,
     ClassifierOptions,
+    LoopOptions,
     ModelOptions,
     OptimizationOptions,
+    StepOptions,
     keywords,
 )
 from ..data import ImageClassificationData
@@ -84,21 +88,40 @@ def run_facts(
     }
 
 
-def _tf32(options: ClassifierOptions) -> bool:
+def _tf32(options: StepOptions) -> bool:
     return options.tf32 and torch.cuda.is_available()
 
 
-def _without_effect(options: ClassifierOptions) -> set[str]:
-    """Return the names of options that others leave without effect."""
+def recipe_of(options: LoopOptions, values: Mapping[str, object]) -> Facts:
+    """Return the settings of a recipe that are set and have an effect, for a model card.
+
+    Args:
+        options: options of the run.
+        values: the settings by the names of their options.
+    """
+    scaled = {} if options.base_batch_size is None else {"peak_learning_rate": f"{options.peak_learning_rate:g}"}
+    useless = _without_effect(options)
+    unset: tuple[object, ...] = (None, [], "none", "no")
+    return {
+        name: value
+        for name, value in {**values, **scaled}.items()
+        if value not in unset and value is not False and name not in useless
+    }
+
+
+def _without_effect(options: LoopOptions) -> set[str]:
+    """Return the names of options that others leave without effect; `warmup_steps` says what `warmup_fraction` gave."""
     useless = {name for name, schedules in SCHEDULE_OPTIONS.items() if options.schedule not in schedules}
     for name, companions in COMPANIONS.items():
-        useless |= set() if getattr(options, name) else set(companions)
-    useless |= set() if options.augmentation == "randaugment" else RANDAUGMENT_OPTIONS
+        useless |= set() if getattr(options, name, None) else set(companions)
+    useless |= {"warmup_fraction"} if options.schedule in DESCENDING else {"warmup_fraction", "min_learning_rate"}
     useless |= set() if _tf32(options) else {"tf32"}
+    useless |= set() if options.max_grad_norm else {"clip_mode"}
+    if not isinstance(options, ClassifierOptions):
+        return useless
+    useless |= set() if options.augmentation == "randaugment" else RANDAUGMENT_OPTIONS
     useless |= set() if options.random_erasing else {"random_erasing_mode"}
     useless |= set() if options.mixup or options.cutmix else set(MIXING)
-    useless |= set() if options.warmup_steps is None else {"warmup_fraction"}
-    useless |= set() if options.max_grad_norm else {"clip_mode"}
     return useless if options.problem_type == "single_label_classification" else useless | {"label_smoothing"}
 
 
@@ -213,10 +236,6 @@ def model_facts(
         "mixed_precision": options.mixed_precision,
     }
     del values["model"]  # the card names it as the origin
-    unset: tuple[object, ...] = (None, [], "none", "no")
-    recipe = {name: value for name, value in values.items() if value not in unset and value is not False}
-    useless = _without_effect(options)
-    recipe = {name: value for name, value in recipe.items() if name not in useless}
     scores = {
         name: value for name, value in result.scores.items() if name != "top5_accuracy" or len(data.label_names) > 5
     }
@@ -237,7 +256,7 @@ def model_facts(
         split_name=data.held_out,
         results=scores,
         images=count_images(data),
-        recipe={**recipe, **steps, "seed": options.seed},
+        recipe={**recipe_of(options, values), **steps, "seed": options.seed},
         environment={"processes": str(loop.accelerator.num_processes), **environment()},
         license=options.license,
     )

@@ -4,13 +4,13 @@ import dataclasses
 import json
 import os
 import shutil
+import weakref
 from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
@@ -96,7 +96,7 @@ class RunFolder:
         self.before: dict[str, Any] = {}  # the settings with which the run was begun, or resumed the last time
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.saving: Future[None] | None = None  # in the main process
-        self.lock: filelock.BaseFileLock | None = None  # there, from `begin` to `release`
+        self.held: weakref.finalize[..., RunFolder] | None = None  # there, from `begin` on
         self._check()
 
     def _check(self) -> None:
@@ -129,7 +129,7 @@ class RunFolder:
         progress = None
         if self.accelerator.is_main_process:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.lock = hold_folder(self.path)
+            self.held = weakref.finalize(self, release_folder, hold_folder(self.path))
             if not self.resume:
                 self.write_options()
             for left in (WRITTEN, DELETED):
@@ -149,10 +149,9 @@ class RunFolder:
         return progress
 
     def release(self) -> None:
-        """Let other runs write to the folder."""
-        if self.lock is not None:
-            release_folder(self.lock)
-            self.lock = None
+        """Let other runs write to the folder, as the end of the process does."""
+        if self.held is not None:
+            self.held()
 
     def write_options(self) -> None:
         """Write the settings of the run."""

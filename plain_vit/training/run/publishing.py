@@ -48,7 +48,7 @@ def training_facts(
         recipe: Settings and their values.
         environment: Versions and hardware.
         license: Licence of the weights (default: as in the card of the source).
-        method: What was done, in words (default: that it was fine-tuned, or trained from scratch).
+        method: What was done, in words, with `{start}` and `{data}` (default: that it was fine-tuned, or trained).
     """
     known = {} if from_scratch else source_facts(Path(source))
     if license is not None:
@@ -63,8 +63,8 @@ def training_facts(
     data = f"[{dataset}](https://huggingface.co/datasets/{dataset})" if is_hub_data else plain(public_name(dataset))
     known["datasets"] = list(dict.fromkeys([*known.get("datasets", ()), *([dataset] if is_hub_data else ())]))
     start = f"[{source}](https://huggingface.co/{source})" if is_hub_model else code(public_name(source))
-    method = method or ("Trained" if from_scratch else "Fine-tuned")
-    origin = f"{method} from {'scratch' if from_scratch else start} on {data} ({images})."
+    method = method or ("Trained" if from_scratch else "Fine-tuned") + " from {start} on {data}"
+    origin = method.format(start="scratch" if from_scratch else start, data=f"{data} ({images})") + "."
     earlier, base = ("", None) if from_scratch or is_hub_model else source_origin(Path(source))
     if earlier:
         origin += f" The card of {start} says: {earlier}"
