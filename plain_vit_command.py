@@ -247,8 +247,9 @@ def add_browsing(command: Command) -> None:
     added.add_argument("--image-column", "--image_column", help="image column of the dataset, if there are several")
     labels = "column of true labels, of the dataset if one is given (default: found by its type or name)"
     added.add_argument("--label-column", "--label_column", help=labels)
-    matching = "match true labels with the model's classes by name, or by number, as evaluate does"
-    added.add_argument("--labels-by", "--labels_by", choices=("name", "number"), default="name", help=matching)
+    matching = "match true labels with the model's classes by name or by number, as evaluate does; none: leave them out"
+    choices = ("name", "number", "none")
+    added.add_argument("--labels-by", "--labels_by", choices=choices, default="name", help=matching)
 
 
 def add_others(command: Command) -> None:

@@ -26,6 +26,7 @@ from .errors import (
     PlainViTError,
     UnsafeFileError,
     VerificationError,
+    counted,
     in_bytes,
     printable,
 )
@@ -268,7 +269,7 @@ def embed(options: argparse.Namespace) -> None:
             lambda inputs: as_columns(features_of(body, inputs, kind=options.feature, layers=[])),
         )
         parquet.write_table(table, new)
-    say(f"written: {options.out}, {table.num_rows} images")
+    say(f"written: {options.out}, {counted(table.num_rows, 'image')}")
     refuse_broken(broken)
 
 

@@ -487,6 +487,41 @@ def test_predictions_of_another_split_or_dataset_are_refused_by_the_manifests(na
     assert page_of(tmp_path / "features", tmp_path / "page", predictions=tmp_path / "same")["count"] == COUNT
 
 
+STREAMED = {"split": None, "images": None, "contents": None}
+
+
+@pytest.mark.parametrize(
+    ("others", "rows", "named"),
+    [
+        (STREAMED | {"split": "test"}, COUNT, None),
+        (STREAMED, COUNT, None),
+        ({"split": None}, COUNT, None),
+        (STREAMED, 9, "split None, expected 'test'"),
+        (STREAMED | {"split": "train"}, COUNT, "split 'train', expected 'test'"),
+        ({"split": None, "contents": "def"}, COUNT, "files of other contents"),
+        ({"split": None, "contents": None, "images": 9}, 9, "images 9, expected 7"),
+    ],
+)
+def test_settings_of_a_stream_or_by_default_are_no_other_ones(
+    others: dict[str, Any], rows: int, named: str | None, tmp_path: Path
+) -> None:
+    predictions: dict[str, Any] = {"label": ["a"] * rows, "probability": np.full(rows, 0.5, np.float32)}
+    write_run(tmp_path / "features", OF_RUN, row=np.arange(COUNT), feature=lists(features_of()))
+    write_run(tmp_path / "others", OF_RUN | others, row=np.arange(rows), **predictions)
+    if named is None:
+        assert page_of(tmp_path / "features", tmp_path / "page", predictions=tmp_path / "others")["count"] == COUNT
+    else:
+        assert named in refused(tmp_path, tmp_path / "features", predictions=tmp_path / "others")
+
+
+def test_the_default_split_of_a_stream_may_be_called_train(tmp_path: Path) -> None:
+    predictions: dict[str, Any] = {"label": ["a"] * 9, "probability": np.full(9, 0.5, np.float32)}
+    run = OF_RUN | {"split": "train"}
+    write_run(tmp_path / "features", run, row=np.arange(COUNT), feature=lists(features_of()))  # two cannot be read
+    write_run(tmp_path / "others", run | STREAMED, row=np.arange(9), **predictions)
+    assert page_of(tmp_path / "features", tmp_path / "page", predictions=tmp_path / "others")["count"] == COUNT
+
+
 def test_a_dataset_of_other_contents_is_refused(model: Path, images: Path, tmp_path: Path) -> None:  # noqa: F811
     extract(model=str(model), dataset=str(images), output_dir=str(tmp_path / "features"))
     for name in ("copied", "other"):
@@ -519,13 +554,13 @@ def test_true_labels_are_matched_as_by_an_evaluation(model: Path, images: Path, 
     data = labelled(images, tmp_path / "numbers", given, datasets.Value("int64"))
     predict(model=str(model), dataset=data.dataset, output_dir=str(out))
     expected = {row: f"class {number}" for row, number in enumerate(given)}
-    assert "does not know 3 of the 3 classes of the data: 0, 1, 3." in refused(tmp_path, out, dataset=data)
+    assert "knows none of the 3 classes of the data: 0, 1, 3." in refused(tmp_path, out, dataset=data)
     command = ["browse", str(out), "--dataset", data.dataset, "--out", str(tmp_path / "page"), "--labels_by"]
     assert main([*command, "number"]) == 0
     assert true_in(data_in(tmp_path / "page" / "index.html")) == expected
 
     others = labelled(images, tmp_path / "others", given, datasets.ClassLabel(names=[*"abcd"]))
-    assert "does not know 4 of the 4 classes of the data: a, b" in refused(tmp_path / "none", out, dataset=others)
+    assert "knows none of the 4 classes of the data: a, b" in refused(tmp_path / "none", out, dataset=others)
     assert true_in(page_of(out, tmp_path / "2", dataset=others, labels_by="number")) == expected
     few = labelled(images, tmp_path / "few", [2, 1, 1, 2, 0], datasets.ClassLabel(names=[*"abc"]))
     assert "has 3 classes, the model 4" in refused(tmp_path / "none", out, dataset=few, labels_by="number")
@@ -537,8 +572,42 @@ def test_true_labels_are_matched_as_by_an_evaluation(model: Path, images: Path, 
         tmp_path / "none", out, dataset=outside, labels_by="number"
     )
     table = write_table(tmp_path / "own.parquet", row=np.arange(5), label=given, feature=lists(features_of(5)))
-    assert "does not know 3 of the 3" in refused(tmp_path / "none", table, predictions=out)
+    assert "knows none of the 3" in refused(tmp_path / "none", table, predictions=out)
     assert true_in(page_of(table, tmp_path / "4", predictions=out, labels_by="number")) == expected
+
+
+def test_labels_that_are_no_classes_of_the_model_can_be_left_out(tmp_path: Path) -> None:
+    run = {"dataset": "digits", "split": "test", "images": 360, "classes": ["cat", "ant"]}
+    chance = np.full(360, 0.5, np.float32)
+    write_run(tmp_path / "out", run, row=np.arange(360), label=["cat"] * 360, probability=chance)
+    digits = DatasetOptions("digits")
+    text = refused(tmp_path, tmp_path / "out", dataset=digits)
+    assert "knows none of the 10 classes of the data: 0, 1" in text
+    assert text.endswith("Or leave the true labels out, with --labels_by none.")
+    command = ["browse", str(tmp_path / "out"), "--dataset", "digits", "--labels-by", "none", "--out"]
+    assert main([*command, str(tmp_path / "page")]) == 0
+    data = data_in(tmp_path / "page" / "index.html")
+    assert data["true"] is None
+    assert (data["classes"], data["thumbnails"]["files"][0]) == (["cat"], "thumbnails-0000.webp")
+    file = write_table(tmp_path / "names.parquet", label=["a"], probability=chance[:1], true_label=[3])
+    assert refused(tmp_path / "none", file).endswith("or leave them out, with --labels_by none.")
+    assert page_of(file, tmp_path / "2", labels_by="none")["true"] is None
+
+
+def test_labels_that_are_true_or_false_are_shown(images: Path, tmp_path: Path) -> None:  # noqa: F811
+    data = labelled(images, tmp_path / "data", [True, None, False], datasets.Value("bool"))
+    table = write_table(tmp_path / "features.parquet", row=np.arange(3), feature=lists(features_of(3)))
+    shown = page_of(table, tmp_path / "page", dataset=data, label_column="label")
+    assert (shown["classes"], sorted(numbers(shown["true"], "<i4"))) == (["False", "True"], [-1, 0, 1])
+
+
+def test_one_image_is_counted_as_one(tmp_path: Path) -> None:
+    table = {"label": ["a"], "probability": np.float32([0.5]), "path": ["none.png"]}
+    written = write_page(write_table(tmp_path / "one.parquet", **table), tmp_path / "page", progress=False)
+    assert ", 1 image, " in str(written)
+    page = written.path.read_text(encoding="utf-8")
+    assert "1 image of one.parquet" in page
+    assert "<summary>1 image cannot be read" in page
 
 
 def test_labels_that_are_numbers_need_the_classes_of_the_model_unless_they_are_predicted(tmp_path: Path) -> None:

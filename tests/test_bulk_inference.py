@@ -749,6 +749,10 @@ def test_the_command_predicts_and_embeds_files_like_the_scripts(
     assert main(["embed", *files, "--model", str(model), "--out", out, "--feature", "cls_mean"]) == 0
     got = torch.tensor(parquet.read_table(out)["feature"].to_pylist())
     assert difference(got, torch.tensor(table_of(tmp_path / "features")["feature"][:11])) <= TOLERANCE
+    assert "few.parquet, 11 images" in capsys.readouterr().out
+    out = str(tmp_path / "one.parquet")
+    assert main(["embed", files[0], "--model", str(model), "--out", out]) == 0
+    assert "one.parquet, 1 image\n" in capsys.readouterr().out
 
 
 def test_the_command_prints_what_can_be_read_and_then_fails(

@@ -9,6 +9,7 @@ import random
 import re
 import string
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -266,6 +267,8 @@ def test_texts_and_examples_in_base64_are_no_files(tmp_path: Path) -> None:
         '{"image/png": "iVBORw0KGgo...", "image/jpeg": ".jpg", "text/plain": "' + "ACGT" * 50 + '"}',
         "data:image/png;base64,... and data:image/webp;base64,${data} and `data:image/jpeg;base64,/9j/4AAQ`",
         "<img src='data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7'>",
+        json.dumps({"data/a.bin": "9f86d081884c7d65" * 8, "application/x": "9f86d081884c7d65" * 8}),
+        json.dumps({"user/name": "supercalifragilisticexpialidocious" * 3, "image/name": "cat"}),
         json.dumps({"values": base64.b64encode(np.random.default_rng(0).normal(size=300).tobytes()).decode()}),
     ):  # fmt: skip
         path.write_text(text)
@@ -395,6 +398,23 @@ def test_searching_a_text_takes_time_in_proportion_to_it(name: str, tmp_path: Pa
     started = time.process_time()
     look_into(path, known=())
     assert time.process_time() - started < 1.5
+
+
+def test_base64_in_a_string_is_decoded_once_and_its_texts_searched_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, calls = random.Random(0), Counter[str]()
+    for name in ("from_base64", "_in_plain"):
+        function = getattr(search, name)
+        monkeypatch.setattr(search, name, lambda *args, name=name, do=function: calls.update([name]) or do(*args))
+    lines = base64.encodebytes("".join(draw.choices(string.ascii_lowercase + " ", k=20_000)).encode()).decode()
+    counts = []
+    for text in (lines, json.dumps({"a": lines}), json.dumps(json.dumps({"a": lines.replace("\n", "\r\n")}))):
+        calls.clear()
+        assert secrets_in(text) == []
+        assert calls["_in_plain"] < 40  # of 351 lines
+        counts.append(calls["from_base64"])
+    assert max(counts) < 1.1 * counts[0]
+    noted = base64.encodebytes(b"x" * 57 + f"password: {secret('Hugging Face token')}".encode()).decode()
+    assert secrets_in(json.dumps({"a": noted}, indent=1))[0][0] == 2  # the line of the string
 
 
 @pytest.mark.slow

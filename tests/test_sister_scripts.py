@@ -169,7 +169,7 @@ def test_classes_that_are_left_out_of_an_error_are_counted(tmp_path):
 
 def test_any_image_classifier_is_evaluated_and_its_classes_must_match(tmp_path):
     options = {"model": str(save_resnet(tmp_path, num_labels=10)), "dataset": "digits"}
-    with pytest.raises(DataError, match="does not know 10 of the 10 classes of the data.*--labels_by number"):
+    with pytest.raises(DataError, match="knows none of the 10 classes of the data.*--labels_by number"):
         evaluation.evaluate(evaluation.EvaluateArguments(**options))
     results = evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
     assert [row["name"] for row in results["classes"]] == [f"LABEL_{digit}" for digit in range(10)]

@@ -307,7 +307,7 @@ def with_predictions(images: Images, shards: Shards, settings: Mapping[str, Any]
     if others.predicted is None:
         raise DataError(f"{shards.place} has no predictions: expected the columns label and probability.")
     what = f"The predictions in {shards.place} are of other images"
-    if differing := other_images(settings, shards.settings):
+    if differing := other_images(settings, shards.settings, as_many=images.count == others.count):
         raise DataError(f"{what}: {differing}. Give those of the same data.")
     order = places_of(images, others.rows, f"the predictions in {shards.place}")
     others = others.in_order(order)
@@ -317,17 +317,34 @@ def with_predictions(images: Images, shards: Shards, settings: Mapping[str, Any]
     return replace(images, predicted=others.predicted, probability=others.probability, true=images.true or others.true)
 
 
-def other_images(settings: Mapping[str, Any], others: Mapping[str, Any]) -> str:
+def other_images(settings: Mapping[str, Any], others: Mapping[str, Any], *, as_many: bool) -> str:
     """Return how the images of two runs differ by their settings, as text; empty if they do not.
 
-    Equal contents are the same images, wherever they are.
+    Equal contents are the same images, wherever they are. What is not known of both, as the contents of a stream or a
+    setting by default, is not compared.
+
+    Args:
+        settings: Of one run.
+        others: Of the other one.
+        as_many: Whether both have equally many images.
     """
     contents = settings.get("contents"), others.get("contents")
     if None not in contents and contents[0] == contents[1]:
         return ""
-    named = [name for name in OF_IMAGES if name in settings and name in others and settings[name] != others[name]]
+    known = [name for name in OF_IMAGES if settings.get(name) is not None and others.get(name) is not None]
+    named = [name for name in known if settings[name] != others[name]]
+    if None in contents and not as_many and not named and not may_be_one_split(settings, others):
+        named = ["split"]
     differing = ", ".join(f"{name} {others[name]!r}, expected {settings[name]!r}" for name in named)
     return differing or ("" if None in contents else "files of other contents")
+
+
+def may_be_one_split(settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Return whether the splits of two runs may be one; the default is `train`, or the only one of a dataset."""
+    if "split" not in settings or "split" not in others:
+        return True
+    splits = {settings["split"], others["split"]}
+    return len(splits) == 1 or splits == {None, "train"}
 
 
 def with_model_classes(images: Images, shards: Shards, labels_by: str) -> Images:
@@ -336,11 +353,13 @@ def with_model_classes(images: Images, shards: Shards, labels_by: str) -> Images
     Args:
         images: The images.
         shards: The predictions.
-        labels_by: How classes of data and model are matched, by `name` or by `number`.
+        labels_by: How classes of data and model are matched, by `name` or by `number`; `none` leaves the labels out.
 
     Raises:
         DataError: The model does not know the classes of the data, or its own are not known.
     """
+    if labels_by == "none":
+        return replace(images, true=None)
     true, classes = images.true, shards.classes
     if true is None or images.predicted is None:
         if labels_by == "number":
@@ -350,7 +369,8 @@ def with_model_classes(images: Images, shards: Shards, labels_by: str) -> Images
         if labels_by == "number" or (true.are_numbers and not {*true.classes} <= {*images.predicted}):
             raise DataError(
                 f"The true labels are matched by number, or are numbers without names, and {shards.place} does not say "
-                "the model's classes: give the output folder of predict.py, or labels that are names."
+                "the model's classes: give the output folder of predict.py, or labels that are names, or leave them "
+                "out, with --labels_by none."
             )
         return images
     if labels_by == "number" and true.are_numbers:
@@ -358,10 +378,13 @@ def with_model_classes(images: Images, shards: Shards, labels_by: str) -> Images
         if wrong := [number for number in numbers if not 0 <= number < len(classes)]:
             raise DataError(
                 f"True labels are {listed(wrong)}, and the model has the classes 0 to {len(classes) - 1}: give the "
-                "data that it was trained for."
+                "data that it was trained for, or leave the labels out, with --labels_by none."
             )
     else:
-        numbers = matching_classes(classes, list(true.classes), labels_by=labels_by)
+        try:
+            numbers = matching_classes(classes, list(true.classes), labels_by=labels_by)
+        except DataError as error:
+            raise DataError(f"{error} Or leave the true labels out, with --labels_by none.") from error
     return replace(images, true=true.renumbered(numbers, classes))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..analysis.page import html_page, html_table, plain_text
-from ..errors import DataError, in_bytes, printable
+from ..errors import DataError, counted, in_bytes, printable
 from ..extras import needs
 from ..files.staging import staged_folder
 from .arrays import nearest_neighbours, of_unit_length, principal_map, similar_together, umap_map
@@ -65,7 +65,7 @@ class WrittenPage:
     has_thumbnails: bool
 
     def __str__(self) -> str:
-        parts = [f"{self.images} images", in_bytes(self.size)]
+        parts = [counted(self.images, "image"), in_bytes(self.size)]
         if not self.has_thumbnails:
             parts.append("without thumbnails, because no image can be read: give --dataset")
         elif self.broken:
@@ -80,7 +80,7 @@ def write_page(
     column: str | None = None,
     label_column: str | None = None,
     predictions: str | Path | None = None,
-    labels_by: Literal["name", "number"] = "name",
+    labels_by: Literal["name", "number", "none"] = "name",
     dataset: DatasetOptions | None = None,
     map_kind: Literal["pca", "umap"] = "pca",
     progress: bool = True,
@@ -95,8 +95,8 @@ def write_page(
         label_column: The column of true labels, of the dataset if there is one. By default it is found; in a table it
             is `true_label`, or `label` where there is no `probability`.
         predictions: The predictions for the same images.
-        labels_by: How true labels are matched with the classes of the model that predicted, by name or by number;
-            integers without names are the model's numbers.
+        labels_by: How true labels are matched with the classes of the model that predicted: "name", integers without
+            names being matched as texts; "number", these being the model's numbers; or "none": they are left out.
         dataset: Where thumbnails and true labels are, if not in the files that the table names.
         map_kind: "pca": the first two principal components; "umap": McInnes et al. 2018, with umap-learn.
         progress: Show progress bars in a terminal.
@@ -128,7 +128,7 @@ def write_page(
                     (folder / name).unlink()
         data = _data(images) | drawn | {"thumbnails": thumbnails, "broken": list(broken)}
         notes = _notes(images, shards, said, broken, thumbnails is not None)
-        title = f"{images.count:,} images of {Path(features).resolve().name}"
+        title = f"{counted(images.count, 'image')} of {Path(features).resolve().name}"
         resources = files(__package__)
         script, style, frame = ((resources / f"page.{kind}").read_text("utf-8") for kind in ("js", "css", "html"))
         body = f'{frame}{notes}\n<script type="application/json" id="data">{_as_script_data(data)}</script>'
@@ -286,7 +286,6 @@ def _notes(images: Images, shards: Shards, caption: str, broken: Mapping[int, st
     if broken:
         named = "".join(f"<li>{plain_text(_text(why))}</li>" for why in list(broken.values())[:NAMED])
         more = f"<p>The first {NAMED} of them are named.</p>" if len(broken) > NAMED else ""
-        parts.append(
-            f"<details><summary>{len(broken):,} images cannot be read</summary>{more}<ul>{named}</ul></details>"
-        )
+        what = f"{counted(len(broken), 'image')} cannot be read"
+        parts.append(f"<details><summary>{what}</summary>{more}<ul>{named}</ul></details>")
     return f'<section id="about" aria-label="About this page">{"".join(parts)}</section>'

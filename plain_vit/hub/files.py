@@ -41,9 +41,11 @@ INLINE = re.compile(
 )
 # What names the type of a file in base64: a data URI, or the key of an output of a notebook.
 TYPE = re.compile(
-    r"(?:data:(?P<uri>[^,\s\"'<>]*);base64,|\"(?P<key>(?!text/)[\w.+-]+/[\w.+-]+)\"\s*:\s*\[?\s*\")(?:\\[rn]|\s)*$",
+    r"(?:data:(?P<uri>[^,\s\"'<>]*);base64,"
+    r"|\"(?P<key>(?:image|application|audio|video|font|model)/[\w.+-]+)\"\s*:\s*\[?\s*\")(?:\\[rn]|\s)*$",
     re.IGNORECASE,
 )
+HASH = re.compile("[0-9a-fA-F]+")
 ENDS = (b"IEND\xaeB`\x82", b"\xff\xd9")  # of PNG and JPEG
 
 
@@ -129,7 +131,7 @@ def _look_into_inline(text: str, match: re.Match[str], known: Collection[str]) -
     if len(data) < SHORTEST_FILE:
         return None
     if not data.startswith((PNG, JPEG + b"\xff")):
-        if named is None or _is_text(data):
+        if named is None or (named["key"] and HASH.fullmatch(letters)) or _is_text(data):
             return None
         kind = (named["uri"] or named["key"] or "a file").partition(";")[0]
         return Inline(match["letters"], [f"contains {kind} in base64, but only text, PNG and JPEG can be inspected"])

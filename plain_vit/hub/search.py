@@ -14,7 +14,7 @@ import unicodedata
 import urllib.parse
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -137,7 +137,7 @@ WITHOUT_DIGITS = {"Private Key"}
 LINE = r"[A-Za-z0-9+/_-]{16,}+"
 LINE_END = r"(?:\\+[rnt]|\\(?=\s)|[\s\"'`,>#*|]){1,60}+"
 ENCODED = re.compile(rf"{LINE}(?:{LINE_END}{LINE})*+(?:{LINE_END}[A-Za-z0-9+/_-]{{1,15}}+)?+")
-LINES = re.compile("[A-Za-z0-9+/_-]+")
+LINES = re.compile(r"\\+[rnt]|(?P<letters>[A-Za-z0-9+/_-]+)")  # the n of an end in a string is no letter of a line
 DIGITS_OF_A_NUMBER = 24  # fewer digits in a row are a number, not a text
 WITH_A_WORD = 24  # letters; fewer do not have room for a secret after other letters
 HEXADECIMAL = re.compile(r"(?:(?:0x)?[0-9a-fA-F]{2}(?:\\[rn]|[\s:,\"'])*+){12,}+")
@@ -145,7 +145,11 @@ HEXADECIMAL = re.compile(r"(?:(?:0x)?[0-9a-fA-F]{2}(?:\\[rn]|[\s:,\"'])*+){12,}+
 TEXT = re.compile("[^\0-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd]{12,}")
 WIDE_TEXT = re.compile(rb"[\t\r\n -~\xa0-\xff](?:\0{1,3}[\t\r\n -~\xa0-\xff]){11,}")
 ESCAPED = re.compile(r"\\u\{?([0-9a-fA-F]{4,6})\}?|\\U([0-9a-fA-F]{8})|\\x([0-9a-fA-F]{2})|\\([\"'/nrt\\])")
+AT_ONCE, APART = 100, "\n\0\n"  # texts searched together; what no rule and no encoding matches lies between them
 INVISIBLE = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]")  # fmt: skip  # noqa: E501
+
+Digits = tuple[int, str]  # the base, 64 or 16, and the digits
+Found = tuple[int, str]  # a position, and what is there
 
 
 def secrets_in(text: str, known: Collection[str] = ()) -> list[tuple[int, str]]:
@@ -202,26 +206,41 @@ def known_secrets(token: str | bool | None = None) -> set[str]:
     return long | own
 
 
-def _found(text: str, known: Collection[str], depth: int) -> Iterator[tuple[int, str]]:
+def _found(text: str, known: Collection[str], depth: int) -> Iterator[Found]:
     """Yield the position and kind of each secret in a chunk; position 0 if only a decoded form reveals it."""
+    digits = list(_digits_in(text))
     yield from _in_plain(text, known)
-    yield from _in_encodings(text, known, depth)
+    yield from _in_encodings(digits, known, depth)
+    seen = {each for _, each in digits}
     for view in _views(text):
-        for found in (_in_plain(view, known), _in_encodings(view, known, depth)):
+        new = [each for each in dict.fromkeys(each for _, each in _digits_in(view)) if each not in seen]
+        seen.update(new)
+        for found in (_in_plain(view, known), _in_encodings([(0, each) for each in new], known, depth)):
             yield from ((0, f"{kind}, escaped or disguised") for _, kind in found)
 
 
-def _in_encodings(text: str, known: Collection[str], depth: int) -> Iterator[tuple[int, str]]:
+def _in_encodings(digits: Sequence[tuple[int, Digits]], known: Collection[str], depth: int) -> Iterator[Found]:
     inner: dict[str, int] = {}
-    for position, data, is_start in _decoded(text):
-        if is_start and kind_of(data) and (len(data) >= SHORTEST_FILE or is_packed(data)):
-            yield position, "a pickle, packed data, an image or a document in base64"
-        inner |= {each: position for each in _texts_in(data) if each not in inner}
-    for each, position in inner.items() if depth else ():
-        yield from ((position, f"{kind}, encoded") for _, kind in _found(each, known, depth - 1))
+    for position, each in digits:
+        for start, data in enumerate(_decoded(*each)):
+            if start == 0 and kind_of(data) and (len(data) >= SHORTEST_FILE or is_packed(data)):
+                yield position, "a pickle, packed data, an image or a document in base64"
+            inner |= {text: position for text in _texts_in(data) if text not in inner}
+    for some in _together(list(inner)) if depth else ():
+        if len(some) == 1 or any(True for _ in _found(APART.join(some), known, depth - 1)):
+            for text in some:
+                yield from ((inner[text], f"{kind}, encoded") for _, kind in _found(text, known, depth - 1))
 
 
-def _in_plain(text: str, known: Collection[str]) -> Iterator[tuple[int, str]]:
+def _together(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield texts that are searched at once: long ones alone, short ones together, and only then one by one."""
+    yield from ([text] for text in texts if len(text) > SHORT)
+    short = [text for text in texts if len(text) <= SHORT]
+    for start in range(0, len(short), AT_ONCE):
+        yield short[start : start + AT_ONCE]
+
+
+def _in_plain(text: str, known: Collection[str]) -> Iterator[Found]:
     for secret in known:
         if (position := text.find(secret)) >= 0:
             yield position, "a secret of this machine"
@@ -303,21 +322,25 @@ def _character(match: re.Match[str]) -> str:
     return chr(code) if code <= 0x10FFFF else match[0]
 
 
-def _decoded(text: str) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield what base64 and hexadecimal can mean, its lines together and each alone, from each of its first digits.
-
-    A word before it then hides nothing. The last item is whether the first digit is the first of its line.
-    """
+def _digits_in(text: str) -> Iterator[tuple[int, Digits]]:
+    """Yield the position of what can be base64 or hexadecimal, and its digits: lines together and each alone."""
     for match in ENCODED.finditer(text):
-        for letters, position in _joined(list(LINES.finditer(text, match.start(), match.end()))).items():
+        lines = [line for line in LINES.finditer(text, match.start(), match.end()) if line["letters"]]
+        for letters, position in _joined(lines).items():
             if len(letters) >= SHORTEST_TEXT and (len(letters) >= DIGITS_OF_A_NUMBER or not letters.isdigit()):
-                for start in range(4 if len(letters) >= WITH_A_WORD else 1):
-                    yield position, from_base64(letters[start:]), start == 0
+                yield position, (64, letters)
     for match in HEXADECIMAL.finditer(text):
-        digits = re.sub("0x|[^0-9a-fA-F]", "", match[0])
+        yield match.start(), (16, re.sub("0x|[^0-9a-fA-F]", "", match[0]))
+
+
+def _decoded(base: int, digits: str) -> Iterator[bytes]:
+    """Yield what digits mean from each of the first ones: a word before them then hides nothing."""
+    if base == 64:
+        for start in range(4 if len(digits) >= WITH_A_WORD else 1):
+            yield from_base64(digits[start:])
+    else:
         for start in range(2):
-            whole = digits[start : start + (len(digits) - start) // 2 * 2]
-            yield match.start(), bytes.fromhex(whole), start == 0
+            yield bytes.fromhex(digits[start : start + (len(digits) - start) // 2 * 2])
 
 
 def _joined(lines: list[re.Match[str]]) -> dict[str, int]:
@@ -344,7 +367,7 @@ def from_base64(letters: str) -> bytes:
 def _texts_in(data: bytes) -> Iterator[str]:
     """Yield the texts in decoded bytes; ordinary words are valid base64 of meaningless bytes."""
     yield from TEXT.findall(data.decode("utf-8", "replace"))
-    for each in WIDE_TEXT.findall(data):
+    for each in WIDE_TEXT.findall(data) if data.count(0) >= 11 else ():
         yield each.replace(b"\0", b"").decode("latin-1")
 
 

@@ -629,8 +629,9 @@ def matching_classes(class_names: list[str], data_classes: list[str], *, labels_
     numbers = numbers_by_name(class_names, data_classes)
     unknown = [name for name in data_classes if name not in numbers]
     if unknown:
+        what = "does not know {} of" if len(unknown) < len(data_classes) else "knows none of"
         raise DataError(
-            f"The model does not know {len(unknown)} of the {len(data_classes)} classes of the data: "
+            f"The model {what.format(len(unknown))} the {len(data_classes)} classes of the data: "
             f"{few(unknown)}. The model's are {few(class_names)}. If both have the same order, add --labels_by number."
         )
     return [numbers[name] for name in data_classes]

@@ -601,12 +601,14 @@ def load_images_and_labels(
 
 
 def labels_of(values: Sequence[Any]) -> Labels:
-    """Return labels that are integers or texts, None for an image without one.
+    """Return labels that are integers or texts, or true or false as texts; None for an image without one.
 
     Raises:
         DataError: They are something else.
     """
     kinds = {type(value) for value in values if value is not None}
+    if kinds == {bool}:
+        return labels_of([None if value is None else str(value) for value in values])
     if not (kinds <= {int} or kinds <= {str}):
         raise DataError(
             f"The labels are of the types {listed(sorted(kind.__name__ for kind in kinds))}: expected integers or "
