@@ -208,13 +208,18 @@ def test_hub_data_get_thumbnails_and_labels_from_the_dataset(tmp_path: Path, ima
         tile = np.asarray(sheet.crop((left, top, left + TILE, top + TILE)), dtype=float)
         shown = np.asarray(rows[data["rows"][place]]["image"].convert("RGB").resize((TILE, TILE), 0), dtype=float)
         assert np.abs(tile - shown).mean() < 8
-    (tmp_path / "features" / "manifest.json").write_text(
-        json.dumps({"complete": True, "settings": run | {"split": "train"}, "shards": {"part-0.parquet": 358}})
-    )
-    for wrong, named in (
-        (DatasetOptions("digits", split="test"), "was written with --split train"),
-        (DatasetOptions(str(images), split=None), "was written for 360 images, and the images of .* are 23"),
+    for of_run, wrong, named in (
+        (
+            "train",
+            DatasetOptions("digits", split="test"),
+            "was written with --split train: give it or omit it, .*'test'",
+        ),
+        ("train", DatasetOptions(str(images), split=None), "was written for 360 images, and the images of .* are 23"),
+        (None, DatasetOptions("digits", split="test"), "was written without --split: omit it, instead of 'test'"),
     ):
+        (tmp_path / "features" / "manifest.json").write_text(
+            json.dumps({"complete": True, "settings": run | {"split": of_run}, "shards": {"part-0.parquet": 358}})
+        )
         with pytest.raises(DataError, match=named):
             write_page(tmp_path / "features", tmp_path / "none", dataset=wrong)
 

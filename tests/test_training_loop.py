@@ -208,10 +208,11 @@ def test_more_best_models_may_be_kept_from_a_resumption_on(tmp_path):
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         regress(tmp_path / "run", stop_after=6)
-    before = files_of(tmp_path / "run", "*")
+    assert not list((tmp_path / "run").glob(".*"))
     hold = f"from plain_vit.files.staging import hold_folder, Path; lock = hold_folder(Path({str(tmp_path / 'run')!r}))"
     other = subprocess.Popen([sys.executable, "-c", f"{hold}; print(flush=True); input()"], stdin=-1, stdout=-1)
     other.stdout.readline()
+    before = files_of(tmp_path / "run", "*")
     with pytest.raises(OutputError, match="Another process still writes to .*run: wait for it, or end it"):
         regress(tmp_path / "run", resume=True)
     assert files_of(tmp_path / "run", "*") == before

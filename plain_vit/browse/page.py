@@ -191,7 +191,8 @@ def _as_in_run(dataset: DatasetOptions, shards: Shards) -> DatasetOptions:
     for name in names:
         given, before = getattr(dataset, name), settings.get(name)
         if name in settings and given is not None and given != before:
-            raise DataError(f"{shards.place} was written with --{name} {before}: give it, not {given!r}, or omit it.")
+            how = f"without --{name}: omit it" if before is None else f"with --{name} {before}: give it or omit it"
+            raise DataError(f"{shards.place} was written {how}, instead of {given!r}.")
     of_run: dict[str, Any] = {name: getattr(dataset, name) or settings.get(name) for name in names}
     return replace(dataset, **of_run)
 
