@@ -54,6 +54,7 @@ from plain_vit.training.optimization import (
     ELEMENTWISE,
     OPTIMIZERS,
     freeze,
+    freeze_unused,
     learning_rate_factor,
     make_optimizer,
     scheduled_rate,
@@ -61,6 +62,7 @@ from plain_vit.training.optimization import (
 )
 from plain_vit.training.recipes import RECIPES, describe_recipes
 from tests.conftest import randomize_
+from tests.tiny import VARIATIONS, pixels, tiny_config
 from tests.training_runs import LIMIT, RESNET, SMALL, TORCHRUN, open_script, small_vit
 
 AllOptions = open_script("finetune_image_classification").FinetuneArguments
@@ -291,6 +293,14 @@ def test_every_optimizer_keeps_the_groups_and_moves_what_it_is_given(name):
         optimizer.step()
     unmoved = {key for key, tensor in model.state_dict().items() if torch.equal(tensor, before[key])}
     assert {key for key in unmoved if "k_proj.bias" not in key} == {key for key in before if "embeddings" in key}
+
+
+@pytest.mark.parametrize("name", sorted(VARIATIONS))
+def test_the_logits_of_a_plain_vit_depend_on_every_parameter(name):
+    """Several processes would wait for the gradient of another one."""
+    model = randomize_(PlainViTForImageClassification(tiny_config(**{**VARIATIONS[name], "use_mask_token": False})))
+    freeze_unused(model, {"pixel_values": pixels()[:1]})
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_unknown_optimizers_are_refused():
@@ -707,10 +717,10 @@ def test_crop_out_of_a_larger_image_shows_a_part_at_its_scale():
     seen = [training_transform(processor, resize_to=48)(image) for _ in range(5)]
     whole = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
     windows = whole.unfold(1, 24, 1).unfold(2, 16, 1)  # C, places down, places across, 24, 16
-    for pixels in seen:
-        distance = (windows - pixels[:, None, None]).abs().amax(dim=(0, 3, 4))
+    for image in seen:
+        distance = (windows - image[:, None, None]).abs().amax(dim=(0, 3, 4))
         assert distance.min() < 1e-6
-    assert len({pixels.numpy().tobytes() for pixels in seen}) > 1
+    assert len({pixels.numpy().tobytes() for image in seen}) > 1
     with pytest.raises(TrainingError, match="resize_to is 20: expected at least the 24"):
         training_transform(processor, resize_to=20)
     with pytest.raises(TrainingError, match="crop_scale and resize_to each set a crop"):

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CLIPConfig, CLIPForImageClassification, CLIPImageProcessor
+from transformers import (
+    CLIPConfig,
+    CLIPForImageClassification,
+    CLIPImageProcessor,
+    SiglipConfig,
+    SiglipForImageClassification,
+    SiglipImageProcessor,
+)
 
 from plain_vit.training.data import load_splits
 from plain_vit.training.run.folder import read_log
@@ -56,7 +63,15 @@ def save_clip(folder: Path) -> Path:
     return folder
 
 
-SAVED = {"parameters without gradients": save_clip}
+def save_siglip(folder: Path) -> Path:
+    """Save a classifier of the mean of the patches, which has a pooling head."""
+    config = SiglipConfig(vision_config={**SMALL, "image_size": 24, "patch_size": 8}, num_labels=10)
+    randomize_(SiglipForImageClassification(config)).save_pretrained(folder)
+    SiglipImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
+    return folder
+
+
+SAVED = {"CLIP": save_clip, "SigLIP": save_siglip}
 
 
 def compare(cases: dict[str, tuple[str, dict[str, Any], dict[str, Any]]], folder: Path) -> None:
@@ -106,7 +121,7 @@ def many_sizes(folder: Path) -> dict[str, tuple[str, dict[str, Any], dict[str, A
 
 
 def test_two_processes_give_the_weights_of_one(tmp_path):
-    cases = {"everything": CASES["everything"], "parameters without gradients": (FINETUNE, TUNED, {})}
+    cases = {"everything": CASES["everything"], **{name: (FINETUNE, TUNED, {}) for name in SAVED}}
     compare({**cases, **many_sizes(tmp_path)}, tmp_path)
 
 

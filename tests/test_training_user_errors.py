@@ -2,9 +2,12 @@
 
 import io
 import json
+import os
 import resource
+import subprocess
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,7 @@ from plain_vit.errors import DataError, OutputError, TrainingError
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data import load_classification_data
 from plain_vit.training.hardware.processes import start_accelerator
-from tests.test_writing import in_a_process
-from tests.training_runs import PYTHON, TORCHRUN, finish, launch, open_script, save_plain_vit, start
+from tests.training_runs import EXAMPLES, LIMIT, PYTHON, TORCHRUN, finish, launch, open_script, save_plain_vit, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = "finetune_image_classification"
@@ -220,16 +222,6 @@ def test_report_names_the_files_of_mistakes_and_no_private_path(tmp_path):
 # Disks
 
 
-def finetune_with_small_files(words: list[str], limit: int) -> tuple[Any, str]:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    sys.argv, sys.stderr = ["finetune", *words], io.StringIO()
-    try:
-        script.main()
-    except SystemExit as stopped:
-        return stopped.code, sys.stderr.getvalue()
-    return 0, sys.stderr.getvalue()
-
-
 @pytest.mark.parametrize(
     "limit", [5_000, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (300, 40_000, 100_000))]
 )
@@ -238,9 +230,13 @@ def test_disk_that_fills_is_one_line(limit, tmp_path):
     words = ["--model", model, "--dataset", image_folder(tmp_path / "folder", cat=4, dog=4), "--output_dir",
              tmp_path / "run", "--steps", "2", "--batch_size", "4", "--no_report"]  # fmt: skip
     load_classification_data(str(tmp_path / "folder"))  # its cache is written before
-    code, said = in_a_process(finetune_with_small_files, list(map(str, words)), limit)
-    assert code == OutputError.exit_code, said
-    [line] = [line for line in said.splitlines() if "Error" in line]
+    ended = subprocess.run(
+        [*PYTHON, str(EXAMPLES / f"{SCRIPT}.py"), *map(str, words)], capture_output=True, text=True, timeout=LIMIT,
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit)),
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+    )  # fmt: skip
+    assert ended.returncode == OutputError.exit_code, ended.stderr
+    [line] = [line for line in ended.stderr.splitlines() if "Error" in line]
     assert "File too large" in line
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
