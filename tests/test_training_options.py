@@ -301,6 +301,9 @@ def test_the_logits_of_a_plain_vit_depend_on_every_parameter(name):
     model = randomize_(PlainViTForImageClassification(tiny_config(**{**VARIATIONS[name], "use_mask_token": False})))
     freeze_unused(model, {"pixel_values": pixels()[:1]})
     assert all(parameter.requires_grad for parameter in model.parameters())
+    freeze(model, ["*"], head_of(model))
+    freeze_unused(model, {"pixel_values": pixels()[:1]})  # the optimizer refuses it, and says so
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_unknown_optimizers_are_refused():
@@ -717,10 +720,10 @@ def test_crop_out_of_a_larger_image_shows_a_part_at_its_scale():
     seen = [training_transform(processor, resize_to=48)(image) for _ in range(5)]
     whole = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
     windows = whole.unfold(1, 24, 1).unfold(2, 16, 1)  # C, places down, places across, 24, 16
-    for image in seen:
-        distance = (windows - image[:, None, None]).abs().amax(dim=(0, 3, 4))
+    for crop in seen:
+        distance = (windows - crop[:, None, None]).abs().amax(dim=(0, 3, 4))
         assert distance.min() < 1e-6
-    assert len({pixels.numpy().tobytes() for image in seen}) > 1
+    assert len({crop.numpy().tobytes() for crop in seen}) > 1
     with pytest.raises(TrainingError, match="resize_to is 20: expected at least the 24"):
         training_transform(processor, resize_to=20)
     with pytest.raises(TrainingError, match="crop_scale and resize_to each set a crop"):

@@ -305,8 +305,10 @@ def freeze_unused(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
         inputs: its inputs for one image.
     """
     training = model.training
-    with torch.random.fork_rng():
-        model.eval()(**inputs).logits.float().sum().backward()
+    with torch.random.fork_rng(devices=[]):
+        total = model.eval()(**inputs).logits.float().sum()
+    if total.requires_grad:
+        total.backward()
     model.train(training)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.grad is not None)
