@@ -1,5 +1,6 @@
 """Benchmark of a training step of each package's ViT with the same weights: forward, loss, backward, AdamW."""
 
+import argparse
 from collections.abc import Callable
 
 import torch
@@ -9,6 +10,7 @@ from benchmarks.harness import Case, name_of_run
 from benchmarks.models import PEERS, Setting, build, logits_of
 from benchmarks.sweep import TRAINING, parser, sweep
 
+RECORDED = "reduce-overhead"  # torch.compile's name for CUDA graphs
 CHECKPOINTING = ("plain_vit", "timm", "transformers")  # whose classes offer it
 
 NOTES = """One set of weights in every package (vit-pytorch's ViT has two norms more and no biases in query, key and
@@ -30,7 +32,7 @@ def step(setting: Setting, package: str, mode: str) -> Callable[[], object]:
         module.activation_checkpointing_enable({"use_reentrant": False})
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
     images, labels = setting.images(), torch.randint(0, 1000, (setting.batch,), device=setting.device)
-    model = torch.compile(module) if "compiled" in mode else module
+    model = torch.compile(module, mode=RECORDED if RECORDED in mode else None) if "compiled" in mode else module
 
     def train() -> None:
         with torch.autocast(setting.device, setting.dtype, enabled=setting.dtype != torch.float32):
@@ -43,12 +45,13 @@ def step(setting: Setting, package: str, mode: str) -> Callable[[], object]:
     return train
 
 
-def cases(setting: Setting, compiled: bool, checkpointing: bool) -> list[Case]:
+def cases(setting: Setting, chosen: argparse.Namespace) -> list[Case]:
     """Return every package, ours first."""
-    modes = [
-        f"{mode}, checkpointed" if checkpointing else mode
-        for mode in (["eager", "compiled"] if compiled else ["eager"])
-    ]
+    modes = ["eager"]
+    if chosen.compile:
+        modes.append(f"compiled, {RECORDED}" if chosen.recorded else "compiled")
+    checkpointing = chosen.checkpointing
+    modes = [f"{mode}, checkpointed" if checkpointing else mode for mode in modes]
     packages = CHECKPOINTING if checkpointing else ("plain_vit", *PEERS)
     return [
         setting.case(f"{package}, {mode}", step, package=package, mode=mode) for mode in modes for package in packages
@@ -60,10 +63,11 @@ def main() -> None:
     options.add_argument(
         "--checkpointing", action="store_true", help="with gradient checkpointing, for packages that support it"
     )
+    options.add_argument("--recorded", action="store_true", help=f"compile in the mode {RECORDED}: CUDA graphs")
     chosen = options.parse_args()
     sweep(
         name_of_run("train-step", options, chosen), "Training step, 224 pixels", NOTES,
-        lambda setting: cases(setting, chosen.compile, chosen.checkpointing), TRAINING, training=True, chosen=chosen,
+        lambda setting: cases(setting, chosen), TRAINING, training=True, chosen=chosen,
     )  # fmt: skip
 
 

@@ -164,8 +164,8 @@ class Row:
         choices: accuracies on the validation split by learning rate, of those that are done.
         accuracies: of the reported runs on the test split, in the order of the seeds.
         seeds: number of reported runs that belong to the study.
-        seconds: processor time of each reported run that was not interrupted, earlier stages not included; of a resumed
-            run only the last part was timed.
+        seconds: processor time of each reported run that was neither interrupted nor on a GPU, earlier stages not
+            included; of a resumed run only the last part was timed.
         flat: number of reported runs whose validation curve was flat at the end.
         parameters: of the model, in all.
         operations: floating-point operations of the training of a run, in a study that places its contenders by them.
@@ -188,7 +188,7 @@ class Row:
 
     @property
     def core_seconds(self) -> float | None:
-        """Return the mean processor time of a run, or None where each was interrupted."""
+        """Return the mean processor time of a run, or None where each was interrupted or on a GPU."""
         return statistics.mean(self.seconds) if self.seconds else None
 
     @property
@@ -227,7 +227,7 @@ def _row(study: Study, contender: str, results: Mapping[str, Any]) -> Row:
         choices,
         [line["results"]["test_accuracy"] for line in done],
         len(study.seeds),
-        [line["cpu_seconds"] for line in done if not line["resumed"]],
+        [line["cpu_seconds"] for line in done if not line["resumed"] and line["environment"]["accelerator"] == "none"],
         sum(line["flat"] for line in done),
         done[0]["parameters"] if done else None,
         training_operations(found[0], results) if by_compute else None,

@@ -18,10 +18,11 @@ from pathlib import Path
 from types import FrameType
 
 from studies.paper import print_commands
-from studies.results import count_runs, planned_runs, read_results, results_file
+from studies.results import count_runs, planned_runs, read_results, results_file, runs_of
 from studies.study import HERE, ROOT, SIZES, Study, open_study, study_names
 from studies.work import Queue
 
+OPTIONS_OF_RUNS = {"model", "from_scratch", "learning_rate", "seed", "output_dir", "resume"}
 RUNS, RESULTS = Path("runs/studies"), HERE.relative_to(ROOT) / "results"
 
 
@@ -54,7 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jobs = arguments.jobs or max(1, cores // arguments.threads)
-    queue = Queue(study, arguments.runs, arguments.results, jobs, arguments.threads, most=arguments.most)
+    try:
+        more = options_of_machine(arguments.more, study)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    queue = Queue(study, arguments.runs, arguments.results, jobs, arguments.threads, most=arguments.most, more=more)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stopping(queue))
     print(status(study, arguments.results))
@@ -72,9 +78,28 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=int, help="runs at a time (default: as many as the cores have room for)")
     made.add_argument("--threads", type=int, default=1, help="of each run")
     made.add_argument("--most", type=int, help="stop after this many runs")
+    made.add_argument(
+        "--more", nargs="+", default=[], metavar="NAME=VALUE",
+        help="options of every run that say how it is computed, not what: num_workers=4 and compile=True with a GPU",
+    )  # fmt: skip
     made.add_argument("--runs", type=Path, default=RUNS, help="folder of models, logs and claims")
     made.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     return made
+
+
+def options_of_machine(words: Sequence[str], study: Study) -> dict[str, str]:
+    """Return the options of `--more` by name.
+
+    Raises:
+        ValueError: One has no value, or is the study's.
+    """
+    if wrong := [word for word in words if "=" not in word]:
+        raise ValueError(f"--more has {wrong[0]!r}: expected NAME=VALUE, such as num_workers=4.")
+    more = dict(word.split("=", 1) for word in words)
+    theirs = {name for each in runs_of(study) for name in each.options} | OPTIONS_OF_RUNS
+    if taken := sorted(theirs & more.keys()):
+        raise ValueError(f"--more has {taken[0]}, which the study decides: change {study.name}.yaml, or omit it.")
+    return more
 
 
 def queue_of_models(words: Sequence[str] | None, description: str | None) -> Queue:

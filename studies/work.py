@@ -18,6 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors import safe_open
@@ -53,6 +54,7 @@ class Queue:
         jobs: runs at a time.
         threads: of each run.
         most: stop after this many runs.
+        more: further options of every run by name, which change how it is computed and not what: workers, compilation.
         say: prints a line.
     """
 
@@ -62,6 +64,7 @@ class Queue:
     jobs: int
     threads: int
     most: int | None = None
+    more: Mapping[str, str] = field(default_factory=dict)
     say: Callable[[str], None] = print
     processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
@@ -160,7 +163,7 @@ class Queue:
             append_result(self.file, {**line, "study": run.study, "contender": run.contender, "role": run.role})
             return
         folder = self.folder(run)
-        words = command(run, self.study.launch, model_of(run, self), folder)
+        words = command(run, self.study.launch, model_of(run, self), folder, self.more)
         resumes = (folder / "run.json").is_file() and not self.is_kept(run)
         if not resumes:
             shutil.rmtree(folder, ignore_errors=True)
@@ -266,11 +269,13 @@ def write_architecture(fields: dict[str, Any], folder: Path, *, with_weights: bo
             raise
 
 
-def command(run: Run, launch: str, model: Path | str, folder: Path) -> list[str]:
-    """Return the words of the command of a run."""
+def command(
+    run: Run, launch: str, model: Path | str, folder: Path, more: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Return the words of the command of a run; `more` as in `Queue`."""
     words = [*shlex.split(launch), SCRIPTS[run.script], "--model", str(model)]
     words += ["--from_scratch"] if run.after is None and run.checkpoint is None else []
-    options = {**run.options, "learning_rate": f"{run.learning_rate:g}", "seed": run.seed, "output_dir": folder}
+    options = {**run.options, "learning_rate": f"{run.learning_rate:g}", "seed": run.seed, "output_dir": folder, **more}
     for name, value in options.items():
         values = value if isinstance(value, list) else [value]
         words += [f"--{name}", *map(str, values)]

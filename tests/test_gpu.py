@@ -305,15 +305,17 @@ def losses(folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, device: s
         ({"optimizer": "timm:lamb"}, 1e-4),
         ({"optimizer": "muon"}, 1e-2),  # in bfloat16
         ({"compile": True}, 1e-4),
+        ({"compile": True, "compile_mode": "reduce-overhead", "drop_path_rate": 0.3, "ema_decay": 0.9}, 1e-4),
     ],
-    ids=["plain", "accumulated", "random", "lora", "lamb", "muon", "compiled"],
+    ids=["plain", "accumulated", "random", "lora", "lamb", "muon", "compiled", "recorded"],
 )
 def test_training_on_a_gpu_takes_the_steps_of_a_cpu(
     options: dict[str, object], tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, options = save_plain_vit(tmp_path / "model"), {**options, "tf32": False}
     found = losses(tmp_path / "gpu", model, monkeypatch, "cuda", **options)
-    expected = losses(tmp_path / "cpu", model, monkeypatch, "cpu", **{**options, "compile": False})
+    eager = {name: value for name, value in options.items() if not name.startswith("compile")}
+    expected = losses(tmp_path / "cpu", model, monkeypatch, "cpu", **eager)
     assert len(expected) == DIGITS["steps"]
     assert np.ptp(expected) > 0.01
     np.testing.assert_allclose(found, expected, rtol=tolerance)

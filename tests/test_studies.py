@@ -46,6 +46,7 @@ from studies.results import (
     rows_of,
     seconds_left,
 )
+from studies.run import main, options_of_machine
 from studies.study import CHOOSE, FIRST, HERE, REPORT, ROOT, SIZES, Study, open_study, study_names
 from studies.work import Queue, command
 from tests.training_runs import open_script
@@ -117,6 +118,7 @@ def line_of(study: Study, contender: str, role: str, rate: float, seed: int, **v
         "threads": 1,
         "parameters": 18,
         "resumed": False,
+        "environment": {"accelerator": "none"},
     }
     return {"key": run.key, **usual, "results": {"test_accuracy": values.pop("test", 0.5)}, **values}
 
@@ -224,6 +226,28 @@ def test_a_contender_starts_from_the_checkpoint_of_its_size_or_from_scratch(
     assert words[place : place + len(from_scratch)] == from_scratch
     assert words.count("--from_scratch") == bool(from_scratch)
     assert run.key != dataclasses.replace(run, checkpoint="another").key
+
+
+def test_options_of_a_machine_are_in_every_command_and_no_part_of_what_a_run_is(
+    toy: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = queue_of(toy, tmp_path, say=lambda line: None, more=options_of_machine(["num_workers=3"], toy))
+    assert queue.work()
+    for line in read_results(queue.file).values():
+        assert line["command"].endswith(" --num_workers 3")
+    assert queue_of(toy, tmp_path, say=lambda line: None).waiting() == []
+    for wrong, message in {"num_workers": "expected NAME=VALUE", "epochs=1": "the study decides"}.items():
+        assert main(["positions", "--more", wrong, "--results", str(tmp_path)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_seconds_of_cores_are_of_runs_without_a_gpu(toy: Study) -> None:
+    lines = [line_of(toy, "one", CHOOSE, rate, 0) for rate in toy.learning_rates("one")]
+    rate = chosen_rate(toy, "one", {line["key"]: line for line in lines}) or 0
+    lines.append(line_of(toy, "one", REPORT, rate, 1, environment={"accelerator": "H200"}))
+    assert rows_of(toy, {line["key"]: line for line in lines})[0].core_seconds is None
+    lines.append(line_of(toy, "one", REPORT, rate, 2, cpu_seconds=5.0))
+    assert rows_of(toy, {line["key"]: line for line in lines})[0].core_seconds == 5.0
 
 
 def test_the_runs_that_choose_a_rate_may_be_shorter_than_those_that_count(toy: Study) -> None:

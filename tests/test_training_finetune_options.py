@@ -347,11 +347,32 @@ def test_checkpointed_run_gives_the_losses_of_a_plain_one(run):
 
 
 @pytest.mark.slow
-def test_compiled_run_gives_the_losses_of_a_plain_one(run):
-    compiled = run("compiled", compile=True)
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_run_gives_the_losses_of_a_plain_one(run, mode):
+    skipped = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+    compiled = run("compiled", compile=True, compile_mode=mode)
+    if not torch.cuda.is_available():  # the compiler says that it would have recorded
+        recorded = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] > skipped
+        assert recorded == (mode == "reduce-overhead")
     # Fused sums are taken in another order.
     assert losses(compiled) == pytest.approx(losses(run("plain")), rel=1e-5)
     AutoModelForImageClassification.from_pretrained(compiled)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "Without compile, compile_mode has no effect"),
+        ({"compile": True, "gradient_accumulation_steps": 2}, "overwrites the gradients of a micro-batch"),
+        ({"compile": True, "auto_micro_batch": True}, "overwrites the gradients of a micro-batch"),
+        ({"compile": True, "shard": True}, "needs weights that stay in their place"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_recorded_kernels_are_refused_where_others_write_to_their_memory(run, options, message, mode, tmp_path):
+    with pytest.raises(TrainingError, match=message):
+        run("refused", compile_mode=mode, **options)
+    assert not (tmp_path / "refused").exists()
 
 
 @pytest.mark.usefixtures("fresh_accelerator")

@@ -288,6 +288,10 @@ class LearnerOptions:
     ema_decay: float | None = option(None, help="evaluate and save a moving average of the weights with this decay")
     shard: bool = option(False, help="shard weights, optimizer states and averages over the processes (FSDP2)")
     compile: bool = option(False, help="torch.compile the model for training")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option(
+        "default",
+        help="mode of torch.compile; reduce-overhead records CUDA graphs, for models whose steps are short on a GPU",
+    )
 
 
 @dataclass(kw_only=True)
@@ -607,6 +611,7 @@ ONE_SIZE = {
     "crop_padding": "cuts images to one size",
     "compile": "compiles the model for one size",
 }
+RECORDING_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile, which record CUDA graphs
 # Options that have an effect only together with another one.
 COMPANIONS = {
     "from_scratch": ("initialization",),
@@ -616,6 +621,7 @@ COMPANIONS = {
     "streaming": ("stream_images", "stream_buffer"),
     "report": ("picture_every",),
     "dry_run": ("show_batch",),
+    "compile": ("compile_mode",),
     "initial_image_size": ("growth_epochs",),
     "push_to_hub": ("hub_private",),
 }
@@ -643,6 +649,7 @@ def check_options(arguments: Any) -> None:
     _check_rates(arguments)
     _check_gradients(arguments)
     _check_precision(arguments)
+    _check_recording(arguments)
     if getattr(arguments, "bce_target_threshold", None) is not None and arguments.loss in (None, "cross_entropy"):
         raise TrainingError(
             "With the loss cross_entropy, bce_target_threshold has no effect: omit it, or set --loss bce."
@@ -689,6 +696,19 @@ def _check_precision(arguments: Any) -> None:
     for name in ("shard", "compile"):
         if getattr(arguments, name, False):
             raise TrainingError(f"With {name}, weights are cast once as it is: omit --param_dtype.")
+
+
+def _check_recording(arguments: Any) -> None:
+    """Refuse modes of the compiler that record CUDA graphs where something else would write to their memory."""
+    if (mode := getattr(arguments, "compile_mode", "default")) not in RECORDING_MODES:
+        return
+    if arguments.gradient_accumulation_steps > 1 or arguments.auto_micro_batch:
+        raise TrainingError(
+            f"compile_mode {mode} overwrites the gradients of a micro-batch with those of the next: use one per step, "
+            "or another mode."
+        )
+    if arguments.shard:
+        raise TrainingError(f"compile_mode {mode} needs weights that stay in their place: omit --shard, or the mode.")
 
 
 def _check_rates(arguments: Any) -> None:

@@ -33,6 +33,7 @@ class Learner:
         ema_decay: evaluate and save a moving average of the weights with this decay.
         shard: shard everything over the processes.
         compile: compile the model.
+        compile_mode: mode of `torch.compile`.
 
     Raises:
         TrainingError: The average, the optimizer or the sharding is not available.
@@ -48,9 +49,10 @@ class Learner:
         ema_decay: float | None = None,
         shard: bool = False,
         compile: bool = False,
+        compile_mode: str = "default",
     ) -> None:
         self.model, self.options, self.accelerator, self.layer_decay = model, options, accelerator, layer_decay
-        self.shard, self.compile = shard, compile
+        self.shard, self.compile, self.compile_mode = shard, compile, compile_mode
         self.places = Places(options.seed)
         draw_by_place(model, self.places)
         self.make_optimizer = partial(
@@ -79,7 +81,7 @@ class Learner:
         if self.compile:
             # Sharded weights are gathered between the blocks, which cannot be compiled.
             for part in self.blocks or [self.model]:
-                part.compile()
+                part.compile(mode=self.compile_mode)
         if not self.shard:
             self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
             return

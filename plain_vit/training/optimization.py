@@ -77,20 +77,23 @@ class Muon(torch.optim.Optimizer):
             rate = group["lr"] * 0.2 * math.sqrt(max(shape))
             for start in range(0, len(matrices), TOGETHER):
                 some = matrices[start : start + TOGETHER]
-                steps = orthogonalised(torch.stack([self._next_momentum(each, group) for each in some]))
-                for matrix, step in zip(some, steps.to(some[0].dtype), strict=True):
-                    if isinstance(matrix, DTensor):
-                        step = distribute_tensor(step, matrix.device_mesh, matrix.placements, src_data_rank=None)
-                    matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(step, alpha=rate)
+                steps = [*orthogonalised(torch.stack(self._next_momenta(some, group))).to(some[0].dtype)]
+                if isinstance(some[0], DTensor):
+                    mesh, placements = some[0].device_mesh, some[0].placements
+                    steps = [distribute_tensor(step, mesh, placements, src_data_rank=None) for step in steps]
+                torch._foreach_mul_(some, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_sub_(some, steps, alpha=rate)
 
-    def _next_momentum(self, matrix: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Add the gradient of a matrix to its momentum, and return Nesterov's, gathered from all processes."""
-        gradient, state = cast(torch.Tensor, matrix.grad), self.state[matrix]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(matrix)
-        buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-        looking_ahead = gradient.lerp(buffer, group["momentum"])
-        return looking_ahead.full_tensor() if isinstance(looking_ahead, DTensor) else looking_ahead
+    def _next_momenta(self, matrices: Sequence[torch.Tensor], group: dict[str, Any]) -> list[torch.Tensor]:
+        """Add the gradients of matrices to their momenta, and return Nesterov's, gathered from all processes."""
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        gradients = [cast(torch.Tensor, matrix.grad) for matrix in matrices]
+        momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        return [each.full_tensor() if isinstance(each, DTensor) else each for each in ahead]
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
