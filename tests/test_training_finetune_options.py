@@ -365,7 +365,7 @@ def test_compiled_run_gives_the_losses_of_a_plain_one(run, mode):
         ({}, "Without compile, compile_mode has no effect"),
         ({"compile": True, "gradient_accumulation_steps": 2}, "overwrites the gradients of a micro-batch"),
         ({"compile": True, "auto_micro_batch": True}, "overwrites the gradients of a micro-batch"),
-        ({"compile": True, "shard": True}, "needs weights that stay in their place"),
+        ({"compile": True, "shard": True}, "needs weights at fixed addresses"),
     ],
 )
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
@@ -373,6 +373,15 @@ def test_recorded_kernels_are_refused_where_others_write_to_their_memory(run, op
     with pytest.raises(TrainingError, match=message):
         run("refused", compile_mode=mode, **options)
     assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.usefixtures("fresh_accelerator")
+def test_recorded_kernels_of_accelerate_are_refused_too(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "reduce-overhead")
+    with pytest.raises(TrainingError, match="reduce-overhead, which overwrites the gradients of a micro-batch"):
+        run("refused", gradient_accumulation_steps=2)
+    assert not (tmp_path / "refused" / "run.json").exists()
 
 
 @pytest.mark.usefixtures("fresh_accelerator")

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import TrainingError
 from ..extras import needs
-from .arguments import LoopOptions
+from .arguments import RECORDING_MODES, LoopOptions
 from .gradients import clip_adaptively, repeat_uphill
 from .hardware.precision import train_on_copies
 from .hardware.sharding import ShardedState, blocks_to_shard, check_optimizer, held_here, local_parameters, shard
@@ -77,7 +78,17 @@ class Learner:
         self.losses: list[Callable[[], torch.Tensor]] = []  # of the micro-batches of the current step
 
     def prepare(self) -> None:
-        """Compile and shard if requested, and let Accelerate wrap the rest."""
+        """Compile and shard if requested, and let Accelerate wrap the rest.
+
+        Raises:
+            TrainingError: Accelerate is to compile in a mode that would overwrite accumulated gradients.
+        """
+        launched = self.accelerator.state.dynamo_plugin.mode
+        if launched in RECORDING_MODES and self.accelerator.gradient_accumulation_steps > 1:
+            raise TrainingError(
+                f"Accelerate is to compile in the mode {launched}, which overwrites the gradients of a micro-batch with "
+                "those of the next: use one per step, or another --dynamo_mode of `accelerate launch`."
+            )
         if self.compile:
             # Sharded weights are gathered between the blocks, which cannot be compiled.
             for part in self.blocks or [self.model]:
