@@ -65,6 +65,8 @@ def main() -> None:
     )
     options.add_argument("--recorded", action="store_true", help=f"compile in the mode {RECORDED}: CUDA graphs")
     chosen = options.parse_args()
+    if chosen.recorded and not chosen.compile:
+        options.error("--recorded is a mode of the compiler: add --compile")
     sweep(
         name_of_run("train-step", options, chosen), "Training step, 224 pixels", NOTES,
         lambda setting: cases(setting, chosen), TRAINING, training=True, chosen=chosen,

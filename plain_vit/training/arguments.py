@@ -708,7 +708,7 @@ def _check_recording(arguments: Any) -> None:
             "or another mode."
         )
     if arguments.shard:
-        raise TrainingError(f"compile_mode {mode} needs weights at fixed addresses: omit --shard, or the mode.")
+        raise TrainingError(f"compile_mode {mode} may read weights that --shard has moved: omit one of them.")
 
 
 def _check_rates(arguments: Any) -> None:
