@@ -9,6 +9,7 @@ from benchmarks.models import PEERS, Setting, build, logits_of, require_equal
 from benchmarks.sweep import FORWARD, parser, sweep
 from plain_vit import prepare_for_inference
 from plain_vit.attention_plain_vit import FAST_ATTENTION
+from plain_vit.conversion import from_module
 
 NOTES = """One set of weights in every package (vit-pytorch's ViT has two norms more and no biases in query, key and
 value; its own weights are checked against their conversion); the logits were found equal before anything was timed, and
@@ -17,9 +18,12 @@ by" is the largest difference relative to the largest logit).
 "Limit" is the time of the bare matrix products of the same forward pass, in the same shapes and dtype, by torch's own
 `mm` and `bmm`, timed in the same turns. Weights that are packed beforehand can beat it. The "matrix rate" is that of
 one large product. "Fast attention" is `attn_implementation="plain_vit_fast"`; "prepared" is
-`plain_vit.prepare_for_inference`; "compiled" is torch.compile, on a CPU with the weights frozen; "prepared and
-compiled" is `prepare_for_inference(compile=True)`. Every process keeps what a pass frees for the next one."""
+`plain_vit.prepare_for_inference`; "as vit_pytorch" is the model converted from vit-pytorch's, with the attention that
+gives its bits (`attn_implementation="eager"`); "compiled" is torch.compile, on a CPU with the weights frozen;
+"prepared and compiled" is `prepare_for_inference(compile=True)`. Every process keeps what a pass frees for the next
+one."""
 
+AS_VIT_PYTORCH = "as vit_pytorch"
 TOLERANCES = {
     torch.float32: 1e-5,
     torch.bfloat16: 5e-2,
@@ -27,8 +31,10 @@ TOLERANCES = {
 
 
 def forward(setting: Setting, package: str, mode: str) -> Callable[[], object]:
-    """Return one forward pass of a package's model in a mode: "eager", "fast attention", "prepared", "compiled"."""
-    model = build(package, setting.size).to(setting.device)
+    """Return one forward pass of a package's model in one of the modes of `cases`."""
+    converted = mode == AS_VIT_PYTORCH
+    model = from_module(build("vit_pytorch", setting.size)) if converted else build(package, setting.size)
+    model = model.eval().to(setting.device)
     images = setting.images()
     with torch.inference_mode():
         expected = logits_of(model(images))
@@ -40,6 +46,8 @@ def forward(setting: Setting, package: str, mode: str) -> Callable[[], object]:
         model = model.to(setting.dtype)
     if mode == "fast attention":
         model.set_attn_implementation(FAST_ATTENTION)
+    if converted:
+        model.set_attn_implementation("eager")
     if mode == "compiled":
         model = torch.compile(model, options={"freezing": True} if setting.device == "cpu" else None)
     images = images.to(setting.dtype)
@@ -53,7 +61,7 @@ def forward(setting: Setting, package: str, mode: str) -> Callable[[], object]:
 
 def cases(setting: Setting, compiled: bool) -> list[Case]:
     """Return every package, ours first."""
-    modes = {"eager": ("plain_vit", *PEERS), "prepared": ("plain_vit",)}
+    modes = {"eager": ("plain_vit", *PEERS), AS_VIT_PYTORCH: ("plain_vit",), "prepared": ("plain_vit",)}
     if setting.dtype == torch.bfloat16:
         modes |= {"fast attention": ("plain_vit",)}
     if compiled:

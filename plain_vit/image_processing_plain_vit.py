@@ -299,11 +299,7 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
             )
         if min(sides) < 1:
             raise ValueError(f"an image of {height}x{width} pixels has no pixel left at {sides[0]}x{sides[1]}")
-        if sides[0] * sides[1] > MOST_PIXELS:
-            raise ValueError(
-                f"an image of {height}x{width} pixels would become {sides[0]}x{sides[1]}, but at most {MOST_PIXELS} "
-                "pixels are allowed: crop it to another aspect ratio first"
-            )
+        check_pixels(height, width, sides)
         return sides
 
     def center_crop(self, image: Any, size: SizeDict, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -534,6 +530,19 @@ def _are_numbers(value: Any, least: float, most: float) -> bool:
 
 def _is_whole(value: Any, least: int, most: int) -> bool:
     return isinstance(value, (int, np.integer)) and _is_number(value, least, most)
+
+
+def check_pixels(height: int, width: int, sides: tuple[int, int]) -> None:
+    """Check that an image of this height and width has at most `MOST_PIXELS` once resized to these sides.
+
+    Raises:
+        ValueError: It would have more.
+    """
+    if sides[0] * sides[1] > MOST_PIXELS:
+        raise ValueError(
+            f"an image of {height}x{width} pixels would become {sides[0]}x{sides[1]}, but at most {MOST_PIXELS} pixels "
+            "are allowed: crop it to another aspect ratio first"
+        )
 
 
 def open_image(source: str | os.PathLike) -> Image.Image:

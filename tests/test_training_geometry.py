@@ -97,6 +97,13 @@ def test_an_image_whose_shape_decides_its_size_is_named():
     assert broken.startswith("row 3 (the image processor makes it 24 x 31 pixels, not 24 x 24: add --crop_scale")
 
 
+def test_an_elongated_image_is_named_rather_than_resized_to_gigabytes():
+    crop = training_transform(PlainViTImageProcessor(size={"height": 224, "width": 224}), crop_padding=4).crop
+    assert try_image(stored(photograph(500, 1), "png"), "", crop)[0].shape == (3, 224, 112_000)
+    _, broken = try_image(stored(photograph(8_000, 1), "png"), "row 3", crop)
+    assert broken.startswith("row 3 (an image of 1x8000 pixels would become 224x1792000, but at most 268435456 pixels")
+
+
 def test_simple_random_crop_keeps_the_shape_and_reaches_into_the_padding():
     processor = PlainViTImageProcessor(size={"height": 24, "width": 16})
     transform = training_transform(processor, crop_padding=5)

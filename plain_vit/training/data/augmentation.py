@@ -19,6 +19,7 @@ from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_s
 from ...errors import DataError, TrainingError
 from ...extras import needs
 from ...image_files import decoding, orientation, upright
+from ...image_processing_plain_vit import check_pixels
 from .decoding import as_files, decode_image, in_rgb, stored_rows, try_image
 from .inputs import NormalizedPatches, PackedImages, max_num_patches_of
 from .randaugment import Canvas, rand_augment, three_augment
@@ -154,13 +155,18 @@ class CroppedImage:
         self.size, self.interpolation, self.crop, self.scaled = size, interpolation, crop, scaled
 
     def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
-        """Return pixels (C, H, W) in [0, 255] of an opened image, decoding it if necessary."""
+        """Return pixels (C, H, W) in [0, 255] of an opened image, decoding it if necessary.
+
+        Raises:
+            ValueError: A size that depends on the crop's shape has too many pixels.
+        """
         turned = orientation(image)
         width, height = image.size if turned < 5 else reversed(image.size)
         part = {"top": 0, "left": 0, "height": height, "width": width}
         if self.crop is not None:
             part = self.crop.make_params([torch.empty(height, width, device="meta")])
         size = self.size(part["height"], part["width"]) if callable(self.size) else self.size
+        check_pixels(part["height"], part["width"], size)
         scale = 1.0
         if self.scaled:
             excess = min(part["height"] / size[0], part["width"] / size[1])
