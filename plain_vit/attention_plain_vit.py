@@ -62,6 +62,7 @@ def fast_attention_forward(
     if attention_mask is not None or not on_cpu or key.shape[2] > LONGEST_PRODUCTS:
         return SDPA(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
     query = query if scaling == 1 else query * scaling
+    key = key.contiguous()  # `matmul` would copy it transposed, channel by channel
     weights = torch.matmul(query, key.transpose(2, 3)).softmax(dim=-1)  # B heads L L
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2), None  # B L heads d

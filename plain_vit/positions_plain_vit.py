@@ -258,11 +258,12 @@ class Rotation(NamedTuple):
 
     def rotate(self, heads: torch.Tensor) -> torch.Tensor:
         """Rotate queries or keys of shape (B, heads, L, d), the first L of all tokens."""
-        count, heads = heads.shape[2], heads.contiguous()  # faster to read for kernels than (B, L, heads, d)
+        count, tokens = heads.shape[2], heads.transpose(1, 2)  # B L heads d, as in memory: no copy
         if self.halves:
-            partners = heads.roll(heads.shape[-1] // 2, dims=-1)
+            partners = tokens.roll(tokens.shape[-1] // 2, dims=-1)
         else:
-            partners = heads.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+            partners = tokens.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        partners = partners.transpose(1, 2)
         return (heads * self.cos[..., :count, :]).add_(partners * self.sin[..., :count, :]).type_as(heads)
 
     def keep(self, kept: torch.Tensor) -> "Rotation":
