@@ -275,6 +275,21 @@ def test_a_training_step_has_no_more_kernels_and_casts_than_timm_s() -> None:
     assert (on_copies.step.kernels, on_copies.step.casts) <= (436, 41)
 
 
+@pytest.mark.parametrize(
+    ("model", "most"),
+    [
+        ("DINOv3-S", {"float32": (294, 693, 0), "bfloat16 autocast": (478, 1014, 417)}),
+        ("EVA-02-Ti", {"float32": (280, 643, 0), "bfloat16 autocast": (464, 964, 393)}),
+    ],
+)
+def test_rotated_queries_and_keys_need_few_kernels(model: str, most: dict[str, tuple[int, int, int]]) -> None:
+    for dtype, (forward, step, casts) in most.items():
+        found = bench_kernels.count(model, "plain_vit", dtype, fused=True)
+        assert found.forward.kernels <= forward
+        assert found.step.kernels <= step
+        assert found.step.casts <= casts
+
+
 def test_joined_in_each_block_a_step_among_processes_has_few_kernels_more() -> None:
     most = {"float32": (393, 0), "bfloat16 autocast": (648, 279)}
     for dtype, (kernels, casts) in most.items():
