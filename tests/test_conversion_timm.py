@@ -129,6 +129,14 @@ def test_training_settings_are_read_off_the_module_and_given_back() -> None:
     assert repr(again) == repr(module)
 
 
+def test_a_dropout_of_positions_that_are_not_there_is_never_reached() -> None:
+    module = tiny_timm("vit_tiny_patch16_224", pos_embed="none", pos_drop_rate=0.9).train()
+    model = from_module(module)
+    assert model.config.embedding_dropout_prob == 0.0
+    pixel_values = pixels_for(module)
+    assert difference(model(pixel_values).logits, module(pixel_values)) <= TOLERANCE
+
+
 def test_the_gradient_of_the_loss_is_timms() -> None:
     module = tiny_timm("vit_small_patch14_reg4_dinov2")
     model = from_module(module)

@@ -185,7 +185,9 @@ def _stem_depths(module: Any) -> tuple[int, ...] | None:
 
 def unknown_parts(module: Any, config: PlainViTConfig) -> list[str]:
     """Return the differences of a live model to the one that timm builds from our config of it."""
-    rebuilt = build(config, device="meta", dynamic=module.dynamic_img_size)
+    rebuilt: Any = build(config, device="meta", dynamic=module.dynamic_img_size)
+    if module.pos_embed is None:
+        rebuilt.pos_drop = module.pos_drop  # timm returns before it
     return differences(module, rebuilt, CLASSES, SILENT_ATTRIBUTES)
 
 
