@@ -134,6 +134,7 @@ def test_two_crops_and_crops_that_cannot_be_are_refused():
         ({"crop_scale": 0.5, "resize_to": 32}, "crop_scale and resize_to each set a crop"),
         ({"resize_to": 20}, "resize_to is 20: expected at least the 24 pixels"),
         ({"crop_padding": 16}, "crop_padding is 16: expected less than the 16 pixels"),
+        ({"resize_to": 16385}, "resize_to is 16385: expected at most 16384 pixels"),
     ):
         with pytest.raises(TrainingError, match=message):
             training_transform(processor, **options)

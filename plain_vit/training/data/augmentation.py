@@ -19,7 +19,7 @@ from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_s
 from ...errors import DataError, TrainingError
 from ...extras import needs
 from ...image_files import decoding, orientation, upright
-from ...image_processing_plain_vit import check_pixels
+from ...image_processing_plain_vit import MOST_PIXELS, check_pixels
 from .decoding import as_files, decode_image, in_rgb, stored_rows, try_image
 from .inputs import NormalizedPatches, PackedImages, max_num_patches_of
 from .randaugment import Canvas, rand_augment, three_augment
@@ -448,6 +448,8 @@ def _geometry(
     size = input_size(image_processor)
     if resize_to is not None and resize_to < max(size):
         raise TrainingError(f"resize_to is {resize_to}: expected at least the {max(size)} pixels of the crop.")
+    if resize_to is not None and resize_to > (most_pixels := math.isqrt(MOST_PIXELS)):
+        raise TrainingError(f"resize_to is {resize_to}: expected at most {most_pixels} pixels.")
     if crop_padding >= min(size):
         raise TrainingError(f"crop_padding is {crop_padding}: expected less than the {min(size)} pixels of the crop.")
     if crop_scale < 1:
