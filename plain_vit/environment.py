@@ -1,5 +1,6 @@
 """Description of the environment for bug reports: versions, processor, accelerator, threads. No paths, no keys."""
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -47,6 +48,20 @@ def has_products(dtype: torch.dtype) -> bool:
     return bool(getattr(torch.ops.mkldnn, _PRODUCTS[dtype])())
 
 
+@functools.cache
+def has_slow_float32_products() -> bool:
+    """Return whether torch multiplies float32 matrices at half of what this processor can do, and oneDNN does not.
+
+    On AMD's Zen 5 (family 26), MKL is at 0.21 TFLOP/s on two cores and oneDNN at 0.45. On a Xeon they are level, with
+    MKL ahead in gradients; AMD's before, which compute AVX-512 in halves, were not measured in training. Where a system
+    does not name its processor in `/proc/cpuinfo`, the answer is no.
+    """
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    newest_of_amd = _described("vendor_id") == "AuthenticAMD" and int(_described("cpu family") or 0) >= 26
+    return newest_of_amd and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 def warn_of_slow_products(dtype: torch.dtype) -> None:
     """Warn, once in a process, that the CPU may compute in a dtype far slower than in float32."""
     if not has_products(dtype):
@@ -66,10 +81,15 @@ def version(package: str) -> str:
 
 
 def _processor() -> str:
+    return _described("model name") or platform.processor() or platform.machine()
+
+
+def _described(key: str) -> str:
+    """Return what Linux says of the first processor under this key; empty if nothing."""
     described = Path("/proc/cpuinfo")
     lines = described.read_text(encoding="utf-8").splitlines() if described.is_file() else []
-    named = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return next(filter(None, [*named, platform.processor()]), platform.machine())
+    values = (value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == key)
+    return next(values, "")
 
 
 def _accelerator() -> str:

@@ -29,6 +29,7 @@ from .data.streaming import Position, StreamedBatches
 from .hardware.memory import explain_out_of_memory
 from .hardware.precision import tf32
 from .hardware.processes import StepExchange, StopRequest, generator_states, loading_options, start_accelerator
+from .hardware.products import products
 from .learner import Learner
 from .metrics import metric_text
 from .optimization import scheduled_rate, train_mode
@@ -468,7 +469,7 @@ class Loop(Generic[Result]):
         accelerator = self.accelerator
         first = (part * accelerator.num_processes + accelerator.process_index) * self.micro_batch
         states = generator_states(accelerator.device) if self.draws is None else []
-        with accelerator.accumulate(self.learner.model), tf32(self.options.tf32):
+        with accelerator.accumulate(self.learner.model), tf32(self.options.tf32), products():
             loss, sums = self._loss(batch, first)
             self.learner.learn(loss, again=lambda: self._loss(batch, first)[0])
         if self.draws is None:
