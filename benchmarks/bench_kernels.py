@@ -1,12 +1,13 @@
-"""Count of the kernels, bytes and casts of a forward pass and of a training step, beside other packages.
+"""Count of the kernels, bytes, casts and calls of a forward pass and of a training step, beside other packages.
 
     python -m benchmarks.bench_kernels --write
 
-On a GPU a small batch waits for the launches of kernels, not for their work. Their number needs no GPU and no quiet
-machine to be known: it is the same in each run.
+On a GPU a small batch waits for Python and for the launches of kernels, not for their work. Their numbers need no GPU
+and no quiet machine to be known: they are the same in each run.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -39,10 +40,11 @@ NOTES = f"""ViT-Ti/16 and two models whose positions enter the attention, with a
 compiled. A kernel is a call of an ATen function that neither returns a view nor only allocates; some make two on a
 device. A cast is a kernel with tensors of several floating-point dtypes, also where it does other work as well, such
 as the sum of a float32 and a bfloat16 tensor; of lists of tensors, each is counted. Bytes are those of all tensors
-that kernels read and write. "Forward" is in evaluation, "step" is the forward pass in training, the loss and backward;
-the optimizer is fused AdamW. ViT-Ti/16 has one set of weights in every package and a cross-entropy, and the logits
-were found equal (vit-pytorch's has two norms more and no biases in query, key and value). DINOv3-S and EVA-02-Ti have
-no classifier: their loss is the mean square of the features.
+that kernels read and write. "Calls" are those of functions, in Python and in C, in a forward pass. "Forward" is in
+evaluation, "step" is the forward pass in training, the loss and backward; the optimizer is fused AdamW. ViT-Ti/16 has
+one set of weights in every package and a cross-entropy, and the logits were found equal (vit-pytorch's has two norms
+more and no biases in query, key and value). DINOv3-S and EVA-02-Ti have no classifier: their loss is the mean square
+of the features.
 
 In bfloat16 on a CPU, our attention in training is made of plain products, which are faster there; "fused attention" is
 the kernel of a GPU, and of float32. Among processes, each of our blocks joins its own weights for query, key and
@@ -134,12 +136,14 @@ class Counts:
         forward: Of the forward pass in evaluation.
         step: Of the forward pass, loss and backward in training.
         optimizer: Of the step of the optimizer.
+        calls: Calls of functions in the forward pass in evaluation.
     """
 
     name: str
     forward: Work
     step: Work
     optimizer: Work
+    calls: int
 
 
 def build(model: str, package: str) -> tuple[Any, Callable[[Any], torch.Tensor], int]:
@@ -188,6 +192,7 @@ def count(
         with torch.no_grad():
             module.eval()
             in_evaluation = counted(forward)
+            calls = calls_of(forward)
         module.train()
         forward().backward()
         optimizer.step()  # makes its states
@@ -196,7 +201,7 @@ def count(
         of_optimizer = counted(optimizer.step)
     ways = {"fused attention": fused, "copies": copied, "among processes": several}
     title = f"{model} {dtype}: {', '.join([package, *(way for way, is_taken in ways.items() if is_taken)])}"
-    return Counts(title, in_evaluation, in_training, of_optimizer)
+    return Counts(title, in_evaluation, in_training, of_optimizer, calls)
 
 
 def counted(work: Callable[[], object]) -> Work:
@@ -204,6 +209,22 @@ def counted(work: Callable[[], object]) -> Work:
     with Counter() as counter:
         work()
     return counter.work
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Return how many functions a function calls, in Python and in C."""
+    before, count = sys.getprofile(), 0
+
+    def note(frame: object, event: str, function: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
 
 
 @dataclass(frozen=True)
@@ -239,11 +260,16 @@ def compile_step(model: str, package: str, dtype: str) -> Compiled:
 
 def table(counts: Sequence[Counts]) -> str:
     """Return a Markdown table with a row for each case."""
-    lines = ["| case | forward: kernels | casts | MB | step: kernels | casts | MB | optimizer: kernels | casts |"]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    lines = [
+        "| case | forward: kernels | casts | MB | calls | step: kernels | casts | MB | optimizer: kernels | casts |"
+    ]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for one in counts:
-        parts = [f"{work.kernels} | {work.casts} | {work.nbytes / MEGABYTE:.0f}" for work in (one.forward, one.step)]
-        lines.append(f"| {one.name} | {' | '.join(parts)} | {one.optimizer.kernels} | {one.optimizer.casts} |")
+        in_evaluation, in_training = (
+            f"{work.kernels} | {work.casts} | {work.nbytes / MEGABYTE:.0f}" for work in (one.forward, one.step)
+        )
+        of_optimizer = f"{one.optimizer.kernels} | {one.optimizer.casts}"
+        lines.append(f"| {one.name} | {in_evaluation} | {one.calls:,} | {in_training} | {of_optimizer} |")
     return "\n".join(lines)
 
 

@@ -16,8 +16,10 @@ RUNS = {
     "forward": "forward pass",
     "forward-compile": "forward pass",
     "forward-cuda-compile": "forward pass on the GPU",
+    "forward-cuda-tiny-32-base-1-one-process": "forward pass on the GPU",
     "train-step": "training step",
     "train-step-checkpointing": "training step",  # its modes say "checkpointed"
+    "train-step-cuda-tiny-32-base-64-one-process": "training step on the GPU",
     "train-step-cuda-base-128-compile": "training step on the GPU",
     "train-step-cuda-large-64-compile": "training step on the GPU",
     "train-step-cuda-huge-16-compile": "training step on the GPU",

@@ -64,6 +64,7 @@ class Machine:
 
 
 H100 = Machine("H100", 989e12, 3.35e12, 80e9)
+H200 = Machine("H200", 989e12, 4.8e12, 141e9)
 RTX_3090 = Machine("RTX 3090", 71e12, 936e9, 24e9)
 FREE = 0.9  # share of the memory for what is counted; the rest is for working memory and the allocator
 NODE = 8  # GPUs of a node
@@ -656,12 +657,12 @@ def plans_table() -> str:
 
 def newest_results(name: str) -> list[dict[str, Any]]:
     """Return the figures of the newest page of a benchmark for each machine, oldest first."""
-    pages: dict[str, dict[str, Any]] = {}
+    pages: dict[tuple[str, str], dict[str, Any]] = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob(f"*-{name}-*.md")):
         text = path.read_text(encoding="utf-8")
         page = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
         if page["benchmark"] == name:
-            pages[page["environment"]["processor"]] = page
+            pages[page["environment"]["processor"], page["environment"]["GPU"]] = page
     return list(pages.values())
 
 
@@ -745,17 +746,19 @@ def kernel_times_table() -> str:
     labels = {name.split("-")[1]: label for label, name in SIZES.items()}
     rows = []
     for page in newest_results("gpu-kernels"):
+        (machine,) = [machine for machine in (H100, H200) if machine.name in page["environment"]["GPU"]]
         for one in page["results"]:
             case, _, package = one["name"].partition(": ")
             kind, _, size, images, *_ = case.replace(",", "").split()
             if (kind, package) != ("step", "plain_vit, eager"):
                 continue
             model = counted(SIZES[labels[size]])
-            bound = alone(model, int(images), model.eager, 0.0)
+            bound = alone(model, int(images), model.eager, 0.0, machine)
             least = bound.arithmetic + bound.memory
-            rows.append([labels[size], images, len(model.eager), one["launches"], f"{short(1000 * least)} ms",
-                         f"{short(1000 * one['seconds'])} ms", f"{least / one['seconds']:.2f}"])  # fmt: skip
-    heads = ["model", "images", "kernels counted", "launches", "bound", "time of the kernels", "bound / time"]
+            times = [f"{short(1000 * seconds)} ms" for seconds in (least, one["seconds"])]
+            share = f"{least / one['seconds']:.2f}"
+            rows.append([labels[size], machine.name, images, len(model.eager), one["launches"], *times, share])
+    heads = ["model", "GPU", "images", "kernels counted", "launches", "bound", "time of the kernels", "bound / time"]
     return table(heads, sorted(rows, key=lambda row: list(SIZES).index(row[0])))
 
 
@@ -936,10 +939,10 @@ besides that on the links, imperfect overlap, clocks under load (bf16 products o
 TFLOP/s on an H100 [8]), and everything between steps. So MFU on this page rank options and show what limits a step;
 for a forecast of time, take the share of the row that is most like yours.
 
-Our own eager steps on one H100, by torch's profiler (`benchmarks/bench_gpu_kernels.py`): how long their kernels take beside
-their bound, without the pauses between them. The pauses are long where the host is slow: there (a virtual machine with Intel's
-Xeon), the step of Ti/16 with 32 images took 22.7 ms for kernels of 5.4 ms, 33 µs for each launch instead of the 10 of this
-page.
+Our own eager steps on one GPU, by torch's profiler (`benchmarks/bench_gpu_kernels.py`): how long their kernels take beside
+their bound (4.8 TB/s on an H200 [9]), without the pauses between them. The pauses are long where the host is slow: beside the
+H100 (a virtual machine with Intel's Xeon), the step of Ti/16 with 32 images took 22.7 ms for kernels of 5.4 ms, 33 µs for each
+launch instead of the 10 of this page.
 
 {kernel_times}
 
@@ -964,6 +967,7 @@ eager step of `plain-vit` reached these shares of it:
 7. [nvSubquadratic, benchmarks](https://nvidia-bionemo.github.io/nvSubquadratic/benchmarks.html): ViT-5-Small, 22
    million parameters, with other norms and positions than ours.
 8. [Chillee, H100 peak matmul FLOPS](https://gist.github.com/Chillee/2ec89696db8b7ed1c24461159e325405).
+9. NVIDIA, H200 Tensor Core GPU, data sheet (SXM).
 """  # noqa: E501 (a table and an address)
 
 

@@ -6,7 +6,7 @@ Shapes: `B` batch, `L` tokens, `D` hidden size, `d` head width.
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,18 @@ from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from .configuration_plain_vit import PlainViTConfig
-from .layers_plain_vit import NORMS, FreshWeights, cast_once, first_tokens, init_as, norm_or_identity
+from .layers_plain_vit import (
+    NORMS,
+    Dropout,
+    FreshWeights,
+    apply,
+    cast_once,
+    first_tokens,
+    init_as,
+    is_watched,
+    norm_or_identity,
+    norm_or_none,
+)
 from .packed_plain_vit import UNMASKED, ManySizes
 from .positions_plain_vit import Distances, Rotation, relative_position_bias
 
@@ -60,12 +71,27 @@ def fast_attention_forward(
     """Use the kernel measured fastest: plain matrix products for bf16 on a CPU, torch's fused kernel elsewhere."""
     on_cpu = query.device.type == "cpu" and query.dtype == torch.bfloat16 and not torch.compiler.is_exporting()
     if attention_mask is not None or not on_cpu or key.shape[2] > LONGEST_PRODUCTS:
-        return SDPA(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+        return fused_attention_forward(module, query, key, value, attention_mask, scaling, dropout)
     query = query if scaling == 1 else query * scaling
     key = key.contiguous()  # `matmul` would copy it transposed, channel by channel
     weights = torch.matmul(query, key.transpose(2, 3)).softmax(dim=-1)  # B heads L L
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2), None  # B L heads d
+
+
+def fused_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Call torch's fused kernel as transformers' "sdpa" does, without what that decides for other models."""
+    attended = nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling)
+    return attended.transpose(1, 2), None  # B L heads d
 
 
 # "sdpa" is the default. It was once called "plain_vit", which saved folders may contain.
@@ -103,8 +129,8 @@ class AllHeadsRMSNorm(nn.RMSNorm):
         return super().forward(hidden_states.flatten(-2)).view_as(hidden_states)  # B L heads d
 
 
-QK_NORMS: dict[str | None, Callable[[PlainViTConfig, int], nn.Module]] = {
-    None: lambda config, head_dim: nn.Identity(),
+QK_NORMS: dict[str | None, Callable[[PlainViTConfig, int], nn.Module | None]] = {
+    None: lambda config, head_dim: None,
     "norm": lambda config, head_dim: NORMS[config.norm_type](head_dim, eps=config.layer_norm_eps),
     "rms_per_head": lambda config, head_dim: PerHeadRMSNorm(config.num_attention_heads, head_dim),
     "rms_all_heads": AllHeadsRMSNorm,
@@ -115,21 +141,23 @@ QK_NORMS: dict[str | None, Callable[[PlainViTConfig, int], nn.Module]] = {
 
 
 class JoinedProjection(NamedTuple):
-    """Weight and bias that project tokens to query, key and value, one after the other."""
+    """Weight and bias that project tokens to query, key and value, one after the other, and the rows of each."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    rows: list[int]
 
 
-def join_projections(blocks: Iterable[nn.Module]) -> list[JoinedProjection | None]:
+def join_projections(blocks: Sequence[nn.Module]) -> list[JoinedProjection | None]:
     """Join query, key and value of each block, so that one product computes them; a block that is not joined gets None.
 
     The parameters of all blocks are copied, and under autocast cast, at once; their gradients are then ready at once,
     after all others. Processes exchange gradients during the backward pass: there none is joined here, each attention
     joins its own, and their gradients are ready with those of its block.
     """
-    attentions = [getattr(block, "attention", None) for block in blocks]
-    return [None] * len(attentions) if among_processes() else join(attentions)
+    if among_processes() or not any(block.training for block in blocks):
+        return [None] * len(blocks)
+    return join([getattr(block, "attention", None) for block in blocks])
 
 
 def among_processes() -> bool:
@@ -145,18 +173,20 @@ def join(attentions: Sequence[Any]) -> list[JoinedProjection | None]:
     """
     layers = [projections(attention) for attention in attentions]
     every = [layer for of_one in layers for layer in of_one]
-    if len({(layer.weight.device, layer.weight.dtype, layer.in_features) for layer in every}) != 1:
+    parts = [layer.weight for layer in every]
+    if len({(weight.device, weight.dtype, weight.shape[1]) for weight in parts}) != 1:
         return [None] * len(layers)
-    width, rows = every[0].in_features, [sum(layer.out_features for layer in of_one) for of_one in layers]
-    parts, sizes = [layer.weight.flatten() for layer in every], [width * count for count in rows]
+    width, rows = parts[0].shape[1], [[layer.weight.shape[0] for layer in of_one] for of_one in layers]
+    counts = [sum(of_one) for of_one in rows]
+    parts, sizes = [weight.flatten() for weight in parts], [width * count for count in counts]
     if any(layer.bias is not None for layer in every):
         parts += [bias_or_zeros(layer) for layer in every]
-        sizes += rows
+        sizes += counts
     weights_and_biases = cast_once(torch.cat(parts)).split(sizes)
     weights, biases = weights_and_biases[: len(rows)], weights_and_biases[len(rows) :] or [None] * len(rows)
     return [
-        JoinedProjection(weight.view(-1, width), bias) if len(weight) else None
-        for weight, bias in zip(weights, biases, strict=True)
+        JoinedProjection(weight.view(-1, width), bias, of_one) if of_one else None
+        for weight, bias, of_one in zip(weights, biases, rows, strict=True)
     ]
 
 
@@ -165,7 +195,7 @@ def projections(attention: Any) -> list[nn.Linear]:
     if not isinstance(attention, PlainViTAttention) or not attention.training:
         return []
     layers = [attention.q_proj, attention.k_proj, attention.v_proj]
-    return layers if all(is_plain(layer) for layer in layers) else []
+    return layers if all(map(is_plain, layers)) else []
 
 
 def bias_or_zeros(layer: nn.Linear) -> torch.Tensor:
@@ -177,8 +207,8 @@ def is_plain(layer: nn.Module) -> bool:
     """Return whether a layer is a dense layer with whole weights, without a hook, and with torch's `forward`."""
     return (
         type(layer) is nn.Linear
-        and not hooks_of(layer)
         and type(layer.weight) in (nn.Parameter, torch.Tensor)
+        and not hooks_of(layer)
         and "forward" not in vars(layer)
     )
 
@@ -188,6 +218,8 @@ def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
 
     Those of torch's counters of operations only note which module runs.
     """
+    if not is_watched(module):
+        return []
     own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     of_all = (
         *(registry._global_forward_pre_hooks, registry._global_forward_hooks),
@@ -195,12 +227,6 @@ def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     )
     found = [hook for hooks in (*own, *of_all) if hooks for hook in hooks.values()]
     return [hook for hook in found if getattr(hook, "__module__", None) != ModuleTracker.__module__]
-
-
-def may_be_watched(module: nn.Module) -> bool:
-    """Return whether a module has a hook of its own, or a `forward` in place of its type's."""
-    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
-    return bool(own) or "forward" in vars(module)
 
 
 # Attentions: each maps tokens (B, L, D) to the first `num_output_tokens` of them, or all, and the weights on request
@@ -244,8 +270,8 @@ class Attention(nn.Module):
         """
         implementation = "eager" if output_attentions or query.shape[0] == 0 else self.config._attn_implementation
         kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        if self.training and kernel is SDPA:
-            kernel = fast_attention_forward
+        if kernel is SDPA:
+            kernel = fast_attention_forward if self.training else fused_attention_forward
         kwargs |= {"scaling": self.scaling, "dropout": self.attention_dropout if self.training else 0.0}
         if self.group_size > 1:
             key, value = (heads.repeat_interleave(self.group_size, dim=1) for heads in (key, value))
@@ -271,9 +297,9 @@ class PlainViTAttention(Attention):
         super().__init__(config, layer_idx, head_dim)
         self.head_dim = head_dim
         self.relative_position_bias = relative_position_bias(config, shared=False)
-        self.norm = norm_or_identity(config, config.attention_inner_norm, heads * head_dim)
+        self.norm = norm_or_none(config, config.attention_inner_norm, heads * head_dim)
         self.o_proj = output_projection(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
@@ -287,15 +313,15 @@ class PlainViTAttention(Attention):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         query, key, value = self.project(cast_once(hidden_states), num_output_tokens, projection)
-        query = self.q_norm(query).transpose(1, 2)
-        key = self.k_norm(key).transpose(1, 2)  # B heads L d
+        query = apply(self.q_norm, query).transpose(1, 2)
+        key = apply(self.k_norm, key).transpose(1, 2)  # B heads L d
         value = value.transpose(1, 2)
         if rotation is not None:
             query, key = rotation.rotate(query), rotation.rotate(key)
         if self.relative_position_bias is not None:
             position_bias = self.relative_position_bias(distances, query, self.scaling)
         attended, weights = self.attend(query, key, value, output_attentions, position_bias, **kwargs)
-        attended = self.o_proj(self.norm(attended.flatten(2)))
+        attended = self.o_proj(apply(self.norm, attended.flatten(2)))
         return self.dropout(attended), weights
 
     def project(
@@ -303,12 +329,13 @@ class PlainViTAttention(Attention):
     ) -> tuple[torch.Tensor, ...]:
         """Return queries of the first tokens, keys and values, of shape (B, L, heads, d)."""
         heads = (-1, self.head_dim)
-        if joined is None and among_processes():
+        if joined is None and self.training and among_processes():
             (joined,) = join([self])
         if joined is not None:
-            counts = [len(layer.weight) // self.head_dim for layer in (self.q_proj, self.k_proj, self.v_proj)]
-            query, key, value = nn.functional.linear(hidden_states, *joined).unflatten(-1, heads).split(counts, dim=2)
-            return query[:, :num_queries], key, value
+            counts = [rows // self.head_dim for rows in joined.rows]
+            projected = nn.functional.linear(hidden_states, joined.weight, joined.bias).unflatten(-1, heads)
+            query, key, value = projected.split(counts, dim=2)
+            return query if num_queries is None else query[:, :num_queries], key, value
         query = self.q_proj(first_tokens(hidden_states, num_queries)).unflatten(-1, heads)
         return query, self.k_proj(hidden_states).unflatten(-1, heads), self.v_proj(hidden_states).unflatten(-1, heads)
 
@@ -326,9 +353,9 @@ class PlainViTDifferentialAttention(Attention):
         self.lambda_q2 = nn.Parameter(torch.zeros(self.half_dim))
         self.lambda_k2 = nn.Parameter(torch.zeros(self.half_dim))
         self.head_norm = nn.RMSNorm(head_dim, eps=1e-5)
-        self.norm = norm_or_identity(config, config.attention_inner_norm, heads * head_dim)
+        self.norm = norm_or_none(config, config.attention_inner_norm, heads * head_dim)
         self.o_proj = output_projection(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
@@ -343,14 +370,14 @@ class PlainViTDifferentialAttention(Attention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden_states, halves = cast_once(hidden_states), (-1, 2, self.half_dim)
         querying = first_tokens(hidden_states, num_output_tokens)
-        query = self.q_norm(self.q_proj(querying).unflatten(-1, halves)).transpose(1, 2)
-        key = self.k_norm(self.k_proj(hidden_states).unflatten(-1, halves)).transpose(1, 2)  # B heads L 2 d/2
+        query = apply(self.q_norm, self.q_proj(querying).unflatten(-1, halves)).transpose(1, 2)
+        key = apply(self.k_norm, self.k_proj(hidden_states).unflatten(-1, halves)).transpose(1, 2)  # B heads L 2 d/2
         value = self.v_proj(hidden_states).unflatten(-1, (-1, 2 * self.half_dim)).transpose(1, 2)
         share = self.noise_share().type_as(value)
         attended, weights = self.attend(query[..., 0, :], key[..., 0, :], value, output_attentions, **kwargs)
         noise, noise_weights = self.attend(query[..., 1, :], key[..., 1, :], value, output_attentions, **kwargs)
         attended = self.head_norm(attended - share * noise) * (1 - self.lambda_init)
-        attended = self.o_proj(self.norm(attended.flatten(2)))
+        attended = self.o_proj(apply(self.norm, attended.flatten(2)))
         if weights is not None and noise_weights is not None:
             weights = weights - share * noise_weights
         return self.dropout(attended), weights

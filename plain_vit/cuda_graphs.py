@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils._pytree import tree_map
 from transformers.utils import logging
 
-from .attention_plain_vit import hooks_of, may_be_watched
-from .layers_plain_vit import is_eager
+from .attention_plain_vit import hooks_of
+from .layers_plain_vit import is_eager, is_watched
 
 logger = logging.get_logger(__name__)
 
@@ -65,7 +65,7 @@ class CudaGraphs:
         """
         modules = list(model.modules())
         self.modules = self.modules or modules
-        watched = [model, *filter(may_be_watched, modules)]  # the model alone is asked for hooks of every module
+        watched = filter(is_watched, modules)
         return modules == self.modules and not any(hooks_of(module) or "forward" in vars(module) for module in watched)
 
     def __call__(self, model: nn.Module, compute: Callable[[torch.Tensor], Any], pixel_values: torch.Tensor) -> Any:

@@ -17,7 +17,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention_plain_vit import ATTENTIONS, PlainViTAttention, hooks_of
 from .configuration_plain_vit import PlainViTConfig
-from .layers_plain_vit import FreshWeights, init_as, is_eager, layer_scale_or_identity, norm_or_identity
+from .layers_plain_vit import Dropout, FreshWeights, apply, init_as, is_eager, layer_scale_or_none, norm_or_identity
 
 # Poolers: each maps tokens (B, L, D) to features, and states how many of the first tokens it reads, so that the last
 # block need not compute the others. Of images of many sizes, `valid` (B, L) is false for padding
@@ -216,20 +216,20 @@ class ClassAttentionLayer(nn.Module):
         width, inner = config.hidden_size, config.intermediate_size
         self.layernorm_before = norm_or_identity(config, True)
         self.attention = ATTENTIONS[config.attention_type](config, 0)
-        self.layer_scale1 = layer_scale_or_identity(config)
+        self.layer_scale1 = layer_scale_or_none(config)
         self.layernorm_after = norm_or_identity(config, True)
         self.fc1 = init_as("mlp", nn.Linear(width, inner, bias=config.mlp_bias))
         self.activation = ACT2FN[config.hidden_act]
         self.fc2 = init_as("mlp", nn.Linear(inner, width, bias=config.mlp_bias))
-        self.layer_scale2 = layer_scale_or_identity(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.layer_scale2 = layer_scale_or_none(config)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, token: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
         tokens = torch.cat((self.layernorm_before(token), patches), dim=1)
         attended, _ = self.attention(tokens, num_output_tokens=1)
-        token = token + self.layer_scale1(attended)
+        token = token + apply(self.layer_scale1, attended)
         transformed = self.dropout(self.activation(self.fc1(self.layernorm_after(token))))
-        return token + self.layer_scale2(self.dropout(self.fc2(transformed)))
+        return token + apply(self.layer_scale2, self.dropout(self.fc2(transformed)))
 
 
 class ClassAttentionPooler(Pooler):
@@ -270,11 +270,12 @@ class QueryAttentionPooler(PatchPooler):
         patches, valid = self.select(hidden_states, valid)
         attention, heads = self.attention, (-1, self.attention.head_dim)
         token = self.query.expand(patches.shape[0], -1, -1)
-        query = attention.q_norm(attention.q_proj(self.layernorm_before(token)).unflatten(-1, heads)).transpose(1, 2)
-        key = attention.k_norm(attention.k_proj(patches).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
+        query = attention.q_proj(self.layernorm_before(token)).unflatten(-1, heads)
+        query = apply(attention.q_norm, query).transpose(1, 2)
+        key = apply(attention.k_norm, attention.k_proj(patches).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
         value = attention.v_proj(patches).unflatten(-1, heads).transpose(1, 2)
         pooled = fused_attention(query, key, value, valid, attention.scaling)
-        return attention.o_proj(attention.norm(pooled.transpose(1, 2).flatten(2)))[:, 0]
+        return attention.o_proj(apply(attention.norm, pooled.transpose(1, 2).flatten(2)))[:, 0]
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
         """Initialise the query."""

@@ -25,7 +25,7 @@ from .cuda_graphs import CudaGraphs
 from .environment import has_products, warn_of_slow_products
 from .errors import PreparedModelError, listed
 from .heads_plain_vit import has_user_hooks
-from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer
+from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer, apply
 from .modeling_plain_vit import PlainViTLayer, PlainViTMLP, PlainViTPreTrainedModel
 from .positions_plain_vit import Distances, Rotation
 
@@ -260,8 +260,10 @@ def fold_gains(as_built: set[nn.Module]) -> None:
     for block in as_built:
         for name, parts in GAINS.get(type(block), {}).items():
             gain: Any = getattr(block, name)
+            if not isinstance(gain, LayerScale):
+                continue
             modules = [module for part in (name, *parts) for module in block.get_submodule(part).modules()]
-            if not isinstance(gain, LayerScale) or not as_built.issuperset(modules):
+            if not as_built.issuperset(modules):
                 continue
             layers: list[Any] = [block.get_submodule(f"{part}.{LAST_LAYERS[part]}") for part in parts]
             if all(is_plain(layer) for layer in layers):
@@ -269,7 +271,7 @@ def fold_gains(as_built: set[nn.Module]) -> None:
                     layer.weight = constant(layer.weight * gain.weight[:, None])  # others may share the weight
                     if layer.bias is not None:
                         layer.bias = constant(layer.bias * gain.weight)
-                setattr(block, name, nn.Identity())
+                setattr(block, name, None)
 
 
 def constant(weight: torch.Tensor) -> nn.Parameter:
@@ -289,7 +291,7 @@ class JoinedAttention(PlainViTAttention):
         self._forward_hooks.update(attention._forward_hooks)  # transformers', which record the weights
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         scales = [1.0, 1.0, 1.0]
-        if isinstance(attention.q_norm, nn.Identity):  # (s x W + s b) k = s (x W + b) k
+        if attention.q_norm is None:  # (s x W + s b) k = s (x W + b) k
             scales[0], self.scaling = self.scaling, 1.0
         self.counts = [len(projection.weight) // attention.head_dim for projection in projections]  # of heads
         weight = torch.cat([projection.weight * scale for projection, scale in zip(projections, scales, strict=True)])
@@ -314,14 +316,14 @@ class JoinedAttention(PlainViTAttention):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         query, key, value = self.qkv_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).split(self.counts, dim=2)
-        query = self.q_norm(query[:, :num_output_tokens]).transpose(1, 2)  # B heads L d
-        key = self.k_norm(key).transpose(1, 2)
+        query = apply(self.q_norm, query[:, :num_output_tokens]).transpose(1, 2)  # B heads L d
+        key = apply(self.k_norm, key).transpose(1, 2)
         if rotation is not None:
             query, key = rotation.rotate(query), rotation.rotate(key)
         if self.relative_position_bias is not None:
             position_bias = self.relative_position_bias(distances, query, self.scaling)
         attended, weights = self.attend(query, key, value.transpose(1, 2), output_attentions, position_bias, **kwargs)
-        return self.o_proj(self.norm(attended.flatten(2))), weights
+        return self.o_proj(apply(self.norm, attended.flatten(2))), weights
 
 
 def join_projections(model: Any, as_built: set[nn.Module]) -> None:

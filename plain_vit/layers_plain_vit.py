@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules import module as registry
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -152,6 +153,33 @@ def norm_or_identity(
     return norms[config.norm_type](config.hidden_size if width is None else width, eps=config.layer_norm_eps)
 
 
+# Layers of a block that do nothing are not called: for one image on a GPU, calls take longer than what they compute
+
+
+def norm_or_none(config: PlainViTConfig, present: bool, width: int | None = None) -> nn.Module | None:
+    """Return the config's norm over `width` (default: the hidden size), or None."""
+    return norm_or_identity(config, present, width) if present else None
+
+
+def apply(layer: nn.Module | None, hidden_states: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """Return the output of a layer, or its first input if the config has none."""
+    return hidden_states if layer is None else layer(hidden_states, *rest)
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Return whether a module has a hook, or every module has, or a `forward` in place of its type's."""
+    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    return bool(own) or "forward" in module.__dict__ or registry._has_any_global_hook()
+
+
+class Dropout(nn.Dropout):
+    """Dropout that is called only where it drops, or where someone watches."""
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        drops = self.training and self.p
+        return super().__call__(hidden_states) if drops or is_watched(self) else hidden_states
+
+
 # Residual branches
 
 
@@ -194,10 +222,15 @@ class StochasticDepth(nn.Module):
         return f"rate={self.rate:g}"
 
 
-def layer_scale_or_identity(config: PlainViTConfig, present: bool = True) -> nn.Module:
-    """Return a LayerScale, or an identity if the config has none."""
+def stochastic_depth_or_none(config: PlainViTConfig, layer_idx: int) -> nn.Module | None:
+    """Return a StochasticDepth, or None if the config drops no branches."""
+    return StochasticDepth(config, layer_idx) if config.drop_path_rate else None
+
+
+def layer_scale_or_none(config: PlainViTConfig, present: bool = True) -> nn.Module | None:
+    """Return a LayerScale, or None if the config has none."""
     gain = config.layer_scale_init_value if present else None
-    return nn.Identity() if gain is None else LayerScale(config.hidden_size, gain)
+    return None if gain is None else LayerScale(config.hidden_size, gain)
 
 
 # MLPs
@@ -211,14 +244,14 @@ class SwiGLU(nn.Module):
         self.gate = init_as("mlp", nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias))
         self.fc1 = init_as("mlp", nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias))
         self.activation = ACT2FN[config.hidden_act]
-        self.norm = norm_or_identity(config, config.mlp_inner_norm, config.intermediate_size)
+        self.norm = norm_or_none(config, config.mlp_inner_norm, config.intermediate_size)
         self.fc2 = init_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         hidden_states = cast_once(hidden_states)
         hidden_states = self.activation(self.gate(hidden_states)) * self.fc1(hidden_states)
-        return self.dropout(self.fc2(self.norm(self.dropout(hidden_states))))
+        return self.dropout(self.fc2(apply(self.norm, self.dropout(hidden_states))))
 
 
 class PackedSwiGLU(nn.Module):
@@ -228,13 +261,13 @@ class PackedSwiGLU(nn.Module):
         super().__init__()
         self.fc1 = init_as("mlp", nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias))
         self.activation = ACT2FN[config.hidden_act]
-        self.norm = norm_or_identity(config, config.mlp_inner_norm, config.intermediate_size)
+        self.norm = norm_or_none(config, config.mlp_inner_norm, config.intermediate_size)
         self.fc2 = init_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         gate, value = self.fc1(hidden_states).chunk(2, dim=-1)
-        return self.dropout(self.fc2(self.norm(self.dropout(self.activation(gate) * value))))
+        return self.dropout(self.fc2(apply(self.norm, self.dropout(self.activation(gate) * value))))
 
 
 # Blocks: each takes factories of its attention and its MLP, so that every combination works. A block returns the tokens
@@ -275,7 +308,7 @@ class PostNormLayer(GradientCheckpointingLayer):
         self.layernorm_before = norm_or_identity(config, True)
         self.mlp = mlp(config)
         self.layernorm_after = norm_or_identity(config, True)
-        self.drop_path = StochasticDepth(config, layer_idx)
+        self.drop_path = stochastic_depth_or_none(config, layer_idx)
 
     def forward(
         self,
@@ -285,9 +318,10 @@ class PostNormLayer(GradientCheckpointingLayer):
         **kwargs: Any,
     ) -> torch.Tensor:
         attended, _ = self.attention(hidden_states, position_bias=position_bias, segments=segments, **kwargs)
-        attended = self.drop_path(self.layernorm_before(attended), segments)
+        attended = apply(self.drop_path, self.layernorm_before(attended), segments)
         hidden_states = first_tokens(hidden_states, attended.shape[1]) + attended
-        return hidden_states + self.drop_path(self.layernorm_after(self.mlp(hidden_states)), segments)
+        transformed = self.layernorm_after(self.mlp(hidden_states))
+        return hidden_states + apply(self.drop_path, transformed, segments)
 
 
 class ParallelLayer(GradientCheckpointingLayer):
@@ -298,8 +332,8 @@ class ParallelLayer(GradientCheckpointingLayer):
         self.layernorm_before = norm_or_identity(config, True)
         self.attention = attention(config, layer_idx)
         self.mlp = mlp(config)
-        self.layer_scale1 = layer_scale_or_identity(config)
-        self.drop_path = StochasticDepth(config, layer_idx)
+        self.layer_scale1 = layer_scale_or_none(config)
+        self.drop_path = stochastic_depth_or_none(config, layer_idx)
 
     def forward(
         self,
@@ -312,7 +346,7 @@ class ParallelLayer(GradientCheckpointingLayer):
         attended, _ = self.attention(normed, position_bias=position_bias, segments=segments, **kwargs)
         transformed = self.mlp(first_tokens(normed, attended.shape[1]))
         hidden_states = first_tokens(hidden_states, attended.shape[1])
-        return hidden_states + self.drop_path(self.layer_scale1(attended + transformed), segments)
+        return hidden_states + apply(self.drop_path, apply(self.layer_scale1, attended + transformed), segments)
 
 
 class AttentionBranch(nn.Module):
@@ -322,8 +356,8 @@ class AttentionBranch(nn.Module):
         super().__init__()
         self.layernorm = norm_or_identity(config, True)
         self.attention = attention(config, layer_idx)
-        self.layer_scale = layer_scale_or_identity(config)
-        self.drop_path = StochasticDepth(config, layer_idx)
+        self.layer_scale = layer_scale_or_none(config)
+        self.drop_path = stochastic_depth_or_none(config, layer_idx)
 
     def forward(
         self,
@@ -334,7 +368,7 @@ class AttentionBranch(nn.Module):
     ) -> torch.Tensor:
         normed = self.layernorm(hidden_states)
         attended, _ = self.attention(normed, position_bias=position_bias, segments=segments, **kwargs)
-        return self.drop_path(self.layer_scale(attended), segments)
+        return apply(self.drop_path, apply(self.layer_scale, attended), segments)
 
 
 class MLPBranch(nn.Module):
@@ -344,11 +378,12 @@ class MLPBranch(nn.Module):
         super().__init__()
         self.layernorm = norm_or_identity(config, True)
         self.mlp = mlp(config)
-        self.layer_scale = layer_scale_or_identity(config)
-        self.drop_path = StochasticDepth(config, layer_idx)
+        self.layer_scale = layer_scale_or_none(config)
+        self.drop_path = stochastic_depth_or_none(config, layer_idx)
 
     def forward(self, hidden_states: torch.Tensor, segments: Any = None) -> torch.Tensor:
-        return self.drop_path(self.layer_scale(self.mlp(self.layernorm(hidden_states))), segments)
+        transformed = self.mlp(self.layernorm(hidden_states))
+        return apply(self.drop_path, apply(self.layer_scale, transformed), segments)
 
 
 class BranchesLayer(GradientCheckpointingLayer):

@@ -43,6 +43,7 @@ from .heads_plain_vit import (
 from .layers_plain_vit import (
     PATCH_NORMS,
     BranchesLayer,
+    Dropout,
     FreshWeights,
     LinearPatchEmbeddings,
     PackedSwiGLU,
@@ -51,12 +52,14 @@ from .layers_plain_vit import (
     PostNormLayer,
     ResNetPatchEmbeddings,
     ShiftedPatchEmbeddings,
-    StochasticDepth,
     SwiGLU,
+    apply,
     first_tokens,
     init_as,
-    layer_scale_or_identity,
+    layer_scale_or_none,
     norm_or_identity,
+    norm_or_none,
+    stochastic_depth_or_none,
 )
 from .packed_plain_vit import ManySizes, OneSize, Tokens, as_weights, refuse_masks, tokens_of
 from .positions_plain_vit import (
@@ -156,7 +159,7 @@ class PlainViTEmbeddings(nn.Module):
         self.mask_token = tokens(int(config.use_mask_token))
         self.position_embeddings = POSITION_EMBEDDINGS[config.position_embedding_type](config)
         embedding_dropout = config.embedding_dropout_prob
-        self.dropout = nn.Dropout(config.hidden_dropout_prob if embedding_dropout is None else embedding_dropout)
+        self.dropout = Dropout(config.hidden_dropout_prob if embedding_dropout is None else embedding_dropout)
         self.norm = norm_or_identity(config, config.embedding_norm)
 
     def forward(
@@ -222,13 +225,13 @@ class PlainViTMLP(nn.Module):
         super().__init__()
         self.fc1 = init_as("mlp", nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias))
         self.activation = ACT2FN[config.hidden_act]
-        self.norm = norm_or_identity(config, config.mlp_inner_norm, config.intermediate_size)
+        self.norm = norm_or_none(config, config.mlp_inner_norm, config.intermediate_size)
         self.fc2 = init_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         hidden_states = self.dropout(self.activation(self.fc1(hidden_states)))
-        return self.dropout(self.fc2(self.norm(hidden_states)))
+        return self.dropout(self.fc2(apply(self.norm, hidden_states)))
 
 
 # Block: z' = attention(norm(z)) + z, then z = mlp(norm(z')) + z' (equations 2 and 3)
@@ -241,11 +244,11 @@ class PlainViTLayer(GradientCheckpointingLayer):
         super().__init__()
         self.layernorm_before = norm_or_identity(config, True)
         self.attention = attention(config, layer_idx)
-        self.layer_scale1 = layer_scale_or_identity(config)
+        self.layer_scale1 = layer_scale_or_none(config)
         self.layernorm_after = norm_or_identity(config, True)
         self.mlp = mlp(config)
-        self.layer_scale2 = layer_scale_or_identity(config, config.gain_on_mlp)
-        self.drop_path = StochasticDepth(config, layer_idx)
+        self.layer_scale2 = layer_scale_or_none(config, config.gain_on_mlp)
+        self.drop_path = stochastic_depth_or_none(config, layer_idx)
 
     def forward(
         self,
@@ -256,10 +259,10 @@ class PlainViTLayer(GradientCheckpointingLayer):
     ) -> torch.Tensor:
         normed = self.layernorm_before(hidden_states)
         attended, _ = self.attention(normed, position_bias=position_bias, segments=segments, **kwargs)
-        attended = self.drop_path(self.layer_scale1(attended), segments)
+        attended = apply(self.drop_path, apply(self.layer_scale1, attended), segments)
         hidden_states = first_tokens(hidden_states, attended.shape[1]) + attended
         transformed = self.mlp(self.layernorm_after(hidden_states))
-        return hidden_states + self.drop_path(self.layer_scale2(transformed), segments)
+        return hidden_states + apply(self.drop_path, apply(self.layer_scale2, transformed), segments)
 
 
 MLPS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
@@ -452,9 +455,11 @@ class PlainViTModel(PlainViTPreTrainedModel):
         kwargs["distances"] = distances = tokens.distances(self.config, pixel_values.device)
         kwargs["segments"] = tokens.segments
         bias = None if self.relative_position_bias is None else self.relative_position_bias(distances)
-        of_layers = zip(self.layers, rotations, join_projections(self.layers), strict=True)
-        for index, (layer, rotation, projection) in enumerate(of_layers, start=1):
-            kwargs["num_output_tokens"] = tokens.num_readable(num_output_tokens) if index == len(self.layers) else None
+        layers = list(self.layers)
+        of_layers = zip(layers, rotations, join_projections(layers), strict=True)
+        for number, (layer, rotation, projection) in enumerate(of_layers, start=1):
+            if number == len(layers):
+                kwargs["num_output_tokens"] = tokens.num_readable(num_output_tokens)
             hidden_states = layer(hidden_states, bias, rotation=rotation, projection=projection, **kwargs)
         hidden_states = self.layernorm(hidden_states)
         pooled = None
@@ -475,7 +480,7 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.vit = PlainViTModel(config)
-        self.dropout = nn.Dropout(config.classifier_dropout_prob)
+        self.dropout = Dropout(config.classifier_dropout_prob)
         self.classifier = classifier(config)
         self.distillation_classifier = classifier(config) if config.use_distillation_token else None
         self.loss_function = image_classification_loss
@@ -654,7 +659,7 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[
         rotations = tokens.rotations(self.rotary_embedding, pixel_values, None)
         kwargs["distances"] = distances = tokens.distances(self.config, pixel_values.device)
         bias = None if self.relative_position_bias is None else self.relative_position_bias(distances)
-        for layer, rotation, joined in zip(self.layers, rotations, join_projections(self.layers), strict=True):
+        for layer, rotation, joined in zip(self.layers, rotations, join_projections(list(self.layers)), strict=True):
             stages.append(layer(stages[-1], bias, rotation=rotation, projection=joined, **kwargs))
         features = [self.layernorm(stages[index]) for index in self.out_indices]
         if self.config.reshape_hidden_states:

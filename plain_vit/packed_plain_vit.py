@@ -302,22 +302,22 @@ def tokens_of(
     Raises:
         ValueError: The inputs contradict each other or the model; the message says what was expected.
     """
-    values = config.patch_shape[0] * config.patch_shape[1] * config.num_channels
     shape, channels = tuple(pixel_values.shape), config.num_channels
-    if spatial_shapes is None and (len(shape) != 4 or shape[1] != channels):
-        raise ValueError(
-            f"pixel_values has shape {shape}: expected (batch, {channels}, height, width); patches of images of many "
-            "sizes need spatial_shapes beside them"
-        )
-    if spatial_shapes is not None and (len(shape) not in (2, 3) or shape[-1] != values):
+    if spatial_shapes is None:
+        if len(shape) != 4 or shape[1] != channels:
+            raise ValueError(
+                f"pixel_values has shape {shape}: expected (batch, {channels}, height, width); patches of images of "
+                "many sizes need spatial_shapes beside them"
+            )
+        if pixel_attention_mask is not None:
+            raise ValueError("pixel_attention_mask marks padded patches: it needs spatial_shapes")
+        return OneSize(config.grid_of(*shape[-2:]))
+    values = config.patch_shape[0] * config.patch_shape[1] * channels
+    if len(shape) not in (2, 3) or shape[-1] != values:
         raise ValueError(
             f"pixel_values has shape {shape} beside spatial_shapes: expected the flattened patches of images of many "
             f"sizes, padded (batch, patches, {values}) or packed (patches, {values})"
         )
-    if spatial_shapes is None:
-        if pixel_attention_mask is not None:
-            raise ValueError("pixel_attention_mask marks padded patches: it needs spatial_shapes")
-        return OneSize(config.grid_of(*shape[-2:]))
     _check_model(config)
     grids = _grids_in(spatial_shapes)
     tokens = _padded(config, grids, pixel_values) if len(shape) == 3 else _packed(config, grids, pixel_values)

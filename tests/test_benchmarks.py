@@ -290,6 +290,18 @@ def test_rotated_queries_and_keys_need_few_kernels(model: str, most: dict[str, t
         assert found.step.casts <= casts
 
 
+def test_a_forward_pass_calls_few_functions_more_than_transformers() -> None:
+    ours, theirs = (bench_kernels.count("tiny", package, "float32").calls for package in ("plain_vit", "transformers"))
+    assert ours <= 1.1 * theirs  # for one image on a GPU, these calls are what takes the time
+
+
+def test_calls_are_counted_in_python_and_in_c() -> None:
+    def work() -> None:
+        [len(one) for one in ("", "a")]
+
+    assert bench_kernels.calls_of(work) in (4, 5)  # of work, its list before Python 3.12, len twice, and setprofile
+
+
 def test_joined_in_each_block_a_step_among_processes_has_few_kernels_more() -> None:
     most = {"float32": (393, 0), "bfloat16 autocast": (648, 279)}
     for dtype, (kernels, casts) in most.items():

@@ -1,5 +1,6 @@
 """Fast paths of the model, compared with the plain computation."""
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -53,6 +54,59 @@ def tokens_of_last_mlp(model: Any, images: torch.Tensor, **options: Any) -> int:
     model(images, **options)
     model.vit.layernorm = model.vit.layernorm[0]
     return seen[0]
+
+
+# Layers that do nothing
+
+
+def test_what_a_config_omits_is_no_layer() -> None:
+    layer = PlainViTForImageClassification(tiny_config()).vit.layers[0]
+    attention = layer.attention
+    omitted = (attention.q_norm, attention.k_norm, attention.norm, layer.mlp.norm)
+    assert [*omitted, layer.layer_scale1, layer.layer_scale2, layer.drop_path] == [None] * 7
+
+
+@pytest.mark.parametrize("watch", ["hook", "hook before", "hook of every module", "forward"])
+def test_a_dropout_that_drops_nothing_is_called_if_someone_watches(watch: str) -> None:
+    model = build()
+    dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    seen: list[nn.Module] = []
+
+    def see(module: nn.Module, *rest: Any) -> None:
+        seen.append(module)
+
+    def replaced(module: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+        see(module)
+        return hidden_states
+
+    handles = []
+    if watch == "hook of every module":
+        handles.append(nn.modules.module.register_module_forward_hook(see))
+    for dropout in dropouts:
+        if watch == "hook":
+            dropout.register_forward_hook(see)
+        elif watch == "hook before":
+            dropout.register_forward_pre_hook(see)
+        elif watch == "forward":
+            vars(dropout)["forward"] = functools.partial(replaced, dropout)
+    model(pixels())
+    for handle in handles:
+        handle.remove()
+    assert set(dropouts) <= set(seen)
+
+
+def test_dropouts_drop_when_they_alone_are_trained_or_get_a_rate_later() -> None:
+    """As Monte Carlo dropout does (Gal and Ghahramani 2016)."""
+    model = build(hidden_dropout_prob=0.2)
+    assert torch.equal(model(pixels()).logits, model(pixels()).logits)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.train()
+    assert not torch.equal(model(pixels()).logits, model(pixels()).logits)
+    model = build().train()
+    assert torch.equal(model(pixels()).logits, model(pixels()).logits)
+    model.vit.layers[0].mlp.dropout.p = 0.2
+    assert not torch.equal(model(pixels()).logits, model(pixels()).logits)
 
 
 # The attention that is used where none is asked for

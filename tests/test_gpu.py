@@ -357,7 +357,8 @@ def test_the_other_scripts_find_on_a_gpu_what_they_find_on_a_cpu(
     for device in ("cuda", "cpu"):
         if device == "cpu":
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        evaluation, probe, masked = (tmp_path / f"{name}-{device}" for name in ("evaluation.json", "probe", "masked"))
+        evaluation = tmp_path / f"evaluation-{device}.json"
+        probe, masked = (tmp_path / f"{name}-{device}" for name in ("probe", "masked"))
         launch("evaluate_image_classification", PYTHON, model=model, dataset="digits", output=evaluation)
         launch("linear_probe", PYTHON, model=model, dataset="digits", output_dir=probe)
         launch("pretrain_masked_patches", PYTHON, model="vit-tiny-patch16-32", dataset="digits", output_dir=masked,
