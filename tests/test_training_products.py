@@ -175,6 +175,23 @@ def test_compiled_models_multiply_as_before(multiplied: list[tuple[int, ...]]) -
     assert not multiplied
 
 
+def test_a_compiled_model_is_compiled_once() -> None:
+    model, images = PlainViTForImageClassification(tiny_config()).train(), pixels()
+    torch._dynamo.reset()
+    frames = 0
+
+    def count(graph: Any, examples: Any) -> Any:
+        nonlocal frames
+        frames += 1
+        return graph
+
+    program = torch.compile(model, fullgraph=True, backend=count)
+    for _ in range(3):
+        with onednn_products():
+            program(images).logits.sum().backward()
+    assert frames == 1
+
+
 # A model
 
 
