@@ -128,11 +128,19 @@ def test_weights_are_as_before_and_evaluations_have_the_same_bits() -> None:
 def test_a_copy_of_the_model_computes_with_its_own_weights() -> None:
     model = plain()
     train_on_copies(model, torch.bfloat16)
+    expected = gradients(model)  # also: knows where its parameters are
     other = copy.deepcopy(model)
     with torch.no_grad():
         for weight in other.parameters():
             weight.mul_(2)
-    assert not torch.equal(logits(other), logits(model))
+    again = gradients(copy.deepcopy(model))
+    found = gradients(other)
+    for name, gradient in gradients(model).items():
+        assert gradient is not None
+        assert torch.equal(gradient, expected[name])
+        assert torch.equal(gradient, again[name])
+    assert distance(found, expected) > 0.1
+    assert all(weight.grad is found[name] for name, weight in other.named_parameters())
 
 
 def test_frozen_weights_have_no_gradients_and_a_frozen_model_trains_adapters() -> None:

@@ -1,11 +1,13 @@
 """Precision: TF32 products on GPUs, and blocks that compute with bfloat16 copies of their weights."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.utils._pytree import tree_map
 
 from ...errors import TrainingError
@@ -71,25 +73,36 @@ class _OnCopies(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
+        parameters = [module._parameters[name] for module, name in self._slots]
+        copies = _Copies.apply(self.copied_to, *parameters)
+        given = [self._cast(value) for value in args]
+        named = {name: self._cast(value) for name, value in kwargs.items()}
+        try:
+            for (module, name), copy in zip(self._slots, copies, strict=True):
+                module._parameters[name] = copy
+            with torch.autocast(copies[0].device.type, enabled=False):
+                return super().forward(*given, **named)
+        finally:
+            for (module, name), parameter in zip(self._slots, parameters, strict=True):
+                module._parameters[name] = parameter
+
+    @functools.cached_property
+    def _slots(self) -> list[tuple[nn.Module, str]]:
+        """Where the block holds its parameters, matrices first: they begin at even addresses."""
         slots = [
-            (module, name, parameter)
+            (module, name, parameter.ndim)
             for module in self.modules()
             for name, parameter in module._parameters.items()
             if parameter is not None
         ]
-        slots.sort(key=lambda slot: -slot[2].ndim)  # matrices first: they begin at even addresses
-        copies = _Copies.apply(self.copied_to, *(parameter for _, _, parameter in slots))
-        args, kwargs = tree_map(self._cast, (args, kwargs))
-        try:
-            for (module, name, _), copy in zip(slots, copies, strict=True):
-                module._parameters[name] = copy
-            with torch.autocast(copies[0].device.type, enabled=False):
-                return super().forward(*args, **kwargs)
-        finally:
-            for module, name, parameter in slots:
-                module._parameters[name] = parameter
+        return [(module, name) for module, name, _ in sorted(slots, key=lambda slot: -slot[2])]
 
     def _cast(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool | torch.Tensor):  # most are, and so need no search for tensors
+            return self._cast_tensor(value)
+        return tree_map(self._cast_tensor, value)
+
+    def _cast_tensor(self, value: Any) -> Any:
         is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.to(self.copied_to) if is_floating else value
 
@@ -102,7 +115,8 @@ class _Copies(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         copies = _cast_together(tensors, dtype)
         trained = ctx.needs_input_grad[1:]
-        ctx.mark_non_differentiable(*(copy for copy, needed in zip(copies, trained, strict=True) if not needed))
+        if not all(trained):
+            ctx.mark_non_differentiable(*(copy for copy, needed in zip(copies, trained, strict=True) if not needed))
         ctx.dtype = tensors[0].dtype
         return copies
 
@@ -115,6 +129,5 @@ class _Copies(torch.autograd.Function):
 
 def _cast_together(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Return the tensors in another type, as parts of one tensor."""
-    together = torch.cat([tensor.flatten() for tensor in tensors]).to(dtype)
-    parts = together.split([tensor.numel() for tensor in tensors])
-    return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))
+    together = _flatten_dense_tensors(tensors).to(dtype)
+    return tuple(_unflatten_dense_tensors(together, tensors))
