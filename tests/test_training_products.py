@@ -263,9 +263,11 @@ def test_the_processor_decides(
     assert not environment.has_slow_float32_products.__wrapped__()
     monkeypatch.setattr(module, "has_slow_float32_products", lambda: expected)
     linear = F.linear
-    with products():
+    with products(torch.device("cpu")):
         assert (F.linear is not linear) is expected
     assert F.linear is linear
+    with products(torch.device("cuda")):  # whose host may be such a processor
+        assert F.linear is linear
 
 
 def test_the_script_takes_them_in_its_steps_and_not_in_evaluations(

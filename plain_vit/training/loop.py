@@ -469,7 +469,7 @@ class Loop(Generic[Result]):
         accelerator = self.accelerator
         first = (part * accelerator.num_processes + accelerator.process_index) * self.micro_batch
         states = generator_states(accelerator.device) if self.draws is None else []
-        with accelerator.accumulate(self.learner.model), tf32(self.options.tf32), products():
+        with accelerator.accumulate(self.learner.model), tf32(self.options.tf32), products(accelerator.device):
             loss, sums = self._loss(batch, first)
             self.learner.learn(loss, again=lambda: self._loss(batch, first)[0])
         if self.draws is None:

@@ -14,12 +14,15 @@ from ...environment import has_slow_float32_products
 from ...layers_plain_vit import is_eager
 
 
-def products() -> AbstractContextManager[object]:
+def products(device: torch.device) -> AbstractContextManager[object]:
     """Return a context for training steps, forward and backward, with the fastest products of this processor.
 
     Evaluations stay outside: their bits are those of a source.
+
+    Args:
+        device: of the model.
     """
-    return onednn_products() if has_slow_float32_products() else nullcontext()
+    return onednn_products() if device.type == "cpu" and has_slow_float32_products() else nullcontext()
 
 
 @contextmanager
