@@ -50,8 +50,10 @@ from plain_vit.analysis import (
     token_norms,
 )
 from plain_vit.analysis.attention import SIGNED
+from plain_vit.analysis.readout import NOT_READ_OUT, READOUTS
 from plain_vit.conversion.engine_models import EngineModel
 from plain_vit.errors import AnalysisError
+from plain_vit.heads_plain_vit import POOLERS
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 
 from .conftest import randomize_
@@ -72,6 +74,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "class and mean": {"pooling": "cls_mean", "num_register_tokens": 1},
     "mean of all tokens": {"pooling": "mean", "pool_prefix_tokens": True, "final_norm": "both"},
     "max": {"pooling": "max", "representation_size": 11},
+    "mean and max": {"pooling": "mean_max", "num_register_tokens": 1},
     "branches": {"block_type": "branches", "num_branches": 2},
     "parallel": {"block_type": "parallel"},
     "post norm": {"block_type": "post_norm"},
@@ -109,6 +112,14 @@ def attention_by_hand(model: Any, pixels: torch.Tensor) -> list[np.ndarray]:
     model.train()
     branches = model.config.num_branches
     return [torch.cat(attentions[i : i + branches], dim=1).numpy() for i in range(0, len(attentions), branches)]
+
+
+def shares_of_maxima(model: Any, pixels: torch.Tensor) -> np.ndarray:
+    """Return the share of the channels that each patch has the maximum of, (B, N)."""
+    with torch.no_grad():
+        tokens = model.eval().vit(pixels).last_hidden_state[:, token_layout(model, pixels).patches]
+    model.train()
+    return np.stack([np.bincount(of_image, minlength=tokens.shape[1]) for of_image in tokens.argmax(dim=1)]) / 20
 
 
 def uniform(model: Any) -> Any:
@@ -221,6 +232,9 @@ def test_rollout_of_uniform_attention_is_known(kind: str) -> None:
         expected = np.full((2, 5, 4), spread + 1 / 8 / tokens)
     elif kind == "class and mean":  # half of what is read are the patches
         expected = np.full((2, 5, 4), spread + 1 / 8 / 20 / 2)
+    elif "max" in kind:
+        read = shares_of_maxima(model, pixels).reshape(2, 5, 4)
+        expected = spread + 1 / 8 * (read if kind == "max" else (read + 1 / 20) / 2)
     else:
         expected = np.full((2, 5, 4), spread + 1 / 8 / 20)
     np.testing.assert_allclose(attention_rollout(model, pixels), expected, rtol=1e-6)
@@ -251,25 +265,50 @@ def test_rollout_joins_heads_over_all_branches_of_a_layer(fusion: Any, fuse: Cal
     np.testing.assert_allclose(attention_rollout(model, pixels, head_fusion=fusion), expected, rtol=1e-5)
 
 
+def read_by_hand(kind: str, model: Any, pixels: torch.Tensor) -> np.ndarray:
+    """Return how much of each token (B, L) the logits read."""
+    layout = token_layout(model, pixels)
+    read = np.zeros((2, layout.num_patches + len(layout.before) + len(layout.after)))
+    patches = read[:, layout.patches]
+    if "map" in kind or kind == "query":
+        patches[:] = probe_attention(model, pixels).mean(axis=1).reshape(2, -1)
+        if kind == "map of all tokens":
+            read[:, 0] = 1 - patches.sum(axis=1)  # the class token's share
+    elif kind == "class and mean":
+        read[:, 0], patches[:] = 1 / 2, 1 / 40
+    elif "max" in kind:
+        patches[:] = shares_of_maxima(model, pixels)
+        patches[:] = patches if kind == "max" else (patches + 1 / 20) / 2
+    elif kind == "mean of all tokens":
+        read[:] = 1 / read.shape[1]
+    elif model.config.pooling == "mean":
+        patches[:] = 1 / 20
+    else:
+        read[:, : 2 if kind == "distilled" else 1] = 1 / 2 if kind == "distilled" else 1
+    return read
+
+
 @every_kind
 def test_rollout_reads_what_the_logits_read(kind: str) -> None:
     model = build(kind)
     pixels = images(model)
-    layout = token_layout(model, pixels)
     total = rollout([torch.from_numpy(weights.mean(axis=1)) for weights in attention_by_hand(model, pixels)]).numpy()
-    if "map" in kind or kind == "query":
-        probe = probe_attention(model, pixels).mean(axis=1).reshape(2, -1)
-        expected = np.einsum("bn,bnm->bm", probe, total[:, layout.patches, layout.patches])
-        if kind == "map of all tokens":
-            expected += (1 - probe.sum(axis=1))[:, None] * total[:, 0, layout.patches]  # the class token's share
-    elif kind == "class and mean":
-        expected = (total[:, 0, layout.patches] + total[:, layout.patches, layout.patches].mean(axis=1)) / 2
-    else:
-        rows = {"distilled": slice(0, 2), "mean of all tokens": slice(None)}.get(
-            kind, slice(0, 1) if model.config.pooling == "cls" else layout.patches
-        )
-        expected = total[:, rows, layout.patches].mean(axis=1)
+    expected = np.einsum("bl,blm->bm", read_by_hand(kind, model, pixels), total)[:, token_layout(model, pixels).patches]
     np.testing.assert_allclose(attention_rollout(model, pixels), expected.reshape(2, 5, 4), rtol=2e-5)
+
+
+def test_every_pooling_is_read_out_or_refused_by_name() -> None:
+    assert READOUTS.keys() | NOT_READ_OUT.keys() == POOLERS.keys()
+    assert not READOUTS.keys() & NOT_READ_OUT.keys()
+
+
+def test_equal_patches_share_their_maximum() -> None:
+    model = build("max")
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)  # all patches are the same
+    np.testing.assert_allclose(
+        attention_rollout(model, images(model)), np.full((2, 5, 4), 1 / 8 / 20 + 7 / 8 / 21), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("use_class_token", [True, False])
@@ -286,16 +325,24 @@ def test_rollout_reads_what_pooling_by_refinement_reads(use_class_token: bool) -
     np.testing.assert_allclose(attention_rollout(model, pixels), expected, rtol=2e-5)
 
 
-def test_gradient_rollout_follows_its_equations() -> None:
-    model = build(attn_implementation="eager").eval()
+@every_kind
+def test_gradient_rollout_follows_its_equations(kind: str) -> None:
+    model = build(kind, attn_implementation="eager").eval()
     pixels = images(model)
     outputs = model(pixels, output_attentions=True)
     gradients = torch.autograd.grad(outputs.logits[:, 3].sum(), outputs.attentions)
-    total = torch.eye(21).expand(2, -1, -1)
-    for weights, gradient in zip(outputs.attentions, gradients, strict=True):
-        total = total + (weights * gradient).clamp(min=0).mean(dim=1) @ total
-    expected = total[:, 0, 1:].reshape(2, 5, 4).detach()
-    np.testing.assert_allclose(gradient_rollout(build(), pixels, target=3), expected, rtol=1e-5, atol=1e-7)
+    identity = torch.eye(outputs.attentions[0].shape[-1], dtype=torch.float64)
+    total, branches = identity.expand(2, -1, -1), model.config.num_branches
+    products = [
+        (each * gradient).clamp(min=0).double() for each, gradient in zip(outputs.attentions, gradients, strict=True)
+    ]
+    for i in range(0, len(products), branches):
+        total = total + torch.cat(products[i : i + branches], dim=1).mean(dim=1) @ total
+    read = torch.from_numpy(read_by_hand(kind, model, pixels))
+    # What is pooled counts only for what it has of the others: the identity would add the same to all patches.
+    expected = (read[:, None] @ (total - identity).detach())[:, 0, token_layout(model, pixels).patches]
+    result = gradient_rollout(build(kind), pixels, target=3)
+    np.testing.assert_allclose(result, expected.reshape(2, 5, 4), rtol=1e-5, atol=1e-7)
 
 
 # Attention distance
@@ -576,6 +623,18 @@ def test_displayed_images_are_those_that_were_normalised() -> None:
     np.testing.assert_allclose(shown[0], picture / 255, atol=1e-6)
     stretched = displayable(torch.tensor([[[[-3.0, 1.0], [0.0, 5.0]]]]))
     np.testing.assert_allclose(stretched, [[[0, 0.5], [0.375, 1]]])
+
+
+def test_displayed_images_are_what_the_model_sees_of_them() -> None:
+    model = build(drop_partial_patches=True, patch_projection="linear")
+    pixels = images(model, size=(14, 19))
+    shown = displayable(pixels, PlainViTImageProcessor(), model)
+    h, w = attention_rollout(model, pixels).shape[1:]
+    assert shown.shape == (2, 3 * h, 4 * w, 3) == (2, 12, 16, 3)
+    np.testing.assert_array_equal(shown, displayable(pixels, PlainViTImageProcessor())[:, :12, :16])
+    np.testing.assert_array_equal(displayable(pixels, model=model), displayable(pixels[..., :12, :16]))
+    with pytest.raises(AnalysisError, match=r"\(14, 19\) pixels .* is not a multiple of patch_size \(3, 4\)"):
+        displayable(pixels, model=build())
 
 
 def test_augmented_views_are_drawn_anew_and_repeat_with_the_seed() -> None:

@@ -24,7 +24,7 @@ BOUND = 220  # MB beyond the process, for images of any number and size: MOST_BY
 MEASURE = """
 import json, sys
 from pathlib import Path
-from plain_vit import PlainViTConfig, PlainViTImageProcessor, PlainViTModel
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
 from plain_vit.analysis.sheet import draw_sheet
 from plain_vit.errors import DataError
 
@@ -32,9 +32,9 @@ def resident(peak):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM" if peak else "VmRSS")) / 1024
 
-config = PlainViTConfig(hidden_size=20, num_hidden_layers=1, num_attention_heads=5, intermediate_size=23,
-                        image_size=24, patch_size=6, num_labels=3)
-model, processor = PlainViTModel(config).eval(), PlainViTImageProcessor.from_pretrained(sys.argv[2])
+config = PlainViTConfig(**json.loads(sys.argv[4]))
+kind = PlainViTForImageClassification if "num_labels" in sys.argv[4] else PlainViTModel
+model, processor = kind(config).eval(), PlainViTImageProcessor.from_pretrained(sys.argv[2])
 out, results = Path(sys.argv[1]), {}
 for case, files in json.loads(sys.argv[3]).items():
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -56,13 +56,29 @@ def photograph(path: Path, width: int, height: int) -> Path:
     return path
 
 
-def measured(folder: Path, cases: dict[str, list[Path]]) -> dict[str, tuple[float, str]]:
-    """Draw the sheets of these images in a process of its own; return what each added to its peak, in MB."""
-    PlainViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder / "processor")
+SMALL: dict[str, Any] = {
+    "hidden_size": 20, "num_hidden_layers": 1, "num_attention_heads": 5, "intermediate_size": 23, "image_size": 24,
+    "patch_size": 6,
+}  # fmt: skip
+
+
+def measured(
+    folder: Path, cases: dict[str, list[Path]], fields: dict[str, Any] = SMALL
+) -> dict[str, tuple[float, str]]:
+    """Draw the sheets of these images in a process of its own; return what each added to its peak, in MB.
+
+    Args:
+        folder: For the sheets.
+        cases: Images by the name of the sheet.
+        fields: Those of the model's config; one with `num_labels` is a classifier.
+    """
+    side = fields["image_size"]
+    PlainViTImageProcessor(size={"height": side, "width": side}).save_pretrained(folder / "processor")
     words = [
         str(folder),
         str(folder / "processor"),
         json.dumps({case: [str(file) for file in files] for case, files in cases.items()}),
+        json.dumps(fields),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run = subprocess.run([sys.executable, "-c", MEASURE, *words], env=environment, capture_output=True, text=True)
@@ -86,6 +102,21 @@ def test_memory_is_bounded_for_many_photographs_and_for_bombs(tmp_path: Path) ->
     added, said = results["photos"]
     assert not said
     assert added < 250  # kept, they are 384 MB
+
+
+def small_images(folder: Path, count: int) -> list[Path]:
+    """Write so many images, all different."""
+    paths = [folder / f"small {i}.png" for i in range(count)]
+    for i, path in enumerate(paths):
+        Image.fromarray(np.random.default_rng(i).integers(0, 256, (40, 30, 3), dtype=np.uint8)).save(path)
+    return paths
+
+
+def test_attention_to_many_patches_is_computed_of_one_image_at_a_time(tmp_path: Path) -> None:
+    many = {**SMALL, "num_hidden_layers": 3, "image_size": 186, "num_labels": 5}
+    ((added, said),) = measured(tmp_path, {"sheet": small_images(tmp_path, 8)}, many).values()
+    assert not said
+    assert added < 600  # one image takes 280 to 440: 18 for its weights in each layer; six or eight at once took 940
 
 
 @pytest.mark.slow

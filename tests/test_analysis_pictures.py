@@ -426,14 +426,33 @@ def test_a_sheet_holds_every_picture_and_every_array(tmp_path: Path, files: list
 
     pixels = prepared(files)
     arrays = np.load(out / "arrays.npz")
-    np.testing.assert_array_equal(arrays["rollout"], attention_rollout(model, pixels))
-    np.testing.assert_array_equal(arrays["grad_cam"], grad_cam(model, pixels))
-    np.testing.assert_array_equal(arrays["probabilities"], predict(model, pixels))
-    np.testing.assert_array_equal(arrays["attention_last_layer"], attention_maps(model, pixels, layers=1)[:, 0])
+    for i, image in enumerate(pixels.split(1)):
+        np.testing.assert_array_equal(arrays["rollout"][i], attention_rollout(model, image)[0])
+        np.testing.assert_array_equal(arrays["grad_cam"][i], grad_cam(model, image)[0])
+        np.testing.assert_array_equal(arrays["probabilities"][i], predict(model, image)[0])
+        np.testing.assert_array_equal(arrays["attention_last_layer"][i], attention_maps(model, image, layers=1)[0, 0])
     np.testing.assert_array_equal(arrays["patch_filters"], patch_filters(model).components)
     np.testing.assert_array_equal(arrays["position_similarity"], position_similarity(model, (5, 4)).patches)
     expected = average_over_images(attention_distance, model, [pixels], progress=False)
     np.testing.assert_allclose(arrays["attention_distance"], expected, rtol=1e-6)
+
+
+def test_texts_tell_distances_apart_and_name_files_beside_classes(tmp_path: Path, files: list[Path]) -> None:
+    model = build()
+    model.classifier.weight.data.zero_()  # all images are of one class
+    draw_sheet(files, model, processor(), tmp_path / "sheet", progress=False)
+    page = Page((tmp_path / "sheet" / "index.html").read_text(encoding="utf-8"))
+    likeliest = NAMES[model.classifier.bias.argmax()]
+    of_classes = [text for text in page.texts if f" as {likeliest}: row" in text]
+    assert len(of_classes) == 2  # Grad-CAM and gradient rollout
+    assert all(f"image <{i}> as {likeliest}: row" in text for text in of_classes for i in range(3))
+    distances = np.load(tmp_path / "sheet" / "arrays.npz")["attention_distance"]
+    (said,) = (text for text in page.texts if text.startswith("A point for each head"))
+    assert f"goes from {distances[0].mean():.1f} pixels in layer 0 to {distances[-1].mean():.1f} in layer 1" in said
+    assert f"shortest ({distances.min():.1f})" in said
+    assert f"longest ({distances.max():.1f})" in said
+    assert f"{distances.min():.1f}" != f"{distances.max():.1f}"
+    assert f"{distances.min():.0f}" == f"{distances.max():.0f}"  # in whole pixels they would be the same
 
 
 def test_two_models_are_side_by_side_and_missing_figures_are_explained(tmp_path: Path, files: list[Path]) -> None:

@@ -9,6 +9,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -16,6 +17,8 @@ import transformers
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor, Dinov2Model
 
+from plain_vit import PlainViTConfig, PlainViTForImageClassification
+from plain_vit.analysis import gradient_rollout
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
 from plain_vit.conversion.parity import StageDifference, capture_stages, compare_models
 from plain_vit.errors import ExportError
@@ -128,6 +131,19 @@ def test_the_weights_were_trained(folder: Path, stock: Any) -> None:
     table = stock.embeddings.position_embeddings[0, 1:].reshape(37, 37, 384)
     cosine = torch.nn.functional.cosine_similarity
     assert cosine(table[:, 1:], table[:, :-1], dim=-1).mean() > 0.9 > 0.5 > cosine(table[0], table[36], dim=-1).mean()
+
+
+def test_gradient_rollout_of_pooled_patches_tells_them_apart(folder: Path) -> None:
+    """A path without attention gives each patch 1 / 256: that was nearly the whole map, as even as paper."""
+    encoder = from_checkpoint(folder).model
+    classes = {0: "rear admiral", 1: "pagoda", 2: "dahlia"}
+    model = PlainViTForImageClassification(
+        PlainViTConfig.from_dict({**encoder.config.to_dict(), "pooling": "mean", "id2label": classes})
+    )
+    model.vit.load_state_dict(encoder.state_dict())
+    torch.nn.init.normal_(model.classifier.weight, std=0.02, generator=torch.Generator().manual_seed(0))
+    (relevance,) = gradient_rollout(model, prepared(folder, (SMALL, ("grace_hopper",))))
+    assert relevance.max() > 2.5 * np.median(relevance) > 0
 
 
 def test_the_export_is_exact(folder: Path, stock: Any, tmp_path: Path) -> None:

@@ -13,17 +13,19 @@ from torch import nn
 
 from plain_vit.analysis.inspection import (
     TokenLayout,
+    as_array,
     as_batch,
     attention_modules,
     chosen,
     differentiable_scores,
     encoder,
-    evaluating,
-    plain,
-    recorded_attentions,
-    recorded_outputs,
+    observed,
+    product,
+    record_attentions,
+    record_outputs,
     token_layout,
 )
+from plain_vit.analysis.readout import probe_weights, readout
 from plain_vit.errors import AnalysisError
 from plain_vit.modeling_plain_vit import PlainViTPreTrainedModel
 
@@ -60,7 +62,7 @@ def attention_maps(
     Raises:
         AnalysisError: The model has no such token, patch, layer or head, or the pixels do not fit it.
     """
-    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    model, pixel_values = observed(model), as_batch(model, pixel_values)
     layout = token_layout(model, pixel_values)
     rows = layout.query(query if query is not None else "class" if "class" in layout.before else "patches")
     modules = attention_modules(model)
@@ -70,10 +72,11 @@ def attention_maps(
     def keep(weights: torch.Tensor) -> torch.Tensor:
         return weights[:, :, rows, layout.patches].float().mean(dim=2)  # B heads N
 
-    with torch.no_grad(), evaluating(model), recorded_attentions(model, keep) as attentions:
+    attentions = record_attentions(model, keep)
+    with torch.no_grad():
         model(pixel_values)
     maps = torch.stack([torch.cat(attentions[i], dim=1)[:, of_heads] for i in numbers], dim=1)
-    return maps.unflatten(-1, layout.grid_size).cpu().numpy()
+    return as_array(maps.unflatten(-1, layout.grid_size))
 
 
 def attention_rollout(
@@ -107,21 +110,17 @@ def attention_rollout(
         raise AnalysisError(f"head_fusion is {head_fusion!r}: expected one of {list(HEAD_FUSIONS)}")
     if not 0 <= discard < 1:
         raise AnalysisError(f"discard is {discard}: expected a number in [0, 1)")
-    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    model, pixel_values = observed(model), as_batch(model, pixel_values)
     _refuse_signed(model, "attention rollout")
     layout = token_layout(model, pixel_values)
     fuse = HEAD_FUSIONS[head_fusion]
-
-    with (
-        torch.no_grad(),
-        evaluating(model),
-        recorded_attentions(model, lambda weights: fuse(weights.float())) as attentions,
-        recorded_outputs(encoder(model).layernorm) as hidden_states,
-    ):
+    attentions = record_attentions(model, lambda weights: fuse(weights.float()))
+    hidden_states = record_outputs(encoder(model).layernorm)
+    with torch.no_grad():
         model(pixel_values)
-        readout = _readout(model, layout, hidden_states[0])
+        read = readout(model, layout, hidden_states[0])
     layers = [fuse(torch.stack(branches, dim=1)) for branches in attentions]  # of B L L
-    return _patches_of(readout @ rollout(layers, discard), layout)
+    return _patches_of(product(read, rollout(layers, discard)), layout)
 
 
 def rollout(layers: Sequence[torch.Tensor], discard: float = 0.0) -> torch.Tensor:
@@ -137,12 +136,12 @@ def rollout(layers: Sequence[torch.Tensor], discard: float = 0.0) -> torch.Tenso
     identity = torch.eye(layers[0].shape[-1], device=layers[0].device)
     total = identity
     for weights in layers:
-        count = int(discard * weights[0].numel())
+        count = int(discard * weights.shape[-1] ** 2)
         if count:
             smallest = weights.flatten(1).argsort(dim=1)[:, :count]
             weights = weights.flatten(1).scatter(1, smallest, 0.0).view_as(weights)
         weights = weights + identity
-        total = (weights / weights.sum(dim=-1, keepdim=True)) @ total
+        total = product(weights / weights.sum(dim=-1, keepdim=True), total)
     return total
 
 
@@ -154,7 +153,8 @@ def gradient_rollout(
     """Return the relevance of each patch for a class, following attention through all layers.
 
     Each weight is multiplied by the gradient of the class score, negative products are dropped, heads are averaged,
-    and the matrices of all layers are accumulated along all paths.
+    and the matrices of all layers are accumulated along all paths. A path has one attention or more: a pooled patch is
+    not relevant for being pooled. (The class token, which the paper reads, is no patch.)
 
     Args:
         model: A plain ViT with a classifier.
@@ -171,32 +171,35 @@ def gradient_rollout(
     Source:
         Chefer et al. 2021b, equations 5 and 6.
     """
-    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    model, pixel_values = observed(model), as_batch(model, pixel_values)
     layout = token_layout(model, pixel_values)
     pixels = pixel_values.detach().clone().requires_grad_()  # for frozen models
-    with (
-        torch.enable_grad(),
-        evaluating(model),
-        recorded_attentions(model, lambda weights: weights) as attentions,
-        recorded_outputs(encoder(model).layernorm) as hidden_states,
-    ):
+    relevant = record_attentions(model, _relevance)
+    hidden_states = record_outputs(encoder(model).layernorm)
+    with torch.enable_grad():
         _, scores = differentiable_scores(model, pixels, target)
-        weights = [branch for layer in attentions for branch in layer]
-        found = torch.autograd.grad(scores.sum(), weights, allow_unused=True)
-        readout = _readout(model, layout, hidden_states[0]).detach()
-    if any(gradient is None for gradient in found):
+        torch.autograd.grad(scores.sum(), pixels)
+        read = readout(model, layout, hidden_states[0]).detach()
+    if not all(branch for layer in relevant for branch in layer):
         raise AnalysisError(
             "gradient rollout uses the gradients of the attention weights, and attention of the type "
             f"{model.config.attention_type!r} is not computed from the weights that it returns: use grad_cam or "
             "integrated_gradients instead"
         )
-    gradients = iter(found)
-    identity = torch.eye(weights[0].shape[-1], device=weights[0].device)
-    total = identity.expand(len(pixels), -1, -1)
-    for layer in attentions:
-        relevant = [(next(gradients) * branch.detach()).float().clamp(min=0).mean(dim=1) for branch in layer]
-        total = total + torch.stack(relevant).mean(dim=0) @ total
-    return _patches_of(readout @ total, layout)
+    total = torch.zeros_like(relevant[0][0][0])  # the paper's, less the identity
+    for layer in relevant:
+        mean = torch.stack([branch[0] for branch in layer]).mean(dim=0)
+        total = total + mean + product(mean, total)
+    return _patches_of(product(read, total), layout)
+
+
+def _relevance(weights: torch.Tensor) -> list[torch.Tensor]:
+    """Return a list that the backward pass fills, so that the gradients of one attention are in memory at a time."""
+    found: list[torch.Tensor] = []
+    values = weights.detach()
+    if weights.requires_grad:  # else the scores do not either, which is refused
+        weights.register_hook(lambda gradient: found.append((gradient * values).float().clamp(min=0).mean(dim=1)))
+    return found
 
 
 def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
@@ -219,7 +222,7 @@ def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[st
     Source:
         Dosovitskiy et al. 2021, Figure 7 (right) and appendix D.7.
     """
-    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    model, pixel_values = observed(model), as_batch(model, pixel_values)
     _refuse_signed(model, "attention distance")
     layout = token_layout(model, pixel_values)
     distances = patch_distances(layout.grid_size, layout.patch_size).to(pixel_values.device)
@@ -228,9 +231,10 @@ def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[st
         weights = weights[:, :, layout.patches, layout.patches].float()
         return ((weights * distances).sum(dim=-1) / weights.sum(dim=-1)).nanmean(dim=-1)  # B heads
 
-    with torch.no_grad(), evaluating(model), recorded_attentions(model, keep) as attentions:
+    attentions = record_attentions(model, keep)
+    with torch.no_grad():
         model(pixel_values)
-    return torch.stack([torch.cat(layer, dim=1) for layer in attentions], dim=1).cpu().numpy()
+    return as_array(torch.stack([torch.cat(layer, dim=1) for layer in attentions], dim=1))
 
 
 def patch_distances(grid_size: tuple[int, int], patch_size: tuple[int, int]) -> torch.Tensor:
@@ -261,73 +265,22 @@ def probe_attention(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, 
     Raises:
         AnalysisError: The model has another pooling, or the pixels do not fit it.
     """
-    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    model, pixel_values = observed(model), as_batch(model, pixel_values)
     if model.config.pooling not in ("map", "query"):
         raise AnalysisError(
             f'the model has pooling {model.config.pooling!r}: only pooling "map" and "query" have a probe'
         )
     layout = token_layout(model, pixel_values)
-    with torch.no_grad(), evaluating(model), recorded_outputs(encoder(model).layernorm) as hidden_states:
+    hidden_states = record_outputs(encoder(model).layernorm)
+    with torch.no_grad():
         model(pixel_values)
-        weights = _probe_weights(model, layout, hidden_states[0])[..., layout.patches]
-    return weights.unflatten(-1, layout.grid_size).cpu().numpy()
-
-
-def _probe_weights(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Return the attention of the pooling's probe to each token: (B, heads, L), 0 for tokens that are not pooled."""
-    pooler: Any = getattr(encoder(model), "pooler", None)
-    if pooler is None:
-        raise AnalysisError(
-            f"the model was built without its pooling {model.config.pooling!r}, which reads the patches: give "
-            "one that has it"
-        )
-    probe = pooler.query if model.config.pooling == "query" else pooler.q_proj(pooler.probe)
-    query = probe.unflatten(-1, (pooler.num_heads, -1))  # 1 1 heads d
-    key = pooler.k_proj(hidden_states).unflatten(-1, (pooler.num_heads, -1))  # B L heads d
-    scores = (query * key).sum(dim=-1).float() * query.shape[-1] ** -0.5  # B L heads
-    if not model.config.pool_prefix_tokens:
-        read = torch.zeros(hidden_states.shape[1], dtype=torch.bool, device=scores.device)
-        read[layout.patches] = True
-        scores = scores.masked_fill(~read[:, None], -torch.inf)
-    return scores.softmax(dim=1).transpose(1, 2)
-
-
-def _readout(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Return the weights of the last layer's tokens in the logits, of shape (B, 1, L)."""
-    config = model.config
-    weights = torch.zeros(hidden_states.shape[:2], device=hidden_states.device)
-    if config.pooling == "class_attention":
-        raise AnalysisError(
-            'pooling "class_attention" reads the patches in several blocks, with negative weights too: use '
-            "attention_maps, grad_cam or integrated_gradients instead"
-        )
-    if config.pooling in ("query_block", "query_attention"):
-        raise AnalysisError(
-            f'pooling "{config.pooling}" reads the patches with a query, and is not read out here: use attention_maps, '
-            "grad_cam or integrated_gradients instead"
-        )
-    if config.pooling in ("map", "query"):
-        weights = _probe_weights(model, layout, hidden_states).mean(dim=1)
-    elif config.pooling == "prr":
-        heads = hidden_states.float().unflatten(-1, (config.pooling_heads, -1)).transpose(1, 2)  # B heads L d
-        refinement = (heads @ heads.transpose(2, 3) * heads.shape[-1] ** -0.5).softmax(dim=-1).mean(dim=1)  # B L L
-        weights = refinement[:, 0] if config.use_class_token else refinement.mean(dim=1)
-    elif config.pooling == "cls":
-        weights[:, : 1 + config.use_distillation_token] = 1
-    elif config.pooling == "cls_mean":  # both halves have equal weight
-        read = slice(None) if config.pool_prefix_tokens else layout.patches
-        weights[:, read] = 1 / weights[:, read].shape[1]
-        weights[:, 0] += 1
-    elif config.pool_prefix_tokens:
-        weights[:] = 1
-    else:
-        weights[:, layout.patches] = 1
-    return (weights / weights.sum(dim=1, keepdim=True))[:, None]
+        weights = probe_weights(model, layout, hidden_states[0])[..., layout.patches]
+    return as_array(weights.unflatten(-1, layout.grid_size))
 
 
 def _patches_of(shares: torch.Tensor, layout: TokenLayout) -> np.ndarray:
     """Return the patches of (B, 1, L) as an array (B, h, w)."""
-    return shares[:, 0, layout.patches].unflatten(-1, layout.grid_size).cpu().numpy()
+    return as_array(shares[:, 0, layout.patches].unflatten(-1, layout.grid_size))
 
 
 def _refuse_signed(model: PlainViTPreTrainedModel, what: str) -> None:

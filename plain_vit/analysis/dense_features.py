@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 from plain_vit.analysis.inspection import (
+    as_array,
     as_batch,
     chosen,
     encoder,
-    evaluating,
-    plain,
-    recorded_outputs,
+    observed,
+    record_outputs,
     token_layout,
+    whole_numbers,
 )
 from plain_vit.errors import AnalysisError
 
@@ -47,14 +48,17 @@ def patch_features(
     Raises:
         AnalysisError: The model has no such layer, or the pixels do not fit it.
     """
-    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    model, pixel_values = observed(model), as_batch(model, pixel_values)
     layout, vit = token_layout(model, pixel_values), encoder(model)
-    number = None if layer is None else chosen("layer", layer, len(vit.layers))[0]
+    number = (
+        None if layer is None else chosen("layer", whole_numbers("layer", layer, shape=()).item(), len(vit.layers))[0]
+    )
     module = [vit.embeddings, *vit.layers][-1] if number is None else vit.layers[number]
-    with torch.no_grad(), evaluating(model), recorded_outputs(module) as states:
+    states = record_outputs(module)
+    with torch.no_grad():
         vit(pixel_values)
-        tokens = vit.layernorm(states[0])[:, layout.patches].float()
-    return tokens.unflatten(1, layout.grid_size).cpu().numpy()
+        tokens = vit.layernorm(states[0])[:, layout.patches]
+    return as_array(tokens.unflatten(1, layout.grid_size))
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,8 @@ def patch_similarity(features: np.ndarray, patch: tuple[int, int], image: int = 
     """
     tokens = _unit(_checked(features, 4))
     count, h, w, _ = tokens.shape
-    row, column = patch
+    row, column = whole_numbers("patch", patch, shape=(2,)).tolist()
+    image = whole_numbers("image", image, shape=()).item()
     if not 0 <= image < count:
         raise AnalysisError(f"image {image} is out of range: there are {count}, numbered 0 to {count - 1}")
     if not (0 <= row < h and 0 <= column < w):

@@ -102,8 +102,8 @@ def of_biases(biases: np.ndarray) -> str:
     middle = biases[:, :, rows // 2, columns // 2].mean()
     return (
         f"A map of {rows} x {columns} distances for each of {biases.shape[1]} heads: the biases go from "
-        f"{biases.min():.2f} to {biases.max():.2f}, with a mean of {middle:.2f} from a patch to itself and of "
-        f"{biases.mean():.2f} over all distances"
+        f"{short_number(biases.min())} to {short_number(biases.max())}, with a mean of {short_number(middle)} from a "
+        f"patch to itself and of {short_number(biases.mean())} over all distances"
     )
 
 
@@ -112,9 +112,9 @@ def of_distances(distances: np.ndarray, even: float) -> str:
     means = distances.mean(axis=1)
     near, far = (np.unravel_index(place, distances.shape) for place in (distances.argmin(), distances.argmax()))
     return (
-        f"A point for each head. The mean of the heads goes from {means[0]:.0f} pixels in layer 0 to {means[-1]:.0f} "
-        f"in layer {len(means) - 1}; head {near[1]} of layer {near[0]} has the shortest ({distances[near]:.0f}), head "
-        f"{far[1]} of layer {far[0]} the longest ({distances[far]:.0f}); uniform attention would be at {even:.0f}"
+        f"A point for each head. The mean of the heads goes from {means[0]:.1f} pixels in layer 0 to {means[-1]:.1f} "
+        f"in layer {len(means) - 1}; head {near[1]} of layer {near[0]} has the shortest ({distances[near]:.1f}), head "
+        f"{far[1]} of layer {far[0]} the longest ({distances[far]:.1f}); uniform attention would be at {even:.1f}"
     )
 
 

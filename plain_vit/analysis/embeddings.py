@@ -3,6 +3,7 @@
 Legend: `C` channels, `h w` patch grid, `N` patches, `P` tokens before the patches, `D` hidden size.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from plain_vit.analysis.inspection import encoder, evaluating, plain
+from plain_vit.analysis.inspection import as_array, encoder, observed, product, whole_numbers
 from plain_vit.errors import AnalysisError
+from plain_vit.modeling_plain_vit import PlainViTModel
 from plain_vit.positions_plain_vit import Distances
+
+BRIGHT = 1024.0  # a pixel beside which rounding of the bias is small
 
 
 @dataclass(frozen=True)
@@ -45,16 +49,12 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
     """
     if count < 1:
         raise AnalysisError(f"count is {count}: expected 1 or more principal components")
-    vit = encoder(model)
+    vit = encoder(observed(model))
     if vit.config.patch_projection == "resnet":
         raise AnalysisError("the patch projection reads the features of a ResNet: it has no filters over pixels")
     if vit.config.patch_projection == "shifted":
         raise AnalysisError("the patch projection reads five images, moved by a pixel: it has no filters over one")
-    projection: Any = vit.embeddings.patch_embeddings.projection
-    weight = projection.weight.detach()
-    weight = (weight.to_dense() if weight.is_mkldnn else weight).double().cpu()  # a prepared model's is packed
-    if weight.ndim == 2:  # dense, over pixels in the order row, column, channel
-        weight = weight.unflatten(1, (*vit.config.patch_shape, -1)).permute(0, 3, 1, 2)
+    weight = _filters(vit)
     filters = weight.flatten(1).numpy()
     if not np.ptp(filters, axis=0).any():
         raise AnalysisError("all filters of the patch projection are equal: they have no principal components")
@@ -66,6 +66,23 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
         components=components[:count].reshape(-1, *weight.shape[1:]).astype(np.float32),
         explained_variance=(variance / variance.sum())[:count].astype(np.float32),
     )
+
+
+def _filters(vit: PlainViTModel) -> torch.Tensor:
+    """Return the filters of the patch projection, of shape (D, C, patch height, patch width), in float64."""
+    projection: Any = vit.embeddings.patch_embeddings.projection
+    (height, width), channels = vit.config.patch_shape, vit.config.num_channels
+    is_dense = vit.config.patch_projection == "linear"
+    shape = (height, width, channels) if is_dense else (channels, height, width)
+    if type(projection) in (nn.Conv2d, nn.Linear):
+        weight = projection.weight.detach()
+    else:  # packed, quantised or with an adapter: what it makes of each pixel
+        pixels = BRIGHT * torch.eye(math.prod(shape), dtype=vit.dtype, device=vit.device)
+        pixels = pixels if is_dense else pixels.unflatten(1, shape)
+        with torch.no_grad():
+            weight = (projection(pixels) - projection(torch.zeros_like(pixels[:1]))).flatten(1).T / BRIGHT
+    weight = weight.double().cpu().reshape(-1, *shape)
+    return weight.permute(0, 3, 1, 2) if is_dense else weight
 
 
 @dataclass(frozen=True)
@@ -95,12 +112,13 @@ def position_similarity(model: nn.Module, grid_size: tuple[int, int] | None = No
     Source:
         Dosovitskiy et al. 2021, Figure 7 (centre).
     """
-    h, w = plain(model).config.grid_size if grid_size is None else grid_size
-    prefix, patches = _positions(model, (h, w))
+    vit = encoder(observed(model))
+    h, w = _grid(vit, grid_size)
+    prefix, patches = _positions(vit, (h, w))
     prefix, patches = (torch.nn.functional.normalize(table, dim=1) for table in (prefix, patches))
     return PositionSimilarity(
-        patches=(patches @ patches.T).reshape(h, w, h, w).numpy(),
-        prefix=(prefix @ patches.T).reshape(-1, h, w).numpy(),
+        patches=as_array(product(patches, patches.T).reshape(h, w, h, w)),
+        prefix=as_array(product(prefix, patches.T).reshape(-1, h, w)),
     )
 
 
@@ -122,20 +140,20 @@ def relative_position_biases(model: nn.Module, grid_size: tuple[int, int] | None
     Source:
         Bao et al. 2022; Liu et al. 2021, section 3.2.
     """
-    vit = encoder(model)
+    vit = encoder(observed(model))
     config = vit.config
-    h, w = config.grid_size if grid_size is None else grid_size
+    h, w = _grid(vit, grid_size)
     if config.relative_position_bias == "none":
         raise AnalysisError('the model adds no bias of relative positions (relative_position_bias="none")')
     if config.relative_position_bias == "query":
         raise AnalysisError('each query has biases of its own (relative_position_bias="query"): look at the attention')
     shape = 2 * h - 1, 2 * w - 1
-    every = torch.arange(shape[0] * shape[1], device=plain(model).device).view(shape)
+    every = torch.arange(shape[0] * shape[1], device=vit.device).view(shape)
     modules: list[Any] = [vit, *(module for layer in vit.layers for module in layer.modules())]
     owners = [module for module in modules if isinstance(getattr(module, "relative_position_bias", None), nn.Module)]
-    with evaluating(model), torch.no_grad():
+    with torch.no_grad():
         biases = [owner.relative_position_bias(Distances((h, w), every)) for owner in owners]
-    return torch.stack(biases).flip(-2, -1).float().cpu().numpy()  # ours count from the key to the query
+    return as_array(torch.stack(biases).flip(-2, -1))  # ours count from the key to the query
 
 
 @dataclass(frozen=True)
@@ -162,19 +180,30 @@ def resampled_positions(model: nn.Module, image_size: tuple[int, int]) -> Resamp
         AnalysisError: The patch size does not divide the image size, the model has no position embeddings, or they
             cannot be resampled to this size.
     """
-    config = plain(model).config
+    vit = encoder(observed(model))
+    height, width = whole_numbers("image_size", image_size, shape=(2,)).tolist()
     try:
-        grids = config.grid_size, config.grid_of(*image_size)
+        grids = vit.config.grid_size, vit.config.grid_of(height, width)
     except ValueError as error:
         raise AnalysisError(str(error)) from error
-    return ResampledPositions(*(_positions(model, grid)[1].unflatten(0, grid).numpy() for grid in grids))
+    return ResampledPositions(*(as_array(_positions(vit, grid)[1].unflatten(0, grid)) for grid in grids))
 
 
-def _positions(model: nn.Module, grid_size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _grid(vit: PlainViTModel, given: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the grid (down, across) that was given, or else the model's own."""
+    if given is None:
+        return vit.config.grid_size
+    h, w = whole_numbers("grid_size", given, shape=(2,)).tolist()
+    if min(h, w) < 1:
+        raise AnalysisError(f"grid_size is {(h, w)}: expected 1 or more patches down and across")
+    return h, w
+
+
+def _positions(vit: PlainViTModel, grid_size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the positions of the tokens before the patches, (P, D), and of the patches, (N, D), in float32."""
-    positions = encoder(model).embeddings.position_embeddings
+    positions = vit.embeddings.position_embeddings
     if positions is None:
-        config = encoder(model).config
+        config = vit.config
         where = {
             "position_embedding_type": config.position_embedding_type,
             "rotary_embedding_type": config.rotary_embedding_type,
@@ -182,9 +211,9 @@ def _positions(model: nn.Module, grid_size: tuple[int, int]) -> tuple[torch.Tens
         }
         said = ", ".join(f'{field}="{value}"' for field, value in where.items())
         raise AnalysisError(f"the model adds no position embeddings to its tokens ({said})")
-    like = torch.empty(0, device=plain(model).device)
     try:
-        table = positions(grid_size, like).detach().float().cpu()
+        with torch.no_grad():
+            table = positions(grid_size, torch.empty(0, device=vit.device)).float().cpu()
     except ValueError as error:
         raise AnalysisError(str(error)) from error
     first = len(table) - grid_size[0] * grid_size[1]

@@ -12,16 +12,17 @@ import torch
 from torch import nn
 
 from plain_vit.analysis.inspection import (
+    as_array,
     as_batch,
     attention_modules,
     classify,
     differentiable_scores,
     encoder,
-    evaluating,
-    plain,
-    recorded_outputs,
+    observed,
+    record_outputs,
     token_layout,
 )
+from plain_vit.errors import AnalysisError
 from plain_vit.extras import needs
 
 
@@ -49,16 +50,16 @@ def grad_cam(
     Source:
         Selvaraju et al. 2017, equations 1 and 2, with `grad_cam_layer` instead of the last convolution.
     """
-    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    model, pixel_values = observed(model), as_batch(model, pixel_values)
     layout = token_layout(model, pixel_values)
-    layer = grad_cam_layer(model)
+    outputs = record_outputs(grad_cam_layer(model))
     pixels = pixel_values.detach().clone().requires_grad_()  # for frozen models
-    with torch.enable_grad(), evaluating(model), recorded_outputs(layer) as outputs:
+    with torch.enable_grad():
         _, scores = differentiable_scores(model, pixels, target)
         gradients = torch.autograd.grad(scores.sum(), outputs[0])[0].float()
     features, gradients = (states[:, layout.patches] for states in (outputs[0].detach().float(), gradients))  # B N D
     maps = (features * gradients.mean(dim=1, keepdim=True)).sum(dim=-1).clamp(min=0)
-    return maps.unflatten(-1, layout.grid_size).cpu().numpy()
+    return as_array(maps.unflatten(-1, layout.grid_size))
 
 
 def grad_cam_layer(model: nn.Module) -> nn.Module:
@@ -103,7 +104,7 @@ def integrated_gradients(
     model: nn.Module,
     pixel_values: torch.Tensor | Mapping[str, Any],
     target: int | Sequence[int] | None = None,
-    baseline: torch.Tensor | float = 0.0,
+    baseline: torch.Tensor | np.ndarray | float = 0.0,
     steps: int = 50,
 ) -> np.ndarray:
     """Return the contribution of each pixel to a class score, compared with a baseline image.
@@ -121,8 +122,8 @@ def integrated_gradients(
         the image minus that of the baseline; otherwise there is a warning.
 
     Raises:
-        AnalysisError: A class is out of range, the model has no classifier or computes without gradients, or the pixels
-            do not fit.
+        AnalysisError: A class or the steps are out of range, the model has no classifier or computes without gradients,
+            or the pixels or the baseline do not fit.
         MissingPackageError: captum is not installed.
 
     Source:
@@ -130,21 +131,27 @@ def integrated_gradients(
     """
     with needs("plain-vit[analysis]"):
         from captum.attr import IntegratedGradients
-    model, pixel_values = plain(model), as_batch(model, pixel_values).float()
+    model, pixel_values = observed(model), as_batch(model, pixel_values).float()
     token_layout(model, pixel_values)
-    if isinstance(baseline, torch.Tensor):
-        baseline = baseline.to(pixel_values).expand_as(pixel_values)
-    with torch.enable_grad(), evaluating(model):
+    baseline = torch.as_tensor(baseline).to(pixel_values)
+    if baseline.shape not in ((), (1, *pixel_values.shape[1:]), pixel_values.shape):
+        raise AnalysisError(
+            f"the baseline has shape {tuple(baseline.shape)}: expected that of the images, "
+            f"{tuple(pixel_values.shape)}, or one image or value for all"
+        )
+    if steps < 1:
+        raise AnalysisError(f"steps is {steps}: expected 1 or more")
+    with torch.enable_grad():
         targets, _ = differentiable_scores(model, pixel_values.detach().clone().requires_grad_(), target)
         attributions, gaps = IntegratedGradients(lambda pixels: classify(model, pixels)).attribute(
             pixel_values,
-            baseline,
+            baseline.expand_as(pixel_values),
             targets,
-            n_steps=steps,
+            n_steps=int(steps),
             internal_batch_size=len(pixel_values),
             return_convergence_delta=True,
         )
-    contributions = attributions.detach().cpu().float().numpy()
+    contributions = as_array(attributions)
     for i, (total, gap) in enumerate(zip(contributions.sum(axis=(1, 2, 3)), gaps.tolist(), strict=True)):
         if abs(gap) > 0.1 * max(1.0, abs(total - gap)):
             warnings.warn(

@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from plain_vit.analysis.inspection import as_batch, classify, encoder, evaluating, plain, recorded_outputs, token_layout
+from plain_vit.analysis.inspection import (
+    as_array,
+    as_batch,
+    classify,
+    encoder,
+    observed,
+    record_outputs,
+    token_layout,
+)
 
 
 def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
@@ -32,18 +40,15 @@ def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any])
     Source:
         nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
-    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    model, pixel_values = observed(model), as_batch(model, pixel_values)
     token_layout(model, pixel_values)
     *below, last = encoder(model).embeddings, *encoder(model).layers
-
-    with torch.no_grad(), evaluating(model), recorded_outputs(*below) as states:
-        # The last layer outputs the tokens of all layers as one batch, so the model's own head is applied to each.
-        hook = last.register_forward_hook(lambda _module, _args, output: torch.cat([*states, output]))
-        try:
-            logits = classify(model, pixel_values)
-        finally:
-            hook.remove()
-    return logits.unflatten(0, (len(below) + 1, -1)).transpose(0, 1).cpu().numpy()
+    states = record_outputs(*below)
+    # The last layer outputs the tokens of all layers as one batch, so the model's own head is applied to each.
+    last.register_forward_hook(lambda _module, _args, output: torch.cat([*states, output]))
+    with torch.no_grad():
+        logits = classify(model, pixel_values)
+    return as_array(logits.unflatten(0, (len(below) + 1, -1)).transpose(0, 1))
 
 
 def token_norms(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
@@ -63,9 +68,10 @@ def token_norms(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]
     Source:
         Darcet et al. 2024, section 2.1.
     """
-    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    model, pixel_values = observed(model), as_batch(model, pixel_values)
     token_layout(model, pixel_values)
     vit = encoder(model)
-    with torch.no_grad(), evaluating(model), recorded_outputs(vit.embeddings, *vit.layers) as states:
+    states = record_outputs(vit.embeddings, *vit.layers)
+    with torch.no_grad():
         model(pixel_values)
-    return torch.stack([state.float().norm(dim=-1) for state in states], dim=1).cpu().numpy()
+    return as_array(torch.stack([state.float().norm(dim=-1) for state in states], dim=1))

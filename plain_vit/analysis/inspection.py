@@ -3,18 +3,22 @@
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D` hidden size.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import nn
 
+from plain_vit.analysis.replicas import eager, replica
 from plain_vit.errors import AnalysisError
 from plain_vit.modeling_plain_vit import PlainViTModel, PlainViTPreTrainedModel
 from plain_vit.packed_plain_vit import OneSize, tokens_of
 from plain_vit.packing import whole_images
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,9 @@ class TokenLayout:
         Raises:
             AnalysisError: There is no such token, or the patch is outside the grid.
         """
-        if query == "patches":
-            return self.patches
         if isinstance(query, str):
+            if query == "patches":
+                return self.patches
             named = {**{name: i for i, name in enumerate(self.before)},
                      **{name: self.patches.stop + i for i, name in enumerate(self.after)}}  # fmt: skip
             if query not in named:
@@ -63,7 +67,7 @@ class TokenLayout:
                     "a patch"
                 )
             return slice(named[query], named[query] + 1)
-        row, column = query
+        row, column = whole_numbers("query patch", query, shape=(2,)).tolist()
         h, w = self.grid_size
         if not (0 <= row < h and 0 <= column < w):
             raise AnalysisError(
@@ -75,15 +79,13 @@ class TokenLayout:
 
 
 def plain(model: Any) -> PlainViTPreTrainedModel:
-    """Return the plain ViT inside the wrappers of `torch.compile`, of data parallelism and of PEFT.
+    """Return the plain ViT inside the wrappers of `torch.compile`, of data parallelism and of PEFT, in any order.
 
     Raises:
         AnalysisError: It is another kind of model, or has no modules.
     """
-    model = getattr(model, "_orig_mod", model)  # compiled code does not run hooks
-    model = getattr(model, "module", model)
-    if hasattr(model, "get_base_model"):
-        model = model.get_base_model()
+    while (inside := _unwrapped(model)) is not model:
+        model = inside
     if getattr(getattr(model, "config", None), "model_type", None) != "plain_vit":
         raise AnalysisError(
             f"got a {type(model).__name__}: expected a plain ViT, as PlainViTForImageClassification.from_pretrained or "
@@ -94,7 +96,22 @@ def plain(model: Any) -> PlainViTPreTrainedModel:
             f"this {type(model).__name__} has no modules to look at, its pass is a graph in an engine: give the model "
             "itself, not one that is prepared for an engine"
         )
-    return model
+    return cast(PlainViTPreTrainedModel, model)
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return what a model wraps, if it wraps one."""
+    model = getattr(eager(model), "module", eager(model))
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def observed(model: nn.Module) -> PlainViTPreTrainedModel:
+    """Return a replica of the plain ViT inside any wrappers; hooks on it are not on the model.
+
+    Raises:
+        AnalysisError: As for `plain`.
+    """
+    return replica(plain(model))
 
 
 def encoder(model: nn.Module) -> PlainViTModel:
@@ -136,11 +153,14 @@ def as_batch(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -
     """Return pixels, or those of an image processor's output, on the model's device.
 
     Raises:
-        AnalysisError: They are patches of images of several sizes.
+        AnalysisError: They are patches of images of several sizes, or no floating-point numbers.
     """
     if isinstance(pixel_values, Mapping):
         pixel_values = pixels_of(pixel_values, plain(model).config.patch_shape[0])
-    return torch.as_tensor(pixel_values).to(plain(model).device)
+    pixels = torch.as_tensor(pixel_values)
+    if not pixels.is_floating_point():
+        raise AnalysisError(f"the pixels have dtype {pixels.dtype}: give normalised ones, as an image processor does")
+    return pixels.to(plain(model).device)
 
 
 def pixels_of(inputs: Mapping[str, Any], patch_size: int | None) -> torch.Tensor:
@@ -173,18 +193,6 @@ def _as_tensor(values: Any) -> torch.Tensor:
     return torch.as_tensor(values)
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Disable dropout, patch dropout and stochastic depth, and restore the mode of every module afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
 def attention_modules(model: nn.Module) -> list[list[nn.Module]]:
     """Return the attentions of each layer; only layers with branches have several.
 
@@ -197,57 +205,76 @@ def attention_modules(model: nn.Module) -> list[list[nn.Module]]:
     return [[m for name, m in layer.named_modules() if name.split(".")[-1] == "attention"] for layer in layers]
 
 
-@contextmanager
-def recorded_attentions(
-    model: nn.Module, keep: Callable[[torch.Tensor], torch.Tensor]
-) -> Iterator[list[list[torch.Tensor]]]:
-    """Record the attention weights of every forward pass, with any attention implementation.
+def record_attentions(model: nn.Module, keep: Callable[[torch.Tensor], Kept]) -> list[list[Kept]]:
+    """Record the attention weights of every forward pass of a replica, with any attention implementation.
 
-    Each attention returns its weights for that call, and only the result of `keep` stays in memory.
+    Each attention returns its weights, and only the result of `keep` stays in memory.
 
     Args:
-        model: A plain ViT.
+        model: A plain ViT, from `observed`.
         keep: Function applied to the weights of one attention, of shape (B, heads, L, L).
 
-    Yields:
+    Returns:
         For each layer the results for its attentions, filled by the forward pass.
     """
     modules = attention_modules(model)
-    kept: list[list[torch.Tensor]] = [[] for _ in modules]
+    kept: list[list[Kept]] = [[] for _ in modules]
 
     def ask(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         return args, {**kwargs, "output_attentions": True}
 
-    def record(layer: list[torch.Tensor]) -> Callable:
+    def record(layer: list[Kept]) -> Callable:
         return lambda _module, _args, output: layer.append(keep(output[1]))
 
-    with ExitStack() as hooks:
-        for layer, attentions in zip(kept, modules, strict=True):
-            for attention in attentions:
-                hooks.callback(attention.register_forward_pre_hook(ask, with_kwargs=True).remove)
-                hooks.callback(attention.register_forward_hook(record(layer)).remove)
-        yield kept
+    for layer, attentions in zip(kept, modules, strict=True):
+        for attention in attentions:
+            attention.register_forward_pre_hook(ask, with_kwargs=True)
+            attention.register_forward_hook(record(layer))
+    return kept
 
 
-@contextmanager
-def recorded_outputs(*modules: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Record the outputs of these modules in every forward pass, in the order in which they run."""
+def record_outputs(*modules: nn.Module) -> list[torch.Tensor]:
+    """Record the outputs of these modules of a replica in every forward pass, in the order in which they run."""
     kept: list[torch.Tensor] = []
-    with ExitStack() as hooks:
-        for module in modules:
-            hooks.callback(module.register_forward_hook(lambda _module, _args, output: kept.append(output)).remove)
-        yield kept
+    for module in modules:
+        module.register_forward_hook(lambda _module, _args, output: kept.append(output))
+    return kept
+
+
+def whole_numbers(what: str, given: Any, *, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """Return a whole number, or several in any kind of sequence, as an array of integers.
+
+    Args:
+        what: What they are, for the error.
+        given: Numbers of Python, numpy or torch.
+        shape: () for one number, (n,) for so many (default: any).
+
+    Raises:
+        AnalysisError: They are of another kind or shape.
+    """
+    try:
+        numbers = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
+    except ValueError:  # sequences of several lengths
+        numbers = np.empty(0, dtype=object)
+    is_whole = numbers.dtype.kind in "iu" or (numbers.dtype.kind == "f" and numbers.size == 0)
+    if not is_whole or numbers.ndim > 1 or shape not in (None, numbers.shape):
+        expected = "a whole number, or a sequence of them" if shape is None else (
+            f"{shape[0]} whole numbers" if shape else "a whole number")  # fmt: skip
+        raise AnalysisError(f"{what} is {reprlib.repr(given)}: expected {expected}")
+    return numbers.astype(np.int64)
 
 
 def chosen(what: str, wanted: int | Sequence[int] | None, count: int) -> list[int]:
     """Return layer or head numbers from 0; negative ones count from the end.
 
     Raises:
-        AnalysisError: One of them is out of range.
+        AnalysisError: There is none, or one of them is out of range.
     """
     if wanted is None:
         return list(range(count))
-    numbers = [wanted] if isinstance(wanted, int) else list(wanted)
+    numbers = np.atleast_1d(whole_numbers(what, wanted)).tolist()
+    if not numbers:
+        raise AnalysisError(f"no {what} is chosen: give one or more, or omit the argument for all of them")
     for number in numbers:
         if not -count <= number < count:
             raise AnalysisError(
@@ -255,6 +282,17 @@ def chosen(what: str, wanted: int | Sequence[int] | None, count: int) -> list[in
                 "from the end)"
             )
     return [number % count for number in numbers]
+
+
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Multiply matrices in float32, under autocast too."""
+    with torch.autocast(left.device.type, enabled=False):
+        return left.float() @ right.float()
+
+
+def as_array(values: torch.Tensor) -> np.ndarray:
+    """Return values of any dtype, on any device, as an array in float32."""
+    return values.detach().float().cpu().numpy()
 
 
 def classify(model: PlainViTPreTrainedModel, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -304,13 +342,12 @@ def target_scores(logits: torch.Tensor, target: int | Sequence[int] | None) -> t
     if target is None:
         targets = logits.argmax(dim=-1)
     else:
-        targets = torch.as_tensor(target, device=logits.device).expand(batch) if isinstance(target, int) else (
-            torch.as_tensor(target, device=logits.device)
-        )  # fmt: skip
-        if targets.shape != (batch,):
+        numbers = whole_numbers("target", target)
+        if numbers.shape not in ((), (batch,)):
             raise AnalysisError(
-                f"got {len(targets)} target classes for {batch} images: expected one for each, or one for all"
+                f"got {len(numbers)} target classes for {batch} images: expected one for each, or one for all"
             )
+        targets = torch.as_tensor(np.full(batch, numbers), device=logits.device)
         if not ((targets >= 0) & (targets < classes)).all():
             raise AnalysisError(f"target {targets.tolist()} is out of range: the classes are 0 to {classes - 1}")
     return targets, logits.gather(1, targets[:, None])[:, 0]

@@ -11,7 +11,15 @@ import torch
 from torch import nn
 from transformers import BaseImageProcessor
 
-from plain_vit.analysis.inspection import as_batch, classify, evaluating, pixels_of, plain, token_layout
+from plain_vit.analysis.inspection import (
+    as_array,
+    as_batch,
+    classify,
+    observed,
+    pixels_of,
+    token_layout,
+    whole_numbers,
+)
 from plain_vit.errors import AnalysisError
 from plain_vit.scores import scores
 
@@ -30,10 +38,10 @@ def predict(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) ->
     Raises:
         AnalysisError: The model has no classifier, or the pixels do not fit it.
     """
-    model, pixel_values = plain(model), as_batch(model, pixel_values)
+    model, pixel_values = observed(model), as_batch(model, pixel_values)
     token_layout(model, pixel_values)
-    with torch.no_grad(), evaluating(model):
-        return scores(classify(model, pixel_values), model.config.problem_type).cpu().numpy()
+    with torch.no_grad():
+        return as_array(scores(classify(model, pixel_values), model.config.problem_type))
 
 
 def confusion_matrix(
@@ -52,11 +60,9 @@ def confusion_matrix(
     Raises:
         AnalysisError: The lengths differ, or a class is out of range.
     """
-    labels, predictions = np.asarray(labels), np.asarray(predictions)
+    labels, predictions = whole_numbers("labels", labels), whole_numbers("predictions", predictions)
     if labels.shape != predictions.shape:
-        raise AnalysisError(
-            f"got {labels.shape[0]} labels and {predictions.shape[0]} predictions: expected equally many"
-        )
+        raise AnalysisError(f"got {labels.size} labels and {predictions.size} predictions: expected equally many")
     for what, numbers in (("label", labels), ("prediction", predictions)):
         outside = numbers[(numbers < 0) | (numbers >= classes)]
         if outside.size:
@@ -67,7 +73,9 @@ def confusion_matrix(
 
 
 def displayable(
-    pixel_values: torch.Tensor | Mapping[str, Any], image_processor: BaseImageProcessor | None = None
+    pixel_values: torch.Tensor | Mapping[str, Any],
+    image_processor: BaseImageProcessor | None = None,
+    model: nn.Module | None = None,
 ) -> np.ndarray:
     """Return the input images of a model, for display.
 
@@ -75,13 +83,22 @@ def displayable(
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
         image_processor: The processor whose normalisation is undone. Without one, each image is rescaled from its
             minimum to its maximum.
+        model: The plain ViT. One with `drop_partial_patches` does not see the pixels that fill no patch: they are left
+            out, so that maps of its patches fit.
 
     Returns:
         Values in [0, 1] of shape (B, H, W, 3) for three channels, otherwise (B, H, W): the mean of the channels.
+
+    Raises:
+        AnalysisError: The pixels do not fit the model, or are patches of images of several sizes.
     """
     if isinstance(pixel_values, Mapping):
         pixel_values = pixels_of(pixel_values, getattr(image_processor, "patch_size", None))
     pixels = torch.as_tensor(pixel_values).detach().float().cpu()
+    if model is not None:
+        layout = token_layout(model, pixels)
+        h, w = (count * side for count, side in zip(layout.grid_size, layout.patch_size, strict=True))
+        pixels = pixels[..., :h, :w]
     settings: Any = image_processor
     if settings is None:
         low, high = pixels.amin(dim=(1, 2, 3), keepdim=True), pixels.amax(dim=(1, 2, 3), keepdim=True)

@@ -71,11 +71,14 @@ class Subject:
         """Return the token layout."""
         return token_layout(self.model, self.pixel_values)
 
+    def each(self, function: Callable[..., np.ndarray], **options: Any) -> np.ndarray:
+        """Return an array of the first images, computed one at a time: the attention of several may take gigabytes."""
+        return np.concatenate([function(self.model, image[None], **options) for image in self.pixel_values])
+
     @property
     def pictures(self) -> np.ndarray:
         """Return the model's input images, without the pixels at the borders that do not fill a patch."""
-        (h, w), (height, width) = self.layout.grid_size, self.layout.patch_size
-        return displayable(self.pixel_values[..., : h * height, : w * width], self.image_processor)
+        return displayable(self.pixel_values, self.image_processor, self.model)
 
     @property
     def class_names(self) -> list[str]:
@@ -92,12 +95,12 @@ class Subject:
     @cached_property
     def features(self) -> np.ndarray:
         """Return the patch features of the last layer for the first images."""
-        return patch_features(self.model, self.pixel_values)
+        return self.each(patch_features)
 
     @cached_property
     def probabilities(self) -> np.ndarray:
         """Return the probability of each class, or the numbers of a regression, for the first images."""
-        return predict(self.model, self.pixel_values)
+        return self.each(predict)
 
 
 @dataclass(frozen=True)
@@ -237,7 +240,7 @@ def _subject(
     return Subject(model, image_processor, images, pixel_values, titles, point, progress)
 
 
-def _prepared(images: ImageFiles, image_processor: BaseImageProcessor, batch_size: int = 32) -> Iterator[torch.Tensor]:
+def _prepared(images: ImageFiles, image_processor: BaseImageProcessor, batch_size: int) -> Iterator[torch.Tensor]:
     """Preprocess images in batches, with an error for those that cannot be."""
     try:
         yield from pixel_batches(images, image_processor, batch_size)
@@ -259,12 +262,12 @@ def _draw_top_classes(subject: Subject) -> Drawn:
 
 
 def _draw_last_layer(subject: Subject) -> Drawn:
-    maps = attention_maps(subject.model, subject.pixel_values, layers=-1)[:, 0]
+    maps = subject.each(attention_maps, layers=-1)[:, 0]
     return _table_of_maps(subject, maps, "head", "attention_last_layer")
 
 
 def _draw_layers(subject: Subject) -> Drawn:
-    maps = attention_maps(subject.model, subject.pixel_values).mean(axis=2)
+    maps = subject.each(attention_maps).mean(axis=2)
     return _table_of_maps(subject, maps, "layer", "attention_mean_of_heads")
 
 
@@ -279,25 +282,31 @@ def _table_of_maps(subject: Subject, maps: np.ndarray, what: str, name: str) -> 
 
 
 def _draw_rollout(subject: Subject) -> Drawn:
-    maps = attention_rollout(subject.model, subject.pixel_values)
-    return _maps(subject, {"rollout": maps}, "rollout (fraction)", subject.titles)
+    maps = subject.each(attention_rollout)
+    return _maps(subject, {"rollout": maps}, "rollout (fraction)")
 
 
 def _draw_grad_cam(subject: Subject) -> Drawn:
-    maps = grad_cam(subject.model, subject.pixel_values)
+    maps = subject.each(grad_cam)
     return _maps(subject, {"grad_cam": maps}, "Grad-CAM", _predictions(subject))
 
 
 def _draw_gradient_rollout(subject: Subject) -> Drawn:
-    maps = gradient_rollout(subject.model, subject.pixel_values)
+    maps = subject.each(gradient_rollout)
     return _maps(subject, {"gradient_rollout": maps}, "relevance", _predictions(subject))
 
 
-def _maps(subject: Subject, arrays: Mapping[str, np.ndarray], meaning: str, titles: Sequence[str]) -> Drawn:
-    """Draw one map per image."""
+def _maps(
+    subject: Subject, arrays: Mapping[str, np.ndarray], meaning: str, classes: Sequence[str] | None = None
+) -> Drawn:
+    """Draw one map per image, below its title or the class that it is for."""
     (maps,) = arrays.values()
+    titles = subject.titles if classes is None else classes
     figure = plots.plot_maps_over_images(subject.pictures, maps, titles=titles, meaning=meaning)
-    return Drawn(arrays, figure, descriptions.of_maps(maps, titles))
+    of_each = subject.titles if classes is None else [
+        f"{title} as {name}" for title, name in zip(subject.titles, classes, strict=True)
+    ]  # fmt: skip
+    return Drawn(arrays, figure, descriptions.of_maps(maps, of_each))
 
 
 def _draw_filters(subject: Subject) -> Drawn:
@@ -327,7 +336,7 @@ def _draw_prefix(subject: Subject) -> Drawn:
 
 
 def _draw_distance(subject: Subject) -> Drawn:
-    batches = _prepared(subject.images, subject.image_processor)
+    batches = _prepared(subject.images, subject.image_processor, batch_size=1)
     distances = average_over_images(attention_distance, subject.model, batches, progress=subject.progress)
     if np.isnan(distances).any():
         raise AnalysisError("a head gives the patches no attention in any image: there is no distance to average")
@@ -337,7 +346,7 @@ def _draw_distance(subject: Subject) -> Drawn:
 
 
 def _draw_logit_lens(subject: Subject) -> Drawn:
-    logits, names = logit_lens(subject.model, subject.pixel_values), subject.class_names
+    logits, names = subject.each(logit_lens), subject.class_names
     problem, titles = subject.problem_type, subject.titles
     figure = plots.plot_logit_lens(subject.pictures, logits, names, titles=titles, problem_type=problem)
     return Drawn(
@@ -346,7 +355,7 @@ def _draw_logit_lens(subject: Subject) -> Drawn:
 
 
 def _draw_norms(subject: Subject) -> Drawn:
-    norms = token_norms(subject.model, subject.pixel_values)
+    norms = subject.each(token_norms)
     figure = plots.plot_token_norms(norms[0], subject.layout, subject.pictures[0])
     return Drawn({"token_norms": norms}, figure, descriptions.of_norms(norms[0], subject.layout))
 
@@ -432,7 +441,8 @@ SECTIONS = (
         "gradient-rollout",
         "Gradient-weighted rollout",
         TINT + "Patches relevant for the most likely class, following all layers: attention times its gradient, "
-        "negative products dropped, heads averaged, all paths summed (Chefer et al. 2021). " + ONE_SCALE,
+        "negative products dropped, heads averaged, and all paths through at least one attention summed (Chefer et al. "
+        "2021). " + ONE_SCALE,
         _draw_gradient_rollout,
     ),
     Section(

@@ -4,6 +4,7 @@ Legend: `B` batch, `C` channels, `H W` pixels.
 """
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from transformers import BaseImageProcessor
 from plain_vit.analysis.inspection import as_batch, pixels_of
 from plain_vit.analysis.results import displayable
 from plain_vit.errors import AnalysisError
+
+DRAWING = threading.Lock()  # torch's generator, which transforms draw from, is that of all threads
 
 
 def average_over_images(
@@ -46,6 +49,8 @@ def average_over_images(
     Raises:
         AnalysisError: There are no images, or the results of two images have different shapes.
     """
+    if limit is not None and limit < 1:
+        raise AnalysisError(f"limit is {limit}: expected 1 or more images")
     total: np.ndarray | None = None
     counted: np.ndarray | None = None
     images = 0
@@ -113,7 +118,7 @@ def augmented_views(
     Returns:
         Values in [0, 1] of shape (images, count, H, W, 3), or (images, count, H, W) without three channels.
     """
-    with torch.random.fork_rng():
+    with DRAWING, torch.random.fork_rng():
         torch.manual_seed(seed)
         views = [torch.stack([transform(image) for _ in range(count)]) for image in images]
     return np.stack([displayable(view, image_processor) for view in views])

@@ -1,0 +1,129 @@
+"""Replicas of models: other modules with the same tensors, to be watched while the model stays as it is."""
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import Any, TypeVar, cast
+
+from torch import nn
+
+from plain_vit.errors import AnalysisError
+
+Module = TypeVar("Module", bound=nn.Module)
+Twins = dict[int, Any]  # the replicas, by the identity of their modules
+OF_THE_MODEL_ITSELF = ("_compiled_call_impl", "graphs")  # its compiled code, and its recorded kernels
+
+
+def replica(model: Module) -> Module:
+    """Return a copy of a model's modules that holds the same tensors, is in evaluation mode and is not compiled.
+
+    The copy has hooks of its own, in addition to those of the model: threads may look at one model at the same time,
+    each at a replica, while another thread trains it.
+
+    Args:
+        model: Any model; what was compiled, the whole or parts of it, is copied as it was before.
+
+    Raises:
+        AnalysisError: A module has a `forward` of its own, of which no copy can be made.
+    """
+    names: dict[nn.Module, str] = {}
+    for name, module in model.named_modules():
+        names.setdefault(eager(module), name)
+    twins: Twins = {id(module): object.__new__(type(module)) for module in names}
+    for module, name in names.items():
+        twin = twins[id(module)]
+        twin.__dict__ = {
+            attribute: value.copy() if _is_registry(attribute, value) else _rebound(value, twins)
+            for attribute, value in vars(module).items()
+            if attribute not in OF_THE_MODEL_ITSELF
+        }
+        twin._modules = {part: twins.get(id(eager(child))) for part, child in module._modules.items()}
+        twin.training = False
+        _check_forward(module, twin, name)
+    return cast(Module, twins[id(eager(model))])
+
+
+def _is_registry(attribute: str, value: Any) -> bool:
+    """Return whether an attribute of a module holds its hooks."""
+    return "_hooks" in attribute and isinstance(value, dict)
+
+
+def _check_forward(module: nn.Module, twin: nn.Module, name: str) -> None:
+    """Refuse a replaced `forward` that may compute with the module itself, and undo the compiling of a class's."""
+    own = _before_compiling(vars(module).get("forward"))
+    of_class = _before_compiling(type(module).forward)
+    if own is None and of_class is not type(module).forward:
+        twin.forward = MethodType(of_class, twin)
+    elif own is not None and own is twin.forward:
+        place = f"model.get_submodule({name!r})" if name else "model"
+        raise AnalysisError(
+            f"the forward of {name or 'the model'} ({type(module).__name__}) was replaced by {own!r}, which may "
+            f"compute with other modules than those that are looked at: remove it, `del {place}.forward`, and put it "
+            "back after the call, or use a hook instead"
+        )
+
+
+def eager(module: Any) -> Any:
+    """Return the module inside that of `torch.compile`, or the module itself."""
+    while isinstance(module, nn.Module) and "_orig_mod" in module._modules:
+        module = module._orig_mod
+    return module
+
+
+def _before_compiling(function: Any) -> Any:
+    return getattr(function, "_torchdynamo_orig_callable", function) if isinstance(function, FunctionType) else function
+
+
+def _rebound(value: Any, twins: Twins, within: frozenset[int] = frozenset()) -> Any:
+    """Return an attribute of a module for its twin: a twin for a module, and a function that holds twins for one.
+
+    What is put in place of a module's `forward` is a method, a call of one with fixed arguments, or a function around
+    one. Whatever holds no module is returned itself.
+    """
+    value = _before_compiling(value)
+    if isinstance(value, nn.Module):
+        return twins.get(id(eager(value)), value)
+    if id(value) in within:  # a function that calls itself
+        return value
+    kind = next((kind for kind in HELD if isinstance(value, kind)), None)
+    if kind is None:
+        return value
+    take, make = HELD[kind]
+    held = take(value)
+    parts = [_rebound(part, twins, within | {id(value)}) for part in held]
+    return value if all(map(operator.is_, parts, held)) else make(value, parts)
+
+
+def _cells(function: FunctionType) -> list[CellType]:
+    """Return the variables that a function has of the one around it, those that have a value."""
+    return [cell for cell in function.__closure__ or () if cell != CellType()]
+
+
+def _held_by_function(function: FunctionType) -> list[Any]:
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return [*(cell.cell_contents for cell in _cells(function)), *defaults]
+
+
+def _function_of(function: FunctionType, parts: list[Any]) -> FunctionType:
+    values = iter(parts)
+    new = {id(cell): CellType(next(values)) for cell in _cells(function)}
+    closure = tuple(new.get(id(cell), cell) for cell in function.__closure__ or ())
+    defaults = tuple(next(values) for _ in function.__defaults__ or ())
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, defaults or None, closure or None)
+    made.__kwdefaults__ = {name: next(values) for name in function.__kwdefaults__ or {}} or None
+    return made
+
+
+def _partial_of(call: partial, parts: list[Any]) -> partial:
+    function, *held = parts
+    count = len(call.args)
+    return partial(function, *held[:count], **dict(zip(call.keywords, held[count:], strict=True)))
+
+
+# What functions hold, and how one is made that holds something else.
+HELD: dict[type, tuple[Callable[[Any], list[Any]], Callable[[Any, list[Any]], Any]]] = {
+    MethodType: (lambda method: [method.__func__, method.__self__], lambda method, parts: MethodType(*parts)),
+    partial: (lambda call: [call.func, *call.args, *call.keywords.values()], _partial_of),
+    FunctionType: (_held_by_function, _function_of),
+}
