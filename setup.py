@@ -66,6 +66,7 @@ EXTRAS = {
         "pytest-xdist>=3.8",
         "httpx2>=2.0",
         "hypothesis>=6.140",
+        "joblib>=1.5",
         "markdown-it-py>=4.0",
         "build>=1.3",
         "packaging>=25.0",

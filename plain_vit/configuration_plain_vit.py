@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 import warnings
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -397,7 +397,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     _out_indices: list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        kwargs.pop("model_type", None)
+        if "model_type" in kwargs:
+            self.check_model_type(kwargs)
+            del kwargs["model_type"]
         saved, version = VERSION_KEY in kwargs, kwargs.pop(VERSION_KEY, None)
         unknown = sorted(kwargs.keys() - TRANSFORMERS_KEYWORDS)
         if saved:
@@ -434,6 +436,37 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
                 f"this config holds {_listed(taken)}, a name that {cls.__name__} uses itself: "
                 "remove it from the dict or from config.json"
             )
+
+    @classmethod
+    def check_model_type(
+        cls, saved: Mapping[str, Any], place: str | os.PathLike | None = None, revision: str | None = None
+    ) -> None:
+        """Refuse the config of another model: its weights have other names, and ours would stay random.
+
+        Args:
+            saved: The saved dict.
+            place: Folder, file or Hub id that it is from; None if unknown.
+            revision: Branch, tag or commit of a Hub repository.
+
+        Raises:
+            ValueError: It is not one of plain-vit's; the message says how to open that model.
+        """
+        found = saved.get("model_type")
+        if saved.get(VERSION_KEY) is not None or found in (cls.model_type, PlainViTConfig.model_type):
+            return
+        source = "FOLDER" if place is None else _argument(Path(place), revision)
+        remedy = (
+            "convert it (its save_pretrained makes a folder for this class): from plain_vit.conversion import "
+            f"from_checkpoint; model = from_checkpoint({source}).model"
+        )
+        parts = [part for part in saved.values() if isinstance(part, dict)]
+        if any(part.get("model_type") == PlainViTConfig.model_type for part in parts):
+            whole = _shown(saved.get("architectures"))
+            remedy = f"open the whole model, with from_pretrained({source}) of its class ({whole}), and take its part"
+        raise ValueError(
+            f"{'this config' if place is None else place} has model_type {_shown(found)}: expected {cls.model_type!r}, "
+            f"as the weights of another model would be left out, and ours random. Instead, {remedy}"
+        )
 
     def check_labels(self, number: Any = None) -> None:
         """Refuse label names that no file can store, and numbers of labels that use much memory: each gets a name.
@@ -711,6 +744,23 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         return cls(**{**PRESETS[match["size"]], **sizes, **kwargs})
 
     @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read a saved config as transformers does, without building it.
+
+        Raises:
+            ValueError: It is the config of another model. Auto classes choose the class by its `model_type`.
+        """
+        given = (
+            {"model_type": kwargs.pop("model_type")} if "model_type" in kwargs else {}
+        )  # it would replace the saved one
+        saved, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        place = Path(pretrained_model_name_or_path, kwargs.get("subfolder") or "")
+        cls.check_model_type(saved, place, kwargs.get("revision"))
+        return saved, unused | given
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build from a saved dict; fields given as keywords override it and are validated together with the rest.
 
@@ -896,14 +946,21 @@ def _no_field(kind: type[PlainViTConfig], name: str) -> ValueError:
     return ValueError(f"{kind.__name__} has no field {_listed([name])}: {hint}")
 
 
+def _argument(place: Path, revision: str | None) -> str:
+    """Return the arguments of `from_checkpoint` that open a folder, the folder of a file, or a Hub repository."""
+    if place.exists():
+        return repr(str(place.parent if place.is_file() else place))
+    return repr(place.as_posix()) + ("" if revision in (None, "main") else f", revision={str(revision)!r}")
+
+
 def _warn_of_foreign(names: Sequence[str], saved: Container[str], version: str | None) -> None:
     """Warn about unknown keys of a saved config, and say which of them are kept when saving."""
-    by = f"plain-vit {version}" if version else "an unknown version of plain-vit"
+    by = f", saved by plain-vit {version}," if version else ""
     kept, left = [name for name in names if name in saved], [name for name in names if name not in saved]
     for some, fate in ((kept, "kept, but not used"), (left, "dropped when the config is saved again")):
         if some:
             warnings.warn(
-                f"this config, saved by {by}, holds {_listed(some)}, which plain-vit {VERSION} does not know: {fate}",
+                f"this config{by} holds {_listed(some)}, which plain-vit {VERSION} does not know: {fate}",
                 stacklevel=1,
             )
 

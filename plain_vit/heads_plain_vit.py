@@ -17,7 +17,16 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention_plain_vit import ATTENTIONS, PlainViTAttention, hooks_of
 from .configuration_plain_vit import PlainViTConfig
-from .layers_plain_vit import Dropout, FreshWeights, apply, init_as, is_eager, layer_scale_or_none, norm_or_identity
+from .layers_plain_vit import (
+    Dropout,
+    FreshWeights,
+    apply,
+    init_as,
+    is_eager,
+    is_watched,
+    layer_scale_or_none,
+    norm_or_identity,
+)
 
 # Poolers: each maps tokens (B, L, D) to features, and states how many of the first tokens it reads, so that the last
 # block need not compute the others. Of images of many sizes, `valid` (B, L) is false for padding
@@ -308,22 +317,66 @@ POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
 }
 
 
+# Layers of these modules of Python map each token by itself, or leave it to the layers inside them; so do those that
+# the config builds, except for attention, which computes as many tokens as it is asked for
+OF_EACH_TOKEN = (
+    *("plain_vit.", "torch.nn.modules.module", "torch.nn.modules.linear", "torch.nn.modules.normalization"),
+    *("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.container", "torch.nn.utils."),
+    *("torch._dynamo.", "torch.ao.", "torch.distributed.", "torchao.", "accelerate.", "bitsandbytes.", "peft."),
+    *("transformers.activations", "transformers.integrations."),
+)
+METHODS = frozenset(("forward", "attend", "project", "weigh"))  # those of a layer that compute tokens
+
+
 def num_tokens_read(vit: Any) -> int | None:
     """Return how many of the first tokens of an encoder's last block are read; None for all.
 
-    All are read if a hook sees them, or if the pooler was replaced.
+    All are read if someone sees them, or replaced a part of the block, the norm or the pooler by one that may.
     """
     read = getattr(vit.pooler, "num_tokens_read", None)
     if read is None:
         return None
-    last_block = vit.layers[-1].modules() if len(vit.layers) else ()
-    seen = any(has_user_hooks(module) for module in (vit, *last_block, vit.layernorm, vit.pooler))
-    return None if seen else read
+    parts = [vit.layernorm, vit.pooler, *list(vit.layers)[-1:]]
+    for part in parts:
+        for inside in part._modules.values():
+            if inside is not None:
+                parts.append(inside)
+    encoders = {vit, vit._modules.get("_orig_mod", vit)}  # two if it is compiled
+    return None if any(may_see_others(module) for module in (*encoders, *parts)) else read
+
+
+def may_see_others(module: nn.Module) -> bool:
+    """Return whether a module, or someone who watches it, may see other tokens than the first ones."""
+    kind = type(module)
+    for place in (kind.__module__, getattr(kind.forward, "__module__", "")):  # a class may have got another `forward`
+        if not place.startswith(OF_EACH_TOKEN) and not place.endswith("_plain_vit"):  # the latter is a folder's
+            return True
+    if not METHODS.isdisjoint(module.__dict__) and is_replaced(module):
+        return True
+    return is_watched(module) and has_user_hooks(module)
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Return whether a module has a method in place of its type's, other than to move its inputs, or to be compiled."""
+    own = vars(module)
+    if METHODS & own.keys() != {"forward"}:
+        return True
+    forward = own["forward"]
+    if getattr(getattr(forward, "func", None), "__module__", "") == "accelerate.hooks":
+        hooks = getattr(own["_hf_hook"], "hooks", [own["_hf_hook"]])
+        forward = own["_old_forward"] if all(type(hook).__module__ == "accelerate.hooks" for hook in hooks) else None
+    is_its_type_s = getattr(forward, "__func__", None) is type(module).forward
+    return not is_its_type_s and type(module).__module__ != "torch._dynamo.eval_frame"
 
 
 def has_user_hooks(module: nn.Module) -> bool:
     """Return whether a user's hook sees the inputs or outputs of a module; transformers' own hooks do not count."""
-    return any(getattr(hook, "__module__", None) != capture_outputs.__module__ for hook in hooks_of(module))
+    return not all(map(is_recorder, hooks_of(module)))
+
+
+def is_recorder(hook: Callable[..., Any]) -> bool:
+    """Return whether a hook is one of transformers, which record hidden states and attention weights."""
+    return getattr(hook, "__module__", None) == capture_outputs.__module__
 
 
 # Classification
@@ -361,7 +414,8 @@ def image_classification_loss(
             regression targets of shape (B,) or (B, num_labels).
         logits: Logits of shape (B, num_labels).
         config: The config with `num_labels` and `problem_type`; without a problem type, a single label means
-            regression, int64 and int32 labels mean classes, and other labels multi-label classification.
+            regression, int64 and int32 labels mean classes, and other labels multi-label classification. The config
+            then records which.
         num_items_in_batch: Number of values in all `labels` of one step; the loss is divided by it, so that
             accumulated gradients equal those of one large batch.
         **kwargs: Other arguments of the model; ignored.
@@ -386,6 +440,8 @@ def image_classification_loss(
         loss = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction=reduction)
     else:
         loss = F.mse_loss(logits.view(labels.shape), labels.to(logits.dtype), reduction=reduction)
+    if config.problem_type is None:  # whatever reads the logits of the trained model must know what they mean
+        config.problem_type = problem_type
     return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 

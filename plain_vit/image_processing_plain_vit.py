@@ -46,6 +46,7 @@ AUTO_MAP = {
         "pil": "image_processing_plain_vit.PlainViTImageProcessorPil",
     }
 }
+OURS = tuple(name.rpartition(".")[2] for name in AUTO_MAP["AutoImageProcessor"].values())  # names of the classes
 RESIZE_MODES = (None, "cover", "contain")
 RESIZERS = ("pillow", "torch")
 TORCH_FILTERS = {PILImageResampling.NEAREST, PILImageResampling.BILINEAR, PILImageResampling.BICUBIC}
@@ -135,6 +136,27 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
                 )
 
         self._check_patches()
+
+    @classmethod
+    def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Build from saved settings as transformers does, except that those of another class are refused.
+
+        Args:
+            image_processor_dict: The contents of `preprocessor_config.json`. One that names a stock class and has
+                `resize_with` was exported by plain-vit.
+            **kwargs: Settings that replace the saved ones, and keywords of transformers.
+
+        Raises:
+            ValueError: The settings are those of another class, and as for the constructor.
+        """
+        named = [image_processor_dict.get(key) for key in ("image_processor_type", "feature_extractor_type")]
+        others = [name for name in named if name and name not in (cls.__name__, *OURS)]
+        if others and "resize_with" not in image_processor_dict:
+            raise ValueError(
+                f"these settings are those of {others[0]!a:.80}: expected {cls.__name__}, as other classes mean "
+                "something else by the same names. Use AutoImageProcessor.from_pretrained(FOLDER), which finds it"
+            )
+        return super().from_dict(image_processor_dict, **kwargs)
 
     @property
     def model_input_names(self) -> list[str]:  # type: ignore[override]  # depends on a setting

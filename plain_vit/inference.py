@@ -3,7 +3,7 @@
 import copy
 import inspect
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import Any, TypeVar, cast
 
 import torch
@@ -24,7 +24,7 @@ from .configuration_plain_vit import PlainViTConfig
 from .cuda_graphs import CudaGraphs
 from .environment import has_products, warn_of_slow_products
 from .errors import PreparedModelError, listed
-from .heads_plain_vit import has_user_hooks
+from .heads_plain_vit import has_user_hooks, is_recorder
 from .layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer, apply
 from .modeling_plain_vit import PlainViTLayer, PlainViTMLP, PlainViTPreTrainedModel
 from .positions_plain_vit import Distances, Rotation
@@ -54,6 +54,8 @@ def prepare_for_inference(
 
     All this is done to modules that are as the config builds them. Another one, such as an adapter that is not merged,
     stays as it is, with all that is computed together with it; so does one that a hook sees.
+
+    The copy can itself be copied, pickled and passed to other processes.
 
     In float32 the logits differ by at most 1e-5 of the largest one; in bfloat16 by bfloat16's rounding. A CPU that has
     no fast products of the dtype is warned of.
@@ -90,7 +92,8 @@ def prepare_for_inference(
     if ALL_ATTENTION_FUNCTIONS.get(config._attn_implementation) is SDPA:
         prepared.set_attn_implementation(FAST_ATTENTION)
     if compile:
-        prepared.compile(options={"freezing": True} if prepared.device.type == "cpu" else None)
+        prepared.compilation = {"options": {"freezing": True} if prepared.device.type == "cpu" else None}
+        prepared.compile(**prepared.compilation)
     if prepared.device.type == "cuda" and torch.version.cuda and not compile and prepared.is_as_built:
         prepared.graphs = CudaGraphs()
     height, width = (count * pixels for count, pixels in zip(config.grid_size, config.patch_shape, strict=True))
@@ -116,17 +119,23 @@ def simplified(model: Any, dtype: torch.dtype | None) -> tuple[Any, set[nn.Modul
     refuse_prepared(model)
     copied = copy.deepcopy(model) if isinstance(model, PlainViTPreTrainedModel) else copy_of_travelled(model)
     simple: Any = copied.eval().requires_grad_(False)
-    kind: Any = type(type(simple).__name__, (Prepared, type(simple)), {})
+    kind = prepared_kind(type(simple))
     expected = built(kind, simple.config)  # from the first one of a class, transformers learns what it records
     expected.__class__ = type(simple)
     as_built = modules_as_built(simple, expected)
-    kind.is_as_built = as_built.issuperset(simple.modules())
-    kind.is_exact = not as_built.issuperset(modules_before_head(simple))
+    is_as_built = as_built.issuperset(simple.modules())
+    is_exact = not as_built.issuperset(modules_before_head(simple))
     fold_gains(as_built)
     simple.to(dtype or simple.dtype)
     join_projections(simple, as_built)
     simple.__class__ = kind
+    simple.is_as_built, simple.is_exact = is_as_built, is_exact
     return simple, as_built
+
+
+def prepared_kind(kind: type) -> Any:
+    """Return a class of prepared models of a class."""
+    return type(kind.__name__, (Prepared, kind), {})
 
 
 def built(kind: Any, config: PlainViTConfig) -> Any:
@@ -162,6 +171,8 @@ def modules_as_built(model: nn.Module, expected: nn.Module, package: str | None 
         weights = [weight for weight in module._parameters.values() if weight is not None]
         whole = all(type(weight) in (nn.Parameter, torch.Tensor) for weight in weights)
         travelled = name in types and package == kind.__module__.rpartition(".")[0]
+        code = getattr(kind.forward, "__module__", "")  # a class may have got another `forward`
+        replaced = replaced or not (code.partition(".")[0] in KNOWN or code.rpartition(".")[0] == package)
         return (same or travelled) and places[module] == 1 and whole and not replaced and not has_user_hooks(module)
 
     return {module for name, module in named if is_as_built(name, module)}
@@ -211,8 +222,44 @@ class Prepared:
     is_as_built = False  # every module was as the config builds it
     is_exact = False
     graphs: CudaGraphs | None = None  # on a GPU
+    compilation: dict[str, Any] | None = None  # arguments of `compile`, if it was called
+    is_unpacked = False  # a copy, which packs its weights when it is first called
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Return what a copy or another process prepares the same model from."""
+        state = vars(without_recorders(cast(nn.Module, self), {}))
+        state.pop("_compiled_call_impl", None)
+        return restored, (type(self).__bases__[1], state["config"]), state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        self.is_unpacked = True
+        if self.compilation is not None:
+            self.compile(**self.compilation)  # type: ignore[attr-defined]
+
+    def pack_again(self) -> None:
+        """Pack the weights as before, if it is worth it here.
+
+        Not sooner: a process that was forked may compute with several threads only after it was told to use one.
+
+        Raises:
+            PreparedModelError: This release of torch has no oneDNN.
+        """
+        model = cast(Any, self)
+        layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
+        if layers and not torch.backends.mkldnn.is_available():
+            raise PreparedModelError(
+                "this model was prepared for oneDNN, which torch does not have here: send the model itself, and "
+                "prepare it here"
+            )
+        if is_worth_packing(model.dtype):
+            for layer in layers:
+                layer.pack()
+        self.is_unpacked = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_unpacked:
+            self.pack_again()
         run = super().__call__  # type: ignore[misc]
         pixels: Any = args[0] if len(args) == 1 else kwargs.get("pixel_values")
         if self.graphs is None or len(args) + len(kwargs) != 1 or not self.graphs.fit(self, pixels):
@@ -237,6 +284,31 @@ class Prepared:
         raise PreparedModelError(
             "a prepared model stays on its device and in its dtype: move or cast the original model, and prepare that"
         )
+
+
+def restored(kind: type, config: PlainViTConfig) -> Any:
+    """Return an empty prepared model of a class, for `__setstate__`; what it records is known to transformers."""
+    prepared = prepared_kind(kind)
+    built(prepared, config)
+    return prepared.__new__(prepared)
+
+
+def without_recorders(module: nn.Module, copies: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Return a copy that has the same tensors and no hooks of transformers: they cannot be pickled, and come back.
+
+    Args:
+        module: The module.
+        copies: Those of modules that are in several places.
+    """
+    if module not in copies:
+        copied = copies[module] = object.__new__(type(module))
+        vars(copied).update(vars(module))
+        vars(copied).pop("_output_capturing_hooks_installed", None)
+        hooks = [(key, hook) for key, hook in module._forward_hooks.items() if not is_recorder(hook)]
+        parts = module._modules.items()
+        inside = {name: None if part is None else without_recorders(part, copies) for name, part in parts}
+        vars(copied).update(_forward_hooks=OrderedDict(hooks), _modules=inside)
+    return copies[module]
 
 
 # Gains on residual branches: (x W + b) * g = x (W * g) + b * g
@@ -351,13 +423,26 @@ def is_worth_packing(dtype: torch.dtype) -> bool:
 
 
 class PackedLinear(nn.Module):
-    """Dense layer with its weight in oneDNN's memory layout, and the activation after it."""
+    """Dense layer with its weight in oneDNN's memory layout, and the activation after it.
+
+    Its copies, and those in other processes, compute with the plain weight until they are packed.
+    """
 
     def __init__(self, layer: nn.Linear, rows: int):
         super().__init__()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
+        self.rows = rows
+        self.weight = layer.weight.detach()
         self.bias = None if layer.bias is None else layer.bias.detach()
         self.activation = ("none", "")
+        self.pack()
+
+    def pack(self) -> None:
+        """Lay out the weight for this processor, and for as many threads as torch uses now."""
+        if not self.weight.is_mkldnn:  # as in a shallow copy
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, self.rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "weight": self.weight.to_dense() if self.weight.is_mkldnn else self.weight}
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         kind, algorithm = self.activation

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -27,6 +27,7 @@ from transformers.modeling_outputs import (
     ImageClassifierOutput,
     MaskedImageModelingOutput,
 )
+from transformers.utils import CONFIG_NAME, cached_file
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -349,6 +350,39 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):  # type: ignore[
                 f"{width} pixels has {grid_size[0]} x {grid_size[1]}; give its own size, and no patch dropout"
             )
         return patches.transpose(1, 2).unflatten(2, grid_size)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike | None,
+        *model_args: Any,
+        config: PreTrainedConfig | str | os.PathLike | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Load as transformers does, except that the config or the folder of another model is refused.
+
+        With a `key_mapping`, which says what the weights are called here, the folder may be of any model.
+
+        Raises:
+            ValueError: The config is that of another model, or the folder's is; the message says how to convert it.
+        """
+        if isinstance(config, PreTrainedConfig):  # others are read, and checked, by its class
+            PlainViTConfig.check_model_type(config.to_dict())
+            if pretrained_model_name_or_path is not None and "key_mapping" not in kwargs:
+                cls._check_folder(pretrained_model_name_or_path, kwargs)
+        return super().from_pretrained(pretrained_model_name_or_path, *model_args, config=config, **kwargs)
+
+    @classmethod
+    def _check_folder(cls, place: str | os.PathLike, options: dict[str, Any]) -> None:
+        """Refuse the folder of another model for which one of our configs was given."""
+        names = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+        given = {name: options[name] for name in names if name in options}
+        folder = Path(place).parent if os.path.isfile(place) else place
+        file = cached_file(folder, CONFIG_NAME, _raise_exceptions_for_missing_entries=False, **given)
+        saved = {} if file is None else PreTrainedConfig.get_config_dict(file)[0]
+        if "model_type" in saved:
+            whole = Path(folder, given.get("subfolder") or "")
+            PlainViTConfig.check_model_type(saved, whole, given.get("revision"))
 
     def save_pretrained(  # type: ignore[override]
         self,

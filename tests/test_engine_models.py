@@ -1,12 +1,17 @@
 """Models that run in an engine: their numbers, what they refuse, and the scripts and commands that take them."""
 
+import copy
 import json
+import multiprocessing
+import pickle
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
+import joblib
 import numpy as np
 import openvino
 import pyarrow.parquet as parquet
@@ -20,11 +25,13 @@ from plain_vit import (
     PlainViTForMaskedImageModeling,
     PlainViTImageProcessor,
     PlainViTModel,
+    inference,
     prepare_for_inference,
 )
 from plain_vit.cli import main
 from plain_vit.conversion import EngineOptions, from_checkpoint, open_exported, openvino_runtime, to_checkpoint
 from plain_vit.errors import CheckpointError, ExportError, OutputExistsError, PreparedModelError, TrainingError
+from plain_vit.training.models import weights_hash
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 from tests.training_runs import PYTHON, TORCHRUN, launch, open_script
@@ -265,6 +272,79 @@ def test_threads_that_share_loops_freely_give_the_same_bits(monkeypatch: pytest.
     known = "TBB_PARTITIONER" in openvino_runtime.core().get_property("CPU", "SUPPORTED_PROPERTIES")
     assert used == ["AUTO" if known else None, None]
     assert all(torch.equal(each, found[0]) for each in found)
+
+
+# Copies, and other processes
+
+
+@pytest.fixture(scope="module")
+def prepared_models() -> dict[str, Any]:
+    """A model prepared for each engine, with packed weights; the graph's own folder is gone."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(inference, "is_worth_packing", lambda dtype: True)
+        return {engine: prepare_for_inference(build(), engine=engine, batch_size=2) for engine in ["torch", *ENGINES]}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_copies_and_pickles_run_the_same_graph(engine: str, prepared_models: dict[str, Any], folders: Path) -> None:
+    for model in (prepared_models[engine], open_exported(folders / f"encoder-{engine}")):
+        model.config.return_dict = False
+        for found in (copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(copy.deepcopy(model)))):
+            assert weights_hash(found) == weights_hash(model)
+            assert all(map(torch.equal, found(pixels()), model(pixels())))
+            assert weights_hash(found) == weights_hash(model)
+            with pytest.raises(PreparedModelError, match="24 x 56 pixels"):
+                found(pixels(1, 40, 28))
+        model.config.return_dict = True
+
+
+def test_started_processes_run_every_engine(prepared_models: dict[str, Any]) -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        for engine, model in prepared_models.items():
+            found = pool.apply(model, (pixels(),)).logits
+            assert difference(found, model(pixels()).logits) < REORDERED, engine
+    jobs = [joblib.delayed(model)(pixels()) for model in prepared_models.values()]
+    for model, found in zip(prepared_models.values(), joblib.Parallel(n_jobs=2)(jobs), strict=True):
+        assert difference(found.logits, model(pixels()).logits) < REORDERED
+
+
+def add_logits(batch: dict[str, Any], model: Any) -> dict[str, Any]:
+    """Add the logits of the images of a batch."""
+    torch.set_num_threads(1)  # as torch asks of any process that was forked
+    return {"logits": model(torch.tensor(batch["images"])).logits.tolist()}
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12, for any fork
+@pytest.mark.parametrize("engine", ["torch", *ENGINES])
+def test_datasets_map_in_several_processes(engine: str, prepared_models: dict[str, Any]) -> None:
+    model, images = prepared_models[engine], pixels(4)
+    expected = model(images).logits
+    data = datasets.Dataset.from_dict({"images": images.tolist()})
+    options: dict[str, Any] = {"batched": True, "batch_size": 2, "num_proc": 2, "fn_kwargs": {"model": model}}
+    if engine == "openvino":
+        with pytest.raises(PreparedModelError, match="was forked from one that used it: start the process by spawn"):
+            data.map(add_logits, **options)
+    else:
+        found = torch.tensor(data.map(add_logits, **options)["logits"])
+        assert difference(found, expected) < REORDERED
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_forked_process_refuses_the_graph_of_the_one_before(engine: str, prepared_models: dict[str, Any]) -> None:
+    context = multiprocessing.get_context("fork")
+    said, model = context.Queue(), prepared_models[engine]
+
+    def call() -> None:
+        try:
+            said.put(model(pixels()).logits.shape)
+        except PreparedModelError as error:
+            said.put(str(error))
+
+    process = context.Process(target=call)
+    process.start()
+    assert "without its threads: pass the model to the process as an argument" in said.get(timeout=60)
+    process.join()
 
 
 def test_the_model_itself_is_unchanged() -> None:

@@ -3,11 +3,15 @@
 import functools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import dispatch_model
+from accelerate.hooks import AlignDevicesHook, ModelHook, add_hook_to_module, remove_hook_from_module
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -41,18 +45,21 @@ def fused(
     return attended.transpose(1, 2).contiguous(), None
 
 
-def tokens_of_last_mlp(model: Any, images: torch.Tensor, **options: Any) -> int:
-    """Return how many tokens of an image the last block's last layer sees, without a hook."""
-    seen: list[int] = []
+def tokens_of_last_block(model: Any, images: torch.Tensor, **options: Any) -> int:
+    """Return how many tokens of an image the last block computes, without being noticed: as one of its own methods."""
+    kind, seen = type(model.vit.pooler), list[int]()
+    original = kind.forward
 
-    class Counting(nn.Identity):
-        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-            seen.append(hidden_states.shape[1])
-            return hidden_states
+    @functools.wraps(original)
+    def forward(self: Any, hidden_states: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append(hidden_states.shape[1])
+        return original(self, hidden_states, *rest)
 
-    model.vit.layernorm = nn.Sequential(model.vit.layernorm, Counting())
-    model(images, **options)
-    model.vit.layernorm = model.vit.layernorm[0]
+    kind.forward = forward
+    try:
+        model(images, **options)
+    finally:
+        kind.forward = original
     return seen[0]
 
 
@@ -255,22 +262,22 @@ def test_training_computes_only_what_the_head_reads_with_the_same_logits_and_gra
     largest = max(gradient.abs().max() for gradient in expected_gradients.values())
     for key, gradient in gradients.items():
         assert (gradient - expected_gradients[key]).abs().max() < REORDERED * largest, key
-    assert tokens_of_last_mlp(model, pixels()) == prefix
+    assert tokens_of_last_block(model, pixels()) == prefix
     patches = math.prod(model.config.grid_size)
-    assert tokens_of_last_mlp(model, pixels(), output_hidden_states=True) == patches + model.config.num_prefix_tokens
+    assert tokens_of_last_block(model, pixels(), output_hidden_states=True) == patches + model.config.num_prefix_tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_evaluation_computes_every_token_whose_bits_are_a_source_s(dtype: torch.dtype) -> None:
     model = build().to(dtype)
-    assert tokens_of_last_mlp(model, pixels()) == 13
-    assert tokens_of_last_mlp(model.train(), pixels()) == 1
+    assert tokens_of_last_block(model, pixels()) == 13
+    assert tokens_of_last_block(model.train(), pixels()) == 1
 
 
 @pytest.mark.parametrize("name", ["mean", "cls_mean", "map", "prr", "no_pooling"])
 def test_other_poolings_read_every_token(name: str) -> None:
     model = build(name).train()
-    assert tokens_of_last_mlp(model, pixels()) == 12 + model.config.num_prefix_tokens
+    assert tokens_of_last_block(model, pixels()) == 12 + model.config.num_prefix_tokens
 
 
 @pytest.mark.parametrize("pooling", sorted(POOLERS))
@@ -329,3 +336,143 @@ def test_a_hook_of_the_pooler_sees_every_token() -> None:
     model.vit.pooler.register_forward_pre_hook(lambda _module, inputs: shapes.append(inputs[0].shape[1]))
     model(pixels())
     assert shapes == [13]
+
+
+# Those who look without a hook of torch, or replace a part
+
+
+class Looking(ModelHook):
+    """A hook of accelerate that notes how many tokens of an image come out."""
+
+    def __init__(self, seen: list[int]):
+        self.seen = seen
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        tensor = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", output)
+        self.seen.append(tensor.shape[1])
+        return output
+
+
+def look_by_forward(module: Any, seen: list[int], name: str = "forward") -> None:
+    """Put another method on one module, which notes how many tokens come out."""
+    method = getattr(module, name)
+    setattr(module, name, lambda *args, **kwargs: Looking(seen).post_forward(module, method(*args, **kwargs)))
+
+
+def look_by_class(module: Any, seen: list[int]) -> None:
+    """Give one module a class of one's own."""
+    kind = type(module)
+    noted: Any = {
+        "forward": lambda self, *args, **kw: Looking(seen).post_forward(self, kind.forward(self, *args, **kw))
+    }
+    module.__class__ = type("Own", (kind,), noted)
+
+
+LOOKS: dict[str, Callable[[Any, list[int]], Any]] = {
+    "a hook of accelerate": lambda module, seen: add_hook_to_module(module, Looking(seen)),
+    "two of them": lambda module, seen: add_hook_to_module(
+        add_hook_to_module(module, AlignDevicesHook("cpu")), Looking(seen), append=True
+    ),
+    "another forward": look_by_forward,
+    "another class": look_by_class,
+}
+
+
+@pytest.mark.parametrize(
+    "watched", ["vit", "vit.layers.2", "vit.layers.2.attention", "vit.layers.2.mlp", "vit.layernorm"]
+)
+@pytest.mark.parametrize("look", LOOKS)
+def test_whoever_looks_sees_every_token(look: str, watched: str) -> None:
+    model, seen = build().train(), list[int]()
+    LOOKS[look](model.get_submodule(watched), seen)
+    model(pixels())
+    assert seen == [13]
+
+
+def test_who_looks_into_the_attention_sees_every_query() -> None:
+    model, seen = build().train(), list[int]()
+    look_by_forward(model.vit.layers[2].attention, seen, "attend")
+    model(pixels())
+    assert seen == [13]
+
+
+def test_a_forward_of_a_whole_class_sees_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen, original = build().train(), list[int](), modeling_plain_vit.PlainViTLayer.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return Looking(seen).post_forward(self, original(self, *args, **kwargs))
+
+    monkeypatch.setattr(modeling_plain_vit.PlainViTLayer, "forward", forward)
+    model(pixels())
+    assert seen == [13] * 3
+
+
+def test_who_looks_within_a_compiled_block_sees_every_token() -> None:
+    model, seen = build().train(), list[int]()
+    look_by_forward(model.vit.layers[2].mlp, seen)
+    model.vit.layers[2] = torch.compile(model.vit.layers[2], backend="eager")
+    model(pixels())
+    assert seen == [13]
+
+
+class MixedTokens(nn.Module):
+    """An MLP of one's own, which adds to each token the mean of all."""
+
+    def __init__(self, mlp: nn.Module):
+        super().__init__()
+        self.mlp = mlp
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.mlp(hidden_states) + hidden_states.mean(dim=1, keepdim=True)
+
+
+def test_a_part_that_mixes_tokens_gives_in_training_what_it_gives_in_evaluation() -> None:
+    model = build()
+    model.vit.layers[2].mlp = MixedTokens(model.vit.layers[2].mlp)
+    expected = model(pixels()).logits
+    assert difference(model.train()(pixels()).logits, expected) < REORDERED
+
+
+def unhook(model: Any) -> Any:
+    """Hook accelerate into the last block, and remove it again: its `forward` stays on the instance."""
+    for module in model.vit.layers[2].modules():
+        remove_hook_from_module(add_hook_to_module(module, Looking([])))
+    return model
+
+
+def adapt(model: Any) -> Any:
+    """Return the base model with LoRA in each block."""
+    options = LoraConfig(target_modules=["q_proj", "o_proj", "fc1", "fc2"], init_lora_weights=False)
+    return get_peft_model(model, options).get_base_model()
+
+
+def compile_parts(model: Any) -> Any:
+    """Compile the encoder, and within it the last block, its MLP and the norm."""
+    model.vit.layers[2].mlp.compile(backend="eager")
+    model.vit.layernorm = torch.compile(model.vit.layernorm, backend="eager")
+    model.vit.layers[2] = torch.compile(model.vit.layers[2], backend="eager")
+    model.vit = torch.compile(model.vit, backend="eager")
+    return model
+
+
+def normalise_weights(model: Any) -> Any:
+    """Give layers of the last block a weight of two factors."""
+    nn.utils.parametrizations.weight_norm(model.vit.layers[2].mlp.fc1)
+    nn.utils.parametrizations.weight_norm(model.vit.layers[2].attention.o_proj)
+    return model
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "hooks of accelerate, removed": unhook,
+    "hooks that move inputs": lambda model: dispatch_model(model, {"": "cpu"}, force_hooks=True),
+    "compiled parts": compile_parts,
+    "parametrised weights": normalise_weights,
+    "LoRA": adapt,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_that_show_no_token_to_anybody_leave_the_last_block_short(change: str) -> None:
+    model = CHANGES[change](build()).train()
+    assert tokens_of_last_block(model, pixels()) == 1
+    assert tokens_of_last_block(model.eval(), pixels()) == 13

@@ -256,6 +256,27 @@ def test_settings_given_on_loading_override_those_of_the_file(saved: Path) -> No
     assert torch.equal(torch.tensor(processor.image_mean), torch.tensor(SETTINGS["image_mean"]))
 
 
+OLD_CLIP: dict[str, Any] = {
+    "crop_size": 24, "do_center_crop": True, "do_normalize": True, "do_resize": True, "image_mean": [0.48, 0.45, 0.40],
+    "feature_extractor_type": "CLIPFeatureExtractor", "image_std": [0.26, 0.25, 0.27], "resample": 3, "size": 24,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CLASSES.values())
+def test_settings_of_another_class_are_refused_with_the_class_that_opens_them(kind: Any, tmp_path: Path) -> None:
+    image = Image.fromarray(np.random.default_rng(3).integers(0, 256, (31, 67, 3), dtype=np.uint8))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(OLD_CLIP))
+    with pytest.raises(ValueError, match=r"of 'CLIPFeatureExtractor'.* Use AutoImageProcessor.from_pretrained"):
+        kind.from_pretrained(tmp_path)
+    theirs = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    with pytest.raises(ValueError, match="of 'CLIPImageProcessor'"):
+        kind.from_dict(theirs.to_dict())
+    # Read as ours, `size` would be that of both sides, and not of the shorter one.
+    settings = {name: value for name, value in OLD_CLIP.items() if not name.endswith("type")}
+    misread, right = (np.asarray(one(image)["pixel_values"][0]) for one in (kind(**settings), theirs))
+    assert np.abs(misread - right).max() > 0.5
+
+
 # Subclasses in a file of one's own
 
 MINE = """

@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import pickle
 import platform
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from plain_vit import (
     environment,
     inference,
 )
-from plain_vit.attention_plain_vit import FAST_ATTENTION
+from plain_vit.attention_plain_vit import FAST_ATTENTION, PlainViTAttention
 from plain_vit.cuda_graphs import CudaGraphs, is_unseen
 from plain_vit.errors import PreparedModelError
 from plain_vit.inference import JoinedAttention, PackedLinear, prepare_for_inference, simplify
@@ -214,6 +215,13 @@ def test_a_module_that_computes_something_else_does_so_in_the_prepared_model(nam
     assert effects > len(paths) / 2
 
 
+def test_a_class_with_another_forward_computes_it_in_the_prepared_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, original = build(), PlainViTAttention.forward
+    monkeypatch.setattr(PlainViTAttention, "forward", lambda *args, **kwargs: changed(original(*args, **kwargs)))
+    with torch.no_grad():
+        assert difference(prepare_for_inference(model)(pixels()).logits, model(pixels()).logits) < REORDERED
+
+
 def test_what_is_in_two_places_has_the_gains_of_each() -> None:
     model = build(layer_scale_init_value=0.3)
     first, second, third = model.vit.layers
@@ -242,6 +250,11 @@ def test_a_part_of_a_block_that_was_replaced_stays(name: str, part: str) -> None
     setattr(block, part, Doubled(part))
     with torch.no_grad():
         assert difference(prepare_for_inference(model)(pixels()).logits, model(pixels()).logits) < REORDERED
+
+
+def halved(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    """As a hook, halve what a module returns."""
+    return output / 2
 
 
 def test_another_activation_stays() -> None:
@@ -330,6 +343,85 @@ def test_what_a_copy_of_that_code_would_lose_is_refused(change: str, tmp_path: P
 
 def test_it_is_a_public_name() -> None:
     assert plain_vit.prepare_for_inference is prepare_for_inference
+
+
+# Copies, and pickles for other processes
+
+COPIES: dict[str, Any] = {
+    "deep": copy.deepcopy,
+    "shallow": copy.copy,
+    "pickled": lambda model: pickle.loads(pickle.dumps(model)),
+    "pickled twice": lambda model: pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(model)))),
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("name", ["plain", "parallel", "branches", "map", "deit"])
+def test_a_copy_of_a_prepared_model_is_the_same_prepared_model(name: str, way: str, packs: bool) -> None:
+    prepared = prepare_for_inference(build(name))
+    found = COPIES[way](prepared)
+    assert torch.equal(found(pixels()).logits, prepared(pixels()).logits)
+    assert isinstance(found, PlainViTForImageClassification)
+    assert [type(module) for module in found.vit.modules()] == [type(module) for module in prepared.vit.modules()]
+    layouts = [module.weight.is_mkldnn for module in found.modules() if isinstance(module, PackedLinear)]
+    assert (len(layouts) > 5) == packs
+    assert all(layouts)
+    assert (found.is_as_built, found.is_exact) == (prepared.is_as_built, prepared.is_exact) == (True, False)
+    with pytest.raises(PreparedModelError, match="train the original model"):
+        found.train()
+
+
+@pytest.mark.parametrize("kind", [PlainViTModel, PlainViTForMaskedImageModeling, PlainViTBackbone])
+def test_every_kind_of_prepared_model_is_copied_in_its_dtype(kind: Any) -> None:
+    prepared = prepare_for_inference(build("swiglu", kind, use_mask_token=True), dtype=torch.bfloat16)
+    images = pixels().bfloat16()
+    for way in COPIES.values():
+        assert torch.equal(first(way(prepared)(images)), first(prepared(images)))
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_copies_record_hidden_states_and_attentions_whatever_was_recorded_before(before: bool) -> None:
+    prepared, asked = prepare_for_inference(build()), {"output_hidden_states": True, "output_attentions": True}
+    if before:
+        prepared(pixels(), **asked)  # transformers adds its hooks
+    expected = pickle.dumps(prepared), copy.deepcopy(prepared)
+    for found in (pickle.loads(expected[0]), expected[1]):
+        outputs = prepared(pixels(), **asked)
+        for name in ("hidden_states", "attentions"):
+            for ours, theirs in zip(found(pixels(), **asked)[name], outputs[name], strict=True):
+                assert torch.equal(ours, theirs)
+
+
+def test_a_part_that_was_replaced_goes_along_with_what_someone_hooked() -> None:
+    model = build(layer_scale_init_value=0.3)
+    model.vit.layers[1].mlp = Doubled("mlp")
+    model.vit.layers[2].mlp.register_forward_hook(halved)
+    prepared = prepare_for_inference(model)
+    with torch.no_grad():
+        assert difference(prepared(pixels()).logits, model(pixels()).logits) < REORDERED
+    for way in COPIES.values():
+        assert torch.equal(way(prepared)(pixels()).logits, prepared(pixels()).logits)
+
+
+def test_a_pickle_is_opened_where_weights_are_not_packed(packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = prepare_for_inference(build())
+    content, expected = pickle.dumps(prepared), prepared(pixels()).logits
+    monkeypatch.setattr(inference, "is_worth_packing", lambda dtype: False)
+    assert difference(pickle.loads(content)(pixels()).logits, expected) < REORDERED
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    if packs:
+        with pytest.raises(PreparedModelError, match="send the model itself, and prepare it here"):
+            pickle.loads(content)(pixels())
+
+
+@pytest.mark.slow
+def test_a_compiled_model_s_copies_are_compiled() -> None:
+    prepared = prepare_for_inference(build(), compile=True, batch_size=2)
+    expected = prepared(pixels()).logits
+    for way in ("deep", "pickled"):
+        found = COPIES[way](prepared)
+        assert found._compiled_call_impl is not None
+        assert torch.equal(found(pixels()).logits, expected)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from transformers import (
     UperNetConfig,
     UperNetForSemanticSegmentation,
     ViTConfig,
+    ViTForImageClassification,
     ViTForMaskedImageModeling,
     VitPoseConfig,
     VitPoseForPoseEstimation,
@@ -68,11 +69,39 @@ def test_without_labels_there_is_no_classifier() -> None:
     ],
     ids=["classes", "a class missing", "several labels"],
 )
-def test_the_loss_follows_the_labels_and_leaves_the_config_alone(labels: torch.Tensor, expected: Any) -> None:
+def test_the_loss_follows_the_labels(labels: torch.Tensor, expected: Any) -> None:
     model = randomized(PlainViTForImageClassification(tiny_config()))
     outputs = model(pixels(), labels=labels)
     assert difference(outputs.loss, expected(outputs.logits, labels)) < REORDERED
-    assert model.config.problem_type is None
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "distilled"])
+@pytest.mark.parametrize(
+    "num_labels, labels",
+    [
+        (7, torch.tensor([6, 2])), (7, torch.rand(2, 7).round()), (7, torch.eye(7, dtype=torch.float64)[3:5]),
+        (1, torch.rand(2, 1)), (1, torch.tensor([3, -4])),
+    ],
+)  # fmt: skip
+def test_the_config_records_the_problem_that_the_labels_show_as_the_stock_class_does(
+    num_labels: int, labels: torch.Tensor, mode: str
+) -> None:
+    square = {**SIZES, "image_size": 32, "patch_size": 8, "num_labels": num_labels}
+    stock = ViTForImageClassification(ViTConfig(**square))
+    ours = PlainViTForImageClassification(tiny_config(**square, use_distillation_token=mode == "distilled"))
+    ours.train(mode == "train")
+    stock(pixels(height=32, width=32), labels=labels if labels.ndim < 2 and num_labels > 1 else labels.float())
+    assert ours.config.problem_type is None
+    ours(pixels(height=32, width=32), labels=labels)
+    assert ours.config.problem_type == stock.config.problem_type is not None
+
+
+def test_labels_that_fit_no_loss_leave_the_config_as_it_is() -> None:
+    model = PlainViTForImageClassification(tiny_config())
+    with pytest.raises(ValueError, match="size"):
+        model(pixels(), labels=torch.tensor([1.0, 0.0]))
+    model(pixels(), labels=torch.tensor([1, 0]))
+    assert model.config.problem_type == "single_label_classification"
 
 
 @pytest.mark.parametrize("num_labels, shape", [(1, (2,)), (1, (2, 1)), (7, (2, 7))])

@@ -75,6 +75,20 @@ def test_training_compiles_to_one_graph() -> None:
     check_training("registers", "aot_eager")
 
 
+@pytest.mark.parametrize("way", ["compiled", "exported"])
+def test_a_loss_in_one_graph_is_that_of_the_labels_and_the_config_records_it(way: str) -> None:
+    model, labels, images = build().train(), torch.rand(2, 7).round(), pixels()
+    expected = nn.functional.binary_cross_entropy_with_logits(model(images).logits, labels)
+    if way == "compiled":
+        program = compiled(model, "aot_eager")
+        found = [program(images, labels=labels).loss for _ in range(2)]  # the second knows the problem
+    else:
+        program = torch.export.export(model, (images,), {"labels": labels}).module()
+        found = [program(images, labels=labels).loss]
+    assert all(difference(loss, expected) < REORDERED for loss in found)
+    assert model.config.problem_type == "multi_label_classification"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_every_variation_compiles_for_inference(name: str) -> None:

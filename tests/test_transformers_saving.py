@@ -3,23 +3,36 @@
 import copy
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
+from huggingface_hub import HfApi
 from safetensors import safe_open
+from timm.models import save_for_hf
 from torch import nn
+from transformers import (
+    AutoModel,
+    AutoModelForImageClassification,
+    UperNetConfig,
+    UperNetForSemanticSegmentation,
+)
 
 from plain_vit import (
     PlainViTBackbone,
+    PlainViTConfig,
     PlainViTForImageClassification,
     PlainViTForMaskedImageModeling,
     PlainViTModel,
 )
 from tests.conftest import randomize_
-from tests.tiny import VARIATIONS, pixels, tiny_config
+from tests.hub_endpoint import HubEndpoint
+from tests.tiny import SIZES, VARIATIONS, difference, pixels, tiny_config
+from tests.transformers_models import size_of, tiny_transformers
 
 HEADS: list[Any] = [
     PlainViTModel, PlainViTForImageClassification, PlainViTForMaskedImageModeling, PlainViTBackbone,
@@ -259,3 +272,122 @@ def test_weights_given_next_to_the_folder_are_used() -> None:
     loaded: Any = PlainViTForImageClassification
     loaded = loaded.from_pretrained(None, config=model.config, state_dict=model.state_dict())
     assert_same(loaded, model)
+
+
+# Folders of other models
+
+
+def save_foreign(name: str, folder: Path) -> Any:
+    """Save a model of another package in its own layout, and return it."""
+    if name != "timm":
+        model = tiny_transformers(name)
+        model.save_pretrained(folder)
+        return model
+    model = randomize_(timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=7)).eval()
+    save_for_hf(model, str(folder), safe_serialization=True)
+    return model
+
+
+@pytest.mark.parametrize("place", ["folder", "config.json"])
+@pytest.mark.parametrize(
+    "name, model_type",
+    [
+        ("ViTForImageClassification", "vit"),
+        ("DeiTForImageClassification", "deit"),
+        ("Dinov2ForImageClassification", "dinov2"),
+        ("timm", "timm_wrapper"),
+    ],
+)
+def test_the_folder_of_another_model_is_refused_with_the_line_that_opens_it(
+    name: str, model_type: str, place: str, tmp_path: Path
+) -> None:
+    theirs = save_foreign(name, tmp_path)
+    images = torch.randn(2, 3, *((224, 224) if name == "timm" else size_of(theirs)))
+    ways = (PlainViTConfig,) if place == "config.json" else (PlainViTConfig, *HEADS)
+    lines = set()
+    for kind in ways:
+        with pytest.raises(ValueError, match=f"has model_type '{model_type}': expected 'plain_vit'") as caught:
+            kind.from_pretrained(tmp_path if place == "folder" else tmp_path / place)
+        lines.add(str(caught.value).partition("makes a folder for this class): ")[2])
+    (line,), scope = lines, dict[str, Any]()
+    exec(line, scope)
+    with torch.no_grad():
+        expected = theirs(images)
+        assert difference(scope["model"](images).logits, getattr(expected, "logits", expected)) < 1e-5
+    again = tmp_path / "again"
+    scope["model"].save_pretrained(again)
+    assert_same(PlainViTForImageClassification.from_pretrained(again), scope["model"])
+
+
+def test_the_line_opens_the_same_revision_of_a_repository(hub: HubEndpoint, tmp_path: Path) -> None:
+    theirs, api = save_foreign("ViTForImageClassification", tmp_path / "old"), HfApi()
+    api.create_repo("alice/vit")
+    build().save_pretrained(tmp_path / "new")
+    for version in ("old", "new"):
+        api.upload_folder(repo_id="alice/vit", folder_path=tmp_path / version)
+        api.create_tag("alice/vit", tag=version)
+    for options in ({}, {"config": tiny_config()}):
+        with pytest.raises(ValueError, match="alice/vit has model_type 'vit': expected 'plain_vit'") as caught:
+            PlainViTForImageClassification.from_pretrained("alice/vit", revision="old", **options)
+        assert first_output(PlainViTForImageClassification.from_pretrained("alice/vit", **options)).isfinite().all()
+        line, scope = str(caught.value).partition("makes a folder for this class): ")[2], dict[str, Any]()
+        exec(line, scope)
+        images = torch.randn(2, 3, *size_of(theirs))
+        assert difference(scope["model"](images).logits, theirs(images).logits) < 1e-5
+
+
+def test_an_auto_class_opens_the_folder_of_another_model_with_that_model(tmp_path: Path) -> None:
+    theirs = save_foreign("ViTForImageClassification", tmp_path)
+    assert type(AutoModelForImageClassification.from_pretrained(tmp_path)) is type(theirs)
+
+
+def test_no_other_way_in_opens_the_config_of_another_model(tmp_path: Path) -> None:
+    theirs = save_foreign("ViTForImageClassification", tmp_path)
+    ours, fields = PlainViTConfig(**SIZES), theirs.config.to_dict()
+    ways: list[Callable[[], Any]] = [
+        lambda: PlainViTModel.from_pretrained(tmp_path, config=ours),
+        lambda: PlainViTModel.from_pretrained(tmp_path / "model.safetensors", config=ours),
+        lambda: PlainViTModel.from_pretrained(tmp_path.parent, config=ours, subfolder=tmp_path.name),
+        lambda: AutoModel.from_pretrained(tmp_path, config=ours),
+        lambda: PlainViTModel.from_pretrained(tmp_path, config=theirs.config),
+        lambda: PlainViTModel.from_pretrained(tmp_path, config=tmp_path),
+        lambda: PlainViTModel.from_pretrained(tmp_path, config=tmp_path / "config.json"),
+        lambda: PlainViTModel.from_pretrained(tmp_path, model_type="plain_vit"),
+        lambda: PlainViTModel.from_pretrained(tmp_path.parent, subfolder=tmp_path.name),
+        lambda: PlainViTModel.from_pretrained(None, config=theirs.config, state_dict={}),
+        lambda: PlainViTConfig.from_dict(fields),
+        lambda: PlainViTConfig.from_json_file(tmp_path / "config.json"),
+        lambda: PlainViTConfig(model_type="vit", hidden_size=40),
+    ]
+    for way in ways:
+        with pytest.raises(ValueError, match="has model_type 'vit': expected 'plain_vit'"):
+            way()
+
+
+def test_a_folder_that_names_no_model_type_is_refused(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text('{"dim": 40, "depth": 3}')
+    with pytest.raises(ValueError, match="has model_type None: expected 'plain_vit'"):
+        PlainViTModel.from_pretrained(tmp_path)
+
+
+def test_a_config_may_be_given_for_weights_of_ours_in_any_folder(tmp_path: Path) -> None:
+    model = build()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    assert_same(PlainViTForImageClassification.from_pretrained(tmp_path, config=model.config), model)
+    (tmp_path / "config.json").write_text('{"note": "by hand"}')
+    assert_same(PlainViTForImageClassification.from_pretrained(tmp_path, config=model.config), model)
+
+
+def test_a_folder_of_which_a_part_is_ours_is_refused_with_the_class_that_opens_it(tmp_path: Path) -> None:
+    backbone = tiny_config(image_size=56, patch_size=14, out_indices=[1, 2, 3])
+    config = UperNetConfig(backbone_config=backbone, hidden_size=16, auxiliary_in_channels=40, num_labels=3)
+    whole = UperNetForSemanticSegmentation(config)
+    whole.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"of its class \(\['UperNetForSemanticSegmentation'\]\), and take its part"):
+        PlainViTBackbone.from_pretrained(tmp_path)
+    opened = UperNetForSemanticSegmentation.from_pretrained(tmp_path)
+    assert_same(opened.backbone, whole.backbone)
+    loaded: Any = PlainViTBackbone.from_pretrained(tmp_path, config=backbone, key_mapping={"^backbone.": ""})
+    assert_same(loaded, whole.backbone)

@@ -1,5 +1,6 @@
 """Training with third-party tools: the Hugging Face Trainer, PEFT, torchao."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,11 +12,14 @@ import pytest
 import torch
 from peft import LoHaConfig, LoKrConfig, LoraConfig, PeftModel, get_peft_model
 from peft.utils import constants
+from PIL import Image
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, pipeline
 
-from plain_vit import PlainViTForImageClassification, PlainViTForMaskedImageModeling
+from plain_vit import PlainViTForImageClassification, PlainViTForMaskedImageModeling, PlainViTImageProcessor
 from plain_vit.adapters import register_lora_targets
+from plain_vit.cli import main
+from plain_vit.conversion import open_exported, to_checkpoint
 from tests import peers
 from tests.conftest import randomize_
 from tests.tiny import difference, pixels, tiny_config
@@ -129,6 +133,53 @@ def test_trainer_checkpoints_activations_and_predicts(tmp_path: Path) -> None:
     found = run.predict(Images())
     assert isinstance(found.predictions, np.ndarray)
     assert found.predictions.shape == (12, 7)
+
+
+# What the logits mean after a training whose labels alone say it
+
+
+def trained(problem: str, way: str, folder: Path) -> Any:
+    """Return a classifier that was trained on floats by the Trainer or by hand, in evaluation mode."""
+    model = build(num_labels=7 if problem == "multi_label_classification" else 1)
+    of_dataset = Images(several=problem == "multi_label_classification")
+    images: Any = [of_dataset[index] for index in range(len(of_dataset))]
+    images = [{**item, "labels": item["labels"].float()} for item in images]
+    if way == "trainer":
+        trainer(model, folder, images, num_train_epochs=1, save_strategy="no").train()
+    else:
+        optimizer = torch.optim.SGD(model.train().parameters(), lr=1e-3)
+        for item in images:
+            model(item["pixel_values"][None], labels=item["labels"][None]).loss.backward()
+            optimizer.step()
+    return model.eval()
+
+
+@pytest.mark.parametrize("problem, way", [("multi_label_classification", "trainer"), ("regression", "by hand")])
+def test_pipeline_command_and_graph_answer_as_the_labels_were_trained(
+    problem: str, way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, folder, exported = trained(problem, way, tmp_path / "run"), tmp_path / "model", tmp_path / "graph"
+    processor = PlainViTImageProcessor(size={"height": 24, "width": 56})
+    for part in (model, processor):
+        part.save_pretrained(folder)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 56, 3), dtype=np.uint8))
+    image.save(tmp_path / "image.png")
+    with torch.no_grad():
+        logits = model(processor(image, return_tensors="pt").pixel_values).logits[0]
+    expected = dict(zip(model.config.id2label.values(), logits.tolist(), strict=True))
+    if problem == "multi_label_classification":
+        expected = {name: 1 / (1 + np.exp(-value)) for name, value in expected.items()}
+    answers = pipeline("image-classification", str(folder), top_k=7)(image)
+    assert {answer["label"]: answer["score"] for answer in answers} == pytest.approx(expected, abs=1e-5)
+    to_checkpoint(model, exported, format="onnx", image_processor=processor)
+    settings = json.loads((exported / "config.json").read_text())
+    assert settings["problem_type"] == open_exported(exported).config.problem_type == problem
+    for source in (folder, exported):
+        capsys.readouterr()
+        assert main(["predict", str(tmp_path / "image.png"), "--model", str(source), "--top", "7", "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        found = dict(zip(row["labels"], row["values" if problem == "regression" else "probabilities"], strict=True))
+        assert found == pytest.approx(expected, abs=1e-5)
 
 
 # PEFT

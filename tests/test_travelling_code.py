@@ -33,6 +33,7 @@ from plain_vit import (
 )
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+from tests.transformers_models import tiny_transformers
 
 HUB_FILES = {
     f"{name}_plain_vit.py"
@@ -103,6 +104,13 @@ found["bare"]["tuned"] = fresh.eval()(pixel_values).logits
 fresh.save_pretrained(target.parent / f"{target.name}_tuned")
 again = AutoModelForImageClassification.from_pretrained(target.parent / f"{target.name}_tuned", **trust).eval()
 found["bare"]["tuned again"] = again(pixel_values).logits
+
+found["refused"] = []
+for kind, options in ((type(config), {}), (type(again), {}), (type(again), {"config": again.config})):
+    try:
+        kind.from_pretrained(images / "stock", **options)
+    except ValueError as error:
+        found["refused"].append(str(error))
 torch.save(found, target.parent / f"{target.name}.pt")
 """
 
@@ -121,6 +129,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(pixels(), root / "pixels.pt")
     colors = np.random.default_rng(0).integers(0, 256, (31, 67, 3), dtype=np.uint8)
     Image.fromarray(colors).save(root / "image.png")
+    tiny_transformers("ViTForImageClassification").save_pretrained(root / "stock")
     processor = PlainViTImageProcessor(size={"height": 24, "width": 56})
     for name in FOLDERS:
         build(name).save_pretrained(root / "saved" / name)
@@ -173,6 +182,12 @@ def test_the_code_that_came_along_draws_what_is_missing_and_trains(found: dict[s
     assert bare["tuned"].shape == (2, 4)
     assert bare["tuned"].abs().max() > 0
     assert torch.equal(bare["tuned again"], bare["tuned"])
+
+
+def test_the_code_that_came_along_refuses_the_folder_of_another_model(found: dict[str, Any], root: Path) -> None:
+    line = f"from plain_vit.conversion import from_checkpoint; model = from_checkpoint({str(root / 'stock')!r}).model"
+    assert len(found["refused"]) == 3
+    assert all("model_type 'vit': expected 'plain_vit'" in said and said.endswith(line) for said in found["refused"])
 
 
 @pytest.mark.parametrize("folder", ["saved", "once", "twice"])

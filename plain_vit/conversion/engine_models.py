@@ -1,7 +1,9 @@
 """Models whose forward pass runs in an inference engine: exported folders, opened again."""
 
 import json
+import mmap
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,15 +31,22 @@ RECORDED = ("output_attentions", "output_hidden_states")
 class EngineModel(Prepared):
     """Mixin of models whose forward pass is a graph in an inference engine, on the CPU.
 
-    They have a config and no weights. They take images of the sizes of the graph, and give its outputs.
+    They have a config and no weights. They take images of the sizes of the graph, and give its outputs. Copies, and
+    those in other processes, open the graph when they are first called.
     """
 
     config: PlainViTConfig
-    run: Run
+    run: Run | None = None  # in this process
+    process = 0  # its number
     engine: str  # its name
     outputs: list[str]  # names, in the order of the graph
     sizes: "Sizes"
-    files: list[Path]  # the graph and its weights
+    files: "Files"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Return what a copy or another process opens the same graph from."""
+        contents = {name: bytes(content) for name, content in self.files.graph.items()}
+        return copied, (Files(self.files.description, contents, self.files.options),), {"config": self.config}
 
     @property
     def device(self) -> torch.device:
@@ -59,8 +68,15 @@ class EngineModel(Prepared):
 
         Raises:
             PreparedModelError: Another input is given, the images have another size than those of the graph, or
-                hidden states or attention weights are asked for.
+                hidden states or attention weights are asked for; or this process was forked from that of the graph.
         """
+        if self.run is None:
+            self.files, self.process, self.run = opened_again(self.files)
+        if self.process != os.getpid():
+            raise PreparedModelError(
+                "this process was forked from the one that opened the graph, without its threads: pass the model to "
+                "the process as an argument, or start the process by spawn"
+            )
         given = sorted(name for name, value in kwargs.items() if value is not None and value is not False)
         given += [name for name in RECORDED if name not in kwargs and getattr(self.config, name)]
         if given:
@@ -74,6 +90,37 @@ class EngineModel(Prepared):
         kind: type[ModelOutput] = ImageClassifierOutput if "logits" in found else BaseModelOutputWithPooling
         outputs = kind(**found)
         return outputs if (self.config.return_dict if return_dict is None else return_dict) else outputs.to_tuple()
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of an exported folder, which stay readable when they are deleted.
+
+    Args:
+        description: The contents of `engine.json`.
+        graph: Those of the graph and of its weights, by their paths in the folder.
+        options: How the graph is opened: `dtype` and `batch_size`.
+    """
+
+    description: dict[str, Any]
+    graph: Mapping[str, mmap.mmap | bytes]
+    options: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path, graph: Path, description: dict[str, Any], options: dict[str, Any]) -> "Files":
+        """Map the files that are named like the graph."""
+        mapped = {}
+        for path in filter(Path.is_file, sorted(graph.parent.glob(f"{graph.stem}*"))):
+            with path.open("rb") as file:
+                mapped[path.relative_to(folder).as_posix()] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return cls(description, mapped, options)
+
+    def write(self, folder: Path) -> None:
+        """Write them to a folder."""
+        (folder / DESCRIPTION).write_text(json.dumps(self.description), encoding="utf-8")
+        for name, content in self.graph.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
 
 
 @dataclass(frozen=True)
@@ -132,9 +179,7 @@ def open_exported(
     folder = Path(path)
     try:
         description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        engine, config = ENGINES[description["engine"]], PlainViTConfig.from_dict(description[MODEL])
-        outputs = [str(output["name"]) for output in description["outputs"]]
-        sizes = Sizes.read(description, config)
+        model = described(description)
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} has no {DESCRIPTION}: expected a folder written by `plain-vit export --to openvino` or onnx"
@@ -144,28 +189,52 @@ def open_exported(
         raise CheckpointError(
             f"{folder / DESCRIPTION} does not describe a model ({reason}): export it again"
         ) from error
+    engine, config = ENGINES[model.engine], model.config
     engine.check_installed("float32")
-    base: Any = PlainViTForImageClassification if "logits" in outputs else PlainViTModel
-    kind: Any = type(base.__name__, (EngineModel, base), {})
-    with torch.device("meta"), no_init_weights():
-        model = kind(config)
-    model._modules.clear()
     graph = folder / engine.graph
-    model.engine, model.outputs, model.sizes = engine.name, outputs, sizes
-    model.files = sorted(graph.parent.glob(f"{graph.stem}*"))
     try:
-        expected = (batch_size, config.num_channels, *sizes.image)
-        model.run = engine.load(folder, dtype=dtype, expected=expected)
-        found = model.eval()(torch.zeros(expected))
+        expected = (batch_size, config.num_channels, *model.sizes.image)
+        model.files = Files.read(folder, graph, description, {"dtype": dtype, "batch_size": batch_size})
+        model.run, model.process = engine.load(folder, dtype=dtype, expected=expected), os.getpid()
+        found = model(torch.zeros(expected))
     except PlainViTError:
         raise
     except Exception as error:  # each engine has errors of its own
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{graph} cannot be run by {engine.runtime} ({reason}): export it again") from error
-    width = config.num_labels if "logits" in outputs else config.hidden_size
-    if list(found) != outputs or found[outputs[0]].shape[-1] != width:
+    width = config.num_labels if "logits" in model.outputs else config.hidden_size
+    if list(found) != model.outputs or found[model.outputs[0]].shape[-1] != width:
         raise CheckpointError(f"{graph} is not the graph that {DESCRIPTION} describes: export it again")
     return model
+
+
+def described(description: dict[str, Any]) -> Any:
+    """Return a model without a graph, in evaluation mode, for the contents of `engine.json`."""
+    engine, config = ENGINES[description["engine"]], PlainViTConfig.from_dict(description[MODEL])
+    outputs = [str(output["name"]) for output in description["outputs"]]
+    sizes = Sizes.read(description, config)
+    base: Any = PlainViTForImageClassification if "logits" in outputs else PlainViTModel
+    kind: Any = type(base.__name__, (EngineModel, base), {})
+    with torch.device("meta"), no_init_weights():
+        model = kind(config)
+    model._modules.clear()
+    model.engine, model.outputs, model.sizes = engine.name, outputs, sizes
+    return model.eval()
+
+
+def copied(files: Files) -> Any:
+    """Return a model that opens the graph of these files when it is called."""
+    model = described(files.description)
+    model.files = files
+    return model
+
+
+def opened_again(files: Files) -> tuple[Files, int, Run]:
+    """Return the files of a graph, mapped, the number of this process, and what runs the graph in it."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        files.write(Path(temporary))
+        model: Any = open_exported(temporary, **files.options)
+    return model.files, model.process, model.run
 
 
 def open_with_processor(path: str | os.PathLike[str], **options: Any) -> tuple[Any, PlainViTImageProcessor]:
