@@ -23,8 +23,8 @@ WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
 HINTS = (
     "format", "num_attention_heads", "head_dim", "attention_scale", "layer_norm_eps", "hidden_act", "pooling",
     "pool_prefix_tokens", "final_norm", "block_type", "norm_type", "mlp_type", "position_embedding_type",
-    "position_embedding_on_prefix", "image_size", "patch_size", "num_channels", "architecture", "layout", "key",
-    "image_mean", "image_std", "revision",
+    "rotary_embedding_type", "position_embedding_on_prefix", "image_size", "patch_size", "num_channels",
+    "architecture", "layout", "key", "image_mean", "image_std", "drop", "revision",
 )  # fmt: skip
 # The commands that start a script of `examples/` with all the words after them, with what it does and an example.
 SCRIPTS = {
@@ -178,14 +178,13 @@ def add_conversions(command: Command) -> None:
     added.add_argument("out", type=Path, help=f"new or empty folder for {folders}; new file for the others")
     added.add_argument("--to", required=True, choices=(*FORMATS, *ENGINES), help="the package or the engine")
     added.add_argument("--to-layout", help="one of that format's layouts (default: the current one)")
-    dropped = "leave out a part that no output depends on and the target cannot store: mask_token"
-    added.add_argument("--drop", action="append", default=[], metavar="PART", help=dropped)
     added.add_argument("--no-image-processor", action="store_true", help="write only the model")
     added.add_argument(
         "--force", action="store_true", help="replace OUT; a folder with other files is renamed and kept"
     )
     add_engine_options(added)
-    add_hints(added)
+    target = "or mask_token, which no output depends on, if the target cannot store it"
+    add_hints(added, droppable=target)
 
 
 def add_engine_options(command: argparse.ArgumentParser) -> None:
@@ -281,8 +280,13 @@ def add_images_and_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", required=True, help="file, folder or Hub id; the options describe this one")
 
 
-def add_hints(command: argparse.ArgumentParser) -> None:
-    """Add the options for settings that a checkpoint may not contain, as the last group of the help."""
+def add_hints(command: argparse.ArgumentParser, droppable: str = "") -> None:
+    """Add the options for settings that a checkpoint may not contain, as the last group of the help.
+
+    Args:
+        command: The parser of the command.
+        droppable: What may be dropped beside the head.
+    """
     known = command.add_argument_group("settings that the checkpoint may not contain")
     flag = argparse.BooleanOptionalAction
     known.add_argument("--format", choices=FORMATS, help="format of the checkpoint, if its names do not show it")
@@ -300,15 +304,16 @@ def add_hints(command: argparse.ArgumentParser) -> None:
     known.add_argument("--block-type", help="sequential, post_norm, parallel or branches")
     known.add_argument("--norm-type", help="layer_norm or rms_norm")
     known.add_argument("--mlp-type", help="mlp, swiglu or swiglu_packed (the gate is the first half)")
-    known.add_argument(
-        "--position-embedding-type", help="learned (a table, without rotary embeddings), sincos_2d or none"
-    )
+    known.add_argument("--position-embedding-type", help="learned (a table), sincos_2d or none")
+    rotation = "none: nothing rotates queries and keys (a rotation opens by its --architecture)"
+    known.add_argument("--rotary-embedding-type", help=rotation)
     prefixed = "whether the tokens before the patches have position embeddings"
     known.add_argument("--position-embedding-on-prefix", action=flag, help=prefixed)
     known.add_argument("--image-size", type=size, metavar="SIZE", help="in pixels: 224, or 224x192 (height x width)")
     known.add_argument("--patch-size", type=size, metavar="SIZE", help="in pixels: 16, or 16x8 (height x width)")
     known.add_argument("--num-channels", type=int, help="number of input channels")
-    named = "the source's name of the model, such as vit_small_patch16_224 (timm) or vit_b_16 (torchvision)"
+    named = "the source's name of the model, such as vit_small_patch16_224 (timm) or vit_b_16 (torchvision), or its "
+    named += "class, such as ViTModel, if it is of transformers and has no config.json"
     known.add_argument("--architecture", help=named)
     known.add_argument("--layout", help="one of the format's layouts, such as the release that wrote the checkpoint")
     known.add_argument("--image-mean", type=float, nargs="+", help="mean of each channel, for pixel values in [0, 1]")
@@ -316,6 +321,8 @@ def add_hints(command: argparse.ArgumentParser) -> None:
         "--image-std", type=float, nargs="+", help="standard deviation of each channel, for pixel values in [0, 1]"
     )
     known.add_argument("--key", help="which model, if a file contains several, such as ema")
+    dropped = ", ".join(filter(None, ("leave out a part: head, the classifier, to open the encoder alone", droppable)))
+    known.add_argument("--drop", action="append", metavar="PART", help=dropped)
     labels = "file with the label names: a JSON list or object (number to name), or one name per line"
     known.add_argument("--labels", type=Path, metavar="FILE", help=labels)
     known.add_argument("--revision", help="branch, tag or commit of a Hub repository")

@@ -97,7 +97,8 @@ def main() -> None:
         "Written by `make table` from what the tests measured; nothing here is typed by hand. But for the last "
         "section every parameter is random, the geometry small and uneven. Differences are the largest ones as shares "
         f"of the largest value, in float32 where nothing else is said, on a CPU ({platform.machine()}); 0.0 means that "
-        "every bit is equal. "
+        "every bit is equal. What a file does not show (heads, epsilon, a rotation, a window) was given to both sides, "
+        "or stands in its config.json: a report names it as unproven. "
         "Parity was shown on random weights, the shipped checkpoint and a trained DINOv2-small; "
         "`examples/verify_public_checkpoints.py` shows it on public ones, where there is a network.\n\n"
         + "\n\n".join(sections)

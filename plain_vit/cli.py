@@ -168,20 +168,22 @@ def verify(options: argparse.Namespace) -> None:
     if others := unseen_differences(*(Described(each.report.config, each.image_processor) for each in opened)):
         say("\n".join(["what differs without effect on these images:", *(f"  {line}" for line in others)]))
     for name, each in zip(names, opened, strict=True):
-        if each.report.unproven:
-            lines = [f"  {inference}" for inference in each.report.unproven]
+        if lines := [f"  {line}" for line in each.report.unproven_lines()]:
             say("\n".join([f"not proven, because the tensors of {name} do not show it:", *lines]))
 
 
 def export(options: argparse.Namespace) -> None:
     """Write a checkpoint in the format of another package, or as the graph of an engine."""
     from .conversion import EngineOptions, from_checkpoint, to_checkpoint
+    from .conversion.format import HEAD
 
     given = {name: getattr(options, name) for name in ENGINE_OPTIONS if getattr(options, name) is not None}
     if given and options.to not in ENGINES:
         options.refuse(f"--{next(iter(given)).replace('_', '-')} is for --to {' and '.join(ENGINES)}")
     engine_options = EngineOptions(**given) if options.to in ENGINES else None  # fails before any work
-    converted = from_checkpoint(options.source, **hints_of(options))
+    parts: list[str] = options.drop or []
+    hints = {**hints_of(options), "drop": [HEAD] if HEAD in parts else None}
+    converted = from_checkpoint(options.source, **hints)
     written = to_checkpoint(
         converted.model,
         options.out,
@@ -190,7 +192,7 @@ def export(options: argparse.Namespace) -> None:
         image_processor=None if options.no_image_processor else converted.image_processor,
         force=options.force,
         sources=[options.source] if Path(options.source).exists() else [],
-        drop=options.drop,
+        drop=[part for part in parts if part != HEAD],
         engine_options=engine_options,
     )
     say(written)

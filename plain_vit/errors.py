@@ -5,13 +5,16 @@ stack trace and exits with the `exit_code` of the class (0 is success, 2 an inva
 below is a bug in plain-vit).
 """
 
+import difflib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 SHOWN = 40  # faults or candidates printed in one message; the attributes contain all of them
 LONGEST_LINE = 4000  # characters
+LONGEST_NAME = 300  # of one name of a file, such as that of a tensor
 MOST_LINES = 400
+CONDITIONS = {"image_size": "if patches do not overlap"}  # on which the candidates of an argument fit
 
 
 def printable(text: str) -> str:
@@ -76,7 +79,8 @@ class AmbiguousCheckpointError(PlainViTError, ValueError):
         candidates: For each missing argument of `from_checkpoint`, the values that fit.
         otherwise: An alternative set of arguments, if none of the candidates is the model.
         source: The file, to print a complete command line; None if there is none.
-        command: The words that the arguments are added to, as options (default: convert the source).
+        command: The words that the arguments are added to, as options (default: convert the source). A candidate for
+            `source` takes the place of the source in them.
         as_hints: They are added as `name=value` instead, like the hints of the training scripts.
     """
 
@@ -99,7 +103,10 @@ class AmbiguousCheckpointError(PlainViTError, ValueError):
             lines += ["or, where none of these is the model, all of:", *_argument_lines(self.otherwise)]
         if command is None and source is not None:
             command = ["plain-vit", "convert", source, "OUT"]
+        if command is not None and "source" in self.candidates:
+            command = [str(self.candidates["source"][0]) if word == source else word for word in command]
         commands = [_command(command, one, as_hints) for one in (self.candidates, self.otherwise) if command and one]
+        commands = [line for line in commands if len(line) <= LONGEST_LINE]  # a part of one would be another command
         if commands:
             lines += ["On the command line, with the values of the model:", *commands]
         super().__init__("\n".join(lines))
@@ -245,32 +252,74 @@ def listed(values: Sequence[object]) -> str:
 
 
 def few(names: Sequence[str], most: int = 5) -> str:
-    """Return the first names, and the count of the rest."""
+    """Return the first names, each `shortened`, and the count of the rest."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    return ", ".join(map(shortened, names[:most])) + rest
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return a question about the known names that are nearest to an unknown one; nothing where none is near."""
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def shortened(name: str) -> str:
+    """Return a name of an untrusted file, of a very long one its ends: a message is never cut inside a name."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[:200]}...{name[-80:]} ({len(name)} characters)"
 
 
 def _argument_lines(candidates: Mapping[str, Sequence[object]]) -> list[str]:
-    said = {0: "which the tensors do not show at all", 1: "{}, the only value that fits"}
-    return [
-        f"  {argument}= {said.get(len(values), 'one of {}').format(listed(values))}"
-        for argument, values in candidates.items()
-    ]
+    return [f"  {argument}= {_offered(argument, values)}" for argument, values in candidates.items()]
+
+
+def _offered(argument: str, values: Sequence[object]) -> str:
+    """Return the values that fit, and on what condition."""
+    if not values:
+        return "which the tensors do not show at all"
+    condition = CONDITIONS.get(argument, "")
+    if len(values) == 1:
+        return f"{listed(values)}, {condition or 'the only value that opens'}"
+    return f"one of {listed(values)}" + (f", {condition}" if condition else "")
 
 
 def _command(command: Sequence[str], candidates: Mapping[str, Sequence[object]], as_hints: bool) -> str:
     """Return the command with these arguments, using the first value of each."""
     words = list(command)
     for argument, values in candidates.items():
-        option, value = argument.replace("_", "-"), values[0] if values else "VALUE"
-        text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        value = values[0] if values else "VALUE"
+        if argument == "source":
+            continue
         if as_hints:
-            words.append(f"{argument}={json.dumps(value) if isinstance(value, bool) else text}")
-        elif isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
+            words.append(f"{argument}={json.dumps(value) if isinstance(value, bool) else _text(value)}")
         else:
-            words += [f"--{option}", text]
-    return "  " + shlex.join(words)
+            words += option_words(argument, value)
+    return "  " + " ".join(map(_quoted, words))
+
+
+def option_words(argument: str, value: object) -> list[str]:
+    """Return the words of the command line for an argument of `from_checkpoint`."""
+    option = "--" + argument.replace("_", "-")
+    if isinstance(value, bool):
+        return [option if value else f"--no-{argument.replace('_', '-')}"]
+    if argument in ("image_mean", "image_std") and isinstance(value, Sequence):
+        return [option, *map(str, value)]
+    text = _text(value)
+    return [f"{option}={text}"] if text.startswith("-") else [option, text]
+
+
+def _text(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _quoted(word: str) -> str:
+    """Return a word for a shell, in printable characters."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+                      for char in word.replace("\\", "\\\\").replace("'", "\\'"))  # fmt: skip
+    return f"$'{escaped}'"
 
 
 def _bulleted(lines: Sequence[str]) -> list[str]:

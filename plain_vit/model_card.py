@@ -197,9 +197,12 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
     folder = source_folder(report, revision)
     said = {} if folder is None else source_facts(folder)
     sentences = [f"Converted from {place}, a checkpoint of {report.format}{layout}."]
-    if report.given_hints:
-        given = ", ".join(code(f"{name} = {value!r}") for name, value in report.given_hints.items())
+    hints = {name: value for name, value in report.given_hints.items() if name != "drop"}
+    if hints:
+        given = ", ".join(code(f"{name} = {value!r}") for name, value in hints.items())
         sentences.append(f"Settings that the checkpoint does not contain were given at conversion: {given}.")
+    if report.given_hints.get("drop"):
+        sentences.append("Its classifier was left out.")
     return ModelFacts(
         name=name,
         origin=" ".join(sentences),

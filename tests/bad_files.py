@@ -79,6 +79,54 @@ for _title, _data, _says in [
         )
 
 
+# ---- files and folders of other programs ----
+
+_HDF5, _MSGPACK = b"\x89HDF\r\n\x1a\n" + bytes(99), b"\x82\xa3vit\x80\xaaclassifier\x80"
+_PROTOBUF = b"\x08\x0a\x12\x07pytorch"
+for _title, _name, _data, _says in [
+    ("an ONNX graph", "model.onnx", _PROTOBUF, "is an ONNX graph, which has lost the names of the layers"),
+    ("an ONNX graph named as weights", "model.bin", _PROTOBUF, "is an ONNX graph or a message like it"),
+    ("a GGUF file", "mmproj.gguf", b"GGUF\3\0\0\0" + bytes(99), "is a GGUF file of llama.cpp"),
+    ("a file of Keras 2", "vit.h5", _HDF5, "is an HDF5 file, as Keras writes it"),
+    ("weights of transformers for TensorFlow", "tf_model.h5", _HDF5, "is an HDF5 file of transformers for TensorFlow"),
+    ("weights of transformers for Flax", "flax_model.msgpack", _MSGPACK, "is a msgpack file of transformers for Flax"),
+    ("weights of Flax", "vit.msgpack", _MSGPACK, "is a msgpack file, as Flax writes it"),
+    ("weights of TensorFlow", "vit.data-00000-of-00001", bytes(99), "is a file of TensorFlow|is a model of TensorFlow"),
+    ("a program of TensorFlow Lite", "vit.tflite", b"\x1c\0\0\0TFL3" + bytes(99), "is a compiled program"),
+    ("a program of TensorRT", "vit.engine", b"ftrt" + bytes(99), "is a compiled program"),
+    ("a graph of OpenVINO", "vit.xml", b'<?xml version="1.0"?>\n<net name="vit">', "is a graph of OpenVINO"),
+    ("a shard of torch.distributed.checkpoint", "__0_0.distcp", b"PK\3\4" + bytes(99), "a checkpoint of torch"),
+]:  # fmt: skip
+    for _where in ("", ", by its folder"):
+        bad_file(f"{_title}{_where}", CheckpointError, _says)(
+            lambda folder, name=_name, data=_data, alone=not _where: (
+                _written(folder / name, data) if alone else _written(folder / name, data).parent
+            )
+        )
+
+
+for _title, _name, _says in [
+    ("torch.distributed.checkpoint", ".metadata", "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"),
+    ("DeepSpeed", "zero_to_fp32.py", "is a checkpoint of DeepSpeed's ZeRO, in shards"),
+    ("Orbax", "_METADATA", "is an Orbax checkpoint"),
+    ("TensorFlow", "saved_model.pb", "is a model of TensorFlow"),
+    ("an adapter without its model", "adapter_model.safetensors", "is an adapter of peft without the model"),
+]:  # fmt: skip
+    bad_file(f"folder of {_title}", CheckpointError, _says)(
+        lambda folder, name=_name: _written(folder / name, b"{}").parent
+    )
+
+
+for _title, _member, _says in [
+    ("Keras 3", "model.weights.h5", "is an archive of Keras"),
+    ("torch.export", "vit/models/model.json", "is a program written by torch.export"),
+    ("documents named .pt", "word/document.xml", "is a zip archive of 'word/document.xml', not of tensors"),
+]:
+    bad_file(f"archive of {_title}", CheckpointError, _says)(
+        lambda folder, member=_member: _zip(folder / "model.keras", {member: b"<xml/>"})
+    )
+
+
 # ---- safetensors ----
 
 

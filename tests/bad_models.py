@@ -90,7 +90,8 @@ for _title, _change, _raises, _says in [
     ("infinity in a tensor", _put(_FC1, lambda t: t.index_fill_(0, torch.tensor([3]), float("inf"))), MappingError,
      "infinite"),
     ("a tensor of integers", _put(_FC1, lambda t: t.to(torch.int32)), MappingError, "int32"),
-    ("one float16 tensor among float32", _put(_FC1, lambda t: t.half()), CheckpointError, "several dtypes"),
+    ("one float8 tensor among float32", _put(_FC1, lambda t: t.to(torch.float8_e5m2)), CheckpointError,
+     "several dtypes"),
     ("a transposed matrix", _put(_FC1, lambda t: t.T), MappingError, "expected (52, 40)"),
     ("a flattened tensor", _put("vit.embeddings.cls_token", lambda t: t[0]), MappingError, "expected (1, 1, 40)"),
     ("the positions of another grid", _put("vit.embeddings.position_embeddings.weight", lambda t: t[:-3]),
@@ -189,7 +190,7 @@ _QKV = "blocks.1.attn.qkv.weight"
 _TOLD = (
     *("--num-attention-heads", "3", "--attention-scale", "head_dim**-0.5", "--layer-norm-eps", "1e-6"),
     *("--hidden-act", "gelu", "--pooling", "cls", "--block-type", "sequential"),
-    *("--position-embedding-type", "learned", "--image-size", "32"),
+    *("--rotary-embedding-type", "none", "--image-size", "32"),
 )
 for _title, _change, _raises, _says in [
     ("fused q, k and v that are transposed", _put(_QKV, lambda t: t.T), MappingError, "qkv"),
@@ -212,7 +213,7 @@ for _title, _changes, _raises, _says in [
     _add(f"timm folder with {_title}", _timm_folder(**_changes), _raises, _says)
 
 _HEADS = ("--num-attention-heads", "3", "--image-size", "24", "--patch-size", "8")
-_OTHER_SIZE = "the position table is for 9 patches"
+_OTHER_SIZE = "has 64 patches of (8, 8), and the positions are of 9"
 for _title, _change, _raises, _says, _hints in [
     ("no word on its heads", lambda saved: None, AmbiguousCheckpointError, "num_attention_heads", ()),
     ("the wrong heads given", lambda saved: None, MappingError, "30 wide together",

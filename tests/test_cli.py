@@ -69,7 +69,7 @@ def test_convert_writes_a_folder_with_the_numbers_of_the_source(
 ) -> None:
     assert main(["convert", str(checkpoint), str(tmp_path / "out"), *SAID]) == 0
     printed = capsys.readouterr().out
-    assert "given: num_attention_heads = 3" in printed
+    assert "num_attention_heads = 3, from the caller" in printed
     assert "logits: 0.0e+00" in printed  # the source's own model was run
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "out", attn_implementation="eager")
     pixel_values = torch.randn(2, 3, 15, 21)
@@ -145,7 +145,7 @@ def test_the_missing_settings_of_a_teacher_are_no_hints_about_the_model(
 def test_a_value_without_an_alternative_is_no_choice() -> None:
     error = AmbiguousCheckpointError("give", {"pooling": ["cls"], "head_dim": [3, 4], "image_size": []})
     assert str(error).splitlines()[1:] == [
-        "  pooling= 'cls', the only value that fits",
+        "  pooling= 'cls', the only value that opens",
         "  head_dim= one of 3, 4",
         "  image_size= which the tensors do not show at all",
     ]
@@ -431,7 +431,7 @@ def test_an_inferred_value_is_shown_as_it_would_be_given() -> None:
 
 def test_the_options_are_the_hints() -> None:
     names = {field.name for field in dataclasses.fields(Hints)}
-    assert set(HINTS) == names | {"format", "revision"}
+    assert set(HINTS) == names - {"id2label"} | {"format", "revision"}  # that is --labels FILE
 
 
 @pytest.mark.parametrize("module", ["plain_vit", "torch", "transformers", "plain_vit.cli", "plain_vit.conversion"])

@@ -198,6 +198,8 @@ def test_every_entrypoint_of_a_file_opens_at_its_own_size_or_is_on_the_list(file
 
 def test_no_part_of_another_family_is_one_of_a_plain_model() -> None:
     own = own_parts()
-    assert not any(family.parts & own for family in FAMILIES.values())
+    assert not any((family.marks | family.others) & own for family in FAMILIES.values())
+    marks = [mark for family in FAMILIES.values() for mark in family.marks]
+    assert len(marks) == len(set(marks)) > 500
     for name in ("vit_base_patch16_224", "deit_tiny_distilled_patch16_224", "test_vit3"):
         assert {part_of(tensor) for tensor in generator.shapes_of(name)} <= own

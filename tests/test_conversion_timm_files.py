@@ -20,7 +20,7 @@ from timm.models import save_for_hf, vision_transformer, vision_transformer_hybr
 from torch import nn
 
 from plain_vit.conversion import from_checkpoint, to_checkpoint
-from plain_vit.conversion.format import Hints
+from plain_vit.conversion.format import NO_TENSOR, Hints
 from plain_vit.conversion.timm.architectures import ARCHITECTURES
 from plain_vit.conversion.timm.arguments import DEFAULTS, architecture_for, architecture_of, config_of
 from plain_vit.conversion.timm.source import TIMM
@@ -63,7 +63,7 @@ def test_that_the_rest_of_an_image_is_cut_is_said_where_no_config_says_it(tmp_pa
     found = from_checkpoint(
         tmp_path / "model.safetensors", num_attention_heads=2, image_size=30, layer_norm_eps=1e-6, pooling="map",
         hidden_act="gelu_pytorch_tanh", attention_scale="head_dim**-0.5", block_type="sequential",
-        position_embedding_type="learned",
+        rotary_embedding_type="none",
     )  # fmt: skip
     assert found.model.config.drop_partial_patches
     assert "drop_partial_patches = True" in str(found.report)
@@ -102,6 +102,18 @@ def test_label_names_of_a_fine_tuned_model_are_kept_both_ways(tmp_path: Path) ->
     assert converted.model.config.label2id == {"ant": 0, "bee": 1, "cat": 2}
     to_checkpoint(converted.model, tmp_path / "ours", format="timm")
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["label_names"] == ["ant", "bee", "cat"]
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_336"])
+@pytest.mark.parametrize("stale", [{"num_classes": 7}, {"label_names": ["one", "two"]}])
+def test_names_of_the_classes_settle_stale_ones(name: str, stale: dict[str, Any], tmp_path: Path) -> None:
+    names = [f"kind {number}" for number in range(11)]
+    edit_config(save_folder(tiny_timm(name), tmp_path), **stale)
+    with pytest.raises(CheckpointError, match=r"id2label=, a list of 11 names \(--labels FILE"):
+        from_checkpoint(tmp_path)
+    converted = from_checkpoint(tmp_path, id2label=names, verify=True)
+    assert converted.report.is_independent
+    assert list(converted.model.config.id2label.values()) == names
 
 
 def test_the_older_flat_config_is_read(tmp_path: Path) -> None:
@@ -325,7 +337,7 @@ FULL: dict[str, Any] = {
     "pooling": "cls",
     "pool_prefix_tokens": False,
     "block_type": "sequential",
-    "position_embedding_type": "learned",
+    "rotary_embedding_type": "none",
 }
 
 
@@ -404,7 +416,7 @@ def test_the_name_of_an_architecture_says_what_a_bare_file_does_not(tmp_path: Pa
     path = save_bare(module, tmp_path / "clip.safetensors")
     with pytest.raises(AmbiguousCheckpointError) as caught:
         from_checkpoint(path, architecture=name)
-    assert caught.value.candidates == {"image_size": ((64, 64), (32, 128), (128, 32), (16, 256), (256, 16))}
+    assert caught.value.candidates == {"image_size": ((64, 64),)}
     converted = from_checkpoint(path, architecture=f"{name}.tinyclip_yfcc15m", image_size=64)
     assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
     assert converted.image_processor.image_mean[0] == pytest.approx(0.48145466)
@@ -442,15 +454,58 @@ def test_a_bare_file_of_its_own_geometry_asks_for_all_that_is_open_at_once(tmp_p
     assert asked.keys() == FULL.keys() | {"image_size"}
     assert 7 in asked["num_attention_heads"]
     assert 5 not in asked["num_attention_heads"]
-    assert (48, 80) in asked["image_size"]
+    assert asked["image_size"] == ((64, 64),)  # a class token without a row; other grids are not offered
     converted = from_checkpoint(path, image_size=(48, 80), **FULL)
     assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
     assert "position_embedding_on_prefix = True, from the 16 rows" in str(converted.report)
-    with pytest.raises(CheckpointError, match="image_size=\\(64, 80\\) is 20 patches"):
+    with pytest.raises(CheckpointError, match="image_size=\\(64, 80\\) has 20 patches"):
         from_checkpoint(path, image_size=(64, 80), **FULL)
     # The same rows are those of 4 x 4 patches, the class token without a position.
     other = from_checkpoint(path, image_size=64, **FULL).model
     assert not other.config.position_embedding_on_prefix
+
+
+def test_a_rotation_that_a_published_model_may_have_is_asked_for(tmp_path: Path) -> None:
+    rotated = tiny_timm("vit_small_patch16_rope_ape_224", img_size=224, embed_dim=384, num_heads=6, depth=12)
+    path = save_bare(rotated, tmp_path / "rotated.safetensors")  # DeiT III's own names, and its shapes
+    asked = asked_of(rotated.state_dict())
+    assert {"deit3_small_patch16_224", "vit_small_patch16_rope_ape_224"} <= set(asked.candidates["architecture"])
+    assert asked.otherwise["rotary_embedding_type"] == ("none",)
+    said = {**FULL, "num_attention_heads": 6, "image_size": 224, "position_embedding_type": "learned"}
+    del said["rotary_embedding_type"], said["block_type"]  # LayerScale shows the latter
+    with pytest.raises(AmbiguousCheckpointError, match="rotation of queries and keys(?s:.*)rotary_embedding_type= 'no"):
+        from_checkpoint(path, **said)
+    opened = from_checkpoint(path, architecture="vit_small_patch16_rope_ape_224")
+    assert opened.model.config.rotary_embedding_type == "axial"
+    assert max(stage_differences(rotated, opened.model, pixels_for(rotated)).values()) == 0.0
+    assert NO_TENSOR["rotary_embedding_type"] not in str(opened.report)
+    other = from_checkpoint(path, **said, rotary_embedding_type="none")
+    assert NO_TENSOR["rotary_embedding_type"] not in str(other.report)  # the caller's word is in its place
+    assert "rotary_embedding_type = 'none', from the caller" in str(other.report)
+    with pytest.raises(CheckpointError, match="more settings than its type. Give the architecture"):
+        from_checkpoint(path, **said, rotary_embedding_type="axial")
+
+
+def test_a_missing_table_is_no_evidence_that_there_are_no_positions(tmp_path: Path) -> None:
+    module = tiny_timm("vit_tiny_patch16_224", pos_embed="none")
+    path, asked = save_bare(module, tmp_path / "vit.safetensors"), asked_of(module.state_dict())
+    assert {"position_embedding_type", "rotary_embedding_type"} <= asked.candidates.keys()
+    assert "sines and cosines, a rotation of queries and keys" in str(asked)
+    said = {**FULL, "image_size": (48, 80)}
+    with pytest.raises(CheckpointError, match="save it with the other tensors, as pos_embed of shape"):
+        from_checkpoint(path, **said, position_embedding_type="sincos_2d")
+    assert from_checkpoint(path, **said, position_embedding_type="none").model.config.position_embedding_type == "none"
+
+
+def test_overlapping_patches_are_refused_by_name_and_no_size_is_offered(tmp_path: Path) -> None:
+    # A re-identification model: 21 x 10 patches of 16 pixels, one every 12, in images of 256 x 128.
+    module = tiny_timm("vit_tiny_patch16_224", img_size=(336, 160))
+    path = save_bare(module, tmp_path / "reid.safetensors")
+    asked = asked_of(module.state_dict())
+    assert asked.candidates["image_size"] == ()
+    assert "image_size= which the tensors do not show at all" in str(asked)
+    with pytest.raises(CheckpointError, match="128 patches of .16, 16.*of 210 or 211, as of patches that overlap .one"):
+        from_checkpoint(path, **FULL, image_size=(256, 128))
 
 
 @pytest.mark.parametrize("name", ["vit_base_patch16_xp_224", "vit_dwee_patch16_reg1_gap_256"])
@@ -475,7 +530,7 @@ def test_logits_of_a_reference_determine_missing_settings(tmp_path: Path) -> Non
     pixel_values = pixels_for(module)
     with torch.no_grad():
         logits = module(pixel_values)
-    known = {name: FULL[name] for name in ("attention_scale", "pool_prefix_tokens", "position_embedding_type")}
+    known = {name: FULL[name] for name in ("attention_scale", "pool_prefix_tokens")}
     converted = from_checkpoint(
         path, layer_norm_eps=1e-5, block_type="sequential", reference=(pixel_values, logits), **known
     )
@@ -600,7 +655,7 @@ def test_losses_and_metrics_beside_a_model_are_ignored_and_listed(tmp_path: Path
     state = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
     torch.save({"state_dict": state | LEFT_BY_TRAINING, "epoch": 3}, tmp_path / "last.ckpt")
     said = {"num_attention_heads": 7, "attention_scale": "head_dim**-0.5", "layer_norm_eps": 1e-6, "hidden_act": "gelu",
-            "pooling": "cls", "block_type": "sequential", "position_embedding_type": "learned",
+            "pooling": "cls", "block_type": "sequential", "rotary_embedding_type": "none",
             "image_size": image_size("vit_base_patch16_224")}  # fmt: skip
     opened = from_checkpoint(tmp_path / "last.ckpt", **said)
     assert opened.report.ignored == dict.fromkeys(LEFT_BY_TRAINING, "of a loss or a metric of the training")

@@ -1,6 +1,9 @@
 """transformers' own Vision Transformers: live, on file under both generations of names, and back into any process."""
 
+import contextlib
+import inspect
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +21,7 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from plain_vit import (
     PlainViTForImageClassification,
@@ -30,9 +33,11 @@ from plain_vit import (
 from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
 from plain_vit.conversion.engine import Row, without_prefix
-from plain_vit.conversion.transformers.families import ARCHITECTURES, BOOKKEEPING, CONTAINERS
+from plain_vit.conversion.format import Hints
+from plain_vit.conversion.transformers.families import ARCHITECTURES, AROUND, BOOKKEEPING, CONTAINERS
 from plain_vit.conversion.transformers.source import TRANSFORMERS
 from plain_vit.errors import (
+    AmbiguousCheckpointError,
     CheckpointError,
     ExportError,
     MappingError,
@@ -45,6 +50,7 @@ from tests.peers import vit_pytorch_release
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 from tests.transformers_models import (
     CASES,
+    LANGUAGE,
     REPRESENTATIVES,
     SQUARE,
     TOLERANCE,
@@ -55,6 +61,7 @@ from tests.transformers_models import (
     tiny_transformers,
     tolerance,
     tower_of,
+    unread_by,
 )
 
 
@@ -122,7 +129,7 @@ def test_every_tensor_exports_back_bit_for_bit(case: str) -> None:
     assert type(again).__name__ == layout
     inside = next(part for part in module.modules() if opens_as(part, layout)).state_dict()
     back = again.state_dict()
-    assert all(torch.equal(back[name], inside[name]) for name in back)
+    assert all(torch.equal(back[name], inside[name]) for name in back if not name.startswith(unread_by(layout)))
     left_out = {name for name in inside if name not in back}
     allowed = ("text_", "logit_", "visual_", "vision_model.head.")
     assert all(name.startswith(allowed) for name in left_out), left_out
@@ -294,6 +301,77 @@ def test_the_tables_know_every_setting_that_the_class_declares(name: str) -> Non
     assert declared - known <= {"is_native"}  # AIMv2's sines and cosines, refused where they are set
 
 
+def code_of(name: str) -> str:
+    """Return the code of all parts of a class that are transformers' own."""
+    kind = getattr(transformers, name)
+    settings = {"encoder_stride": 16} if "Masked" in name else {}
+    with torch.device("meta"):
+        module = kind(kind.config_class(**settings))
+    parts = {base for part in module.modules() for base in type(part).__mro__}
+    return "".join(inspect.getsource(part) for part in parts if part.__module__.startswith("transformers.models."))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_no_part_of_a_tower_reads_the_settings_of_the_model_around_it(name: str) -> None:
+    read = set(re.findall(r"config\.(\w+)|[\"'](\w+)[\"']", code_of(name)))
+    read = {word for words in read for word in words}
+    assert read & {"hidden_size", "num_channels", "vision_config"}  # what is read is found
+    own = {"projection_dim"} if name.endswith("WithProjection") else set()  # which a tensor shows
+    assert read & AROUND == own
+
+
+AROUND_A_TOWER = ("llava", "paligemma", "gemma3", "lfm2_vl", "chmv2", "zoedepth")  # one for each kind of tower
+
+
+def tower_configs(model_type: str) -> list[Any]:
+    """Return the configurations of towers that open, in the default configuration of a model of transformers."""
+    types = {architecture.family.model_type for architecture in ARCHITECTURES.values()}
+    whole = CONFIG_MAPPING[model_type]()
+    inside = [getattr(whole, name, None) for name in ("vision_config", "backbone_config")]
+    return [config for config in inside if getattr(config, "model_type", None) in types]
+
+
+def tower_on_meta(config: Any) -> Any:
+    """Return the tower of a configuration, as a model of its own, without memory."""
+    name = next(name for name, one in ARCHITECTURES.items() if one.family.model_type == config.model_type)
+    with torch.device("meta"):
+        return getattr(transformers, name)(config)
+
+
+@pytest.mark.parametrize("model_type", AROUND_A_TOWER)
+def test_the_tower_inside_another_model_opens_with_its_configuration(model_type: str) -> None:
+    (config,) = tower_configs(model_type)
+    assert TRANSFORMERS.describe_module(tower_on_meta(config), Hints()).config.hidden_size == config.hidden_size
+
+
+@pytest.mark.slow
+def test_the_towers_inside_all_models_of_transformers_open_with_their_configurations() -> None:
+    towers = []
+    for model_type in CONFIG_MAPPING:
+        with contextlib.suppress(Exception):  # a default that transformers itself builds nothing from
+            towers += [tower_on_meta(config) for config in tower_configs(model_type)]
+    assert len(towers) > 30
+    for tower in towers:
+        assert TRANSFORMERS.describe_module(tower, Hints()).config.hidden_size == tower.config.hidden_size
+
+
+def test_the_tower_of_llava_opens_live_and_from_its_folder(tmp_path: Path) -> None:
+    text = {"model_type": "llama", **LANGUAGE}
+    settings = {
+        "vision_config": {"model_type": "clip_vision_model", **SQUARE, "vocab_size": 32000},
+        "text_config": text,
+    }
+    whole: Any = randomize_(transformers.LlavaForConditionalGeneration(transformers.LlavaConfig(**settings))).eval()
+    tower = whole.model.vision_tower
+    tower.set_attn_implementation("eager")
+    tower.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 32000
+    opened = from_checkpoint(tmp_path, verify=True)
+    assert opened.report.is_independent
+    for model in (opened.model, from_module(whole, key="model.vision_tower")):
+        assert max(stage_differences(tower, eager(model), pixels_for(tower)).values()) == 0.0
+
+
 # Files
 
 
@@ -331,7 +409,7 @@ def check_folder(case: str, source: Path, tmp_path: Path) -> None:
     if layout == type(tiny_transformers(case)).__name__:
         left_out = tuple(opened.report.ignored)
         assert all(name.endswith(left_out) for name in {*theirs} - {*back})
-        assert all(torch.equal(back[name], theirs[name]) for name in back)
+        assert all(torch.equal(back[name], theirs[name]) for name in back if not name.endswith(left_out))
         stated = json.loads((source / "config.json").read_text())
         written = json.loads((tmp_path / "back" / "config.json").read_text())
         assert {key for key in stated if stated[key] != written.get(key)} <= _FREE, (stated, written)
@@ -405,12 +483,24 @@ def test_names_of_4_x_that_5_writes_no_longer_open(folder: Callable[[str], Path]
     assert max(stage.relative for stage in from_checkpoint(msn, verify=True).report.differences or ()) == 0.0
 
 
-def test_a_config_without_a_class_is_read_by_its_tensors(folder: Callable[[str], Path]) -> None:
-    source = folder("ViTForImageClassification")
+@pytest.mark.parametrize("case, unread", [("ViTForImageClassification", ""), ("ViTModel", ""), ("own head", "pooler")])
+def test_a_config_without_a_class_asks_for_it(case: str, unread: str, folder: Callable[[str], Path]) -> None:
+    source = folder("ViTModel" if case == "own head" else case)
     _edit(source, architectures=None)
-    opened = from_checkpoint(source)
-    assert isinstance(opened.model, PlainViTForImageClassification)
-    assert "the tensors, as config.json names no class" in str(opened.report)
+    if case == "own head":  # a tutorial's wrapper of ViTModel: its head may read the pooled token, or any other
+        state = {f"vit.{name}": tensor for name, tensor in load_file(source / "model.safetensors").items()}
+        head = {"classifier.weight": torch.randn(5, 40), "classifier.bias": torch.randn(5)}
+        save_file(state | head, source / "model.safetensors")
+        _edit(source, id2label={str(number): f"LABEL_{number}" for number in range(5)})
+    kind = "ViTForImageClassification" if case == "own head" else case
+    with pytest.raises(
+        AmbiguousCheckpointError, match="config.json names no class.*which tokens a head reads"
+    ) as caught:
+        from_checkpoint(source)
+    assert caught.value.candidates["layout"][0] == kind
+    assert (f"{kind} does not read {unread}" in str(caught.value)) == bool(unread)
+    opened = from_checkpoint(source, layout=kind, verify=True)
+    assert "the caller names the model" in str(opened.report)
 
 
 def test_the_caller_may_leave_the_projection_of_clip_out(folder: Callable[[str], Path]) -> None:
@@ -443,7 +533,7 @@ def _edit(folder: Path, **changes: Any) -> None:
         ("ViTForMaskedImageModeling", {"encoder_stride": 28}, CheckpointError, "encoder_stride=28 beside patch"),
         ("Dinov2Model", {"image_size": [28, 112]}, CheckpointError, "takes the grid for a square"),
         ("Aimv2VisionModel", {"is_native": True}, CheckpointError, "is_native=True"),
-        ("ViTModel", {"model_type": None}, CheckpointError, "give the folder that contains both"),
+        ("ViTModel", {"model_type": None}, AmbiguousCheckpointError, "no config.json says its class"),
     ],
 )  # fmt: skip
 def test_a_config_that_plain_vit_cannot_follow_is_refused(
@@ -722,6 +812,34 @@ def test_labels_that_do_not_fit_are_refused(
     assert main(arguments) == CheckpointError.exit_code
     assert named in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("case", ["ViTForImageClassification", "CLIPForImageClassification"])
+def test_names_of_the_classes_settle_stale_labels(case: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    module, names = tiny_transformers(case), list("abcde")
+    module.classifier = randomize_(nn.Linear(40, 5))
+    module.config.problem_type = "multi_label_classification"
+    module.save_pretrained(tmp_path / "stale")
+    for refused in (lambda: from_checkpoint(tmp_path / "stale"), lambda: from_module(module)):
+        with pytest.raises(CheckpointError, match=r"7 labels, the classifier 5: .*id2label=, a list of 5 .*\(--labels"):
+            refused()
+    with pytest.raises(CheckpointError, match="id2label names 3 labels: expected 5"):
+        from_checkpoint(tmp_path / "stale", id2label=names[:3])
+    converted = from_checkpoint(tmp_path / "stale", id2label=names, verify=True)
+    assert converted.report.is_independent
+    for model in (converted.model, from_module(module, id2label=dict(enumerate(names)))):
+        assert model.config.id2label == dict(enumerate(names))
+        assert model.config.label2id["c"] == 2
+        assert model.config.problem_type == "multi_label_classification"
+        pixel_values = pixels_for(module)
+        assert difference(eager(model)(pixel_values).logits, module(pixel_values).logits) == 0.0
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    words = ["convert", str(tmp_path / "stale"), str(tmp_path / "out")]
+    assert main(words) == CheckpointError.exit_code
+    assert "--labels FILE" in capsys.readouterr().err
+    assert main([*words, "--labels", str(tmp_path / "names.txt")]) == 0
+    assert AutoConfig.from_pretrained(tmp_path / "out").id2label == dict(enumerate(names))
+    assert main(["inspect", str(tmp_path / "stale"), "--labels", str(tmp_path / "names.txt")]) == 0
 
 
 def test_an_export_never_replaces_its_source(folder: Callable[[str], Path]) -> None:

@@ -28,6 +28,7 @@ from tests.transformers_models import (
     stage_differences,
     tiny_transformers,
     tolerance,
+    unread_by,
 )
 
 pytestmark = pytest.mark.slow
@@ -76,7 +77,7 @@ def test_a_class_opens_with_equal_numbers_and_exports_back(case: str) -> None:
     theirs = next(part for part in module.modules() if opens_as(part, layout)).state_dict()
     model = from_module(module)
     back = to_module(model, "transformers", layout=layout).state_dict()
-    way_back = all(torch.equal(back[key], theirs[key]) for key in back)
+    way_back = all(torch.equal(back[key], theirs[key]) for key in back if not key.startswith(unread_by(layout)))
     assert way_back
 
     outputs = [stage for stage in ("logits", "reconstruction", "pooled", "tokens") if stage in found]

@@ -128,7 +128,7 @@ def test_logits_of_one_size_find_the_patch_size_and_the_release(tmp_path: Path) 
 @pytest.mark.parametrize("image_size", [(56, 40), (80, 28), (40, 40)])
 def test_another_image_size_than_that_of_the_tables_is_refused(tmp_path: Path, image_size: tuple[int, int]) -> None:
     torch.save(navit().state_dict(), tmp_path / "vit.pt")
-    with pytest.raises(MappingError, match=r"image_size .* does not fit"):
+    with pytest.raises(MappingError, match=r"image_size.*(does not fit|positions are of 35)"):
         from_checkpoint(tmp_path / "vit.pt", patch_size=8, image_size=image_size, layout="na_vit 1.6.7")
 
 
@@ -275,5 +275,5 @@ def test_rates_of_nested_training_are_kept_or_refused() -> None:
 
 def test_nested_tensors_without_norms_of_queries_are_refused_by_name(tmp_path: Path) -> None:
     torch.save(NestedNaViT(**SETTINGS, qk_rmsnorm=False).state_dict(), tmp_path / "vit.pt")
-    with pytest.raises(MappingError, match="na_vit_nested_tensor's NaViT with qk_rmsnorm=False"):
+    with pytest.raises(MappingError, match="na_vit_nested_tensor.NaViT with qk_rmsnorm=False"):
         from_checkpoint(tmp_path / "vit.pt", patch_size=8)

@@ -25,7 +25,13 @@ from tests.test_packaging import wheel  # noqa: F401
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = ("bash", "python")
-SHOWN = ("text", "console", "js", "")  # what a block prints, a command with what it prints, and what is only shown
+SHOWN = (
+    "text",
+    "console",
+    "js",
+    "json",
+    "",
+)  # what a block prints, a command with what it prints, and what is only shown
 
 GPUS = "eight GPUs, or eight machines of them, and ImageNet"
 LAUNCHED = "accelerate launch --config_file examples/accelerate_configs/"

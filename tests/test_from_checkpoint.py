@@ -151,9 +151,9 @@ def test_heads_and_size_are_asked_for_and_the_rest_is_reported(name: str, tmp_pa
     assert torch.equal(logits(converted.model, images), logits(from_module(theirs), images))
     report = str(converted.report)
     assert f"{path}: vit_pytorch, layout vit 1.17.3" in report
-    assert "inferred: num_channels = 3, from the 147 numbers of a patch" in report
-    assert "inferred: pooling = 'cls', from the class token" in report
-    assert "given: head_dim = 10" in report
+    assert "num_channels = 3, from the 147 numbers of a patch" in report
+    assert "pooling = 'cls', from the class token" in report
+    assert "head_dim = 10, from the caller" in report
     assert converted.image_processor.size == {"height": 28, "width": 28}
 
 
@@ -185,7 +185,7 @@ def test_size_and_file_of_a_model_without_a_position_table_are_asked_for(tmp_pat
         ({"pooling": "mean"}, "pooling='mean' does not fit"),
         ({"patch_size": (11, 7)}, "a patch has 105 numbers"),
         ({"num_channels": 2}, "a patch has 105 numbers"),
-        ({"image_size": (28, 28)}, "the position table is for 12 patches"),
+        ({"image_size": (28, 28)}, "has 20 patches of .5, 7., and the positions are of 12"),
         ({"layout": "0.19.6"}, "the tensors are those of no plain ViT of vit-pytorch"),
     ],
 )
@@ -419,11 +419,46 @@ def test_damaged_tensors_are_named(fault: str, damage: Any, tmp_path: Path) -> N
         from_checkpoint(saved(tensors, tmp_path), **SAID)
 
 
-def test_mixed_dtypes_are_refused(tmp_path: Path) -> None:
+# One dtype for matrices, one for the rest, and the smallest that holds the values of both.
+DTYPES = [
+    (torch.float16, torch.float32, torch.float32),
+    (torch.bfloat16, torch.float32, torch.float32),
+    (torch.bfloat16, torch.float16, torch.float32),
+    (torch.float32, torch.float64, torch.float64),
+]
+
+
+@pytest.mark.parametrize("matrices, rest, dtype", DTYPES)
+@pytest.mark.parametrize("name", ["vit.pt", "vit.safetensors"])
+def test_several_dtypes_become_the_one_that_holds_them_exactly(
+    name: str, matrices: torch.dtype, rest: torch.dtype, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    theirs = small().to(rest)
+    tensors = {name: tensor.to(matrices if tensor.ndim > 1 else rest) for name, tensor in theirs.state_dict().items()}
+    converted = from_checkpoint(saved(tensors, tmp_path, name), **SAID, verify=True)
+    assert converted.model.dtype == dtype
+    (note,) = [note for note in converted.report.notes if "holds all their values exactly" in note]
+    assert all(str(one).removeprefix("torch.") in note for one in (matrices, rest, dtype))
+    theirs.to(dtype).load_state_dict({name: tensor.to(dtype) for name, tensor in tensors.items()})
+    images = torch.randn(2, 3, 15, 28, dtype=dtype)
+    converted.model.set_attn_implementation("eager")  # vit-pytorch's order of operations
+    assert torch.equal(logits(converted.model, images), logits(theirs, images))
+
+
+def test_tensors_that_are_not_used_have_no_say_in_the_dtype(tmp_path: Path) -> None:
+    module = tiny_transformers("CLIPModel")
+    module.text_model.half()
+    module.save_pretrained(tmp_path)
+    converted = from_checkpoint(tmp_path)
+    assert converted.model.dtype == torch.float32
+    assert not [note for note in converted.report.notes if "dtype" in note]
+
+
+def test_dtypes_that_none_holds_exactly_are_refused(tmp_path: Path) -> None:
     tensors = small().state_dict()
-    tensors["mlp_head.bias"] = tensors["mlp_head.bias"].half()
-    with pytest.raises(CheckpointError, match="several dtypes, torch.float16, torch.float32"):
-        from_checkpoint(saved(tensors, tmp_path), **SAID)
+    tensors["mlp_head.bias"] = tensors["mlp_head.bias"].to(torch.float8_e4m3fn)
+    with pytest.raises(CheckpointError, match=r"several dtypes, torch.float32, torch.float8_e4m3fn.*save them in one"):
+        from_checkpoint(saved(tensors, tmp_path, "vit.safetensors"), **SAID)
 
 
 def test_other_architectures_are_refused(tmp_path: Path) -> None:
@@ -532,7 +567,7 @@ def test_verification_lists_what_it_cannot_prove(tmp_path: Path) -> None:
     assert max(stage.relative for stage in wrong.report.differences or ()) == 0  # wrong heads on both sides
     assert not torch.allclose(logits(wrong.model, images), logits(theirs, images), atol=1e-2)
     assert not wrong.report.is_independent
-    listed = str(wrong.report).partition("not proven by that")[2]
+    listed = str(wrong.report).partition("no tensor shows")[2]
     for line in ("num_attention_heads = 5, from the caller", "layer_norm_eps = 1e-05, from vit-pytorch",
                  "hidden_act = 'gelu', from vit-pytorch", "attention_scale = 'head_dim**-0.5', from what"):  # fmt: skip
         assert line in listed

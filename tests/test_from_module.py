@@ -177,16 +177,10 @@ class Scaled(nn.Module):
         self.temperature = nn.Parameter(torch.ones(1))
 
 
-def clip_classifier() -> nn.Module:
-    return tiny_transformers_of("CLIPForImageClassification", "CLIPConfig")
-
-
-def tiny_transformers_of(kind: str, config: str) -> nn.Module:
-    """Return a class of transformers around a small vision tower."""
-    sizes = {"hidden_size": 40, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 52}
-    vision = {**sizes, "image_size": 56, "patch_size": 14}
-    built = getattr(transformers, config)(vision_config=vision, text_config={**sizes, "vocab_size": 50})
-    return getattr(transformers, kind)(built)
+def segmenter() -> nn.Module:
+    sizes = {"hidden_size": 40, "num_hidden_layers": 4, "num_attention_heads": 5, "intermediate_size": 52}
+    config = transformers.BeitConfig(**sizes, image_size=56, patch_size=14, out_indices=[1, 2, 3, 4])
+    return transformers.BeitForSemanticSegmentation(config)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +194,7 @@ def tiny_transformers_of(kind: str, config: str) -> nn.Module:
         (Scaled, r"contains temperature \(1,\)", "vit"),
         (lambda: nn.ModuleDict({"backbone": simple(), "head": nn.Linear(3, 4)}), "contains head", "backbone"),
         (lambda: nn.Sequential(nn.BatchNorm2d(3, affine=False), simple()), "contains 0, .*BatchNorm2d", "1"),
-        (clip_classifier, "CLIPForImageClassification", "vision_model"),
+        (segmenter, "BeitForSemanticSegmentation", "beit"),
         (lambda: nn.DataParallel(Backbone()), "module contains head", "module.backbone"),
     ],
 )  # fmt: skip
@@ -446,11 +440,19 @@ def test_a_part_of_a_parameter_cannot_be_frozen() -> None:
         to_module(model, "timm")
 
 
-def test_mixed_tensors_are_refused() -> None:
-    module = plain()
-    module.norm.bfloat16()
-    with pytest.raises(CheckpointError, match=r"several dtypes .*bfloat16 as norm.weight.*module.to\(dtype\)"):
-        from_module(module)
+@pytest.mark.parametrize("make", [plain, simple, torchvision_tests.tiny, lambda: tiny_transformers("ViTModel")])
+def test_several_dtypes_become_the_one_that_holds_them_exactly_and_a_warning_says_so(make: Any) -> None:
+    module = make()
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            part.half()
+    with pytest.warns(UserWarning, match=r"the tensors are of float16 \(\d+\) and float32 .*: the model is in float32"):
+        model = from_module(module)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert same(model, from_module(module.float()))
+
+
+def test_tensors_of_unknown_dtypes_and_of_several_devices_are_refused() -> None:
     module = plain()
     module.blocks[1].to("meta")
     with pytest.raises(CheckpointError, match=r"several devices .*meta as blocks.1"):

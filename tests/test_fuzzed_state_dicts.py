@@ -172,7 +172,8 @@ def truths(module: Any) -> dict[str, Any]:
         "block_type": names[kind],
         "norm_type": {"LayerNorm": "layer_norm", "RmsNorm": "rms_norm"}.get(type(norm).__name__),
         "mlp_type": mlp_types[type(mlp).__name__] if mlp is not None else "mlp",
-        "position_embedding_type": None if rotary else "none" if module.pos_embed is None else "learned",
+        "position_embedding_type": "none" if module.pos_embed is None else "learned",
+        "rotary_embedding_type": None if rotary else "none",
         "image_size": tuple(module.patch_embed.img_size),
     }
 

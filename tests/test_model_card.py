@@ -20,7 +20,7 @@ from PIL import Image
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
 from plain_vit.cli import main
 from plain_vit.conversion.parity import StageDifference
-from plain_vit.errors import CheckpointError
+from plain_vit.errors import AmbiguousCheckpointError, CheckpointError
 from plain_vit.files.marks import is_untouched
 from plain_vit.markdown import code, one_line, plain
 from plain_vit.model_card import ModelFacts, addressed, source_facts, write_card
@@ -200,7 +200,7 @@ def test_missing_images_and_folders_without_a_model_are_refused(folder: Path, tm
     for wrong in ({"curves": {"Loss": "gone.png"}}, {"examples": {"An ant": "gone.png"}}):
         with pytest.raises(ValueError, match="does not exist"):
             write_card(folder, ModelFacts(**wrong))
-    with pytest.raises(CheckpointError):
+    with pytest.raises(AmbiguousCheckpointError, match="holds no weights itself"):
         write_card(tmp_path, ModelFacts())
     assert not (tmp_path / "README.md").exists()
 

@@ -167,6 +167,10 @@ def test_safetensors_are_preferred_to_a_pickle_next_to_them_and_the_report_says_
     checkpoint = read_checkpoint(tmp_path)
     assert_same(checkpoint.tensors, some_tensors())
     assert checkpoint.notes == ("model.safetensors was read and pytorch_model.bin ignored",)
+    for other in ("model_1.safetensors", "last.ckpt", "optimizer.pt", "model (1).safetensors"):
+        (tmp_path / other).write_bytes((tmp_path / "model.safetensors").read_bytes())
+    beside = ["last.ckpt", "model (1).safetensors", "model_1.safetensors", "pytorch_model.bin"]
+    assert read_checkpoint(tmp_path).notes == (f"model.safetensors was read and {', '.join(beside)} ignored",)
 
 
 def test_a_folder_of_accelerate_is_read_as_it_is(tmp_path: Path) -> None:

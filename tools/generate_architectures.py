@@ -20,7 +20,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -194,38 +194,55 @@ def shapes_of(name: str) -> dict[str, torch.Tensor]:
         return dict(timm.create_model(name).state_dict())
 
 
-def families(
-    entrypoints: Mapping[str, Sequence[str]], tensors_of: Callable[[str], Mapping[str, torch.Tensor]] = shapes_of
-) -> dict[str, set[str]]:
-    """Return the parts that each file's models alone have.
+# Modules that users replace, add or multiply: a name in them shows no family.
+REPLACED = re.compile(r"head|fc|norm|neck|classifier|stem|patch_embed\d*\.(?!backbone)|(encoder\.)?(aligner|merger)")
+
+
+class Parts(NamedTuple):
+    """The parts of a file's models that a Vision Transformer of timm has not: `marks`, and others beside them."""
+
+    marks: set[str]
+    others: set[str]
+
+
+def families(entrypoints: Mapping[str, Sequence[str]]) -> dict[str, Parts]:
+    """Return the parts of each file's models.
+
+    A mark is a part of the layers that no model of another file has. A file without any is never named by its tensors.
 
     Args:
         entrypoints: By file.
-        tensors_of: Returns the tensors of a model.
-
-    Raises:
-        ValueError: A model has none: the error for its tensors could not name it.
     """
+    import timm
+
     from plain_vit.conversion.timm.shapes import part_of
     from plain_vit.conversion.timm.tables import own_parts
 
     own = own_parts()
+    listed = {name: file for file, names in entrypoints.items() for name in names}
     parts: dict[str, set[str]] = {}
-    for file, names in entrypoints.items():
-        parts[file] = set()
-        for name in names:
-            tensors = tensors_of(name)
-            foreign = {part_of(tensor) for tensor in tensors if not tensor.endswith("num_batches_tracked")} - own
-            parts[file] |= foreign
-            if not foreign:
-                raise ValueError(f"{name} has no part of its own")
-    return parts
+    for name in timm.list_models():
+        names = {tensor for tensor in shapes_of(name) if not tensor.endswith("num_batches_tracked")}
+        parts.setdefault(listed.get(name, ""), set()).update(set(map(part_of, names)) - own)
+    inside = re.compile(rf"(.+\.)?({'|'.join(map(re.escape, own))})")  # as of a Vision Transformer in another model
+    found = {}
+    for file in entrypoints:
+        elsewhere = set().union(*(theirs for other, theirs in parts.items() if other != file))
+        layers = (part for part in parts[file] - elsewhere if "{}" in part and not inside.fullmatch(part))
+        marks = {part for part in layers if not REPLACED.match(part)}
+        modules = {part.partition(".")[0] for part in marks}
+        found[file] = Parts(marks, {part for part in parts[file] - marks if part.partition(".")[0] in modules})
+    return found
+
+
+# Of files whose description begins with nothing of their own.
+TITLES = {"vision_transformer_sam": "the image encoder of Segment Anything, a ViTDet"}
 
 
 def titles(files: Sequence[str]) -> dict[str, str]:
     """Return the title of each timm file: the first line of its own description."""
-    found = {}
-    for file in files:
+    found = dict(TITLES)
+    for file in set(files) - found.keys():
         module = importlib.import_module(f"timm.models.{file}")
         lines = (line.strip(" #*") for line in (module.__doc__ or "").splitlines())
         found[file] = re.sub(r" *\(?https?:.*", "", next(filter(None, lines), file)).rstrip(".")
@@ -437,10 +454,12 @@ def families_module() -> str:
     called = titles(FAMILIES)
     written = []
     for file in entrypoints:
-        written.append("\n".join([
-            f"    ({_literal(file)}, {_literal(called[file].replace(chr(34), chr(39)))}, \"\"\"",
-            _filled(entrypoints[file], 8), '    """, """', _filled(sorted(parts[file]), 8), '    """),',
-        ]))  # fmt: skip
+        filled = [
+            f'"""\n{_filled(words, 8)}\n    """' if words else '""'
+            for words in (entrypoints[file], sorted(parts[file].marks), sorted(parts[file].others))
+        ]
+        title = _literal(called[file].replace(chr(34), chr(39)))
+        written.append(f"    ({_literal(file)}, {title}, {', '.join(filled)}),")
     return f'''"""Models of timm that are like its plain ones and do not open, so that the error can name them.
 
 Written by `make architectures` from timm {timm.__version__}.
@@ -450,26 +469,29 @@ from typing import NamedTuple
 
 
 class Family(NamedTuple):
-    """A file of timm.
+    """A file of timm; `{{}}` in a part stands for every number.
 
     Args:
         title: What it says that it holds.
         entrypoints: Its models that plain-vit does not open.
-        parts: What they are made of and a Vision Transformer of timm is not, `{{}}` for every number.
+        marks: Parts of their layers that no other model of timm has.
+        others: Parts beside them, in the same modules, that a Vision Transformer of timm has not.
     """
 
     title: str
     entrypoints: tuple[str, ...]
-    parts: frozenset[str]
+    marks: frozenset[str]
+    others: frozenset[str]
 
 
-# File, title, entrypoints, parts.
-_FAMILIES: list[tuple[str, str, str, str]] = [
+# File, title, entrypoints, marks, other parts.
+_FAMILIES: list[tuple[str, str, str, str, str]] = [
 {chr(10).join(written)}
 ]  # fmt: skip
 
 FAMILIES = {{
-    file: Family(title, tuple(names.split()), frozenset(parts.split())) for file, title, names, parts in _FAMILIES
+    file: Family(title, tuple(names.split()), frozenset(marks.split()), frozenset(others.split()))
+    for file, title, names, marks, others in _FAMILIES
 }}
 '''
 

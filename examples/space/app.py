@@ -68,7 +68,8 @@ class Shown:
         else:
             heads = attention_maps(self.model, pixels, layers=layer)  # B, 1, heads, h, w
             maps, meaning = heads[:, 0].mean(axis=1), f"attention in layer {layer}"
-        return likely, plot_maps_over_images(displayable(pixels, self.image_processor), maps, meaning=meaning)
+        shown = displayable(pixels, self.image_processor, self.model)
+        return likely, plot_maps_over_images(shown, maps, meaning=meaning)
 
 
 def load_models(sources: Sequence[str]) -> dict[str, Shown]:

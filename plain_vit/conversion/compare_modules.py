@@ -75,7 +75,11 @@ def epsilon_of(norm: Any) -> float | None:
 
 
 def differences(
-    module: nn.Module, other: nn.Module, classes: Mapping[str, str], silent: Collection[str], without: str = " "
+    module: nn.Module,
+    other: nn.Module,
+    classes: Mapping[str, str],
+    silent: Collection[str],
+    without: str | tuple[str, ...] = (),
 ) -> list[str]:
     """Return the differences of two modules: classes, settings, functions and shapes of their parts, but not the values
     of tensors.
@@ -85,7 +89,7 @@ def differences(
         other: The module to compare it with.
         classes: Paths of equivalent classes, with their shared name.
         silent: Attributes that do not affect the computation.
-        without: Parts whose path begins with this are skipped.
+        without: Parts whose path begins with this, or with one of these, are skipped.
     """
     ours, theirs = _description(module, classes, silent), _description(other, classes, silent)
     return [

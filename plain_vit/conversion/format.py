@@ -23,6 +23,14 @@ Size = int | tuple[int, int]
 StateDict = Mapping[str, torch.Tensor]
 
 
+HEAD = "head"  # the part that `drop` may name
+DROP_HEAD = (
+    f"to open the encoder alone, leave the head out: drop=({HEAD!r},) in Python, --drop {HEAD} on the command line"
+)
+
+MASK_TOKENS = ("mask_token", "masked_embed")  # the second as iBOT names it
+MASK_TOKEN = "stands for hidden patches in pre-training, and no output reads it"
+
 # Common factors on the attention scores, as expressions.
 SCALES = ("head_dim**-0.5", "hidden_size**-0.5")
 
@@ -45,17 +53,21 @@ class Hints:
         block_type: One of the config's, such as "sequential" or "post_norm".
         norm_type: One of the config's, "layer_norm" or "rms_norm".
         mlp_type: One of the config's, such as "mlp" or "swiglu_packed" (the first half of its first layer is the gate).
-        position_embedding_type: One of the config's: "learned" is only a table added to the tokens, without rotation
-            of queries and keys.
+        position_embedding_type: One of the config's, such as "learned", a table added to the tokens.
+        rotary_embedding_type: "none" says that nothing rotates queries and keys, which no tensor shows; a rotation
+            opens by its `architecture`.
         position_embedding_on_prefix: Whether the tokens before the patches have rows in that table.
         image_size: Native input size in pixels, an int or (height, width).
         patch_size: Size of a patch in pixels, an int or (height, width).
         num_channels: Channels of the input.
-        architecture: The source's name of the model, such as timm's "vit_base_patch16_224" or torchvision's "vit_b_16".
+        architecture: The source's name of the model, such as timm's "vit_base_patch16_224" or torchvision's "vit_b_16";
+            of transformers, without its config.json, the class, such as "ViTForImageClassification".
         layout: The layout of the format, such as the release of vit-pytorch that the checkpoint was trained with.
         key: The model to use if a file or module contains several.
         image_mean: Mean of each channel of the training images, with values in 0..1.
         image_std: Standard deviation of each channel, with values in 0..1.
+        drop: Parts to leave out: `("head",)`, the classifier, opens the encoder alone.
+        id2label: Names of the labels, in place of those of the source.
 
     Raises:
         CheckpointError: for an invalid value.
@@ -73,6 +85,7 @@ class Hints:
     norm_type: str | None = None
     mlp_type: str | None = None
     position_embedding_type: str | None = None
+    rotary_embedding_type: str | None = None
     position_embedding_on_prefix: bool | None = None
     image_size: Size | None = None
     patch_size: Size | None = None
@@ -82,6 +95,8 @@ class Hints:
     key: str | None = None
     image_mean: Sequence[float] | None = None
     image_std: Sequence[float] | None = None
+    drop: Sequence[str] | None = None
+    id2label: Mapping[int, str] | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():
@@ -153,6 +168,7 @@ EXPECTED = {
     "norm_type": _choices("norm_type"),
     "mlp_type": _choices("mlp_type"),
     "position_embedding_type": _choices("position_embedding_type"),
+    "rotary_embedding_type": _choices("rotary_embedding_type"),
     "position_embedding_on_prefix": FLAG,
     "image_size": SIZE,
     "patch_size": SIZE,
@@ -162,15 +178,39 @@ EXPECTED = {
     "key": Expectation("a name", lambda value: isinstance(value, str)),
     "image_mean": NUMBERS,
     "image_std": NUMBERS,
+    "drop": Expectation(
+        f"a list of parts, such as ({HEAD!r},)",
+        lambda value: isinstance(value, Sequence) and not isinstance(value, str) and set(value) <= {HEAD},
+    ),
+    "id2label": Expectation(
+        "a list of names, or names by number",
+        lambda value: isinstance(value, Mapping | Sequence) and not isinstance(value, str),
+    ),
 }
 
-# Fields that affect logits but no tensor's name or shape: a description states the origin of each.
+# What a file cannot show, although outputs depend on it, in three parts; `Report.unproven` lists it with its origins.
+#
+# Fields of the config whose origin every description states.
 UNSEEN = ("num_attention_heads", "attention_scale", "layer_norm_eps", "hidden_act")
-# Fields that a comparison with a model built from the same inferences does not prove; beyond `UNSEEN` only if inferred.
+# Further fields that tensors rarely prove: those that a hint can set.
+NEUTRAL = ("key", "image_mean", "image_std", "drop", "id2label")
 UNPROVEN = (
-    *UNSEEN, "pooling", "pool_prefix_tokens", "final_norm", "block_type", "position_embedding_type",
-    "position_embedding_on_prefix", "image_size", "patch_size", "num_channels", "architecture", "layout",
-)  # fmt: skip
+    *UNSEEN,
+    *(field.name for field in fields(Hints) if field.name not in (*UNSEEN, *NEUTRAL)),
+    *("head", "rotary_theta", "representation_act"),
+)
+# Computations without tensors, which are taken to be absent, except for a rotation that an architecture has.
+NO_TENSOR = {
+    "rotary_embedding_type": "a rotation of queries and keys",
+    "computed_positions": "positions that are computed and added",
+    "overlapping_patches": "patches that overlap",
+    "attention_mask": "windows or masks of the attention",
+    "attention_bias": "a bias of the attention by distance",
+    "attention_cap": "a limit or another function of the attention scores",
+    "scaling": "factors on pixels, tokens, residuals or logits",
+    "token_mixing": "tokens shifted, mixed, merged or dropped between layers",
+    "norms_without_weights": "norms without weights",
+}
 
 
 @dataclass(frozen=True)
@@ -197,6 +237,7 @@ class Description:
             caller did not give.
         ignored: Patterns of source names that our model does not use, each with the reason.
         prefix: Prefix of all names of the model in the source; names without it must match `ignored`.
+        stated_by: Who names the class that reads the tensors: a file beside them or the caller; None if nobody does.
     """
 
     config: PlainViTConfig
@@ -204,6 +245,7 @@ class Description:
     inferences: Sequence[Inference] = ()
     ignored: Sequence[tuple[str, str]] = ()
     prefix: str = ""
+    stated_by: str | None = None
 
 
 def unused_hints(hints: Hints, description: Description) -> list[str]:
@@ -220,7 +262,7 @@ def unused_hints(hints: Hints, description: Description) -> list[str]:
         **{name: pair(size) for name in ("image_size", "patch_size") if (size := getattr(hints, name)) is not None},
     }
     found: dict[str, Any] = {
-        **{name: getattr(config, name) for name in EXPECTED if hasattr(config, name)},
+        **{name: getattr(config, name) for name in EXPECTED if hasattr(config, name) and name != "id2label"},
         "attention_scale": default_scale if config.attention_scale is None else config.attention_scale,
         "image_size": config.image_shape,
         "patch_size": config.patch_shape,
@@ -244,6 +286,23 @@ def check_hints(hints: Hints, description: Description, source: str) -> None:
 def label_fields(labels: Sequence[str]) -> dict[str, Any]:
     """Return the label fields of our config."""
     return {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
+
+
+def name_labels(config: PlainViTConfig, labels: Mapping[int, str] | Sequence[str]) -> None:
+    """Name the labels of a config.
+
+    Raises:
+        CheckpointError: There are more or fewer names than labels, or one is no name.
+    """
+    named = dict(labels.items() if isinstance(labels, Mapping) else enumerate(labels))
+    if sorted(named) != list(range(config.num_labels or 0)):
+        raise CheckpointError(f"id2label names {len(named)} labels: expected {config.num_labels}, numbered from 0")
+    config.id2label = named
+    try:
+        config.check_labels()
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    config.label2id = {name: index for index, name in named.items()}
 
 
 @dataclass(frozen=True)
@@ -273,8 +332,12 @@ class Format(ABC):
     suffixes: tuple[str, ...]  # of a checkpoint that is a single file; empty if it is a folder
     # Names of published files, without suffix, which end in the first digits of their SHA-256, with the architectures.
     published_files: Mapping[str, str] = MappingProxyType({})
+    architectures: Collection[str] = ()  # the names that the hint `architecture` takes
+    # What opens of its packages, by the start of the names of their modules, for errors.
+    opens: Mapping[str, Sequence[str]] = MappingProxyType({})
     # The stages of its models, compared one by one; of several, the first whose modules are found in a model applies.
     probes: tuple[Probes, ...] = ()
+    heads: tuple[str, ...] = ()  # the modules of the classifier
 
     @abstractmethod
     def matches_names(self, names: Collection[str]) -> bool:
@@ -284,12 +347,32 @@ class Format(ABC):
         """Return the names outside the prefix of the model that no known wrapper has."""
         return []
 
+    def heads_in(self, tensors: StateDict) -> list[str]:
+        """Return the modules of the classifier that have tensors."""
+        return [place for place in self.heads if any(name.startswith(f"{place}.") for name in tensors)]
+
+    def classifiers(self, tensors: StateDict) -> list[str]:
+        """Return the modules that must each be one dense layer with a bias, for the classifier to open."""
+        return self.heads_in(tensors)
+
+    def unread(self, tensors: StateDict) -> dict[str, str]:
+        """Return the tensors that no output depends on, each with the reason, other than those that a layout has."""
+        return {name: MASK_TOKEN for name in tensors if name.rpartition(".")[2] in MASK_TOKENS}
+
     @abstractmethod
     def matches_module(self, module: nn.Module) -> bool:
         """Return whether this module itself, not one inside it, is of this format; its package is not imported."""
 
     def names_of_others(self, names: Collection[str]) -> str | None:
         """Return a description of the unsupported model of the source that has these names, if any."""
+        return None
+
+    def has_architecture(self, name: str) -> bool:
+        """Return whether the hint `architecture` may be this."""
+        return name in self.architectures
+
+    def settings_of_others(self, settings: Mapping[str, Any]) -> str | None:
+        """Return a description of the unsupported model of the source that a `config.json` is of, if any."""
         return None
 
     def contains_model(self, module: nn.Module) -> bool:

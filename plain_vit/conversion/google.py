@@ -18,7 +18,7 @@ from ..image_processing_plain_vit import PlainViTImageProcessor
 from .compare_modules import lost_fields
 from .engine import DROP_FIRST_AXIS, UNSTACK, Row, Transform, each, revert, then
 from .format import Description, Format, Hints, Inference, StateDict, pair
-from .infer import square_grid
+from .infer import size_fault, square_grid
 from .pixels import default_processor
 from .timm.pixels import processor_from_timm
 
@@ -284,6 +284,11 @@ class GoogleFormat(Format):
             for prefix in PREFIXES
         )
 
+    def heads_in(self, tensors: StateDict) -> list[str]:
+        """Return the classifier, if it has tensors."""
+        places = [f"{prefix}head" for prefix in PREFIXES]
+        return [place for place in places if any(name.startswith(f"{place}/") for name in tensors)]
+
     def matches_module(self, module: nn.Module) -> bool:
         """Return False: Google's models are not torch modules."""
         return False
@@ -494,12 +499,8 @@ def _positions(
     rows = shapes[place][-2]
     class_rows = int("cls" in shapes and POSITIONS[place])
     if size is not None:
-        patches = (size[0] // height) * (size[1] // width)
-        if rows - class_rows != patches:
-            raise CheckpointError(
-                f"{place} has {rows} rows, {class_rows} of them for the class token: image_size {given} in patches of "
-                f"{patch_size} needs {patches} for patches"
-            )
+        if fault := size_fault(size, patch_size, [rows - class_rows]):
+            raise CheckpointError(f"{place} has {rows} rows, {class_rows} of them for the class token: {fault}")
     else:
         grid = square_grid(rows - class_rows)
         if grid is None:

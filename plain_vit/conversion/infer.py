@@ -36,8 +36,31 @@ def square_grid(patches: int) -> tuple[int, int] | None:
 
 
 def image_sizes(patches: int, patch_size: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the image sizes (height, width) in pixels with this number of patches, the squarest grid first."""
-    return [(rows * patch_size[0], columns * patch_size[1]) for rows, columns in grids(patches)]
+    """Return the image size (height, width) in pixels of a square grid of this number of patches, if there is one.
+
+    Other grids are too many to offer, and a number that is no square may also be that of overlapping patches.
+    """
+    grid = square_grid(patches)
+    return [] if grid is None else [(grid[0] * patch_size[0], grid[1] * patch_size[1])]
+
+
+def size_fault(size: tuple[int, int], patch_size: tuple[int, int], patches: Sequence[int]) -> str | None:
+    """Return why an image of this size does not have one of these numbers of patches; None if it does."""
+    (height, width), (patch_height, patch_width) = size, patch_size
+    count = (height // patch_height) * (width // patch_width)
+    if count in patches:
+        return None
+    expected = " or ".join(map(str, patches))
+    for stride in range(min(patch_size) - 1, 0, -1):
+        if ((height - patch_height) // stride + 1) * ((width - patch_width) // stride + 1) in patches:
+            return (
+                f"image_size={size} has {count} patches of {patch_size}, and the positions are of {expected}, as of "
+                f"patches that overlap (one every {stride} pixels): plain-vit does not open overlapping patches"
+            )
+    return (
+        f"image_size={size} has {count} patches of {patch_size}, and the positions are of {expected}: correct "
+        "image_size"
+    )
 
 
 def pair(size: int | Sequence[int]) -> tuple[int, int]:

@@ -7,7 +7,7 @@ determined, such as hooks.
 
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError
 from .compare_modules import ORDERED, class_path
+from .dtypes import DTYPES
 from .format import Format
 
 # Wrappers that return the output of the model in them, by their class or a base class.
@@ -46,18 +47,6 @@ LIGHTNING = ("lightning", "pytorch_lightning")
 LOSSES = ("torch.nn.modules.loss.", "torchmetrics.", "timm.loss.", "vit_pytorch.mpp.MPPLoss")
 # Hooks that only record values and return nothing.
 NOTING = ("transformers.utils.output_capturing", "vit_pytorch.")
-# Packages of models, and the supported models of each.
-OPENS = {
-    "timm.models": "VisionTransformer, VisionTransformerDistilled (vit_*, deit_*, flexivit_*, ...), Eva (eva02_*, ...),"
-    " Beit (beit*), VisionTransformerRelPos (vit_relpos_*, vit_srelpos_*)",
-    "vit_pytorch": "ViT, SimpleViT and their plain variants (docs/vit_pytorch.md lists them)",
-    "transformers.models": "ViT, DeiT, ViTMSN, ViTMAE, IJepa, Dinov2 with and without registers, and the vision towers "
-    "of CLIP, MetaClip2, AltCLIP, ChineseCLIP, CLIPSeg, OwlViT, Owlv2, Git, Blip, Blip2, InstructBlip, InternVL, "
-    "Siglip, Aimv2",
-    "torchvision.models": "VisionTransformer (vit_b_16, ...)",
-    "open_clip": "the image towers VisionTransformer, and TimmModel with a VisionTransformer of timm",
-    "clip.model": "VisionTransformer, the image tower of the ViT models",
-}
 # Packages whose layers replace those of a model, and how to restore the originals.
 REPLACED = {
     "peft": "merge the PEFT adapter first: model = model.merge_and_unload()",
@@ -70,7 +59,6 @@ REPLACED = {
 }
 # Attributes with the share that a module drops in training, in torch and every package.
 DROPS = re.compile(r"p|prob|.*drop.*")
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def find_model(
@@ -102,17 +90,15 @@ def find_model(
             f"{class_path(module)} contains several models; which one should be used?", {"key": list(found)}
         )
     if not found:
-        if format is None or any(_is_of(module, package) for package in OPENS):
+        if format is None or _package_of(module, formats) is not None:
             raise _unknown(module, formats)
-        check_unaltered(module)
         return module, formats[format]  # a copy of the package's class
     ((path, (model, origin)),) = found.items()
     if format is not None and formats[format] is not origin:
         raise UnknownFormatError(
             f"{class_path(model)} is a model of {origin.name}, and format={format!r} was given: omit format"
         )
-    check_unaltered(model)
-    _check_surroundings(module, path, origin)
+    _check_surroundings(module, path, origin, formats)
     return model, origin
 
 
@@ -143,29 +129,27 @@ def _no_module(thing: object) -> str:
 
 def _unknown(module: nn.Module, formats: Mapping[str, Format]) -> Exception:
     """Return the error for a module without a supported model, as specific as its classes allow."""
-    known = _of_known_package(module)
-    if known is not None and not known[0]:
-        _, part, package = known
+    if (known := _package_of(module, formats)) is not None:
+        package, opens = known
         return ExportError(
-            f"{class_path(part)} is a model that plain-vit does not open yet; of {package.split('.')[0]} it opens "
-            f"{OPENS[package]}"
+            f"{class_path(module)} is a model that plain-vit does not open yet; of {package.split('.')[0]} it opens "
+            f"{', '.join(opens)}"
         )
     if isinstance(module, torch.jit.ScriptModule):
         return UnknownFormatError("a scripted or traced module does not show its parts: pass the original model")
-    inside = f"; its {known[0]} is a {class_path(known[1])}, which plain-vit does not open on its own" if known else ""
+    parts = ((path, part) for path, part in module.named_modules() if _package_of(part, formats) is not None)
+    path, part = next(parts, ("", module))
+    inside = f"; its {path} is a {class_path(part)}, which plain-vit does not open on its own" if path else ""
     return UnknownFormatError(
         f"{class_path(module)} contains no model of {', '.join(formats)}: for a class copied from one of them, give "
         f"format={inside}"
     )
 
 
-def _of_known_package(module: nn.Module) -> tuple[str, nn.Module, str] | None:
-    """Return the first submodule from one of the packages in `OPENS`, with its path and the package."""
-    for path, part in module.named_modules():
-        for package in OPENS:
-            if _is_of(part, package):
-                return path, part, package
-    return None
+def _package_of(module: nn.Module, formats: Mapping[str, Format]) -> tuple[str, Sequence[str]] | None:
+    """Return the package that a module's class is of, and what opens of it; None for that of another."""
+    packages = (item for format in formats.values() for item in format.opens.items())
+    return next((item for item in packages if _is_of(module, item[0])), None)
 
 
 def _is_of(module: nn.Module, package: str) -> bool:
@@ -180,7 +164,7 @@ def check_unaltered(model: nn.Module) -> None:
 
     Raises:
         ExportError: lists every such part.
-        CheckpointError: for unsupported dtypes, several dtypes or several devices.
+        CheckpointError: for unsupported dtypes or several devices.
     """
     faults = [
         f"{path or 'the model itself'}{fault}"
@@ -312,19 +296,12 @@ def _check_tensors(model: nn.Module) -> None:
     parameters = dict(model.named_parameters())
     if not parameters:
         raise CheckpointError(f"{class_path(model)} has no parameters: there is nothing to convert")
-    by_dtype: dict[str, str] = {}
     by_device: dict[str, str] = {}
     for name, parameter in parameters.items():
-        by_dtype.setdefault(str(parameter.dtype), name)
         by_device.setdefault(str(parameter.device), name)
         if parameter.dtype not in DTYPES:
             known = ", ".join(map(str, DTYPES))
             raise CheckpointError(f"{name} is of {parameter.dtype}: expected one of {known}; convert the module first")
-    if len(by_dtype) > 1:
-        raise CheckpointError(
-            f"the module's parameters have several dtypes ({_listed(by_dtype)}): expected a single one. Call "
-            "module.to(dtype) first, for instance module.to(torch.float32)"
-        )
     if len(by_device) > 1:
         raise CheckpointError(
             f"the module's parameters are on several devices ({_listed(by_device)}): move it to one with "
@@ -339,7 +316,7 @@ def _listed(examples: Mapping[str, str]) -> str:
 # Wrappers
 
 
-def _check_surroundings(module: nn.Module, path: str, origin: Format) -> None:
+def _check_surroundings(module: nn.Module, path: str, origin: Format, formats: Mapping[str, Format]) -> None:
     """Refuse wrappers that may compute more than the model at a path.
 
     Raises:
@@ -354,8 +331,7 @@ def _check_surroundings(module: nn.Module, path: str, origin: Format) -> None:
         if faults or not (_is_wrapper(around, TRANSPARENT | TRAINERS) or origin.contains_model(around)):
             faults += _other_parts(around, inner, ".".join(names[depth:]))
         if faults:
-            package = next((package for package in OPENS if _is_of(around, package)), None)
-            prefix = "" if package is None else " is a model that plain-vit does not open yet: it"
+            prefix = "" if _package_of(around, formats) is None else " is a model that plain-vit does not open yet: it"
             raise ExportError(
                 f"{class_path(around)}{prefix} computes more than the model in it, which the conversion would lose. "
                 f"Pass the model itself (module.{path}), or give key={path!r}:",

@@ -1,10 +1,12 @@
 """Conversion of live modules in both directions: `from_module` and `to_module`."""
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedModel
@@ -13,11 +15,13 @@ from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import ExportError, PlainViTError, UnknownFormatError
 from .compare_modules import class_path, empty_model
+from .dtypes import common_dtype, several_dtypes
 from .engine import convert, sources_of, without_prefix
 from .export import naming_droppable_parts, our_tensors
-from .format import Format, Hints, check_hints, label_fields
-from .live_modules import find_model
-from .plan import fill_module, of_one_dtype, without_empty_head
+from .format import Format, Hints, check_hints, label_fields, name_labels
+from .heads import check_live_head, dropout_of, read_live_head
+from .live_modules import check_unaltered, find_model
+from .plan import fill_module, without_empty_head
 from .sources import FORMATS, format_named
 from .unseen import class_names
 
@@ -33,8 +37,9 @@ def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -
         **hints: Fields of `Hints`, for settings that even a live module does not determine.
 
     Returns:
-        Our model, with the source's dtype, device and training mode; it shares no memory with the source. Without a
-        classifier it is a `PlainViTModel`.
+        Our model, with the source's dtype, device and training mode; it shares no memory with the source. Of several
+        dtypes it has the one that holds all values exactly, and a warning says so. Without a classifier it is a
+        `PlainViTModel`.
 
     Raises:
         UnknownFormatError: There is no ViT of a known package in the module.
@@ -48,15 +53,25 @@ def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -
     if format is not None:
         format_named(format)
     found, source = find_model(module, FORMATS, format, known.key)
+    head = read_live_head(found, source, known.drop)
+    check_unaltered(head.module)
+    wrapped, found = found, head.module
     with _explain_module_errors(found, source):
+        check_live_head(found, source)
         description = source.describe_module(found, known)
         check_hints(known, description, type(found).__name__)
-        _name_classes(description.config, module, found)
+        _name_classes(description.config, module, wrapped)
+        if known.id2label is not None:
+            name_labels(description.config, known.id2label)
+        dropouts = [description.config.classifier_dropout_prob, head.dropout]
+        description.config.classifier_dropout_prob = dropout_of(dropouts)
         model = empty_model(description.config)
         tensors = without_prefix(found.state_dict(), description.prefix, description.ignored)
     rows = source.rows(description.config, description.layout)
+    read = {name for names in sources_of(rows, model.state_dict()).values() for name in names}
+    tensors |= _of_one_dtype({name: tensors[name] for name in tensors if name in read})
     state = convert(rows, tensors, model.state_dict(), description.config, description.ignored)
-    model.load_state_dict(of_one_dtype(state), assign=True)
+    model.load_state_dict(state, assign=True)
     trained = {name: None for name, parameter in found.named_parameters() if parameter.requires_grad}
     _freeze(model, sources_of(rows, state), set(without_prefix(trained, description.prefix, description.ignored)))
     return without_empty_head(model).train(found.training)
@@ -91,6 +106,16 @@ def to_module(
     trained = {prefix + name for name, parameter in model.named_parameters() if parameter.requires_grad}
     _freeze(module, made, trained)
     return module.train(model.training)
+
+
+def _of_one_dtype(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors in the one dtype that holds their values exactly; warn if they had several."""
+    dtypes = [tensor.dtype for tensor in tensors.values()]
+    if (note := several_dtypes(dtypes)) is None:
+        return tensors
+    warnings.warn(note, stacklevel=3)
+    one = common_dtype(dtypes)
+    return {name: tensor.to(one) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def _name_classes(config: PlainViTConfig, module: nn.Module, found: nn.Module) -> None:

@@ -3,8 +3,9 @@
 import copy
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +19,14 @@ from transformers.initialization import no_init_weights
 
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import AmbiguousCheckpointError, CheckpointError, PlainViTError, VerificationError
+from ..errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    MappingError,
+    PlainViTError,
+    VerificationError,
+    option_words,
+)
 from ..files.reading import (
     ADAPTER_CONFIG,
     Checkpoint,
@@ -30,16 +38,18 @@ from ..files.reading import (
 from ..files.safetensors import save_state_dict
 from ..files.tensors import LazyTensors
 from .engine import Row
-from .format import UNSEEN, Description, Format, Hints, Inference, check_hints
+from .format import HEAD, UNSEEN, Description, Format, Hints, Inference, check_hints, name_labels
+from .heads import read_heads
 from .inference_engines import is_exported
 from .parity import compare_models, probe_images
 from .plan import ConversionPlan, SourceModule
-from .recognition import recognise, require
+from .recognition import recognise, refuse_adapters, refuse_settings, refuse_unknown_architecture, require
 from .reference import ForeignCheckpoint, Reference
-from .report import TOLERANCE, Converted, Report
+from .report import REFERENCE, TOLERANCE, Converted, Report
 from .sources import FORMATS, format_named
 from .transformers.pixels import processor_from_transformers
 
+NAME_OF_A_TENSOR = re.compile(r"[./]")
 MAX_SHARD_SIZE = "50GB"  # the default of transformers
 
 
@@ -83,7 +93,7 @@ def from_checkpoint(
         MappingError: Tensors are missing, left over or of a wrong shape.
         VerificationError: The outputs differ from those of the source's own model, or from the reference.
     """
-    plan, converted = inspect_checkpoint(source, Hints(**hints), format, revision, reference, id2label)
+    plan, converted = inspect_checkpoint(source, Hints(id2label=id2label, **hints), format, revision, reference)
     theirs = plan.source_module() if verify else None
     converted = replace(converted, model=plan.load(mmap=mmap))
     return converted if theirs is None else _verified(converted, plan, theirs)
@@ -108,7 +118,7 @@ def convert_checkpoint(
     Raises:
         PlainViTError: As from `from_checkpoint`; the contents of the folder are then incomplete.
     """
-    other = [options.pop(name, None) for name in ("format", "revision", "reference", "id2label")]
+    other = [options.pop(name, None) for name in ("format", "revision", "reference")]
     plan, converted = inspect_checkpoint(source, Hints(**options), *other)
     theirs = plan.source_module() if verify else None
     if isinstance(theirs, SourceModule):
@@ -134,7 +144,6 @@ def inspect_checkpoint(
     format: str | None = None,
     revision: str | None = None,
     reference: tuple[torch.Tensor, torch.Tensor] | None = None,
-    id2label: Mapping[int, str] | Sequence[str] | None = None,
     beside_adapter: bool = False,
 ) -> tuple[ConversionPlan, Converted]:
     """Inspect a checkpoint and plan its conversion; the model stays on the meta device.
@@ -146,6 +155,20 @@ def inspect_checkpoint(
             f"{source} was exported to an engine, and is no checkpoint: open it with "
             "plain_vit.conversion.open_exported, or give the model that it was exported from"
         )
+    said = {name: value for name, value in hints.given().items() if name != "id2label"}  # names do not fit in a command
+    options = {"format": format, "revision": revision, **said}
+    with _printing_commands(source, options, printed=reference is None):
+        return _inspect(source, hints, format, revision, reference, beside_adapter)
+
+
+def _inspect(
+    source: str | os.PathLike[str],
+    hints: Hints,
+    format: str | None,
+    revision: str | None,
+    reference: tuple[torch.Tensor, torch.Tensor] | None,
+    beside_adapter: bool,
+) -> tuple[ConversionPlan, Converted]:
     checkpoint = read_checkpoint(source, key=hints.key, revision=revision)
     if checkpoint.has_adapter and not beside_adapter:
         raise CheckpointError(
@@ -153,7 +176,7 @@ def inspect_checkpoint(
             "it (PeftModel.from_pretrained(model, folder).merge_and_unload()) and save the result, or copy the "
             "other files to a folder of their own to convert the model without it"
         )
-    given = hints.given()
+    given = {name: value for name, value in hints.given().items() if name != "id2label"}
     if (checkpoint.config or {}).get("model_type") == PlainViTConfig.model_type:
         options = {**given, "format": format, "reference": reference}
         if superfluous := [name for name, value in options.items() if value is not None]:
@@ -166,8 +189,8 @@ def inspect_checkpoint(
         found = _inspect_foreign(source, checkpoint, hints, format, reference)
     plan = found.plan
     config = cast(PlainViTConfig, plan.whole.config)
-    if id2label is not None:
-        _name_labels(config, id2label)
+    if hints.id2label is not None:
+        name_labels(config, hints.id2label)
     unused = plan.ignored
     report = Report(
         source=os.fspath(source),
@@ -178,7 +201,9 @@ def inspect_checkpoint(
         given_hints=given,
         used=len(plan.tensors) - len(unused),
         ignored={**unused, **found.beside},
-        notes=[*checkpoint.notes, *found.notes, *_other_dtype(checkpoint)],
+        notes=[*checkpoint.notes, *found.notes, *plan.notes, *_other_dtype(checkpoint, plan)],
+        stated_by=plan.description.stated_by,
+        fits_reference=reference is not None,
     )
     return plan, Converted(plan.model, found.image_processor, report)
 
@@ -220,20 +245,35 @@ def _inspect_foreign(
     losses = losses_and_metrics(checkpoint.tensors)
     stripped = strip_wrappers(name for name in checkpoint.tensors if name not in losses)
     tensors = LazyTensors({short: checkpoint.tensors.entries[name] for name, short in stripped.names.items()})
+    refuse_adapters(tensors, str(source))
     names = (tensors, FORMATS, str(source), checkpoint.tensors, checkpoint.wrappers)
+    if format is None:
+        refuse_settings(settings, FORMATS, str(source))
     origin = recognise(*names) if format is None else format_named(format)
     require(origin, *names)
-    foreign = ForeignCheckpoint(origin, tensors, settings)
-    with _explain_errors(source):
+    refuse_unknown_architecture(hints, origin, FORMATS, str(source))
+    unread = origin.unread(tensors.meta())
+    tensors = LazyTensors({name: entry for name, entry in tensors.entries.items() if name not in unread})
+    heads = read_heads(origin, tensors, hints, checkpoint.wrappers)
+    foreign = ForeignCheckpoint(origin, heads.tensors, settings)
+    if heads.dropped:
+        hints = replace(hints, drop=(HEAD,))
+    with _explain_errors(source, bare=not settings):
         published = None if hints.architecture else _published_architecture(Path(source), origin)
         if published is not None:
             hints = replace(hints, architecture=str(published.value))
         known = None if reference is None else Reference.read(reference)
+        if heads.fault is not None:
+            with suppress(AmbiguousCheckpointError):  # what else would be asked for
+                foreign.describe(hints)
+            raise heads.fault
         description = foreign.describe(hints) if known is None else foreign.try_reference(hints, known)
         check_hints(hints, description, str(source))
+        settled = heads.inferences if known is None else [replace(one, source=REFERENCE) for one in heads.inferences]
+        description = replace(description, inferences=[*description.inferences, *settled])
         if published is not None:
             others = [inference for inference in description.inferences if inference.field != published.field]
-            description = replace(description, inferences=[published, *others])
+            description = replace(description, inferences=[published, *others], stated_by=published.source)
         _check_settled(description, hints, origin)
         plan = foreign.plan(description)
         processor, assumed = origin.image_processor(description.config, settings, preprocessor, hints)
@@ -241,35 +281,63 @@ def _inspect_foreign(
     notes = [*(f"wrapper {name!r} removed" for name in stripped.prefixes), *foreign.notes, *assumed]
     beside = dict.fromkeys(stripped.counters, "a step counter of the training")
     beside |= dict.fromkeys(losses, "of a loss or a metric of the training")
-    return Inspected(plan, processor, notes, beside)
+    return Inspected(plan, processor, notes, {**beside, **unread, **heads.dropped})
 
 
-def _other_dtype(checkpoint: Checkpoint) -> Iterator[str]:
+def _other_dtype(checkpoint: Checkpoint, plan: ConversionPlan) -> Iterator[str]:
     """Yield a note if transformers would compute in another dtype than that of the tensors."""
     settings = checkpoint.config or {}
     said = settings.get("dtype") or settings.get("torch_dtype")
-    dtypes = (tensor.dtype for tensor in checkpoint.tensors.entries.values())
+    unused = plan.ignored
+    dtypes = (entry.dtype for name, entry in plan.tensors.entries.items() if name not in unused)
     held = next((dtype for dtype in dtypes if dtype.is_floating_point), None)
     if "model_type" in settings and said and held is not None and str(held) != f"torch.{said}":
+        stay = "are" if plan.notes else "stay"
         yield (
-            f"the weights stay {str(held).removeprefix('torch.')}, as in the file; config.json says {said}, in which "
-            "transformers computes: convert them with model.to(dtype) to have its numbers"
+            f"the weights {stay} {str(held).removeprefix('torch.')}{'' if plan.notes else ', as in the file'}; "
+            f"config.json says {said}, in which transformers computes: convert them with model.to(dtype) to have its "
+            "numbers"
         )
 
 
 @contextmanager
-def _explain_errors(source: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert any error from building a model to one about its settings."""
+def _printing_commands(source: str | os.PathLike[str], options: Mapping[str, Any], printed: bool) -> Iterator[None]:
+    """Add the source and what was already said about it to a question, for the command that it prints.
+
+    Args:
+        source: The checkpoint.
+        options: Options of `from_checkpoint`; those that are None were not given.
+        printed: Whether the command line takes all that was given.
+    """
     try:
         yield
     except AmbiguousCheckpointError as error:
-        raise AmbiguousCheckpointError(error.message, error.candidates, error.otherwise, str(source)) from error
+        given = [word for name, value in options.items() if value is not None for word in option_words(name, value)]
+        command = ["plain-vit", "convert", str(source), "OUT", *given] if printed else []
+        asked = error.message, error.candidates, error.otherwise
+        raise AmbiguousCheckpointError(*asked, str(source), command) from error
+
+
+@contextmanager
+def _explain_errors(source: str | os.PathLike[str], bare: bool = False) -> Iterator[None]:
+    """Convert any error from building a model to one about its settings, or about a tensor that it lacks.
+
+    Args:
+        source: The checkpoint.
+        bare: Whether there are no settings beside the tensors, so that what is missing is a tensor.
+    """
+    try:
+        yield
     except PlainViTError:
         raise
     except (
         *(ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError),
         StrictDataclassError,
     ) as error:
+        missing = error.args[0] if isinstance(error, KeyError) else None
+        if isinstance(missing, str) and (bare or NAME_OF_A_TENSOR.search(missing)):
+            faults = [f"missing: {missing!r}"]
+            raise MappingError(f"{source} has names of a model that opens, but not all of them:", faults) from error
         raise CheckpointError(f"{source}: its settings and the hints describe no model: {error}") from error
 
 
@@ -333,18 +401,6 @@ def _save_config(model: PreTrainedModel, folder: Path) -> None:
     if model.is_remote_code():
         custom_object_save(model, folder, config=cast(Any, model.config))
     model.config.save_pretrained(folder)
-
-
-def _name_labels(config: PlainViTConfig, labels: Mapping[int, str] | Sequence[str]) -> None:
-    named = dict(labels.items() if isinstance(labels, Mapping) else enumerate(labels))
-    if sorted(named) != list(range(config.num_labels or 0)):
-        raise CheckpointError(f"id2label names {len(named)} labels: expected {config.num_labels}, numbered from 0")
-    config.id2label = named
-    try:
-        config.check_labels()
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
-    config.label2id = {name: index for index, name in named.items()}
 
 
 def _verified(converted: Converted, plan: ConversionPlan, theirs: SourceModule | str) -> Converted:

@@ -27,6 +27,7 @@ PIECE = 4  # images of a large batch that one stream computes: other threads nee
 P = ParamSpec("P")
 R = TypeVar("R")
 IN_USE = RLock()
+USED_BY: set[int] = set()  # the number of this process, once it used OpenVINO
 
 
 def one_thread_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
@@ -38,6 +39,11 @@ def one_thread_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        if USED_BY and os.getpid() not in USED_BY:
+            raise PreparedModelError(
+                "OpenVINO cannot compute in a process that was forked from one that used it: start the process by "
+                'spawn (multiprocessing.set_start_method("spawn"); for datasets, that of the package multiprocess)'
+            )
         with IN_USE:
             return function(*args, **kwargs)
 
@@ -131,6 +137,7 @@ def core() -> Any:
     """
     import openvino
 
+    USED_BY.add(os.getpid())
     made = openvino.Core()
     made.get_property("CPU", "FULL_DEVICE_NAME")  # it begins with the first use of the CPU
     return made

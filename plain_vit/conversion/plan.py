@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import CheckpointError, ExportError, MappingError, in_bytes
+from ..errors import ExportError, MappingError, in_bytes
 from ..files.tensors import LazyTensors
+from .dtypes import common_dtype, several_dtypes
 from .engine import Row, convert, ignored_names, revert, sources_of, stream
 from .format import Description, Format
 from .parity import memory_of_probing
@@ -35,7 +36,8 @@ class ConversionPlan:
     Args:
         whole: Our model on the meta device, with the names of the rows.
         rows: The conversion table.
-        tensors: The source's tensors, by the names of the rows.
+        tensors: The source's tensors, by the names of the rows; where the model uses several dtypes, all are converted
+            as they are read to the one that holds their values exactly.
         description: The description of the checkpoint.
         origin: Its format; None for our own.
         settings: Contents of its `config.json`.
@@ -47,6 +49,15 @@ class ConversionPlan:
     description: Description
     origin: Format | None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        if len({entry.dtype for entry in self.tensors.entries.values()}) < 2:
+            return
+        unused = self.ignored
+        dtypes = [entry.dtype for name, entry in self.tensors.entries.items() if name not in unused]
+        if note := several_dtypes(dtypes):
+            self.tensors, self.notes = self.tensors.in_dtype(common_dtype(dtypes)), (note,)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -110,8 +121,10 @@ class ConversionPlan:
             return f"it takes {in_bytes(needed)} of memory, but only {in_bytes(free)} are free"
         # A release that is not installed may differ from the installed one only in the names and axes of tensors.
         reasons = []
+        assumes_head = any(one.field == "head" for one in self.description.inferences)
         try:
-            if (module := self.origin.independent_module(self.description, self.settings)) is not None:
+            module = None if assumes_head else self.origin.independent_module(self.description, self.settings)
+            if module is not None:
                 return SourceModule(module, self.description.layout, is_independent=True)
         except ImportError as error:
             reasons.append(str(error))
@@ -136,8 +149,7 @@ class ConversionPlan:
 
     def _convert(self, tensors: Mapping[str, torch.Tensor], owned: bool = False) -> dict[str, torch.Tensor]:
         expected, description = self.whole.state_dict(), self.description
-        state = convert(self.rows, tensors, expected, description.config, description.ignored, owned=owned)
-        return of_one_dtype(state)
+        return convert(self.rows, tensors, expected, description.config, description.ignored, owned=owned)
 
 
 def fill_module(
@@ -157,18 +169,6 @@ def without_empty_head(model: PreTrainedModel) -> PreTrainedModel:
     # Without a classifier DeiT's output is still the mean of two tokens, which only the classification model computes.
     headed = model.config.num_labels or model.config.use_distillation_token
     return model if headed or isinstance(model, modeling.PlainViTForMaskedImageModeling) else cast(Any, model).vit
-
-
-def of_one_dtype(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state dict after checking that all its tensors have the same dtype.
-
-    Raises:
-        CheckpointError: They have several dtypes.
-    """
-    dtypes = {str(tensor.dtype) for tensor in state.values()}
-    if len(dtypes) > 1:
-        raise CheckpointError(f"the tensors have several dtypes, {', '.join(sorted(dtypes))}: save them in one")
-    return state
 
 
 def free_memory() -> int:

@@ -1,25 +1,43 @@
 """Recognition of the format of a state dict by its names, and errors for unknown ones."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from ..errors import AmbiguousCheckpointError, CheckpointError, MappingError, UnknownFormatError
+from ..errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    ExportError,
+    MappingError,
+    PlainViTError,
+    UnknownFormatError,
+    did_you_mean,
+    few,
+)
 from ..files.reading import strip_wrappers
-from .format import Format
+from ..files.tensors import LazyTensors
+from .format import Format, Hints, StateDict
 
 MAX_PREFIX_PARTS = 4  # of a nested module
-OUR_POSITIONS = "embeddings.position_embeddings.weight"
+# Names of our own encoders, after the prefix of the model around them.
+OUR_PATCHES = "embeddings.patch_embeddings.projection.weight"
+OUR_LAYER = re.compile(r"layers\.\d+\.(layernorm_(before|after)|layer_scale[12]|(attention|mlp)(_branches)?)\..*")
+# Parts of names that adapters have, of peft or loralib, and models only where one is not merged.
+ADAPTERS = re.compile(
+    r"lora_([AB]|embedding_[AB]|magnitude_vector)|(hada|lokr)_w[12](_[ab])?|ia3_l|b?oft_[RS]|vera_lambda_[bd]"
+)
 
 
 def recognise(
-    names: Collection[str], formats: Mapping[str, Format], source: str, stored: Collection[str], wrappers: Sequence[str]
+    names: StateDict, formats: Mapping[str, Format], source: str, stored: StateDict, wrappers: Sequence[str]
 ) -> Format:
     """Return the format with these names.
 
     Args:
-        names: Names of the tensors, without prefixes of training code.
+        names: The tensors by their names, without prefixes of training code.
         formats: All formats by name.
         source: Name of the checkpoint for error messages.
-        stored: The names as in the file.
+        stored: The tensors by their names in the file.
         wrappers: The keys under which they are nested.
 
     Raises:
@@ -36,22 +54,22 @@ def recognise(
     for format in formats.values():
         if (others := format.names_of_others(names)) is not None:
             raise UnknownFormatError(f"{source} has the tensors of {others}, which plain-vit does not open yet")
-    if any(name.endswith(OUR_POSITIONS) for name in names):
+    if _are_ours(names):
         raise UnknownFormatError(
             f"{source} has plain-vit's own names but no config.json: give the folder written by save_pretrained"
         )
     raise UnknownFormatError(
-        f"{source} matches no known format ({', '.join(formats)}): its tensors are {_some(names)}"
+        f"{source} matches no known format ({', '.join(formats)}): its tensors are {few(list(map(repr, names)))}"
         + _remedy(stored, formats, wrappers)
     )
 
 
 def require(
     format: Format,
-    names: Collection[str],
+    names: StateDict,
     formats: Mapping[str, Format],
     source: str,
-    stored: Collection[str],
+    stored: StateDict,
     wrappers: Sequence[str],
 ) -> None:
     """Refuse names that do not match the given format; the arguments are those of `recognise`.
@@ -68,52 +86,132 @@ def require(
         )
     if format.matches_names(names):
         return
-    others = [other.name for other in formats.values() if other.matches_names(names)]
+    others = [one.name for one in formats.values() if one.matches_names(names) and not _fault(one, _meta(names))]
     looks = f"they look like {' or '.join(others)}: omit format=, or give that one" if others else ""
     raise UnknownFormatError(
         f"{source} does not have the names of {format.name}: "
-        + (looks or f"its tensors are {_some(names)}" + _remedy(stored, formats, wrappers))
+        + (looks or f"its tensors are {few(list(map(repr, names)))}" + _remedy(stored, formats, wrappers))
     )
 
 
-def models_inside(names: Collection[str], formats: Mapping[str, Format]) -> dict[str, str]:
-    """Return the parts of a state dict that are a complete model of a format.
+def refuse_adapters(names: Collection[str], source: str) -> None:
+    """Refuse tensors of an adapter, alone or beside a model into which it was not merged.
+
+    Raises:
+        CheckpointError: says how to merge them.
+    """
+    found = [name for name in names if any(map(ADAPTERS.fullmatch, name.split(".")))]
+    if not found:
+        return
+    what = f"{source} has the tensors of an adapter, such as {few(list(map(repr, found)), most=2)}"
+    if len(found) == len(names):
+        raise CheckpointError(
+            f"{what}, and not those of the model that it adapts: merge the two, save the result and give that "
+            "(peft.PeftModel.from_pretrained(model, folder).merge_and_unload())"
+        )
+    raise CheckpointError(
+        f"{what}, which is not merged into the model: merge it, save the state dict again and give that "
+        "(model.merge_and_unload() of peft; of loralib, model.eval() merges it, and the lora_ tensors can be dropped)"
+    )
+
+
+def refuse_settings(settings: Mapping[str, Any], formats: Mapping[str, Format], source: str) -> None:
+    """Refuse a folder whose `config.json` names a model that does not open, whatever its tensors are called.
+
+    Raises:
+        UnknownFormatError: names it.
+    """
+    for format in formats.values():
+        if (described := format.settings_of_others(settings)) is not None:
+            raise UnknownFormatError(f"{source} is a folder of {described}")
+
+
+def refuse_unknown_architecture(hints: Hints, format: Format, formats: Mapping[str, Format], source: str) -> None:
+    """Refuse an architecture that the format does not have.
+
+    Raises:
+        CheckpointError: names those that are spelt alike.
+    """
+    name = hints.architecture
+    if name is None or format.has_architecture(name):
+        return
+    if not format.architectures:
+        raise CheckpointError(f"the hints contradict {source}: architecture={name!r} (it has no effect here). Omit it")
+    owners = [other.name for other in formats.values() if other.architectures and other.has_architecture(name)]
+    whose = f", but of {' and '.join(owners)}" if owners else did_you_mean(name.partition(".")[0], format.architectures)
+    raise CheckpointError(f"architecture={name!r} is none of {format.name}, of which {source} is{whose}")
+
+
+def models_inside(tensors: StateDict, formats: Mapping[str, Format]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the parts of a state dict that are a model of a format, by their prefix.
 
     Args:
-        names: The names as in the file.
+        tensors: By their names in the file.
         formats: All formats by name.
 
     Returns:
-        The format of each part, by its prefix; of nested prefixes only the outermost.
+        The formats of those that open, or ask before they do; and why others do not, if they are of a known model. Of
+        nested prefixes only the outermost is in either.
     """
-    found: dict[str, str] = {}
+    opening: dict[str, str] = {}
+    others: dict[str, str] = {}
     under: dict[str, list[str]] = {}
-    for name in names:
+    for name in tensors:
         parts = name.split(".")
         for depth in range(1, min(MAX_PREFIX_PARTS, len(parts) - 1) + 1):
             prefix = ".".join(parts[:depth])
             under.setdefault(prefix, []).append(name[len(prefix) + 1 :])
+    meta = None
     for prefix in sorted(under, key=lambda prefix: prefix.count(".")):
-        if any(prefix.startswith(f"{outer}.") for outer in found):
+        if any(prefix.startswith(f"{outer}.") for outer in (*opening, *others)):
             continue
         try:
-            short = set(strip_wrappers(under[prefix]).names.values())
+            short = strip_wrappers(under[prefix]).names
         except CheckpointError:
             continue
-        matching = [format for format in formats.values() if format.matches_names(short)]
-        if len(matching) == 1 and not matching[0].unexpected_names(short):
-            found[prefix] = matching[0].name
-    return found
+        matching = [format for format in formats.values() if format.matches_names(set(short.values()))]
+        if len(matching) != 1 or matching[0].unexpected_names(set(short.values())):
+            continue
+        meta = _meta(tensors) if meta is None else meta
+        fault = _fault(matching[0], {short[name]: meta[f"{prefix}.{name}"] for name in short})
+        if fault is None:
+            opening[prefix] = matching[0].name
+        elif isinstance(fault, UnknownFormatError):
+            others[prefix] = str(fault)
+    return opening, others
 
 
-def _remedy(stored: Collection[str], formats: Mapping[str, Format], wrappers: Sequence[str]) -> str:
-    """Return a remedy with the keys that would open parts of a state dict."""
-    inside = models_inside(stored, formats)
-    keys = [f"key={'.'.join((*wrappers, prefix))!r} names a model of {format}" for prefix, format in inside.items()]
-    return "; " + ", ".join(keys) if keys else ""
+def _meta(tensors: StateDict) -> StateDict:
+    return tensors.meta() if isinstance(tensors, LazyTensors) else tensors
 
 
-def _some(names: Collection[str]) -> str:
-    """Return the first names and the number of the others."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(map(repr, list(names)[:5])) + more
+def _fault(format: Format, tensors: StateDict) -> Exception | None:
+    """Return why tensors are those of no model that opens, whatever is said about them; None if they may be."""
+    try:
+        format.describe_checkpoint(tensors, {}, Hints())
+    except (UnknownFormatError, MappingError, ExportError) as error:
+        return error
+    except PlainViTError:  # something is missing that the caller can give
+        return None
+    except Exception as error:  # of names that look like a model's and are none
+        return error
+    return None
+
+
+def _remedy(stored: StateDict, formats: Mapping[str, Format], wrappers: Sequence[str]) -> str:
+    """Return a remedy with the keys that would open parts of a state dict, or what such parts are."""
+    opening, others = models_inside(stored, formats)
+    keys = [f"key={'.'.join((*wrappers, prefix))!r} names a model of {format}" for prefix, format in opening.items()]
+    parts = [", ".join(keys)] if keys else [f"under {prefix!r}, {why}" for prefix, why in others.items()]
+    return "".join(f"; {part}" for part in parts)
+
+
+def _are_ours(names: Collection[str]) -> bool:
+    """Return whether a state dict is of one of our own modules: has its patches, and no other layers."""
+    for patches in (name for name in names if name.endswith(OUR_PATCHES)):
+        prefix = patches.removesuffix(OUR_PATCHES)
+        own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        layers = [name for name in own if name.startswith("layers.")]
+        if layers and all(map(OUR_LAYER.fullmatch, layers)):
+            return True
+    return False

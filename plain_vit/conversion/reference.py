@@ -208,7 +208,11 @@ class ForeignCheckpoint:
             if ways or not candidates["image_size"]:
                 return ways
         count = math.prod(map(len, candidates.values()))
-        if not 0 < count <= MAX_WAYS:
+        if count == 0:
+            raise AmbiguousCheckpointError(
+                "a reference settles only what has candidates: give the others, as the model was built:", candidates
+            )
+        if count > MAX_WAYS:
             raise AmbiguousCheckpointError(
                 f"there are {count} ways to read the checkpoint, and a reference distinguishes up to {MAX_WAYS}: give "
                 "some of these, as the model was built:",

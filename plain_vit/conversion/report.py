@@ -8,12 +8,13 @@ from transformers import PreTrainedModel
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import printable
-from .format import UNPROVEN, Inference
+from .format import NO_TENSOR, UNPROVEN, Inference
 from .parity import StageDifference
 
 # For the same computation in another order of operations, in float32; the only tolerance of the project.
 TOLERANCE = 1e-5
 REFERENCE = "the reference"  # prefix of the source of inferences made from reference logits
+SUBTLE = ("layer_norm_eps", "hidden_act")  # their values may differ by less than what a reference may be off
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Report:
         notes: Choices and assumptions made, and content skipped.
         differences: The largest difference to the source's own model at each stage; None if they were not compared.
         is_independent: Whether that model was built from the source's own configuration, not from ours.
+        stated_by: Who names the class that reads the tensors; None if nobody does.
+        fits_reference: Whether the outputs are those of a reference.
     """
 
     source: str
@@ -45,24 +48,53 @@ class Report:
     notes: Sequence[str]
     differences: Sequence[StageDifference] | None = None
     is_independent: bool = False
+    stated_by: str | None = None
+    fits_reference: bool = False
 
     @property
     def unproven(self) -> list[Inference]:
-        """Settings that affect logits and are not in the tensors; a model built from them cannot confirm them."""
+        """What affects the outputs and no tensor shows, with its origin; a model built from it cannot confirm it."""
         given = [Inference(name, value, "the caller") for name, value in self.given_hints.items()]
         known = [one for one in (*given, *self.inferences) if not one.source.startswith(REFERENCE)]
         proven = {one.field for one in self.inferences} - {one.field for one in known}
         found = {one.field: one for one in reversed(known)}
-        return [found[field] for field in UNPROVEN if field in found and field not in proven]
+        fields = SUBTLE if self.fits_reference else UNPROVEN
+        settings = [found[field] for field in fields if field in found and field not in proven]
+        return [*settings, *(Inference(name, "none", self._why_absent) for name in self._absent)]
+
+    @property
+    def _absent(self) -> list[str]:
+        """The names in `NO_TENSOR` of what this model does not compute, as nobody but a class can tell."""
+        if self.fits_reference or self.format == PlainViTConfig.model_type:
+            return []
+        rotates = self.config.rotary_embedding_type != "none" or "rotary_embedding_type" in self.given_hints
+        return [name for name in NO_TENSOR if name != "rotary_embedding_type" or not rotates]
+
+    @property
+    def _why_absent(self) -> str:
+        return "assumed" if self.stated_by is None else f"as {self.stated_by} names the model"
+
+    @property
+    def _remedy(self) -> str:
+        return "and a reference hardly does" if self.fits_reference else "but reference= proves"
+
+    def unproven_lines(self) -> list[str]:
+        """Return the lines of `unproven`: one for each setting, and one for all that is absent."""
+        lines = [str(one) for one in self.unproven if one.source != self._why_absent]
+        absent = ", ".join(NO_TENSOR[name] for name in self._absent)
+        return [*lines, *([f"absent, {self._why_absent}: {absent}"] if absent else [])]
 
     def __str__(self) -> str:
-        config = self.config
+        config, unproven = self.config, self.unproven
+        hidden = {one.field for one in unproven}
         lines = [
             f"{self.source}: {self.format}" + (f", layout {self.layout}" if self.layout else ""),
             f"  {config.num_hidden_layers} layers of width {config.hidden_size}, {config.num_attention_heads} heads, "
             f"patches of {config.patch_size}, images of {config.image_size}, {config.num_labels} labels",
-            *(f"  inferred: {inference}" for inference in self.inferences),
-            *(f"  given: {field} = {value!r}" for field, value in self.given_hints.items()),
+            *(f"  inferred: {inference}" for inference in self.inferences if inference not in unproven),
+            *(f"  given: {field} = {value!r}" for field, value in self.given_hints.items() if field not in hidden),
+            *([f"  no tensor shows, {self._remedy}:"] if unproven else []),
+            *(f"    {line}" for line in self.unproven_lines()),
             f"  tensors: {self.used} used, {len(self.ignored)} ignored",
             *(f"    ignored {name}: {reason}" for name, reason in self.ignored.items()),
             *(f"  note: {note}" for note in self.notes),
@@ -73,9 +105,14 @@ class Report:
             if self.is_independent:
                 lines.append("  that model was built by its own package from the source's own configuration")
             else:
-                lines.append("  not proven by that, because the model compared with was built from the same readings:")
-                lines += [f"    {one}" for one in self.unproven]
+                lines[-1] += self._condition()
         return printable("\n".join(lines))
+
+    def _condition(self) -> str:
+        """Return what a difference to a model built from the same settings depends on."""
+        settings = [f"{one.field} = {one.value!r}" for one in self.unproven if one.source != self._why_absent]
+        absent = ["nothing is computed that leaves no tensor"] if self._absent else []
+        return f", if {', '.join([*settings, *absent])}" if settings or absent else ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ in it may leave its folder, and an ambiguous checkpoint is never guessed at: the
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -17,8 +17,18 @@ import huggingface_hub
 import torch
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, HTTPError
 
-from ..errors import AmbiguousCheckpointError, CheckpointError, HubError, UnknownFormatError, UnsafeFileError
+from ..errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    HubError,
+    UnknownFormatError,
+    UnsafeFileError,
+    few,
+    listed,
+    shortened,
+)
 from .npz import open_npz
+from .other_files import ALONE, described_archive, described_file, described_folder, is_part_of_dcp
 from .safetensors import open_safetensors
 from .tensors import MAX_HEADER_BYTES, MAX_TENSORS, LazyTensor, LazyTensors
 from .texts import parse_json, read_small_file
@@ -32,17 +42,6 @@ SUFFIXES = {
     "torch": (".pt", ".pth", ".bin", ".ckpt", ".tar"),  # .tar as in model_best.pth.tar
     "npz": (".npz",),
 }
-
-# Files downloaded, renamed or saved by mistake, by their first bytes.
-NOT_A_CHECKPOINT = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the file itself: run `git lfs pull`, or download it again"),
-    (b"<", "an HTML or XML page, such as a login or error page: download the file itself"),
-    (b"{", "a JSON file: give its folder, or the file with the weights"),
-    (b"\x93NUMPY", "a single numpy array: save the checkpoint as an .npz of several"),
-    (b"\x89HDF", "an HDF5 file (Keras): save it as safetensors with Keras installed"),
-    (b"GGUF", "a GGUF file: plain-vit reads safetensors, torch and .npz files"),
-    (b"\x1f\x8b", "compressed with gzip: unpack it first"),
-)
 
 # The folder layouts of transformers and timm, and of open_clip, in order of preference, then the file names on the Hub.
 LAYOUTS = (
@@ -73,6 +72,7 @@ HUB_PATTERNS = (
     ["open_clip_pytorch_model.bin"],
     ["*.npz"],
 )
+SHARD = re.compile(r"-\d+-of-\d+\.")
 NOT_WEIGHTS = re.compile(r"optimizer|scheduler|scaler|sampler|training_args|rng_state|random_states|adapter_model")
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -255,17 +255,41 @@ def _weights_of(folder: Path, notes: list[str]) -> str:
                 f"{folder} contains {shards[0]} but no {index}: copy or download the whole folder again."
             )
         found += [name for name in (single, index) if name in names]
-    if found:
-        if len(found) > 1:
-            notes.append(f"{found[0]} was read and {found[1]} ignored")
-        return found[0]
     others = [name for name in names if name.endswith(sum(SUFFIXES.values(), ())) and not NOT_WEIGHTS.search(name)]
+    if found:
+        others = [name for name in others if name != found[0] and not SHARD.search(name)]
+        if beside := [*(name for name in found[1:] if name not in others), *others]:
+            notes.append(f"{found[0]} was read and {few(beside)} ignored")
+        return found[0]
     if not others:
-        raise CheckpointError(f"{folder} holds no weights: expected model.safetensors, pytorch_model.bin or the like.")
+        raise _no_weights(folder, names)
     if len(others) > 1:
         candidates = {"source": [str(folder / name) for name in others]}
         raise AmbiguousCheckpointError(f"{folder} holds several checkpoints; give one of them:", candidates)
     return others[0]
+
+
+def _no_weights(folder: Path, names: Sequence[str]) -> Exception:
+    """Return the error for a folder without a file of weights, as specific as the names in it allow."""
+    if (described := described_folder(folder, names)) is not None:
+        return CheckpointError(f"{folder} is {described}")
+    for name in filter(ALONE.fullmatch, names):
+        try:
+            _kind(inside(folder, name))
+        except CheckpointError as error:
+            return error
+    below = [path for path in sorted(folder.iterdir()) if path.is_dir() and _has_weights(path)]
+    if below:
+        message = f"{folder} holds no weights itself; give one of the folders in it that do:"
+        return AmbiguousCheckpointError(message, {"source": list(map(str, below))})
+    return CheckpointError(f"{folder} holds no weights: expected model.safetensors, pytorch_model.bin or the like.")
+
+
+def _has_weights(folder: Path) -> bool:
+    """Return whether a folder has weights in a known layout, or in one that its error explains."""
+    names = [entry.name for entry in folder.iterdir()]
+    layouts = {f"{stem}{suffix}{end}" for stem, suffix in LAYOUTS for end in ("", ".index.json")}
+    return not layouts.isdisjoint(names) or described_folder(folder, names) is not None
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -377,9 +401,9 @@ def _read_shards(folder: Path, index_name: str) -> Checkpoint:
     unlisted = {path.name for path in folder.glob(f"{stem}-*-of-*{suffix}")} - set(shards)
     faults += [f"{name} is not in the index: it is left over from another save" for name in unlisted]
     if faults:
-        listed = "; ".join(sorted(faults)[:20])
+        found = "; ".join(map(shortened, sorted(faults)[:20]))
         raise CheckpointError(
-            f"{folder / index_name} does not match the shards: {listed}. Copy or download the folder again."
+            f"{folder / index_name} does not match the shards: {found}. Copy or download the folder again."
         )
     return Checkpoint(LazyTensors(entries), kind, tuple(folder / name for name in shards))
 
@@ -426,19 +450,32 @@ def _kind(path: Path) -> str:
     # Checked first, because the header length in the first bytes can look like any other type.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER_BYTES:
         return "safetensors"
+    if is_part_of_dcp(path):
+        raise CheckpointError(f"{path} is {described_file(path, start)}")
     if start.startswith(b"PK"):
-        pickled = any(name.endswith(("/data.pkl", "/constants.pkl")) for name in zip_members(path))
-        return "torch" if pickled else "npz"
+        return _kind_of_archive(path)
     if start[0] == 0x80 or (len(start) > 262 and start[257:262] == b"ustar"):
         return "torch"
     if len(start) > 8 and start[8:9] == b"{":
         return "safetensors"
-    for prefix, description in NOT_A_CHECKPOINT:
-        if start.lstrip().startswith(prefix):
-            raise CheckpointError(f"{path} is {description}.")
+    if (described := described_file(path, start)) is not None:
+        raise CheckpointError(f"{path} is {described}")
     raise CheckpointError(
         f"{path} begins with {start[:12]!r}: expected a safetensors, torch or .npz file. Download or copy it again."
     )
+
+
+def _kind_of_archive(path: Path) -> str:
+    """Return the type of a zip archive, by the names of its members."""
+    members = zip_members(path)
+    if any(name.endswith(("/data.pkl", "/constants.pkl")) for name in members):
+        return "torch"
+    if (described := described_archive(members)) is not None:
+        raise CheckpointError(f"{path} is {described}")
+    if path.suffix != ".npz" and not any(name.endswith(".npy") for name in members):
+        held = listed(list(members)) or "nothing"
+        raise CheckpointError(f"{path} is a zip archive of {held}, not of tensors: unpack it, and give the weights.")
+    return "npz"
 
 
 # ---- finding the model in a saved object ----
@@ -452,7 +489,7 @@ def _find_state_dict(
     if key == "." and isinstance(tree, dict):
         found = {"": ((), tree)}
     if not found:
-        held = ", ".join(map(repr, list(tree)[:20])) if isinstance(tree, dict) else type(tree).__name__
+        held = listed(list(tree)) if isinstance(tree, dict) else type(tree).__name__
         raise UnknownFormatError(f"{path} contains no dictionary of named tensors but {held}: expected a state dict.")
     rest = ""
     if key is None:
@@ -466,7 +503,7 @@ def _find_state_dict(
         asked = "" if key == "." else key
         outer = [name for name in found if asked == name or not name or asked.startswith(f"{name}.")]
         if not outer:
-            raise CheckpointError(f"{path} has nothing called {key!r}; it holds {', '.join(map(repr, found))}.")
+            raise CheckpointError(f"{path} has nothing called {key!r}; it holds {listed(list(found))}.")
         name = max(outer, key=len)
         where, table = found[name]
         rest = asked[len(name) :].lstrip(".")
@@ -474,7 +511,7 @@ def _find_state_dict(
         name: value for name, value in table.items() if isinstance(name, str) and isinstance(value, torch.Tensor)
     }
     others = [str(name) for name in table if name not in tensors]
-    notes = (f"ignored entries that are not tensors: {', '.join(others[:20])}",) if others else ()
+    notes = (f"ignored entries that are not tensors: {few(others, most=20)}",) if others else ()
     if rest:
         return _below(rest, tensors, key, path), (*where, rest), notes
     if key is None:

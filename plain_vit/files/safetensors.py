@@ -16,7 +16,7 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from tqdm import tqdm
 
-from ..errors import CheckpointError, OutputError, OutputExistsError, UnsafeFileError, in_bytes, printable
+from ..errors import CheckpointError, OutputError, OutputExistsError, UnsafeFileError, in_bytes, printable, shortened
 from .tensors import CHUNK_BYTES, MAX_HEADER_BYTES, MAX_TENSORS, LazyTensor, LazyTensors, UnchangedFile, check_shape
 from .texts import parse_json
 
@@ -111,7 +111,8 @@ def _safetensors_entry(path: Path, name: str, entry: object) -> tuple[tuple[int,
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CheckpointError(f"{where} has shape {shape!r:.200} at {offsets!r:.200}: the file is damaged.")
     if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
-        raise CheckpointError(f"{where} has the dtype {entry['dtype']!r:.200}; expected one of {', '.join(DTYPES)}.")
+        found = shortened(repr(entry["dtype"]))
+        raise CheckpointError(f"{where} has the dtype {found}; expected one of {', '.join(DTYPES)}.")
     dtype = DTYPES[entry["dtype"]]
     check_shape(where, shape)
     if math.prod(shape) * dtype.itemsize != offsets[1] - offsets[0]:

@@ -87,6 +87,18 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 
         return LazyTensors({name: mapping(entry) for name, entry in self.entries.items()})
 
+    def in_dtype(self, dtype: torch.dtype) -> "LazyTensors":
+        """Return the same tensors, those of other floating-point dtypes converted as they are read."""
+
+        def converting(entry: LazyTensor) -> LazyTensor:
+            if entry.dtype == dtype or not entry.dtype.is_floating_point:
+                return entry
+            mapped = entry.map
+            read, map = (lambda: entry.read().to(dtype)), mapped and (lambda: mapped().to(dtype))
+            return replace(entry, dtype=dtype, read=read, map=map)
+
+        return LazyTensors({name: converting(entry) for name, entry in self.entries.items()})
+
     def meta(self) -> dict[str, torch.Tensor]:
         """Return tensors on the meta device: names, shapes and dtypes, without reading."""
         return {

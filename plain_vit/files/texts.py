@@ -71,7 +71,8 @@ def parse_json(text: bytes, what: str, kinds: tuple[type, ...] = (dict,)) -> Any
         ValueError,
         RecursionError,
     ) as error:  # ValueError: not UTF-8, not JSON, or a number with thousands of digits
-        raise CheckpointError(f"{what} is not JSON ({error}): it is truncated or damaged.") from None
+        reason = str(error).partition(";")[0]  # after it, how to have Python read such a number
+        raise CheckpointError(f"{what} is not JSON ({reason}): it is truncated or damaged.") from None
     if not isinstance(parsed, kinds):
         expected = " or ".join("object" if kind is dict else kind.__name__ for kind in kinds)
         raise CheckpointError(f"{what} is not a JSON {expected} but {type(parsed).__name__}.")

@@ -2,6 +2,7 @@
 
 import io
 import pickletools
+import shlex
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import IO
 
 import torch
 
-from ..errors import CheckpointError, UnsafeFileError
+from ..errors import CheckpointError, UnsafeFileError, few, shortened
 from .tensors import MAX_HEADER_BYTES, LazyTensor, LazyTensors, UnchangedFile
 from .zip_archives import data_start, opened_member, zip_members
 
@@ -62,6 +63,30 @@ IGNORED_GLOBALS = {
     "pathlib._local PosixPath",
     "pathlib._local WindowsPath",
 }
+
+# Keeps the tensors of whatever a pickle holds, by the same keys; `{}` is what loads it.
+KEEP_TENSORS = (
+    "import pickle, torch; t = lambda x: t(x.state_dict()) if hasattr(x, 'state_dict') else {{k: t(v) for k, v in "
+    "x.items() if isinstance(v, dict) or hasattr(v, 'shape') or hasattr(v, 'state_dict')}} if isinstance(x, dict) "
+    "else torch.as_tensor(x); torch.save(t({}), 'tensors.pt')"
+)
+LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the number with which files older than torch 1.6 begin
+
+
+def _tensors_alone(path: Path) -> str:
+    """Return the remedy for a pickle that plain-vit does not load, for an owner of the file alone."""
+    with path.open("rb") as file:
+        start = file.read(64)
+    by_torch = start.startswith(b"PK") or LEGACY_MAGIC in start
+    loads = (
+        f"torch.load({str(path)!r}, 'cpu', weights_only=False)"
+        if by_torch
+        else f"pickle.load(open({str(path)!r}, 'rb'))"
+    )
+    return (
+        "If you trust the file, keep its tensors alone, where its code does no harm and the packages that it names are "
+        f"installed, and give what this writes: python -c {shlex.quote(KEEP_TENSORS.format(loads))}"
+    )
 
 
 class _Ignored:
@@ -115,15 +140,18 @@ class TorchFile:
         if any(name.endswith("/constants.pkl") for name in members):
             raise UnsafeFileError(
                 f"{path} is a TorchScript archive, which contains code, so nothing was loaded. If you trust the file, "
-                f"save its tensors: torch.save(torch.jit.load({path.name!r}, map_location='cpu').float().state_dict(), "
-                "'model.pt')."
+                "save its tensors in Python and give what that writes: torch.save(torch.jit.load("
+                f"{str(path)!r}, map_location='cpu').float().state_dict(), 'tensors.pt')"
             )
         if len(pickles) != 1:
             raise CheckpointError(
                 f"{path} is an archive without exactly one data.pkl: expected a file written by torch.save."
             )
         if any(info.compress_type != zipfile.ZIP_STORED for info in members.values()):
-            raise CheckpointError(f"{path} was repacked by another program: unpack it, or save it with torch.save.")
+            raise CheckpointError(
+                f"{path} was compressed by another program: save it again in Python, torch.save(torch.load("
+                f"{str(path)!r}, weights_only=True), 'saved.pt'), and give that."
+            )
         if members[pickles[0]].file_size > MAX_HEADER_BYTES:
             raise UnsafeFileError(f"{path}: a pickle of {members[pickles[0]].file_size} bytes: save only the tensors.")
 
@@ -173,7 +201,9 @@ class TorchFile:
             raise
         except Exception as error:  # torch raises any type of error for a damaged pickle; no code was run
             reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-            raise CheckpointError(f"{self._file.path} cannot be unpickled ({reason[0]:.300}): it is damaged.") from None
+            raise CheckpointError(
+                f"{self._file.path} cannot be unpickled ({shortened(reason[0])}): it is damaged."
+            ) from None
 
     def lazy(self, tensors: Mapping[str, torch.Tensor]) -> LazyTensors:
         """Return lazy tensors for tensors of `tree`.
@@ -261,7 +291,7 @@ def _check_pickle(stream: io.BytesIO, path: Path) -> tuple[list[str], list[str]]
             if kind == "PROTO" and argument != 2:
                 raise CheckpointError(
                     f"{path} was pickled with protocol {argument}; torch reads tensors safely only from protocol 2, "
-                    "its default: save it again without pickle_protocol."
+                    f"its default. {_tensors_alone(path)}"
                 )
             if kind == "BINPERSID":
                 key = storage[2] if len(storage) > 2 and storage[0] == "storage" else None
@@ -283,14 +313,11 @@ def _check_pickle(stream: io.BytesIO, path: Path) -> tuple[list[str], list[str]]
     except Exception as error:  # pickletools raises any type of error for damaged data
         raise CheckpointError(f"{path} is not a complete pickle ({error}): it is truncated or damaged.") from None
     if blocked := sorted(names - TENSOR_GLOBALS - IGNORED_GLOBALS):
-        shown = ", ".join(name.replace(" ", ".") for name in blocked[:20]) + (" ..." if len(blocked) > 20 else "")
-        remedy = "save only its tensors: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+        shown = few([name.replace(" ", ".") for name in blocked], most=20)
+        remedy = _tensors_alone(path)
         if any("qtensor" in name or "sparse" in name for name in blocked):
-            remedy = "save the state dict of the model before quantisation, with .to_dense() of sparse tensors"
-        raise UnsafeFileError(
-            f"{path} refers to {shown}; loading that could run code, so nothing was loaded. If you trust the file, "
-            f"{remedy}."
-        )
+            remedy = "Save the state dict of the model before quantisation, with .to_dense() of sparse tensors."
+        raise UnsafeFileError(f"{path} refers to {shown}; loading that could run code, so nothing was loaded. {remedy}")
     if malformed:
         raise CheckpointError(f"{path} does not name its storages as torch.save does: the file is damaged.")
     return list(keys), texts

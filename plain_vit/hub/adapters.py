@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, shortened
 from ..files.marks import is_untouched, marked
 from ..files.safetensors import open_safetensors
 from ..files.texts import parse_json
@@ -152,8 +152,8 @@ def open_adapter(folder: Path) -> Adapter:
         cached = SNAPSHOT.search(str(base))
         remedy = f"write '{cached[1]}/{cached[2]}'" if cached else "push the base model, and write its id (user/name)"
         raise CheckpointError(
-            f"{folder / SETTINGS} has base_model_name_or_path = {str(base)!r:.200}, which is a local folder or not a "
-            f"Hub id, so others cannot load it: {remedy} there."
+            f"{folder / SETTINGS} has base_model_name_or_path = {shortened(repr(base))}, which is a local folder or "
+            f"not a Hub id, so others cannot load it: {remedy} there."
         )
     tensors = open_safetensors(folder / WEIGHTS)[0]
     return Adapter(settings, {name: tuple(tensor.shape) for name, tensor in tensors.meta().items()}, base)

@@ -438,9 +438,8 @@ def weights_hash(model: nn.Module, *, without: Container[str] = ()) -> str:
     """
     digest = hashlib.sha256()
     if isinstance(model, EngineModel):
-        for file in model.files:
-            with open(file, "rb") as opened:
-                digest.update(hashlib.file_digest(opened, "sha256").digest())
+        for content in model.files.graph.values():
+            digest.update(hashlib.sha256(content).digest())
     for name, tensor in sorted(model.state_dict().items()):
         if name not in without:
             digest.update(name.encode())

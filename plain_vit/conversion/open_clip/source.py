@@ -109,6 +109,11 @@ class OpenClipFormat(Format):
 
     name = "open_clip"
     suffixes: tuple[str, ...] = (".safetensors", ".pt", ".pth", ".bin")
+    opens: Mapping[str, Sequence[str]] = {
+        "open_clip": [path.removeprefix("open_clip.") for path in (towers.OPEN_CLIP, trunks.TIMM_MODEL)],
+        "clip.model": [path.rpartition(".")[2] for path in towers.OPENAI],
+    }
+    architectures = tuple(ARCHITECTURES)
     probes = (Probes("conv1", "transformer.resblocks.{}", None),)  # the last norm may act on the pooled token alone
 
     def matches_names(self, names: Collection[str]) -> bool:
@@ -129,6 +134,10 @@ class OpenClipFormat(Format):
             return None
         return f"an open_clip model with {TIMM.names_of_others(inside) or 'another model of timm'} as its image tower"
 
+    def has_architecture(self, name: str) -> bool:
+        """Return whether a name is one of open_clip's, or of timm's for a tower that is a model of timm."""
+        return name in self.architectures or TIMM.has_architecture(name)
+
     def matches_module(self, module: nn.Module) -> bool:
         """Return whether a live module is one of the towers, or derived from one."""
         paths = {f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__}
@@ -137,6 +146,15 @@ class OpenClipFormat(Format):
     def contains_model(self, module: nn.Module) -> bool:
         """Return whether a live module is a CLIP, whose text tower is not part of an image model."""
         return class_path(module) in WHOLE_MODELS
+
+    def heads_in(self, tensors: StateDict) -> list[str]:
+        """Return what projects the pooled token of a tower that is a model of timm."""
+        places = [f"{_prefix(tensors)}{place}" for place in ("head", trunks.OWN_HEAD)]
+        return [place for place in places if any(name.startswith(f"{place}.") for name in tensors)]
+
+    def classifiers(self, tensors: StateDict) -> list[str]:
+        """Return none: the heads are projections, which are described with their tower."""
+        return []
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
         """Read the configuration of a live tower, which determines everything: hints are not needed.
@@ -166,6 +184,10 @@ class OpenClipFormat(Format):
             if known is not None and not is_trunk(known):
                 raise CheckpointError(f"{whence} describes open_clip's own tower, but the tensors are of timm's")
             found = trunks.describe_checkpoint(tower, known, hints, whence)
+        elif known is None and hints.architecture is not None:
+            raise CheckpointError(
+                f"architecture={hints.architecture!r} is of timm, but the tensors are of open_clip's own tower: omit it"
+            )
         elif known is None:
             found = towers.describe_by_hints(tower, hints)
         elif is_trunk(known):
@@ -177,7 +199,9 @@ class OpenClipFormat(Format):
             named = Inference("architecture", hints.architecture, "the caller")
             inferences = [named, *(one for one in inferences if one.field != "architecture")]
         layout = replace(Layout.parse(found.layout or "native"), whole=bool(prefix))
-        return replace(found, inferences=inferences, layout=str(layout), ignored=BESIDE if prefix else ())
+        stated_by = found.stated_by if known is None else "open_clip_config.json" if settings else "the caller"
+        ignored = BESIDE if prefix else ()
+        return replace(found, inferences=inferences, layout=str(layout), ignored=ignored, stated_by=stated_by)
 
     def _settings(self, settings: Mapping[str, Any], hints: Hints) -> tuple[dict[str, Any] | None, str]:
         """Return the settings of a folder or of a named architecture, and their origin."""
@@ -234,6 +258,9 @@ class OpenClipFormat(Format):
         from open_clip.model import _build_vision_tower
 
         vision_cfg = {**model_cfg["vision_cfg"], "output_tokens": False}
+        settled = vision_settings(model_cfg)
+        if is_trunk(settled) and settled["timm_proj"] != "none" and not description.config.representation_size:
+            return None  # its projection was dropped
         vision_cfg["image_size"] = description.config.image_shape
         if "timm_model_name" in vision_cfg:
             vision_cfg["timm_model_pretrained"] = False

@@ -11,7 +11,7 @@ from ...configuration_plain_vit import PlainViTConfig
 from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError
 from ..compare_modules import class_path, differences, epsilon_of
 from ..format import Description, Hints, Inference, StateDict, unused_hints
-from ..infer import head_counts, image_sizes, pair, square_grid
+from ..infer import head_counts, image_sizes, pair, size_fault, square_grid
 from .architectures import ARCHITECTURES
 from .settings import (
     ACTIVATIONS,
@@ -112,6 +112,8 @@ def describe_by_settings(
         size = grid[0] * patch_size[0], grid[1] * patch_size[1]
         whose = f"the {patches} positions of the patches; open_clip resizes them for {settings['image_size']} pixels"
         inferences.append(Inference("image_size", size, whose))
+    if hints.image_size is not None and (fault := size_fault(size, patch_size, [patches])):
+        raise CheckpointError(fault)
     if _count(size, patch_size) != patches:
         raise AmbiguousCheckpointError(
             f"{whence} describes a model for {size} pixels, and positional_embedding has {patches} positions of "
@@ -172,6 +174,8 @@ def describe_by_hints(tensors: StateDict, hints: Hints) -> Description:
     open_ = {name: values for name, values in choices.items() if given[name] is None}
     if open_:
         raise _missing(found, patches, hints, open_)
+    if fault := size_fault(pair(given["image_size"]), patch_size, [patches]):
+        raise CheckpointError(fault)
     settings = _settings(found, given)
     return Description(config_of(settings), inferences=inferences)
 

@@ -12,7 +12,7 @@ from ...configuration_plain_vit import PlainViTConfig
 from ...errors import ExportError, MappingError, UnknownFormatError
 from ..compare_modules import class_path
 from ..engine import Row
-from ..format import Description, Hints, Inference, StateDict
+from ..format import DROP_HEAD, Description, Hints, Inference, StateDict
 from ..timm.arguments import DEFAULTS as TIMM_DEFAULTS
 from ..timm.arguments import OPENED, architecture_of, norm_follows_pooling
 from ..timm.constructors import constructor_named
@@ -49,7 +49,10 @@ def _check_head(head: nn.Module) -> None:
     if getattr(parts.get("drop"), "p", 0.0):
         faults.append(f"{parts['drop']} before the projection: set its p to 0")
     if faults:
-        raise ExportError("plain-vit does not know this head of open_clip's TimmModel: expected a projection:", faults)
+        raise ExportError(
+            f"the head of open_clip's TimmModel is no projection ({DROP_HEAD}):",
+            faults,
+        )
 
 
 def describe_checkpoint(
@@ -69,7 +72,8 @@ def describe_checkpoint(
     other = [name for name in tensors if not name.startswith((TRUNK, HEAD))]
     if other:
         raise MappingError(
-            "plain-vit does not know this head of open_clip's TimmModel; expected a projection, not:", other
+            f"the head of open_clip's TimmModel is no projection ({DROP_HEAD}):",
+            other,
         )
     trunk = {name.removeprefix(TRUNK): tensor for name, tensor in tensors.items() if name.startswith(TRUNK)}
     described = {} if settings is None else _timm_settings(settings)
@@ -86,7 +90,7 @@ def describe_checkpoint(
     if settings is not None:
         inferences = [one for one in inferences if one.field != "architecture"]
         inferences.append(Inference("architecture", settings["timm_model_name"], whence))
-    return replace(description, inferences=inferences)
+    return replace(description, inferences=inferences, stated_by=found.stated_by)
 
 
 def _timm_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

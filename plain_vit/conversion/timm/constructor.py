@@ -22,10 +22,10 @@ from ...errors import (
 from ..compare_modules import empty_model
 from ..engine import Row, ignored_names, revert
 from ..format import UNSEEN, Description, Hints, Inference, StateDict, unused_hints
+from ..infer import grids
 from .shapes import image_size_of
 
 KERNEL = "patch_embed.proj.weight"
-NO_ROW = "the position table has no row for a patch:"
 
 
 class Constructor(ABC):
@@ -171,7 +171,7 @@ class Constructor(ABC):
             inferences.append(Inference(key, value, f"the architecture that {source} names"))
         if hints.image_size is None:
             inferences.append(Inference("image_size", pixels, whence))
-        description = replace(described, inferences=inferences)
+        description = replace(described, inferences=inferences, stated_by=source)
         if said := unused_hints(replace(hints, architecture=None), description):
             raise CheckpointError(
                 f"the hints contradict {name}, which {source} names: {'; '.join(said)}. Omit them: a modified model "
@@ -208,7 +208,7 @@ class Constructor(ABC):
         """Return the arguments that the tensors show, and that every user changes."""
         head, kernel = tensors.get("head.weight"), tensors.get(KERNEL)
         if kernel is None or kernel.ndim != 4:
-            raise MappingError("the tensors have timm's names, but not all of them:", [repr(KERNEL)])
+            raise MappingError(f"a model of timm's {self.name} has a kernel over an image:", [f"missing: {KERNEL!r}"])
         return {"num_classes": 0 if head is None else head.shape[0], "in_chans": kernel.shape[1]}
 
     def changed_by_loading(self, config: PlainViTConfig) -> list[str]:
@@ -227,11 +227,13 @@ class Constructor(ABC):
         rows = tensors["pos_embed"].shape[1] if "pos_embed" in tensors else None
         if config.position_embedding_type != "learned":
             rows = None
-        prefix = config.num_prefix_tokens if config.position_embedding_on_prefix else 0
-        size = image_size_of(rows, prefix, config.patch_shape, hints, stated)
-        if not size:
-            raise MappingError(NO_ROW, [f"pos_embed: {rows} rows"])
-        return size
+        return image_size_of(rows, _prefix_in_table(config), config.patch_shape, hints, stated)
+
+    def _squarest(self, arguments: Mapping[str, Any], tensors: StateDict) -> tuple[int, int]:
+        """Return the image size of the squarest grid with the rows of the position table."""
+        config = self.config_of(arguments)
+        down, across = grids(tensors["pos_embed"].shape[1] - _prefix_in_table(config))[0]
+        return down * config.patch_shape[0], across * config.patch_shape[1]
 
     def faults(self, arguments: Mapping[str, Any], tensors: StateDict) -> list[str]:
         """Return the differences of a state dict to the tensors of a model with these arguments."""
@@ -264,7 +266,7 @@ class Constructor(ABC):
                 size = self._image_size(arguments, shown, hints, [(arguments["img_size"], name)])
             except (CheckpointError, MappingError):
                 continue
-            pixels = size[0]
+            pixels = size[0] if size else self._squarest(arguments, shown)
             described = Description(self.config_of({**arguments, "img_size": pixels}))
             if unused_hints(replace(hints, image_size=None, architecture=None), described):
                 continue
@@ -275,15 +277,13 @@ class Constructor(ABC):
     def ask(self, tensors: StateDict, hints: Hints) -> PlainViTError:
         """Return the error for a state dict that only this class has, and whose architecture is not given."""
         names = self.fitting(tensors, hints)
-        message = (
-            f"the tensors are those of timm's {self.name} ({self.class_path.split('.')[-2]}.py), and do not show "
-            f"{self.unseen}, nor all else that changes the logits"
-        )
+        whose = f"of timm's {self.name} ({self.class_path.split('.')[-2]}.py)"
         if names:
-            return AmbiguousCheckpointError(f"{message}; give", {"architecture": names})
+            unseen = f"do not show {self.unseen}, nor all else that changes the logits; give"
+            return AmbiguousCheckpointError(f"the tensors are those {whose}, and {unseen}", {"architecture": names})
         return UnknownFormatError(
-            f"{message}: none of its {len(self.architectures)} architectures that plain-vit opens has these shapes and "
-            "hints; open the live module, or timm's folder with its config.json"
+            f"the tensors have names {whose}, but none of its {len(self.architectures)} architectures that plain-vit "
+            "opens has these shapes and hints; open the live module, or the folder with its config.json"
         )
 
     def architecture_for(self, config: PlainViTConfig, layout: str | None) -> tuple[str, dict[str, Any]]:
@@ -311,3 +311,8 @@ class Constructor(ABC):
                 f"timm's {self.name} can build this model, but has no architecture for a config.json with:", parts
             )
         return best
+
+
+def _prefix_in_table(config: PlainViTConfig) -> int:
+    """Return how many tokens before the patches have rows in the position table."""
+    return config.num_prefix_tokens if config.position_embedding_on_prefix else 0

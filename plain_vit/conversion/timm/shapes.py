@@ -4,7 +4,6 @@ Heads, scale, epsilon, activation and more affect the logits but no shape. They 
 from the caller; the same shapes as an architecture do not prove that it is that architecture.
 """
 
-import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ import torch
 from ...configuration_plain_vit import PlainViTConfig, stem_stride
 from ...errors import AmbiguousCheckpointError, CheckpointError, MappingError
 from ..format import SCALES, Description, Hints, Inference, Size, unused_hints
-from ..infer import head_counts, image_sizes
+from ..infer import grids, head_counts, image_sizes, size_fault
 from .architectures import ARCHITECTURES
 from .arguments import (
     ACTIVATIONS,
@@ -67,7 +66,7 @@ def shape_of(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Size:
         MappingError: It is missing.
     """
     if name not in tensors:
-        raise MappingError("the tensors have timm's names, but not all of them:", [f"missing: {name!r}"])
+        raise MappingError("a Vision Transformer of timm has tensors that are not here:", [f"missing: {name!r}"])
     return tensors[name].shape
 
 
@@ -238,26 +237,24 @@ def part_of(name: str) -> str:
 
 
 def families_of(names: Collection[str], known: Collection[str] = ()) -> list[str]:
-    """Return the files of timm, with their titles, whose models are the only ones with such tensor names.
+    """Return the files of timm, with their titles, to which tensors with such names belong and to no others.
+
+    They are named by the parts that no other model of timm has, beside which everything in the same modules must be
+    theirs too: heads are replaced and parts added, but the layers of a model are those of its file.
 
     Args:
         names: Names of the tensors.
         known: The parts of timm's VisionTransformer.
     """
     parts = {part_of(name) for name in names if not name.endswith("num_batches_tracked")}
-    foreign = parts - set(known)
-    if not foreign:
-        return []
-    found = {file: len(foreign & family.parts) for file, family in FAMILIES.items()}
-    most = max(found.values())
-    # Heads are replaced and parts added, so not every name must be of the family.
-    if 2 * most < len(foreign) or 2 * len(parts & (set(known) | _all_parts(found, most))) < len(parts):
-        return []
-    return [f"{file}.py ({FAMILIES[file].title})" for file, count in found.items() if count == most]
-
-
-def _all_parts(found: Mapping[str, int], most: int) -> set[str]:
-    return set().union(*(FAMILIES[file].parts for file, count in found.items() if count == most))
+    found = parts & set().union(*(family.marks for family in FAMILIES.values()))
+    modules = {part.partition(".")[0] for part in found}
+    inside = {part for part in parts if part.partition(".")[0] in modules}
+    return [
+        f"{file}.py ({family.title})"
+        for file, family in FAMILIES.items()
+        if found and found <= family.marks and inside <= family.marks | family.others | set(known)
+    ]
 
 
 # The grid
@@ -267,10 +264,6 @@ def _grid(size: Size, known: Mapping[str, Any]) -> tuple[int, int]:
     """Return the grid of an image's patches, (rows, columns); partial patches are dropped."""
     (height, width), (patch_height, patch_width) = pair(size), known["patch_size"]
     return height // patch_height, width // patch_width
-
-
-def _is_square(size: Size, known: Mapping[str, Any]) -> bool:
-    return len(set(_grid(size, known))) == 1
 
 
 def patches_in(size: Size, known: Mapping[str, Any]) -> int:
@@ -301,6 +294,7 @@ def image_size_of(
 
     Raises:
         CheckpointError: The caller's size does not fit the rows.
+        MappingError: There is no row for a patch.
     """
     known = {"patch_size": patch_size}
     if hints.image_size is not None:
@@ -308,15 +302,19 @@ def image_size_of(
     if rows is None:
         return next((pair(size), source) for size, source in stated if size is not None)
     patches = rows - prefix
+    if patches < 1:
+        raise MappingError("the position table has no row for a patch:", [f"pos_embed: {rows} rows"])
     for size, source in stated:
         if _fits(size, patches, known):
             return pair(size), f"{source}, and the {rows} rows of pos_embed"
-    if hints.image_size is not None:
-        raise CheckpointError(
-            f"image_size={hints.image_size!r} is {patches_in(hints.image_size, known)} patches of "
-            f"{patch_size}, and pos_embed has {rows} rows, {patches} of them for patches: correct image_size"
-        )
-    return image_sizes(patches, patch_size) if patches > 0 else []
+    if hints.image_size is not None and (fault := size_fault(pair(hints.image_size), patch_size, [patches])):
+        raise CheckpointError(fault)
+    return image_sizes(patches, patch_size)
+
+
+def squarest_grid(rows: int | None, prefix: int) -> tuple[int, int]:
+    """Return the squarest grid (rows, columns) of the patches that a table of positions has, wide before tall."""
+    return (1, 1) if rows is None else grids(rows - prefix)[0]
 
 
 def _image_size(
@@ -363,8 +361,6 @@ def settled_by_name(
     no_embed_class = arguments.get("no_embed_class", False)
     size = _image_size(rows, no_embed_class, known, hints, [*stated, native])
     if isinstance(size, list):
-        if not size:
-            raise _no_row_for_a_patch(rows)
         message = f"{name} has another grid of patches, and pos_embed has {rows} rows: the size of its images is open"
         raise AmbiguousCheckpointError(message, {"image_size": size})
     pixels, whence = size
@@ -384,10 +380,6 @@ def settled_by_name(
     return settled
 
 
-def _no_row_for_a_patch(rows: int | None) -> MappingError:
-    return MappingError("the position table has no row for a patch:", [f"pos_embed: {rows} rows"])
-
-
 def _full_hints(config: PlainViTConfig, hints: Hints, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return hints that fully describe a model: those of a config, updated by the caller's."""
     full = {
@@ -397,9 +389,10 @@ def _full_hints(config: PlainViTConfig, hints: Hints, known: Mapping[str, Any]) 
         "hidden_act": config.hidden_act,
         "pooling": config.pooling,
         "block_type": config.block_type,
-        "position_embedding_type": config.position_embedding_type,
         "image_size": config.image_shape,
     }
+    if known["pos_embed"] == "none":
+        full |= {"position_embedding_type": "none", "rotary_embedding_type": "none"}
     if prefix_of(known):
         full["pool_prefix_tokens"] = config.pool_prefix_tokens
     said = {name: value for name, value in hints.given().items() if name not in ("architecture", "layout", "key")}
@@ -429,7 +422,13 @@ def settled_by_hints(known: Mapping[str, Any], rows: int | None, hints: Hints, a
     names, sizes = fitting(known, rows, hints)
     asked = {name: detail.open[name] for name in ASKED if name in detail.open}
     message = "the tensors do not show everything that changes the logits; give"
-    if alike:
+    if rows is None and asked.keys() & {"position_embedding_type", "rotary_embedding_type"}:
+        message = (
+            "the tensors do not show everything that changes the logits, such as positions: there is no table of "
+            "them, and code may compute them (sines and cosines, a rotation of queries and keys). Give the "
+            "architecture, or for a model without any positions the settings"
+        )
+    elif alike:
         message = (
             "the tensors do not show everything that changes the logits, such as a rotation of queries and keys; give "
             "the architecture, or for a model without rotation the settings"
@@ -441,7 +440,7 @@ def settled_by_hints(known: Mapping[str, Any], rows: int | None, hints: Hints, a
 
 ASKED = (
     *("num_attention_heads", "attention_scale", "layer_norm_eps", "hidden_act", "pooling", "pool_prefix_tokens"),
-    *("block_type", "norm_type", "mlp_type", "position_embedding_type", "image_size"),
+    *("block_type", "norm_type", "mlp_type", "position_embedding_type", "rotary_embedding_type", "image_size"),
 )
 
 
@@ -468,6 +467,7 @@ class _Detail:
         self._attention()
         self._layers()
         self._pooling()
+        self._rotation()
         self._positions()
 
     def ask(self, name: str, candidates: Sequence[object]) -> Any:
@@ -551,39 +551,46 @@ class _Detail:
                 raise CheckpointError(
                     "pooling='map' needs the weights attn_pool, which are missing: give another pooling"
                 )
-        if prefix_of(known) and pooling in (None, *POOLED_TOKENS):
+        averages = pooling in (None, *POOLED_TOKENS)
+        if prefix_of(known) and averages:
             self.ask("pool_prefix_tokens", [False, True])
-        arguments["pool_include_prefix"] = bool(hints.pool_prefix_tokens)
+        arguments["pool_include_prefix"] = bool(hints.pool_prefix_tokens) and averages
         if pooling is not None:
             arguments["global_pool"] = timm_name_for(POOLINGS, pooling)
 
+    def _rotation(self) -> None:
+        # Published models that rotate have names and shapes of others that do not.
+        said = self.ask("rotary_embedding_type", ["none"])
+        if said not in (None, "none"):
+            raise CheckpointError(
+                f"rotary_embedding_type={said!r}: a rotation has more settings than its type. Give the architecture of "
+                "timm that has it, or convert the live module with from_module"
+            )
+
     def _positions(self) -> None:
         known, hints, rows, arguments = self.known, self.hints, self.rows, self.settled.arguments
-        self.ask("position_embedding_type", ["none" if rows is None else "learned"])
         arguments["no_embed_class"] = hints.position_embedding_on_prefix is False
         if rows is None:
+            if self.ask("position_embedding_type", ["none"]) not in (None, "none"):
+                raise CheckpointError(
+                    f"position_embedding_type={hints.position_embedding_type!r}, and the file has no pos_embed: "
+                    "compute the table and save it with the other tensors, as pos_embed of shape (1, tokens, width)"
+                )
             arguments["img_size"] = self.ask("image_size", [(224, 224)])
             return
         choices = [True, False] if prefix_of(known) and not known["distilled"] else [True]
         choices = [one for one in choices if hints.position_embedding_on_prefix in (None, one)]
         patches = {on_prefix: rows - (prefix_of(known) if on_prefix else 0) for on_prefix in choices}
         if hints.image_size is None:
-            sizes = [image_sizes(count, known["patch_size"]) for count in patches.values() if count > 0]
-            # Square grids first, and those with a position of the class token before those without.
-            sizes.sort(key=lambda one: not _is_square(one[0], known))
-            merged = dict.fromkeys(size for group in itertools.zip_longest(*sizes) for size in group if size)
-            if not merged:
-                raise _no_row_for_a_patch(rows)
-            self.open["image_size"] = list(merged)
+            if max(patches.values()) < 1:
+                raise MappingError("the position table has no row for a patch:", [f"pos_embed: {rows} rows"])
+            sizes = [size for count in patches.values() for size in image_sizes(count, known["patch_size"])]
+            self.open["image_size"] = list(dict.fromkeys(sizes))
             return
         size = pair(hints.image_size)
+        if fault := size_fault(size, known["patch_size"], list(patches.values())):
+            raise CheckpointError(fault)
         fit = [on_prefix for on_prefix, count in patches.items() if _fits(size, count, known)]
-        if not fit:
-            expected = " or ".join(str(count) for count in patches.values())
-            raise CheckpointError(
-                f"image_size={size} is {patches_in(size, known)} patches of {known['patch_size']}, and pos_embed has "
-                f"{rows} rows, {expected} of them for patches: correct image_size"
-            )
         arguments |= {"img_size": size, "no_embed_class": not fit[0]}
         if prefix_of(known) and hints.position_embedding_on_prefix is None:
             whence = f"the {rows} rows of pos_embed, for {patches_in(size, known)} patches"
@@ -599,7 +606,6 @@ def fitting(
     value also asks for the image size.
     """
     ranked: dict[str, int] = {}
-    sizes: Sequence[tuple[int, int]] = ()
     for name, entry in ARCHITECTURES.items():
         if expected_observations(entry, known) != known:
             continue
@@ -608,13 +614,13 @@ def fitting(
             continue
         try:
             size = _image_size(rows, entry.get("no_embed_class", False), known, hints, [(entry["img_size"], name)])
-        except CheckpointError:
+        except (CheckpointError, MappingError):
             continue
+        rows_of_grid, columns = squarest_grid(rows, 0 if entry.get("no_embed_class", False) else prefix_of(known))
         if isinstance(size, tuple):
             ranked[name] = 0
-        elif size and max(_grid(size[0], known)) <= ELONGATED * min(_grid(size[0], known)):
-            ranked[name] = 1 if _is_square(size[0], known) else 2
-            sizes = sizes or size
+        elif columns <= ELONGATED * rows_of_grid:
+            ranked[name] = 1 if size else 2
     names = sorted(ranked, key=lambda name: ranked[name])
     if not names or ranked[names[0]] == 0:
         return names, {}

@@ -9,6 +9,7 @@ compared with all architectures of timm (`shapes.py`).
 import fnmatch
 import functools
 import importlib.util
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -18,13 +19,20 @@ from typing import Any
 from torch import nn
 
 from ...configuration_plain_vit import PlainViTConfig, stem_stride
-from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError
+from ...errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    ExportError,
+    MappingError,
+    UnknownFormatError,
+    few,
+)
 from ...files.safetensors import save_state_dict
 from ..compare_modules import class_path
 from ..engine import Row, revert
 from ..format import Description, Format, Hints, Inference, Probes, StateDict, label_fields
 from . import dinov2
-from .architectures import ANY_SIZE, OLD_NAMES, PUBLISHED_FILES
+from .architectures import ANY_SIZE, ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES
 from .arguments import (
     ACTIVATIONS,
     DEFAULTS,
@@ -41,6 +49,7 @@ from .arguments import (
 from .constructor import Constructor
 from .constructors import CONSTRUCTORS, constructor_named
 from .eva import originals
+from .families import FAMILIES
 from .modules import CLASS_PATHS, arguments_of, build, unknown_parts
 from .naflex.source import NAFLEX
 from .pixels import processor_from_timm, processor_to_timm
@@ -76,20 +85,40 @@ IGNORED = (
 # Checkpoints
 
 
-def _refuse_other_families(names: Collection[str]) -> None:
-    """Refuse the models of timm that plain-vit does not open, by the title of their file.
+@functools.cache
+def _opened_parts() -> frozenset[str]:
+    """Return the parts that some model of timm that plain-vit opens has, as `part_of` names them."""
+    parts = own_parts()
+    configs = PlainViTConfig(), PlainViTConfig(mlp_type="swiglu")
+    for constructor, config in itertools.product(CONSTRUCTORS, configs):
+        for layout in constructor.layouts:
+            for row in constructor.rows(config, layout):
+                sources = [row.source] if isinstance(row.source, str) else row.source
+                parts |= {part_of(source.replace("{}", "0")) for source in sources}
+    return frozenset(parts)
+
+
+def _refuse_others(tensors: StateDict) -> None:
+    """Refuse tensors that no answer to a question can make those of a model that opens.
 
     Raises:
-        UnknownFormatError: Only their models have such tensor names.
+        UnknownFormatError: They are of a family of timm, by the title of its file.
+        MappingError: There are others, of no model of timm that plain-vit opens.
     """
+    names = [name for name in tensors if not any(fnmatch.fnmatch(name, pattern) for pattern, _ in IGNORED)]
     own = own_parts()
-    ignored = {name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern, _ in IGNORED)}
-    if families := families_of(set(names) - ignored, own):
-        some = ", ".join(repr(name) for name in list(names) if part_of(name) not in own)
+    if families := families_of(names, own):
+        some = few([repr(name) for name in names if part_of(name) not in own])
         raise UnknownFormatError(
-            f"tensors such as {some[:200]} are those of timm's {' or '.join(families)}, which plain-vit does not open: "
+            f"tensors such as {some} are those of timm's {' or '.join(families)}, which plain-vit does not open: "
             f"it opens timm's {OPENED}"
         )
+    faults = [f"left over: {name!r}" for name in names if part_of(name) not in _opened_parts()]
+    kernel = tensors.get("patch_embed.proj.weight")
+    if kernel is not None and kernel.ndim not in (2, 4):
+        faults.append(f"'patch_embed.proj.weight' has shape {tuple(kernel.shape)}: expected a kernel over an image")
+    if faults:
+        raise MappingError(f"these are not the tensors of a model of timm that plain-vit opens, {OPENED}:", faults)
 
 
 def _settled_by_folder(settings: Mapping[str, Any], known: dict[str, Any], rows: int | None, hints: Hints) -> Settled:
@@ -107,7 +136,7 @@ def _settled_by_folder(settings: Mapping[str, Any], known: dict[str, Any], rows:
     arguments, inferences = _with_code(arguments, given, known, hints)
     if settings.get("global_pool") not in (None, {**DEFAULTS, **arguments}["global_pool"]):
         arguments |= _pooling_of_two(arguments, settings["global_pool"], known, hints)
-    cfg = _pretrained_cfg(settings)
+    cfg = _pretrained_cfg(settings, hints)
     size = given.get("img_size") or (tuple(cfg["input_size"])[1:] if cfg.get("input_size") else None)
     settled = settled_by_name(name, arguments, known, rows, hints, [(size, "config.json")], "config.json")
     settled.inferences += inferences
@@ -223,14 +252,19 @@ def _model_args(settings: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _pretrained_cfg(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return timm's `pretrained_cfg` with the labels in it, from a `config.json` of this or the older, flat kind."""
+def _pretrained_cfg(settings: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
+    """Return timm's `pretrained_cfg` with the labels in it, from a `config.json` of this or the older, flat kind.
+
+    Without the labels if the caller names them, or drops the classifier.
+    """
     cfg = dict(settings.get("pretrained_cfg") or settings)
     cfg["label_names"] = settings.get("label_names") or settings.get("labels") or cfg.get("label_names")
     if settings.get("num_classes") is not None:
         cfg["num_classes"] = settings["num_classes"]
     if settings.get("architectures") == ["TimmWrapperModel"]:  # of transformers; it has no classifier
         cfg |= {"num_classes": 0, "label_names": None}
+    if hints.drop or hints.id2label is not None:
+        cfg = {name: value for name, value in cfg.items() if name not in ("num_classes", "label_names")}
     return cfg if settings else {}
 
 
@@ -244,7 +278,8 @@ def _labels(cfg: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
         return label_fields([named.get(index, f"LABEL_{index}") for index in range(num_classes)])
     if len(names) != num_classes:
         raise CheckpointError(
-            f"config.json has {len(names)} label names for {num_classes} classes: correct one of them"
+            f"config.json has {len(names)} label names for {num_classes} classes: correct one of them, or give "
+            f"id2label=, a list of {num_classes} names (--labels FILE on the command line)"
         )
     return label_fields(names)
 
@@ -284,7 +319,7 @@ def _described_by(
     constructor: Constructor, tensors: StateDict, settings: Mapping[str, Any], hints: Hints
 ) -> Description:
     """Return the configuration of a checkpoint whose class the architecture names."""
-    cfg, named = _pretrained_cfg(settings), settings.get("architecture")
+    cfg, named = _pretrained_cfg(settings, hints), settings.get("architecture")
     name = str(named or hints.architecture)
     base = name.split(".")[0]
     if named and hints.architecture and hints.architecture.split(".")[0] != base:
@@ -318,7 +353,10 @@ def _takes_any_size(architecture: str, model_args: Mapping[str, Any]) -> bool:
 def _check_classes(cfg: Mapping[str, Any], classes: int) -> None:
     """Refuse a `config.json` with another number of classes than the head."""
     if cfg.get("num_classes", classes) != classes:
-        raise CheckpointError(f"config.json has {cfg['num_classes']} classes, the head {classes}: correct the former")
+        raise CheckpointError(
+            f"config.json has {cfg['num_classes']} classes, the head {classes}: correct the former, or give "
+            f"id2label=, a list of {classes} names (--labels FILE on the command line)"
+        )
 
 
 def _imagenet_labels(config: PlainViTConfig, cfg: Mapping[str, Any], hints: Hints) -> list[Inference]:
@@ -327,7 +365,8 @@ def _imagenet_labels(config: PlainViTConfig, cfg: Mapping[str, Any], hints: Hint
     They are those of a folder of timm without names, as transformers reads it, and of published weights (a name with a
     tag); other tensors may be of any classes.
     """
-    is_named, is_published = bool(cfg.get("label_names")), bool(cfg) or "." in (hints.architecture or "")
+    is_named = bool(cfg.get("label_names")) or hints.id2label is not None
+    is_published = bool(cfg) or "." in (hints.architecture or "")
     subset = None if is_named or not is_published else IMAGENETS.get(config.num_labels or 0)
     if subset is None:
         return []
@@ -349,7 +388,18 @@ class TimmFormat(Format):
     name = "timm"
     suffixes: tuple[str, ...] = ()
     probes = (Probes("patch_embed", "blocks.{}", "norm"),)
+    heads = ("head", "head_dist")
     published_files: Mapping[str, str] = PUBLISHED_FILES
+    opens: Mapping[str, Sequence[str]] = {
+        "timm.models": [path.rpartition(".")[2] for path in (*CLASS_PATHS, *(one.class_path for one in CONSTRUCTORS))]
+    }
+    architectures = (*ARCHITECTURES, *OLD_NAMES, *itertools.chain(*(one.architectures for one in CONSTRUCTORS)))
+
+    def has_architecture(self, name: str) -> bool:
+        """Return whether a name, with or without the tag of published weights, is one of timm's."""
+        base = name.split(".")[0]
+        known = base in self.architectures or constructor_named(base) is not None
+        return known or any(base in family.entrypoints for family in FAMILIES.values())
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has timm's names."""
@@ -361,6 +411,11 @@ class TimmFormat(Format):
         """Return the unsupported models of timm that have such tensors, if any."""
         families = families_of(names, own_parts())
         return f"timm's {' or '.join(families)}" if families else None
+
+    def unread(self, tensors: StateDict) -> dict[str, str]:
+        """Return the mask token, except for that of DINOv2 and DINOv3, which has two axes and is kept."""
+        kept = ["mask_token"] if "mask_token" in tensors and tensors["mask_token"].ndim == 2 else []
+        return {name: reason for name, reason in super().unread(tensors).items() if name not in kept}
 
     def matches_module(self, module: nn.Module) -> bool:
         """Return whether a live module is one of timm's Vision Transformers, or derived from one."""
@@ -394,7 +449,8 @@ class TimmFormat(Format):
             UnknownFormatError: The tensors are of a model of timm's that plain-vit does not open.
             MappingError: They do not match the named architecture.
         """
-        cfg, name = _pretrained_cfg(settings), settings.get("architecture") or hints.architecture
+        cfg = _pretrained_cfg(settings, hints)
+        name = settings.get("architecture") or hints.architecture
         if (constructor := constructor_named(name)) is not None:
             return _described_by(constructor, tensors, settings, hints)
         if name is None:
@@ -403,7 +459,7 @@ class TimmFormat(Format):
                     raise constructor.ask(tensors, hints)
         layout, names = dinov2.layout_of(tensors), list(tensors)
         tensors = tensors if layout is None else dinov2.as_timm(tensors)
-        _refuse_other_families(tensors)
+        _refuse_others(tensors)
         known = observed(tensors)
         rows = tensors["pos_embed"].shape[1] if known["pos_embed"] == "learn" else None
         if settings.get("architecture"):
@@ -429,7 +485,9 @@ class TimmFormat(Format):
             rest = "the image size is no multiple of the patches: timm cuts the rest unless built with dynamic_img_pad"
             inferences.append(Inference("drop_partial_patches", True, rest))
         inferences += _imagenet_labels(config, cfg, hints)
-        return Description(config, layout, inferences, IGNORED if "decoder_embed.weight" in tensors else ())
+        ignored = IGNORED if "decoder_embed.weight" in tensors else ()
+        stated_by = "config.json" if settings.get("architecture") else "the caller" if hints.architecture else None
+        return Description(config, layout, inferences, ignored, stated_by=stated_by)
 
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
@@ -438,7 +496,7 @@ class TimmFormat(Format):
 
         Without a `config.json`, the installed timm gives the preprocessing of an architecture by its name.
         """
-        cfg, assumed = _pretrained_cfg(settings), []
+        cfg, assumed = _pretrained_cfg(settings, hints), []
         if not cfg and hints.architecture and importlib.util.find_spec("timm"):
             from timm.models import get_pretrained_cfg
 

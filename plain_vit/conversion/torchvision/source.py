@@ -15,8 +15,8 @@ from ...configuration_plain_vit import PlainViTConfig
 from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from ..compare_modules import class_path, differences, epsilon_of, lost_fields
 from ..engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
-from ..format import Description, Format, Hints, Inference, Probes, StateDict, label_fields, write_state_dict
-from ..infer import head_counts, square_grid
+from ..format import DROP_HEAD, Description, Format, Hints, Inference, Probes, StateDict, label_fields, write_state_dict
+from ..infer import head_counts, pair, size_fault, square_grid
 from .architectures import ARCHITECTURES
 from .architectures import FILES as TORCHVISION_FILES
 from .pixels import processor_from_torchvision
@@ -88,15 +88,27 @@ class TorchvisionFormat(Format):
     name = "torchvision"
     published_files: Mapping[str, str] = {name: name for name in TORCHVISION_FILES}
     suffixes: tuple[str, ...] = (".pth", ".pt", ".safetensors")
+    opens: Mapping[str, Sequence[str]] = {"torchvision.models": [CLASS.rpartition(".")[2]]}
+    architectures = (*ARCHITECTURES, *TORCHVISION_FILES)
     probes = (Probes("conv_proj", "encoder.layers.encoder_layer_{}", "encoder.ln"),)
+    heads = ("heads",)
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has torchvision's names."""
-        return "conv_proj.weight" in names and "encoder.pos_embedding" in names
+        return {"conv_proj.weight", "encoder.pos_embedding", f"{BLOCK.format(0)}.ln_1.weight"} <= set(names)
+
+    def has_architecture(self, name: str) -> bool:
+        """Return whether a name is that of a builder, or of a file that it is published in."""
+        return PUBLISHED_NAME.sub("", name) in ARCHITECTURES
 
     def matches_module(self, module: nn.Module) -> bool:
         """Return whether a live module is torchvision's, or derived from it."""
         return any(f"{base.__module__}.{base.__qualname__}" == CLASS for base in type(module).__mro__)
+
+    def classifiers(self, tensors: StateDict) -> list[str]:
+        """Return the one layer of the heads beside pre_logits, wherever it stands; the heads if they have several."""
+        layers = {name.rpartition(".")[0] for name in tensors if f"{name}.".startswith("heads.")} - {"heads.pre_logits"}
+        return [".".join(layers.pop().split(".")[:2])] if len(layers) == 1 else self.heads_in(tensors)
 
     def describe_module(self, module: Any, hints: Hints) -> Description:
         """Read the configuration of a live module, which determines everything: hints are not needed.
@@ -151,15 +163,14 @@ class TorchvisionFormat(Format):
         if grid is None:
             raise CheckpointError(f"encoder.pos_embedding has {rows} rows: torchvision has one and a square grid")
         image_size = grid[0] * patch_size
+        size = hints.image_size
+        if size is not None and (fault := size_fault(pair(size), (patch_size, patch_size), [rows - 1])):
+            raise CheckpointError(fault)
         shapes = {"patch_size": patch_size, "width": width, "depth": depth, "mlp_width": mlp_width}
         unseen, inferences = _settle_unseen(shapes, hints)
         inferences.append(Inference("image_size", image_size, f"the {rows} rows of encoder.pos_embedding"))
         places = [name.removesuffix(".weight") for name in tensors if name.startswith("heads.") and ".weight" in name]
         places = [place for place in places if place != "heads.pre_logits"]
-        if len(places) > 1:
-            raise CheckpointError(
-                f"the head has several layers ({', '.join(places)}): expected pre_logits and one more"
-            )
         pre_logits = tensors.get("heads.pre_logits.weight")
         num_labels = tensors[f"{places[0]}.weight"].shape[0] if places else 0
         config = PlainViTConfig(
@@ -175,7 +186,8 @@ class TorchvisionFormat(Format):
         if hints.architecture in TORCHVISION_FILES and config.num_labels == 1000:
             inferences.append(_name_as_published(config, hints.architecture))
         layout = Layout(old, places[0] if places else HEAD)
-        return Description(config, str(layout) or None, inferences)
+        stated_by = None if hints.architecture is None else "the caller"
+        return Description(config, str(layout) or None, inferences, stated_by=stated_by)
 
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
@@ -274,7 +286,8 @@ def _read_heads(heads: nn.Module) -> tuple[str | None, float, dict[str, Any]]:
         leaves = []
     if leaves:
         raise ExportError(
-            "plain-vit does not know this head of torchvision's model: expected dropout, dense with tanh, dense",
+            f"plain-vit does not know this head of torchvision's model: expected dropout, dense with tanh, dense; "
+            f"{DROP_HEAD}",
             [f"{path} is a {class_path(part)}" for path, part in leaves],
         )
     return layout, dropout, fields
@@ -299,9 +312,6 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
     ]
     if hints.architecture is not None:
         name = PUBLISHED_NAME.sub("", hints.architecture)
-        if name not in ARCHITECTURES:
-            known = ", ".join([*ARCHITECTURES, *TORCHVISION_FILES])
-            raise CheckpointError(f"architecture is {hints.architecture!r}: expected one of {known}")
         if name not in fitting:
             patch_size, width, depth, _, mlp = ARCHITECTURES[name]
             expected = {"patch_size": patch_size, "width": width, "depth": depth, "mlp_width": mlp}

@@ -420,6 +420,8 @@ BOOKKEEPING = {
     "tie_encoder_decoder", "tie_word_embeddings", "tokenizer_class", "top_k", "top_p", "torch_dtype",
     "transformers_version", "typical_p", "use_cache", "use_decoder_only_language_model",
 }  # fmt: skip
+# Settings of a language model and of the projection to it, which models around a tower write into its configuration.
+AROUND = {"num_image_tokens", "num_positions", "projection_dim", "projector_hidden_act", "vocab_size"}
 
 
 @dataclass(frozen=True)
@@ -505,14 +507,14 @@ def _write_head_dim(config: PlainViTConfig) -> dict[str, Any]:
     return {"head_dim": head_dim} if head_dim != config.hidden_size // heads else {}
 
 
-def _gated_width(hidden_size: int, ratio: int) -> int:
+def gated_width(hidden_size: int, ratio: int) -> int:
     """Return the width inside DINOv2's SwiGLU: two thirds of the MLP's, rounded up to a multiple of 8."""
     return (int(int(hidden_size * ratio) * 2 / 3) + 7) // 8 * 8
 
 
 def _read_dinov2(settings: Mapping[str, Any]) -> dict[str, Any]:
     width, ratio = settings["hidden_size"], settings["mlp_ratio"]
-    gated = {"mlp_type": "swiglu", "hidden_act": "silu", "intermediate_size": _gated_width(width, ratio)}
+    gated = {"mlp_type": "swiglu", "hidden_act": "silu", "intermediate_size": gated_width(width, ratio)}
     return {
         **_read_head_dim(settings),
         **(gated if settings["use_swiglu_ffn"] else {"intermediate_size": int(width * ratio)}),
@@ -522,7 +524,7 @@ def _read_dinov2(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write_dinov2(config: PlainViTConfig) -> dict[str, Any]:
     width, gated = config.hidden_size, config.mlp_type == "swiglu"
-    widths = {_gated_width(width, ratio) if gated else width * ratio: ratio for ratio in range(1, 17)}
+    widths = {gated_width(width, ratio) if gated else width * ratio: ratio for ratio in range(1, 17)}
     gain = config.layer_scale_init_value
     return {
         **_write_head_dim(config),
@@ -709,7 +711,8 @@ DINOV3 = Family(
     DINOV3_SETTINGS,
     {"position_embedding_type": "none", "rotary_embedding_type": "axial", "rotary_coordinates": "centered",
      "rotary_pairs": "halves", "rotary_dtype": "weights"},
-    {**STAGES, **dict.fromkeys(("value_bias", "key_bias", "use_gated_mlp"), "read")}, _read_dinov3, _write_dinov3,
+    {**STAGES, **dict.fromkeys(("value_bias", "key_bias", "use_gated_mlp"), "read"),
+     "return_class_token": "adds class tokens to the maps of a backbone"}, _read_dinov3, _write_dinov3,
 )  # fmt: skip
 SAPIENS2 = Family(
     "sapiens2", SAPIENS2_ROWS, SAPIENS2_ON_DISK, SAPIENS2_SETTINGS,
@@ -789,6 +792,8 @@ AIMV2 = Family(
 
 CLASSIFIER = [Row("classifier", "classifier")]
 UNREAD_HEAD = tuple((name, "the pooling head, which no logit reads") for name in ("*head.*", "vision_model.use_head"))
+UNREAD_NORM = (("*post_layernorm.*", "the norm of the pooled token, which no logit reads"),)
+MEAN_BEFORE_NORM = {"pooling": "mean", "final_norm": "none"}
 UNREAD_POOLER = (("*pooler.dense.*", "a pooler that no logit reads"),)
 
 
@@ -861,8 +866,12 @@ ARCHITECTURES = {
     ),
     "CLIPVisionModel": Architecture(CLIP),
     "CLIPVisionModelWithProjection": Architecture(CLIP, "vision_model.", PROJECTION),
+    "CLIPForImageClassification": Architecture(CLIP, "vision_model.", CLASSIFIER, MEAN_BEFORE_NORM, UNREAD_NORM),
     "MetaClip2VisionModel": Architecture(METACLIP_2),
     "MetaClip2VisionModelWithProjection": Architecture(METACLIP_2, "vision_model.", PROJECTION),
+    "MetaClip2ForImageClassification": Architecture(
+        METACLIP_2, "vision_model.", CLASSIFIER, MEAN_BEFORE_NORM, UNREAD_NORM
+    ),
     "AltCLIPVisionModel": Architecture(ALTCLIP),
     "ChineseCLIPVisionModel": Architecture(CHINESE_CLIP),
     "CLIPSegVisionModel": Architecture(CLIPSEG),
@@ -887,7 +896,7 @@ CANDIDATES = {
     "classifier": [
         "ViTForImageClassification", "DeiTForImageClassificationWithTeacher", "DeiTForImageClassification",
         "IJepaForImageClassification", "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification",
-        "BeitForImageClassification", "Siglip2ForImageClassification",
+        "BeitForImageClassification", "Siglip2ForImageClassification", "CLIPForImageClassification",
     ],
     "encoder": [
         "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel",
@@ -992,6 +1001,7 @@ CONTAINERS = {
     "Blip2ForConditionalGeneration": Container("Blip2VisionModel", QFORMER),
     "Blip2ForImageTextRetrieval": Container("Blip2VisionModel", (*QFORMER, *TEXT, *MATCHING, *LANGUAGE[:3])),
     "Blip2VisionModelWithProjection": Container("Blip2VisionModel", (*QFORMER, *MATCHING)),
+    "InstructBlipModel": Container("InstructBlipVisionModel", QFORMER),
     "InstructBlipForConditionalGeneration": Container("InstructBlipVisionModel", QFORMER),
     "InternVLModel": Container("InternVLVisionModel", CAUSAL),
     "InternVLForConditionalGeneration": Container("InternVLVisionModel", CAUSAL),

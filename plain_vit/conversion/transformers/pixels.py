@@ -49,10 +49,12 @@ def processor_from_transformers(
             processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
             named = preprocessor_config.get("image_processor_type") or preprocessor_config.get("feature_extractor_type")
+            reason = "" if named else f" ({str(error).strip().partition(chr(10))[0]})"  # of settings, not of the class
             raise CheckpointError(
                 f"the folder names the image processor {named}, its config.json the model type "
-                f"{(model_config or {}).get('model_type')}: expected one of transformers or plain-vit; give the image "
-                f"processor yourself ({str(error).strip().partition(chr(10))[0]})"
+                f"{(model_config or {}).get('model_type')}: expected one of transformers or plain-vit. Correct it, or "
+                "move preprocessor_config.json (or processor_config.json) out of the folder to open the model alone"
+                f"{reason}"
             ) from error
     check_settings(vars(processor))
     return processor

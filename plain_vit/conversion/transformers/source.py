@@ -8,8 +8,10 @@ would be given.
 
 import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +21,29 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ...configuration_plain_vit import PlainViTConfig
-from ...errors import CheckpointError, ExportError, UnknownFormatError
+from ...errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    ExportError,
+    MappingError,
+    PlainViTError,
+    UnknownFormatError,
+    did_you_mean,
+    few,
+)
 from ...image_processing_plain_vit import SourcePreprocessing
-from ..compare_modules import MASKED, class_path, differences, lost_fields
+from ..compare_modules import MASKED, class_path, differences, empty_model, lost_fields
 from ..engine import Row, ignored_names, revert, without_prefix
-from ..format import UNSEEN, Description, Format, Hints, Inference, Probes, StateDict
+from ..format import DROP_HEAD, UNSEEN, Description, Format, Hints, Inference, Probes, StateDict
 from ..infer import pair
+from . import bare
 from .families import (
     AIMV2,
     ARCHITECTURES,
+    AROUND,
     BEIT,
     BOOKKEEPING,
     CANDIDATES,
@@ -42,6 +56,7 @@ from .families import (
     DINOV3,
     GIT,
     INTERNVL,
+    LAYER,
     PATCHES,
     POOLER_ROWS,
     PROJECTION,
@@ -50,6 +65,9 @@ from .families import (
     SIGLIP,
     SIGLIP2,
     TOWER_CONFIGS,
+    UNREAD_HEAD,
+    UNREAD_NORM,
+    UNREAD_POOLER,
     VIT_MAE,
     VIT_MSN,
     Architecture,
@@ -80,12 +98,17 @@ LOADED_WHOLE = {
     "altclip_vision_model": ("AltCLIPModel", "vision_model."),
     "qianfan_ocr_vision": ("QianfanOCRModel", "vision_tower."),
 }
-# Classes whose logits do not read the pooling head of the tower, and the type of their configuration.
-WITH_UNREAD_HEAD = {"SiglipForImageClassification": "siglip", "Siglip2ForImageClassification": "siglip2"}
+# Classes whose configuration holds that of their tower, and its type.
+AROUND_TOWER = {
+    "SiglipForImageClassification": "siglip", "Siglip2ForImageClassification": "siglip2",
+    "CLIPForImageClassification": "clip", "MetaClip2ForImageClassification": "metaclip_2",
+}  # fmt: skip
 ROTATIONS = ("DINOv3ViTRopePositionEmbedding", "Sapiens2RopePositionEmbedding")
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
+# The types of the models that open, as a config.json names them; timm's wrapper is read as timm's.
+MODEL_TYPES = [*dict.fromkeys(one.family.model_type for one in ARCHITECTURES.values()), *COMPOSITES, "timm_wrapper"]
 # Hints that a config.json does not determine.
-HINTS = {"layout", "key", "image_mean", "image_std"}
+HINTS = {"layout", "key", "image_mean", "image_std", "drop", "id2label"}
 # The classes whose live modules are read; those of others are found inside.
 LIVE = {*ARCHITECTURES, *(name for name, container in CONTAINERS.items() if container.whole)}
 POSITION_NAMES = ("position_embeddings", "position_embedding", "position_embedding.weight", "rms_norm.weight")
@@ -101,15 +124,18 @@ class TransformersFormat(Format):
 
     name = "transformers"
     suffixes: tuple[str, ...] = ()
+    opens: Mapping[str, Sequence[str]] = {"transformers.models": MODEL_TYPES}
+    architectures = (*ARCHITECTURES, *CONTAINERS)
     probes = (  # of ViT they are ours
         Probes("embeddings.patch_embeddings", "encoder.layer.{}", "layernorm"),  # DINOv2
         Probes("embeddings.patch_embeddings", "model.layer.{}", "norm"),  # DINOv3
         Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # CLIP and SigLIP
         Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
     )
+    heads = ("classifier", "cls_classifier", "distillation_classifier")
 
     def matches_names(self, names: Collection[str]) -> bool:
-        """Return whether a state dict has the patch embeddings of one of the families."""
+        """Return whether a state dict has the patch embeddings and the first block of one of the families."""
         # Our own patch embeddings have ViT's name; our position table has not. AIMv2 may do without one.
         theirs = (
             "position_embeddings",
@@ -123,7 +149,22 @@ class TransformersFormat(Format):
             "embeddings.class_embedding",  # Qianfan-OCR without positions
             ".attn.wq.weight",  # Sapiens2
         )
-        return _prefix(names) is not None and any(name.endswith(theirs) for name in names)
+        prefix, found = _prefix(names), set(names)
+        # The blocks of some files (MSN, a backbone of BEiT) lack the prefix of the embeddings.
+        first = {f"{place}{mark}{leaf}" for place in ("", prefix) for mark in _marks() for leaf in ("", ".weight")}
+        has_block = not found.isdisjoint(first) or not any(".0." in name for name in names)  # a model may have none
+        return prefix is not None and has_block and any(name.endswith(theirs) for name in names)
+
+    def settings_of_others(self, settings: Mapping[str, Any]) -> str | None:
+        """Return the type of a model of transformers that plain-vit does not open, whatever its tensors are called."""
+        model_type = settings.get("model_type")
+        known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+        return f"transformers' {_closed(str(model_type))}" if known and model_type not in MODEL_TYPES else None
+
+    def unread(self, tensors: StateDict) -> dict[str, str]:
+        """Return a mask token elsewhere than in the embeddings, where it is kept."""
+        found = super().unread(tensors)
+        return {name: reason for name, reason in found.items() if not name.endswith("embeddings.mask_token")}
 
     def matches_module(self, module: nn.Module) -> bool:
         """Return whether a live module is of one of the classes, or derived from one."""
@@ -145,7 +186,7 @@ class TransformersFormat(Format):
         name = type(module).__name__
         if not class_path(module).startswith("transformers.models.") or name not in LIVE:
             raise ExportError(f"{class_path(module)} is derived from a class of transformers: pass that itself")
-        config, inferences, ignored = _describe(name, module.config.to_dict(), module.state_dict())
+        config, inferences, ignored = _describe(name, module.config.to_dict(), module.state_dict(), hints)
         name = CONTAINERS[name].holds if name in CONTAINERS else name
         with torch.device("meta"):
             rebuilt = self.build_module(config, name)
@@ -166,24 +207,90 @@ class TransformersFormat(Format):
             CheckpointError: if there is none, or if it has unsupported settings; lists all of them.
         """
         if "model_type" not in settings:
-            raise CheckpointError(
-                "the tensors are those of a transformers model, but its config.json, with the heads, the epsilon and "
-                "the activation, is missing: give the folder that contains both"
-            )
+            return self._describe_bare(tensors, hints)
         if superfluous := [name for name, value in vars(hints).items() if value is not None and name not in HINTS]:
             raise CheckpointError(f"config.json determines everything: omit {', '.join(superfluous)}")
         name, source = _class_of(settings, tensors, hints)
+        described = self._described(name, settings, tensors, hints)
+        settled = [Inference(field, getattr(described.config, field), "config.json") for field in UNSEEN]
+        layout = Inference("layout", str(described.layout).split()[0], source)
+        stated_by = source if source == "the caller" else f"{source}, which names {name},"
+        return replace(described, inferences=[layout, *settled, *described.inferences], stated_by=stated_by)
+
+    def _describe_bare(self, tensors: StateDict, hints: Hints) -> Description:
+        """Read the configuration of tensors without a `config.json`.
+
+        Raises:
+            AmbiguousCheckpointError: lists the settings, and the classes, that are neither shown nor given.
+            CheckpointError: The tensors are of none of the classes.
+        """
+        name, prefix = bare.named(hints), _prefix(tensors) or ""
+        if name is None:
+            raise bare.ask(self._fitting(tensors, hints), is_named=False, has_head=bool(self.heads_in(tensors)))
+        found = bare.read(name, tensors, prefix, hints)
+        if found.open:
+            raise bare.ask({name: found}, is_named=True, has_head=False)
+        described = self._described(name, found.settings, tensors, hints)
+        unseen = [Inference("architecture", name, "the caller"), Inference("layout", name, "the caller")]
+        scale = Inference("attention_scale", "head_dim**-0.5", "transformers' code, the only value there")
+        inferences = [*unseen, scale, *found.inferences, *described.inferences]
+        return replace(described, inferences=inferences, stated_by="the caller")
+
+    def _fitting(self, tensors: StateDict, hints: Hints) -> dict[str, bare.Bare]:
+        """Return the settings of the tensors by the classes that have exactly such tensors.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        fitting, prefix = {}, _prefix(tensors) or ""
+        for name in (*ARCHITECTURES, *CONTAINERS):
+            if not bare.has_parts(name, tensors, prefix, is_headless=bool(hints.drop)):
+                continue
+            with suppress(MappingError):
+                found = bare.read(name, tensors, prefix, hints)
+                heads: Sequence[Any] = found.open.get("num_attention_heads", [hints.num_attention_heads])
+                if any(self._fits(name, tensors, replace(hints, num_attention_heads=count)) for count in heads):
+                    fitting[name] = found
+        if not fitting:
+            outside = [repr(one) for one in tensors if not one.startswith(prefix)]
+            place = f"key= with its place, which ends in {prefix[:-1]!r}, opens it alone"
+            beside = f" {few(outside)} are outside the encoder: {place}."
+            raise CheckpointError(
+                "the tensors have names of transformers, but are those of no class that plain-vit opens without its "
+                "config.json: give the folder with it, or architecture=, the class, to see how they differ from it."
+                + (beside if outside else "")
+            )
+        return fitting
+
+    def _fits(self, name: str, tensors: StateDict, hints: Hints) -> bool:
+        """Return whether a class has exactly these tensors, with the first candidates of what is open.
+
+        Raises:
+            MappingError: It has others, whatever the heads are.
+        """
+        settings = bare.read(name, tensors, _prefix(tensors) or "", hints).settings
         try:
-            config, inferences, ignored = _describe(name, settings, tensors)
+            described = self._described(name, settings, tensors, hints)
+        except MappingError:
+            raise
+        except (PlainViTError, ValueError, LookupError):  # such as heads that a rotation cannot have
+            return False
+        whole = empty_model(described.config).state_dict()
+        expected = revert(self.rows(described.config, described.layout), whole, described.config)
+        own = without_prefix(tensors, described.prefix, described.ignored)
+        known = [row for row in described.ignored if row not in UNREAD_POOLER]  # which the class itself does not save
+        unused = ignored_names([one for one in own if one not in expected], known)
+        if differing := expected.keys() ^ (own.keys() - unused):
+            raise MappingError("the tensors are not those of the class:", sorted(differing))
+        return all(tensor.shape == own[key].shape for key, tensor in expected.items())
+
+    def _described(self, name: str, settings: Mapping[str, Any], tensors: StateDict, hints: Hints) -> Description:
+        """Return the description of a checkpoint of a class with these settings."""
+        try:
+            config, inferences, ignored = _describe(name, settings, tensors, hints)
         except ExportError as error:
             raise CheckpointError(str(error)) from error
-        name = CONTAINERS[name].holds if name in CONTAINERS else name
-        sources = (row.source for row in _architecture(name).family.on_disk)
-        marks = [one.replace("{}", "0") for one in sources if isinstance(one, str) and "{}" in one]
-        on_disk = any(mark in tensor for mark in marks for tensor in tensors)
-        settled = [Inference(field, getattr(config, field), "config.json") for field in UNSEEN]
-        inferences = [Inference("layout", name, source), *settled, *inferences]
-        layout = f"{name} {'4.x' if on_disk else 'bare'}"
+        layout = _layout_in_file(name, tensors)
         return Description(config, layout, inferences, ignored, _prefix(tensors) or "")
 
     def image_processor(
@@ -205,15 +312,18 @@ class TransformersFormat(Format):
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
         """Build the class from its own `config.json`."""
+        if "model_type" not in settings:
+            return None
         config, name = description.config, (description.layout or "").split()[0]
         kind, architecture = getattr(transformers, name), _architecture(name)
         whole: PreTrainedConfig = type(AutoConfig.for_model(settings["model_type"])).from_dict(dict(settings))
         tower = _tower_config(whole)
+        whole.num_labels = config.num_labels or 0  # where the caller names other labels, or drops the classifier
         # Parts that the tensors show to be there or not: a tower of two may be saved without its own.
         for setting in SHOWN_BY_TENSORS & _settings_for(config, architecture).keys():
             setattr(tower, setting, _settings_for(config, architecture)[setting])
-        if name in WITH_UNREAD_HEAD:
-            tower.vision_use_head = False
+        for setting, value in _unread_head(architecture).items():
+            setattr(tower, setting, value)
         return kind(whole if isinstance(whole, kind.config_class) else tower, **_options(config, architecture))
 
     def build_module(self, config: PlainViTConfig, layout: str | None) -> PreTrainedModel:
@@ -236,6 +346,7 @@ class TransformersFormat(Format):
             beside = tuple(str(row.source) for row in architecture.head)
             stored = {tensor if tensor.startswith(beside) else architecture.prefix + tensor: tensors[tensor]
                       for tensor in tensors}  # fmt: skip
+            stored |= _unread_norm(architecture, config, next(iter(tensors.values())))
             stock, options = _recipe(config, name)
             loaded = getattr(transformers, name).from_pretrained(None, config=stock, state_dict=stored, **options)
             return loaded.state_dict()
@@ -246,7 +357,8 @@ class TransformersFormat(Format):
             added["mask_token"] = some.new_zeros(*axes, config.hidden_size)  # as it begins; nothing was masked
         if architecture.family in (DINOV3, SAPIENS2) and not config.num_register_tokens:
             added["register_tokens"] = some.new_zeros(1, 0, config.hidden_size)
-        return {**tensors, **{f"{architecture.prefix}embeddings.{name}": added[name] for name in added}}
+        added = {f"{architecture.prefix}embeddings.{name}": added[name] for name in added}
+        return {**tensors, **added, **_unread_norm(architecture, config, some)}
 
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
@@ -330,22 +442,41 @@ def _prefixed(source: str | tuple[str, ...], prefix: str) -> str | tuple[str, ..
     return prefix + source if isinstance(source, str) else tuple(prefix + name for name in source)
 
 
+@functools.cache
+def _marks() -> frozenset[str]:
+    """Return the names of the queries, or of what they are joined with, in the first block of each family."""
+    rows = (row for one in ARCHITECTURES.values() for row in (*one.family.rows, *one.family.on_disk))
+    marks = set()
+    for row in rows:
+        ours = [row.ours] if isinstance(row.ours, str) else row.ours
+        if any(name.removesuffix(".weight") == f"{LAYER}.attention.q_proj" for name in ours):
+            marks |= {name.replace("{}", "0") for name in ([row.source] if isinstance(row.source, str) else row.source)}
+    return frozenset(marks)
+
+
+def _closed(model_type: str) -> str:
+    near = "" if model_type in CONFIG_MAPPING else did_you_mean(model_type, MODEL_TYPES)
+    return f"model_type {model_type!r}, which plain-vit does not open: it opens {', '.join(MODEL_TYPES)}{near}"
+
+
 def _architecture(name: str) -> Architecture:
     if name not in ARCHITECTURES:
         raise UnknownFormatError(f"layout is {name!r}: expected one of {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
 
 
-def _class_of(settings: Mapping[str, Any], tensors: Collection[str], hints: Hints) -> tuple[str, str]:
-    """Return the class that a checkpoint was saved from, and its origin."""
+def _class_of(settings: Mapping[str, Any], tensors: StateDict, hints: Hints) -> tuple[str, str]:
+    """Return the class that a checkpoint was saved from, and its origin.
+
+    Raises:
+        AmbiguousCheckpointError: Nobody names a class; lists those with these tensors.
+        UnknownFormatError: The named class is not one that opens.
+    """
     model_type = settings["model_type"]
     tower = COMPOSITES.get(model_type, model_type)
     of_type = [name for name, one in ARCHITECTURES.items() if one.family.model_type == tower]
     if not of_type:
-        types = dict.fromkeys(one.family.model_type for one in ARCHITECTURES.values())
-        raise UnknownFormatError(
-            f"config.json is of model_type {model_type!r}: expected one of {', '.join([*types, *COMPOSITES])}"
-        )
+        raise UnknownFormatError(f"config.json is of {_closed(str(model_type))}")
     of_type += [name for name, container in CONTAINERS.items() if container.holds in of_type]
     named = settings.get("architectures") or []
     if hints.layout is not None:
@@ -353,8 +484,7 @@ def _class_of(settings: Mapping[str, Any], tensors: Collection[str], hints: Hint
     elif named:
         name, source = named[0], "config.json"
     else:
-        ends = "ForImageClassification" if "classifier.weight" in tensors else "Model"
-        name, source = next(one for one in of_type if one.endswith(ends)), "the tensors, as config.json names no class"
+        raise _without_class(of_type, settings, tensors, hints)
     if name not in of_type or len(named) > 1:
         raise UnknownFormatError(
             f"config.json is of {', '.join(named) or 'no class'} and model_type {model_type!r}, taken as {name}: "
@@ -363,8 +493,48 @@ def _class_of(settings: Mapping[str, Any], tensors: Collection[str], hints: Hint
     return name, source
 
 
+def _without_class(
+    of_type: Sequence[str], settings: Mapping[str, Any], tensors: StateDict, hints: Hints
+) -> AmbiguousCheckpointError:
+    """Return the error for a `config.json` that names no class: what a head reads is known from its class alone."""
+    fitting = {name: names for name in of_type if (names := _unread(name, settings, tensors, hints)) is not None}
+    beside = [f"{name} does not read {', '.join(names)}" for name, names in fitting.items() if names]
+    own = f"; a head of your own may read another token: {DROP_HEAD}"
+    return AmbiguousCheckpointError(
+        "config.json names no class (architectures), and the tensors do not show which tokens a head reads. Give the "
+        "class of transformers that computes what these tensors were trained for"
+        + (own if TRANSFORMERS.heads_in(tensors) else "")
+        + (f" ({'; '.join(beside)})" if beside else ""),
+        {"layout": list(fitting or of_type)},
+    )
+
+
+def _unread(name: str, settings: Mapping[str, Any], tensors: StateDict, hints: Hints) -> list[str] | None:
+    """Return the tensors that no output of a class reads; None if it has others than these, or of other shapes."""
+    try:
+        config, _, ignored = _describe(name, settings, tensors, hints)
+        short = without_prefix(tensors, _prefix(tensors) or "", ignored)
+        rows = TRANSFORMERS.rows(config, _layout_in_file(name, tensors))
+        expected = revert(rows, empty_model(config).state_dict(), config)
+    except PlainViTError:
+        return None
+    unread = list(ignored_names([one for one in short if one not in expected], ignored))
+    shapes = {one: tensor.shape for one, tensor in short.items() if one not in unread}
+    return unread if shapes == {one: tensor.shape for one, tensor in expected.items()} else None
+
+
+def _layout_in_file(name: str, tensors: Collection[str]) -> str:
+    """Return the layout of a file of a class, whose blocks have the names of 4.x or of today's modules."""
+    held = CONTAINERS[name].holds if name in CONTAINERS else name
+    sources = (row.source for row in _architecture(held).family.on_disk)
+    marks = [one.replace("{}", "0") for one in sources if isinstance(one, str) and "{}" in one]
+    prefix = _prefix(tensors) or ""
+    on_disk = any(tensor.removeprefix(prefix).startswith(mark) for mark in marks for tensor in tensors)
+    return f"{held} {'4.x' if on_disk else 'bare'}"
+
+
 def _describe(
-    name: str, settings: Mapping[str, Any], tensors: StateDict
+    name: str, settings: Mapping[str, Any], tensors: StateDict, hints: Hints
 ) -> tuple[PlainViTConfig, list[Inference], list[tuple[str, str]]]:
     """Return our config, remarks for the report, and the ignored tensors.
 
@@ -372,6 +542,7 @@ def _describe(
         name: Name of the class.
         settings: Contents of its configuration.
         tensors: Tensors by the names in the source; shapes are enough.
+        hints: The caller's hints.
 
     Raises:
         ExportError: lists every setting that plain-vit does not support.
@@ -394,7 +565,7 @@ def _describe(
                 f"plain-vit does not know this tower of a {name}:",
                 [f"model_type={tower.model_type!r}: expected {family.model_type!r}"],
             )
-    known = {*family.settings.values(), *family.unread, "head_dim", *BOOKKEEPING}
+    known = {*family.settings.values(), *family.unread, "head_dim", *BOOKKEEPING, *AROUND}
     unknown = {key: value for key, value in said.items() if key not in known}
     declared = {one.name for one in dataclasses.fields(whole)}  # no setting around a tower acts in it
     unknown |= {key: value for key, value in outer.items() if key not in BOOKKEEPING | declared}
@@ -405,7 +576,7 @@ def _describe(
     head, head_faults = _read_head(architecture, short, said)
     if faults := [*faults, *head_faults]:
         raise ExportError(f"plain-vit does not know settings of this {name}:", faults)
-    labels = _labels(whole, head["num_labels"])
+    labels = _labels(whole, head["num_labels"], is_named=hints.id2label is not None)
     try:
         config = PlainViTConfig(**{**family.fields(said), **architecture.fields, **head, **labels})
     except ValueError as error:
@@ -430,7 +601,8 @@ def _read_head(
         fields |= {"representation_size": tensors["pooler.dense.weight"].shape[0]}
         fields |= {"representation_act": settings["pooler_act"]}
     if architecture.head is PROJECTION:
-        fields |= {"representation_size": tensors["visual_projection.weight"].shape[0]}
+        projection = tensors.get("visual_projection.weight")
+        fields |= {"representation_size": settings["projection_dim"] if projection is None else projection.shape[0]}
         fields |= {"representation_act": "linear", "representation_bias": False}
     if not architecture.head and "head.probe" in tensors:
         fields["pooling"] = "map"
@@ -463,13 +635,16 @@ def _read_head(
     return fields, faults
 
 
-def _labels(config: PreTrainedConfig, num_labels: int) -> dict[str, Any]:
-    """Return the label fields of a classifier."""
+def _labels(config: PreTrainedConfig, num_labels: int, is_named: bool) -> dict[str, Any]:
+    """Return the label fields of a classifier; those of the configuration are stale where the caller names them."""
     if not num_labels:
         return {}
+    if is_named:
+        return {"problem_type": config.problem_type}
     if config.num_labels != num_labels:
         raise CheckpointError(
-            f"the configuration has {config.num_labels} labels, the classifier {num_labels}: correct the former"
+            f"the configuration has {config.num_labels} labels, the classifier {num_labels}: correct the former, or "
+            f"give id2label=, a list of {num_labels} names (--labels FILE on the command line)"
         )
     # Files in the wild have numbers as names, and texts as numbers the other way round, which is counted anew.
     names = {index: str(name) for index, name in (config.id2label or {}).items()}
@@ -552,16 +727,28 @@ def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[s
     if lost := _lost(config, architecture):
         raise ExportError(f"transformers' {name} cannot represent this model{REMEDY}:", lost)
     stock = AutoConfig.for_model(architecture.family.model_type, **_settings_for(config, architecture))
-    if name in WITH_UNREAD_HEAD:
-        stock = AutoConfig.for_model(
-            WITH_UNREAD_HEAD[name], vision_config={**stock.to_dict(), "vision_use_head": False}
-        )
+    if name in AROUND_TOWER:
+        inside = {**stock.to_dict(), **_unread_head(architecture)}
+        stock = AutoConfig.for_model(AROUND_TOWER[name], vision_config=inside)
     if config.num_labels:
         stock.id2label, stock.label2id = copy.copy(config.id2label), copy.copy(config.label2id)
         stock.problem_type = config.problem_type
     else:
         stock.num_labels = 0
     return stock, _options(config, architecture)
+
+
+def _unread_head(architecture: Architecture) -> dict[str, Any]:
+    """Return the settings without a pooling head that no logit reads."""
+    return {"vision_use_head": False} if architecture.ignored is UNREAD_HEAD else {}
+
+
+def _unread_norm(architecture: Architecture, config: PlainViTConfig, like: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the norm that a class always has and no logit reads, as it begins."""
+    if architecture.ignored is not UNREAD_NORM:
+        return {}
+    name, width = f"{architecture.prefix}post_layernorm", config.hidden_size
+    return {f"{name}.weight": like.new_ones(width), f"{name}.bias": like.new_zeros(width)}
 
 
 def _loaded_whole(stock: PreTrainedConfig, tensors: StateDict) -> StateDict:

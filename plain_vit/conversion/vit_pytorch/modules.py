@@ -98,14 +98,21 @@ def overridden_methods(kind: type) -> list[str]:
     return []
 
 
-def changed_parts(module: nn.Module, config: PlainViTConfig, layout: Layout) -> list[str]:
-    """Return the differences of a live module to a new one of its class, such as a replaced activation."""
+def changed_parts(module: nn.Module, config: PlainViTConfig, layout: Layout, without: str | None) -> list[str]:
+    """Return the differences of a live module to a new one of its class, such as a replaced activation.
+
+    Args:
+        module: The live module.
+        config: Our config of it.
+        layout: Its layout.
+        without: The place of a classifier that is left out.
+    """
     kind = next((base for base in type(module).__mro__ if file_of(base) is not None), None)
     copied = kind is None  # a copy of the class, for which its owner says format=
     if kind is None:
         kind = _class_of(layout.file)
     with torch.device("meta"):
-        fresh = kind(**_arguments(kind, config))
+        fresh = kind(**{**_arguments(kind, config), **({"num_classes": 1} if without else {})})
     if layout.states_scale:
         for path in _attention_paths(module, layout.names):  # read into our config
             fresh.get_submodule(path).scale = getattr(module.get_submodule(path), "scale", None)
@@ -115,7 +122,8 @@ def changed_parts(module: nn.Module, config: PlainViTConfig, layout: Layout) -> 
         pairs = zip(module.modules(), fresh.modules(), strict=False)
         same_classes |= {class_path(one): class_path(other) for one, other in pairs
                          if type(one).__name__ == type(other).__name__}  # fmt: skip
-    changed = differences(module, fresh, same_classes, SILENT_ATTRIBUTES, without="decorr_loss.")
+    skipped = ("decorr_loss.", *([f"{without}."] if without else []))
+    changed = differences(module, fresh, same_classes, SILENT_ATTRIBUTES, without=skipped)
     table = vars(module).get("pos_embedding")
     if isinstance(table, torch.Tensor) and not table.is_meta:
         positions = SinCos2DPositionEmbedding(config)(config.grid_size, table.new_empty(0, dtype=torch.float32))
@@ -127,6 +135,7 @@ def changed_parts(module: nn.Module, config: PlainViTConfig, layout: Layout) -> 
 def mlp_reads_norm(mlp: nn.Module) -> bool:
     """Return whether an MLP of vit_with_decorr reads its norm's result: before release 1.21.5 it does not."""
     read: list[torch.Tensor] = []
+    mlp = copy.deepcopy(mlp).float()  # its layers may be in several dtypes
     hook = mlp.get_submodule("net").register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     tokens = torch.ones_like(next(mlp.parameters()).detach()[None, None])
     mlp(tokens)
@@ -138,6 +147,7 @@ def mlp_reads_norm(mlp: nn.Module) -> bool:
 def reads_patches(module: Any) -> bool:
     """Return whether the attention of a na_vit reads patches: before release 1.6.7 it reads padding alone."""
     masks: list[torch.Tensor] = []
+    module = copy.deepcopy(module).float()  # its layers may be in several dtypes
     hook = module.transformer.register_forward_pre_hook(
         lambda _, args, options: masks.append(options["attn_mask"]), with_kwargs=True
     )

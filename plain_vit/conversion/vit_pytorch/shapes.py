@@ -11,7 +11,7 @@ from ...errors import SHOWN, AmbiguousCheckpointError, ExportError, MappingError
 from ...layers_plain_vit import ShiftedPatchEmbeddings
 from ..engine import INDEX, LEAF
 from ..format import Hints, Inference, pair
-from ..infer import divisors, grids, head_counts, square_grid
+from ..infer import divisors, grids, head_counts, size_fault, square_grid
 from .families import FAMILIES
 from .layouts import (
     CLASS_TOKEN,
@@ -60,6 +60,25 @@ def layouts_of(shapes: Mapping[str, tuple[int, ...]], release: str | None) -> li
             misfits[nearest],
         )
     return [layout for layout, faults in misfits.items() if not faults]
+
+
+def head_of(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Return the place of the classifier, whatever is there or is not: what is outside fits a layout with one there."""
+    for place in dict.fromkeys(layout.names[HEAD] for layout in LAYOUTS if HEAD in layout.names):
+        outside = {name: shape for name, shape in shapes.items() if not name.startswith(f"{place}.")}
+        if any(layout.names.get(HEAD) == place and fits(layout, with_head(outside, place)) for layout in LAYOUTS):
+            return place
+    return None
+
+
+def with_head(shapes: Mapping[str, tuple[int, ...]], place: str) -> dict[str, tuple[int, ...]]:
+    """Return shapes with those of a classifier of one class."""
+    return {**shapes, f"{place}.weight": (1, 1), f"{place}.bias": (1,)}
+
+
+def fits(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether a checkpoint differs from a layout in no name or shape."""
+    return not _misfits(layout, shapes)
 
 
 def _misfits(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -193,8 +212,16 @@ class Reader:
                 yield name, (match.groups(default="")[0])
 
     def shape(self, ours: str | tuple[str, ...]) -> tuple[int, ...]:
-        """Return the shape of the weight of this part, in the first layer that has it."""
-        return next(self.shapes[name] for name, _ in self.found(ours) if not name.endswith(".bias"))
+        """Return the shape of the weight of this part, in the first layer that has it.
+
+        Raises:
+            MappingError: None has it.
+        """
+        for name, _ in self.found(ours):
+            if not name.endswith(".bias"):
+                return self.shapes[name]
+        fault = f"missing: {self.names[ours] + '.weight'!r}"
+        raise MappingError(f"the tensors of a ViT of vit-pytorch ({self.layouts[0].title}) are not all here:", [fault])
 
     def layer_numbers(self) -> list[int]:
         """Return the numbers of the layers."""
@@ -324,6 +351,8 @@ class Reader:
             )
         patch_sizes = [size for size in patch_sizes if said is None or _cuts(said, size, self.grids(patches))]
         if not patch_sizes:
+            if fault := self.overlap(patches):
+                raise MappingError(fault)
             counted = "" if patches is None else f"; the position table is for {patches} patches"
             raise MappingError(
                 f"image_size {hints.image_size} does not fit: expected whole patches of {hints.patch_size or numbers} "
@@ -337,6 +366,13 @@ class Reader:
         if hints.num_channels is None:
             self.settle("num_channels", count, f"the {numbers} numbers of a patch")
         return image_size, patch_sizes[0], count
+
+    def overlap(self, patches: int | None) -> str | None:
+        """Return why the caller's image size and patch size do not give so many patches; None where one is missing."""
+        image_size, patch_size = self.hints.image_size, self.hints.patch_size
+        if image_size is None or patch_size is None or patches is None:
+            return None
+        return size_fault(pair(image_size), pair(patch_size), [patches])
 
     def image_size(self, patch_sizes: Sequence[tuple[int, int]], patches: int | None) -> tuple[int, int] | None:
         """Return the native image size, if the grid and the patch size are known; otherwise record it as missing."""

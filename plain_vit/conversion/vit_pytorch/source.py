@@ -6,7 +6,7 @@ layouts' file.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ...errors import AmbiguousCheckpointError, ExportError, MappingError
 from ..compare_modules import class_path
 from ..engine import Row, ignored_names, revert
 from ..format import Description, Format, Hints, Probes, StateDict, write_state_dict
-from .layouts import CLASS_TOKEN, LAYOUTS
+from .layouts import CLASS_TOKEN, CLASSES, LAYOUTS
 from .modules import (
     build,
     changed_parts,
@@ -30,7 +30,7 @@ from .modules import (
     reads_patches,
     with_dropouts,
 )
-from .shapes import Reader, family_of, layouts_of
+from .shapes import Reader, family_of, fits, head_of, layouts_of, with_head
 from .tables import RELEASE, choose_layout, layout_rows, layouts_at
 
 # The first tensor that every model of the package has, and none of another package.
@@ -55,6 +55,7 @@ class VitPytorchFormat(Format):
 
     name = "vit_pytorch"
     suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".safetensors")
+    opens: Mapping[str, Sequence[str]] = {"vit_pytorch": [f"{file}.{kind}" for file, kind in CLASSES.items()]}
     probes = (
         Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer.norm", attention="eager"),
         Probes("to_patch_embedding", "transformer.layers.{}.0", "transformer", end_is_norm=False, attention="eager"),
@@ -86,6 +87,18 @@ class VitPytorchFormat(Format):
         known = ignored_names(outside, [*BESIDE, *UNUSED.items()])
         return [name for name in outside if name not in known]
 
+    def heads_in(self, tensors: StateDict) -> list[str]:
+        """Return the classifier, if it has tensors; its place differs from release to release."""
+        (prefix, *others), shapes = _prefixes(tensors) or [""], _shapes(tensors)
+        place = None if others else head_of(shapes)
+        there = place is not None and any(name.startswith(f"{place}.") for name in shapes)
+        return [f"{prefix}{place}"] if there else []
+
+    def classifiers(self, tensors: StateDict) -> list[str]:
+        """Return the classifier where it is not that of a release."""
+        shapes = _shapes(tensors)
+        return [] if any(fits(layout, shapes) for layout in LAYOUTS) else self.heads_in(tensors)
+
     def matches_module(self, module: nn.Module) -> bool:
         """Return whether this module itself is one of the package's plain ViTs, or derived from one."""
         return any(file_of(base) is not None for base in type(module).__mro__)
@@ -100,6 +113,9 @@ class VitPytorchFormat(Format):
             )
         state = module.state_dict()
         shapes = {name: tuple(tensor.shape) for name, tensor in state.items() if name not in UNUSED}
+        dropped = head_of(shapes) if hints.drop else None
+        if dropped:
+            shapes = with_head(shapes, dropped)
         layout = layouts_of(shapes, hints.layout)[0]
         if layout.file == "vit_with_decorr":
             reads_norm = mlp_reads_norm(module.get_submodule("transformer.layers.0.1"))
@@ -108,7 +124,7 @@ class VitPytorchFormat(Format):
             hints = replace(hints, layout=f"na_vit {'1.6.7' if reads_patches(module) else '1.2.6'}")
         description = self._describe(state, live_hints(module, layout, hints), live=True)
         config = with_dropouts(description.config, module, layout.names)
-        if changed := changed_parts(module, config, layout):
+        if changed := changed_parts(module, config, layout, without=dropped):
             raise ExportError("this model has other parts than the class of vit-pytorch that it is of:", changed)
         given = [inference for inference in description.inferences if inference.source == "the caller"]
         return replace(description, config=config, inferences=given)
@@ -122,24 +138,25 @@ class VitPytorchFormat(Format):
         if len(prefixes) > 1:
             raise AmbiguousCheckpointError(
                 "there are several models of vit-pytorch side by side; which one should be used?",
-                {"key": [prefix.rstrip(".") for prefix in prefixes]},
+                {"key": [prefix.rstrip(".") for prefix in prefixes if prefix]},  # no key leaves the others out
             )
         if not prefixes:
             raise MappingError(
                 "there is no patch embedding of vit-pytorch among the tensors, such as", [ANCHOR.pattern]
             )
         (prefix,) = prefixes
-        shapes = {
-            name.removeprefix(prefix): tuple(tensor.shape)
-            for name, tensor in tensors.items()
-            if name.startswith(prefix) and name.removeprefix(prefix) not in UNUSED
-        }
+        shapes = _shapes(tensors)
+        if hints.drop and (place := head_of(shapes)) is not None:
+            shapes = with_head(shapes, place)  # the model pools as before; the class itself does not without one
         reader = Reader(shapes, hints, live)
         config, layout = reader.read()
+        if hints.drop:
+            config.num_labels = 0
         ignored = [*(BESIDE if prefix else ()), *UNUSED.items()]
         if 0 in shapes.get("cls_token", ()):
             ignored.append(("cls_token", "it has no rows: the mean of the patches is pooled"))
-        return Description(config, layout.title, reader.inferences, ignored, prefix)
+        stated_by = None if hints.layout is None else "the caller"
+        return Description(config, layout.title, reader.inferences, ignored, prefix, stated_by)
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the conversion table of a layout, by its title, or of the one in a release that holds this model."""
@@ -172,6 +189,13 @@ class VitPytorchFormat(Format):
             state["cls_token"] = like.new_empty((1,) * (target.token_axes - 2) + (0, config.hidden_size))
         write_state_dict(state, path)
         return target.title
+
+
+def _shapes(tensors: StateDict) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the first model of the package among these tensors, without its prefix."""
+    prefix = next(iter(_prefixes(tensors)), "")
+    inside = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {name: tuple(tensor.shape) for name, tensor in inside.items() if name not in UNUSED}
 
 
 def _prefixes(names: Collection[str]) -> list[str]:

@@ -283,7 +283,7 @@ class NaFlexVit(TableConstructor):
         """Return the arguments that the tensors show, and that every user changes."""
         head, kernel = tensors.get("head.weight"), tensors.get(KERNEL)
         if kernel is None:
-            raise MappingError("the tensors have timm's names, but not all of them:", [repr(KERNEL)])
+            raise MappingError("a NaFlexVit of timm has a projection of patches:", [f"missing: {KERNEL!r}"])
         height, width = pair(arguments["patch_size"])
         channels = kernel.shape[1] if kernel.ndim == 4 else kernel.shape[1] // (height * width)
         return {"num_classes": 0 if head is None else head.shape[0], "in_chans": channels}
