@@ -415,7 +415,7 @@ def image_classification_loss(
         logits: Logits of shape (B, num_labels).
         config: The config with `num_labels` and `problem_type`; without a problem type, a single label means
             regression, int64 and int32 labels mean classes, and other labels multi-label classification. The config
-            then records which.
+            then records which, except for classes in a graph that is compiled.
         num_items_in_batch: Number of values in all `labels` of one step; the loss is divided by it, so that
             accumulated gradients equal those of one large batch.
         **kwargs: Other arguments of the model; ignored.
@@ -440,7 +440,9 @@ def image_classification_loss(
         loss = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction=reduction)
     else:
         loss = F.mse_loss(logits.view(labels.shape), labels.to(logits.dtype), reduction=reduction)
-    if config.problem_type is None:  # whatever reads the logits of the trained model must know what they mean
+    # Whatever reads the logits of the trained model must know what they mean. Classes are also what None means, and a
+    # config that changes is a reason to compile again
+    if config.problem_type is None and (is_eager() or problem_type != "single_label_classification"):
         config.problem_type = problem_type
     return loss if num_items_in_batch is None else loss / num_items_in_batch
 
