@@ -579,6 +579,7 @@ def open_images(options: BulkOptions) -> Dataset | IterableDataset:
         subset=options.dataset_subset,
         image_column=options.image_column,
         streaming=options.streaming,
+        all_of_folder=True,
     )
     return as_files(rows)
 

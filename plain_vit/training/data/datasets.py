@@ -1,5 +1,8 @@
 """Image classification datasets: opening, columns, validation and splits."""
 
+import glob
+import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -11,13 +14,14 @@ import PIL.Image
 from huggingface_hub import DatasetCard
 from yaml import YAMLError
 
-from ...errors import DataError, counted, listed
+from ...errors import DataError, counted, few, listed
 from ...extras import needs
 from ..glyphs import CHARACTERS, render_glyphs
 from .benchmarks import BENCHMARKS, Benchmark
 from .decoding import RefusedImages, as_files
-from .folders import open_folder
+from .folders import Opened, open_folder, split_name
 from .idx import holds_idx, load_idx
+from .layout import ALL, NAMES_OF
 from .splits import carve, few_shots, some_rows
 from .targets import check_evaluated, with_vectors
 
@@ -30,13 +34,11 @@ with needs("plain-vit[train]"):
         Image,
         IterableDataset,
         IterableDatasetDict,
-        NamedSplit,
         SplitDict,
         SplitInfo,
         Value,
         concatenate_datasets,
         load_dataset,
-        load_dataset_builder,
         load_from_disk,
     )
     from datasets.exceptions import DatasetNotFoundError
@@ -46,7 +48,6 @@ with needs("plain-vit[train]"):
 
 
 PIL.Image.preinit()  # Pillow then tries common formats before rare ones, which can double the time of opening an image
-IMAGE_SUFFIXES = frozenset(PIL.Image.registered_extensions())
 GLYPHS_PER_CLASS = {"train": 1000, "test": 100}
 SHARDS = 16  # when streaming a stored dataset
 # Columns of numbers or strings that are the labels by their names; `cls` is that of webdataset shards.
@@ -97,7 +98,14 @@ def _png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def load_splits(name: str, *, subset: str | None = None, streaming: bool = False) -> DatasetDict | IterableDatasetDict:
+def load_splits(
+    name: str,
+    *,
+    subset: str | None = None,
+    streaming: bool = False,
+    chosen: Sequence[str] = (),
+    option: str = "--train_split",
+) -> DatasetDict | IterableDatasetDict:
     """Open a built-in dataset, a local one, or one from the Hub.
 
     Args:
@@ -107,6 +115,8 @@ def load_splits(name: str, *, subset: str | None = None, streaming: bool = False
             its package where that is installed; or a Hub name.
         subset: the configuration of a dataset that has several, on the Hub or in a clone of it.
         streaming: stream the rows instead of storing them first.
+        chosen: of a folder of files, splits that are asked for: folders in it, or `all`; see `layout.py`.
+        option: the option of the script that asks for one, for messages.
 
     Returns:
         Its splits by name.
@@ -120,7 +130,7 @@ def load_splits(name: str, *, subset: str | None = None, streaming: bool = False
     if name in EMBEDDED:
         return _streamed(EMBEDDED[name]()) if streaming else EMBEDDED[name]()
     if path.is_dir():
-        return _load_folder(path, subset, streaming)
+        return _load_folder(path, subset, streaming, chosen, option)
     if path.is_file():
         if path.suffix == ".parquet":
             splits = load_dataset("parquet", data_files={"train": name}, streaming=streaming)
@@ -153,8 +163,14 @@ def _what_opens(known: Benchmark) -> str:
     return f"Available offline: {' and '.join(EMBEDDED)}, image folders, parquet files and folders of save_to_disk."
 
 
-def _load_folder(path: Path, subset: str | None, streaming: bool) -> DatasetDict | IterableDatasetDict:
-    if _names_its_files(path):
+def _load_folder(
+    path: Path, subset: str | None, streaming: bool, chosen: Sequence[str], option: str
+) -> DatasetDict | IterableDatasetDict:
+    configs = _configs_of_card(path)
+    if configs:
+        folder = _folder_of_config(path, configs, subset)
+        if folder is not None:
+            return _load_files(folder, streaming, chosen, option)
         try:
             return load_dataset(str(path.resolve()), subset, streaming=streaming)
         except ValueError as error:  # an unknown subset, or several, of which none was chosen
@@ -163,35 +179,76 @@ def _load_folder(path: Path, subset: str | None, streaming: bool) -> DatasetDict
             raise DataError(f"{path} cannot be opened: {error}") from error
     if subset is not None:
         raise DataError(f"{path} has no subset {subset!r}, as its README.md names none: omit --dataset_subset.")
+    return _load_files(path, streaming, chosen, option)
+
+
+def _load_files(path: Path, streaming: bool, chosen: Sequence[str], option: str) -> DatasetDict | IterableDatasetDict:
+    """Open a folder whose card says nothing about its files."""
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         saved = load_from_disk(str(path))
         saved = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
         return _streamed(saved) if streaming else saved
     if holds_idx(path):
         return _streamed(load_idx(path)) if streaming else load_idx(path)
-    suffixes, images = open_folder(path)
-    if ".parquet" in suffixes:
-        if streaming:
-            return _streamed_files("parquet", path, _parquet_rows)
-        return load_dataset("parquet", data_dir=str(path), streaming=streaming)
-    if ".tar" in suffixes:
-        return load_dataset("webdataset", data_dir=str(path), streaming=streaming)
-    if IMAGE_SUFFIXES & {suffix.lower() for suffix in suffixes}:
-        if streaming:
-            return _streamed_files("imagefolder", path, _is_image)
-        return images or load_dataset("imagefolder", data_dir=str(path))
+    opened = open_folder(path, chosen, option)
+    if opened.rows is not None:
+        return _streamed_images(opened.rows) if streaming else opened.rows
+    if opened.builder is not None:
+        return _built(opened, streaming)
     raise DataError(
         f"The folder {path} holds no dataset: expected one sub-folder of images per class, parquet files, webdataset "
         "shards (.tar), IDX files such as train-images-idx3-ubyte.gz, or the output of Dataset.save_to_disk."
     )
 
 
-def _names_its_files(path: Path) -> bool:
-    """Return whether a folder is a clone of a dataset whose card says which files belong to which split and subset."""
+def _built(opened: Opened, streaming: bool) -> DatasetDict | IterableDatasetDict:
+    """Read files with a builder of `datasets`; warn of images that the metadata beside them does not name."""
+    keys = {name: name if name in NAMES_OF else f"split_{number}" for number, name in enumerate(opened.files)}
+    patterns = {keys[name]: [glob.escape(file) for file in files] for name, files in opened.files.items()}
+    has_archives = any(file.lower().endswith(".zip") for files in opened.files.values() for file in files)
+    stores = not streaming or (opened.builder == "imagefolder" and not has_archives)  # metadata is short
+    splits = load_dataset(opened.builder, data_files=patterns, streaming=not stores)
+    splits = type(splits)({name: splits[key] for name, key in keys.items()})
+    if stores:
+        _warn_of_unlisted(opened.images, splits)
+        return _streamed(splits) if streaming else splits
+    if opened.builder != "parquet":
+        return splits
+    return _with_sizes(splits, {name: sum(map(_parquet_rows, files)) for name, files in opened.files.items()})
+
+
+def _warn_of_unlisted(images: Sequence[str], splits: DatasetDict) -> None:
+    """Warn of images that no row names."""
+    named = set()
+    for split in splits.values() if images else ():
+        for column in (name for name, kind in split.features.items() if isinstance(kind, Image)):
+            rows = split.select_columns([column]).cast_column(column, Image(decode=False))
+            named |= {os.path.normpath(image["path"]) for image in rows[column][:] if image and image["path"]}
+    if unlisted := [file for file in images if file not in named]:
+        warnings.warn(
+            f"{len(unlisted)} of {counted(len(images), 'image')} left out, as no metadata file beside them names them: "
+            f"{few([*map(repr, unlisted)])}",
+            stacklevel=2,
+        )
+
+
+def _configs_of_card(path: Path) -> list[dict[str, Any]]:
+    """Return what the card of a clone of a dataset says about the files of its subsets and splits."""
     try:
-        return bool(DatasetCard.load(path / "README.md", ignore_metadata_errors=True).data.get("configs"))
+        return list(DatasetCard.load(path / "README.md", ignore_metadata_errors=True).data.get("configs") or [])
     except (OSError, ValueError, YAMLError):  # no card, or text between lines
-        return False
+        return []
+
+
+def _folder_of_config(path: Path, configs: Sequence[dict[str, Any]], subset: str | None) -> Path | None:
+    """Return the folder of a subset of which a card says no more, where `datasets` would search for words in names."""
+    names = (subset,) if subset is not None else ("default", *(each.get("config_name") for each in configs[:1]))
+    fitting = [each for each in configs if each.get("config_name") in names or (subset is None and each.get("default"))]
+    if len(fitting) != 1 or (subset is None and len(configs) > 1 and fitting[0].get("config_name") != "default"):
+        return None
+    folder = path / str(fitting[0].get("data_dir") or "")
+    says_more = fitting[0].keys() - {"config_name", "data_dir", "default"}
+    return None if says_more or not folder.resolve().is_relative_to(path.resolve()) else folder
 
 
 def _streamed(splits: DatasetDict) -> IterableDatasetDict:
@@ -199,27 +256,35 @@ def _streamed(splits: DatasetDict) -> IterableDatasetDict:
     return _with_sizes(IterableDatasetDict(streams), {name: len(split) for name, split in splits.items()})
 
 
+def _streamed_images(splits: DatasetDict) -> IterableDatasetDict:
+    """Stream the rows of an image folder, of which each file is a shard."""
+    streams = {}
+    for name, split in splits.items():
+        table = split.with_format("arrow")[:]
+        paths = [image["path"] for image in table["image"].to_pylist()]
+        labels = table["label"].to_pylist() if "label" in split.features else paths
+        rows = {"paths": paths, "labels": labels, "columns": tuple(split.features)}
+        streams[name] = IterableDataset.from_generator(_image_rows, features=split.features, gen_kwargs=rows)
+    return _with_sizes(IterableDatasetDict(streams), {name: len(split) for name, split in splits.items()})
+
+
 def _with_sizes(streams: IterableDatasetDict, sizes: Mapping[str, int]) -> IterableDatasetDict:
     """Note the numbers of rows of streams, where `_stream_size` finds them."""
     for name, stream in streams.items():
-        stream.info.splits = SplitDict({name: SplitInfo(name, num_examples=sizes[name])})
-        stream._split = NamedSplit(name)
+        split = split_name(name)
+        stream.info.splits = SplitDict({str(split): SplitInfo(str(split), num_examples=sizes[name])})
+        stream._split = split
     return streams
 
 
-def _streamed_files(kind: str, path: Path, count: Callable[[str], int]) -> IterableDatasetDict:
-    """Stream files, with the sizes of the splits as the sum over their files."""
-    files = load_dataset_builder(kind, data_dir=str(path)).config.data_files
-    sizes = {str(split): sum(map(count, names)) for split, names in files.items()}
-    return _with_sizes(load_dataset(kind, data_dir=str(path), streaming=True), sizes)
+def _image_rows(paths: list[str], labels: list[Any], columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    for path, label in zip(paths, labels, strict=True):
+        row = {"image": {"bytes": None, "path": path}, "label": label}
+        yield {column: row[column] for column in columns}
 
 
 def _parquet_rows(file: str) -> int:
     return int(parquet.read_metadata(file).num_rows)
-
-
-def _is_image(file: str) -> int:
-    return Path(file).suffix.lower() in IMAGE_SUFFIXES
 
 
 def find_columns(
@@ -384,7 +449,8 @@ def load_classification_data(
         known = BENCHMARKS[name]
         image_column, label_column = image_column or known.image, label_column or known.label
         train_split, test_split = train_split or known.train, test_split or known.test
-    splits = load_splits(name, subset=subset, streaming=streaming)
+    asked = [*(train_split or "").split("+"), validation_split, test_split]
+    splits = load_splits(name, subset=subset, streaming=streaming, chosen=[*filter(None, asked)])
     chosen = _choose_splits(splits, train_split or "train", validation_split, test_split)
     if validation_fraction and "validation" in chosen:
         raise DataError("The dataset already has a validation split: omit --validation_fraction.")
@@ -481,7 +547,9 @@ def load_labelled_split(
         known = BENCHMARKS[name]
         image_column, label_column = image_column or known.image, label_column or known.label
         split = split or known.test
-    rows = _one_split(load_splits(name, subset=subset), split, ("test", *VALIDATION_NAMES))
+    asked = [] if split is None else [split]
+    splits = load_splits(name, subset=subset, chosen=asked, option="--split")
+    rows = _one_split(splits, split, ("test", *VALIDATION_NAMES))
     single = problem_type == "single_label_classification"
     image_column, label_column = find_columns(rows.features, image=image_column, label=label_column, single=single)
     chosen, given = {"evaluated": _standard_columns(rows, image_column, label_column)}, _read_names(label_names)
@@ -505,6 +573,7 @@ def load_images(
     subset: str | None = None,
     image_column: str | None = None,
     streaming: bool = False,
+    all_of_folder: bool = False,
 ) -> Any:
     """Open the images of one split, without labels.
 
@@ -514,6 +583,7 @@ def load_images(
         subset: see `load_splits`.
         image_column: the image column, if there are several.
         streaming: stream the rows instead of storing them first.
+        all_of_folder: of a folder of files all are opened if no split is given, whatever they are called.
 
     Returns:
         Rows with an RGB `image`; an `IterableDataset` of them if they are streamed.
@@ -523,7 +593,9 @@ def load_images(
     """
     if name in BENCHMARKS and not Path(name).is_dir():
         image_column = image_column or BENCHMARKS[name].image
-    rows = _one_split(load_splits(name, subset=subset, streaming=streaming), split, ("train",))
+    asked = [split] if split else [ALL] if all_of_folder else []
+    splits = load_splits(name, subset=subset, streaming=streaming, chosen=asked, option="--split")
+    rows = _one_split(splits, split, ("train",))
     column = _find_column(_features(rows), "image", image_column, Image)
     rows = _with_images(rows.select_columns([column]), column)
     return (rows if column == "image" else rows.rename_column(column, "image")).cast_column("image", Image(mode="RGB"))
@@ -568,7 +640,7 @@ def load_images_and_labels(
 
     Args:
         name: see `load_splits`; an image folder needs no sub-folders.
-        split: the split (default: `train`, else the only one).
+        split: the split (default: all of a folder of files; else `train`, or the only one).
         subset: see `load_splits`.
         image_column: the image column, if there are several.
         label_column: the label column, if there are several.
@@ -582,7 +654,8 @@ def load_images_and_labels(
     if name in BENCHMARKS and not Path(name).is_dir():
         known = BENCHMARKS[name]
         image_column, label_column = image_column or known.image, label_column or known.label
-    rows = _one_split(load_splits(name, subset=subset), split, ("train",))
+    splits = load_splits(name, subset=subset, chosen=[split or ALL], option="--split")
+    rows = _one_split(splits, split, ("train",))
     image_column = _find_column(rows.features, "image", image_column, Image)
     may_be_labels = any(
         isinstance(kind, ClassLabel) or (column.lower() in LABEL_NAMES and _is_plain_label(kind))

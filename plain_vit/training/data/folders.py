@@ -1,11 +1,9 @@
 """Image folders: one scan of the folder, and a cache of its rows.
 
-The splits, rows and labels are those of the `imagefolder` of the `datasets` library, whose patterns are used, with one
-exception: a file is one row, even if it matches several patterns of a split. Metadata files and archives are left to
-that library.
+`layout.py` says which files are of which split. Metadata files and archives are read by the `imagefolder` of the
+`datasets` library, and tables and shards by its builders: they are given the files of each split, and search none.
 """
 
-import fnmatch
 import hashlib
 import json
 import os
@@ -13,32 +11,37 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from glob import has_magic
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import filelock
+import PIL.Image
 
-from ...errors import DataError, OutputError, listed
+from ...errors import DataError, OutputError, counted, few, listed
 from ...extras import needs
 from ...files.manifest import manifest_problem, write_manifest
 from ...files.staging import staged_file, staged_folder
+from .layout import Parts, Tree, joined, splits_by_folder, splits_by_name
 
 with needs("plain-vit[train]"):
     import datasets
     import pyarrow
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, NamedSplit
-    from datasets.data_files import ALL_DEFAULT_PATTERNS, FILES_TO_IGNORE, SPLIT_PATTERN_SHARDED
+    from datasets.data_files import FILES_TO_IGNORE
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
-    from fsspec.utils import glob_translate  # type: ignore[import-untyped]
 
 CACHE = "plain_vit_folders"  # in the cache of datasets
 INDEX, ROWS = "index.json", "rows.json"
 SETTLED = 2 * 10**9  # nanoseconds after which a change of a folder certainly changes its times again
 CHUNK = 10_000  # rows
-ENDINGS = frozenset(ImageFolder.EXTENSIONS)
+LAYOUT = 2  # number of the rules that give splits and labels: rows by other rules are not read from the cache
+PIL.Image.init()
+ENDINGS = frozenset(ImageFolder.EXTENSIONS) | ({".avif", ".qoi"} & PIL.Image.registered_extensions().keys())
+UNREAD = frozenset({".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".svg"})  # images for other libraries
+BUILDERS = {".parquet": "parquet", ".tar": "webdataset"}  # of tables and shards, by their endings
 
 Stamp = list[int] | None  # times and number of a folder; None if they do not show every change
 
@@ -57,38 +60,9 @@ class Listing:
     names: dict[str, list[str]] = field(default_factory=dict)
     stamps: dict[str, Stamp] = field(default_factory=dict)
 
-    def suffixes(self) -> set[str]:
-        """Return the suffixes of all files."""
-        return {os.path.splitext(name)[1] for names in self.names.values() for name in names}
-
-    def matching(self, patterns: Iterable[str]) -> list[str]:
-        """Return the files that match the patterns of `datasets`, each once: by pattern, then by name."""
-        if len(found := [self._matching(pattern) for pattern in patterns]) == 1:
-            return found[0]
-        return list(dict.fromkeys(file for files in found for file in files))
-
-    def _matching(self, pattern: str) -> list[str]:
-        parent, _, last = pattern.rpartition("/")
-        matches = re.compile(glob_translate(pattern)).match
-        if last == "**":  # decided by the folder
-            return self._paths({at: names for at, names in self.names.items() if matches(_path(at, ""))})
-        if parent == "**":  # decided by the name
-            return self._paths({at: fnmatch.filter(names, last) for at, names in self.names.items()})
-        if not has_magic(parent):
-            return self._paths({parent: fnmatch.filter(self.names.get(parent, []), last)})
-        return [path for path in self._paths(self.names) if matches(path)]
-
-    @staticmethod
-    def _paths(names: Mapping[str, list[str]]) -> list[str]:
-        return sorted(_path(folder, name) for folder in sorted(names) for name in sorted(names[folder]))
-
-    def splits(self) -> dict[str, list[str]]:
-        """Return the files by split: named by folders, else by file names, else all are of one split."""
-        for patterns in ALL_DEFAULT_PATTERNS:
-            found = {str(split): self.matching(of_split) for split, of_split in patterns.items()}
-            if any(found.values()):
-                return {split: files for split, files in found.items() if files}
-        return {}
+    def tree(self, is_wanted: Callable[[str], bool]) -> Tree:
+        """Return the files whose names are wanted."""
+        return Tree({folder: [name for name in names if is_wanted(name)] for folder, names in self.names.items()})
 
     def fingerprint(self) -> str:
         """Return a hash of the paths of all files."""
@@ -96,10 +70,6 @@ class Listing:
         for folder in sorted(self.names):
             digest.update(os.fsencode("\0".join(["", folder, *sorted(self.names[folder])])))
         return digest.hexdigest()
-
-
-def _path(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
 
 
 def list_folder(path: Path) -> Listing:
@@ -119,7 +89,7 @@ def list_folder(path: Path) -> Listing:
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         if not entry.name.startswith("__"):
-                            waiting.append(_path(folder, entry.name))
+                            waiting.append(joined(folder, entry.name))
                     elif entry.is_symlink():
                         stamp = None  # what it links to changes without the folder
                         links += [entry.path] * entry.is_dir()
@@ -148,22 +118,47 @@ def _stamp(folder: Path, *, now: int = 0) -> Stamp:
     return [status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def open_folder(path: Path) -> tuple[set[str], DatasetDict | None]:
-    """Return the suffixes of the files in a folder, and its splits if it is an image folder.
+@dataclass(frozen=True)
+class Opened:
+    """The data of a folder: rows, or files that a builder of `datasets` reads.
 
-    The splits are None for all that is left to `datasets`: other files, archives of images, and metadata files. The
-    first process lists the folder and writes the rows into a cache, which all processes open. Without a place for the
-    cache each process lists the folder.
+    Args:
+        builder: its name; None if the folder has no data.
+        rows: by split, of images alone.
+        files: by split, those to read instead.
+        images: all images of the splits in `files`.
+        notes: what is left out, for the user.
+    """
+
+    builder: str | None
+    rows: DatasetDict | None = None
+    files: dict[str, list[str]] = field(default_factory=dict)
+    images: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def open_folder(path: Path, chosen: Sequence[str] = (), option: str = "--train_split") -> Opened:
+    """Return what is in a folder, and warn of what is left out.
+
+    The first process lists the folder and writes the rows of images into a cache, which all processes open. Without a
+    place for the cache each process lists the folder.
+
+    Args:
+        path: the folder.
+        chosen: splits that are asked for, see `splits_by_folder`.
+        option: by which one is asked for.
 
     Raises:
-        DataError: A folder cannot be read, a file is of two splits, or a name is not UTF-8.
+        DataError: A folder cannot be read, the splits are unclear, or a name is not UTF-8.
     """
-    cache = FolderCache(path.resolve())
-    cached = cache.read()
-    if cached is not None:
-        return cached
-    with cache.alone():
-        return cache.read() or cache.build()
+    cache = FolderCache(path.resolve(), chosen, option)
+    opened = cache.read()
+    if opened is None:
+        with cache.alone():
+            opened = cache.read() or cache.build()
+    for note in opened.notes:
+        warnings.warn(note, stacklevel=2)
+    return opened
 
 
 class FolderCache:
@@ -174,12 +169,15 @@ class FolderCache:
 
     Args:
         root: the image folder.
+        chosen: see `open_folder`.
+        option: see `open_folder`.
     """
 
-    def __init__(self, root: Path) -> None:
-        key = hashlib.blake2b(os.fsencode(f"{datasets.__version__} {root}"), digest_size=16).hexdigest()
-        self.root, self.path = root, Path(datasets.config.HF_DATASETS_CACHE, CACHE, key)
-        self.is_writable = True
+    def __init__(self, root: Path, chosen: Sequence[str] = (), option: str = "--train_split") -> None:
+        key = os.fsencode(f"{datasets.__version__} {LAYOUT} {json.dumps([*chosen])} {root}")
+        name = hashlib.blake2b(key, digest_size=16).hexdigest()
+        self.root, self.path = root, Path(datasets.config.HF_DATASETS_CACHE, CACHE, name)
+        self.chosen, self.option, self.is_writable = chosen, option, True
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -193,8 +191,8 @@ class FolderCache:
                 self._warn(error)
             yield
 
-    def read(self) -> tuple[set[str], DatasetDict] | None:
-        """Return the suffixes and the splits, or None if the folder has changed or the cache is damaged."""
+    def read(self) -> Opened | None:
+        """Return the rows, or None if the folder has changed or the cache is damaged."""
         try:
             index = json.loads((self.path / INDEX).read_text(encoding="utf-8"))
             stamps, rows = index["stamps"], self.path / index["rows"]
@@ -204,82 +202,133 @@ class FolderCache:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def build(self) -> tuple[set[str], DatasetDict | None]:
+    def build(self) -> Opened:
         """List the folder and write its rows."""
         listing = list_folder(self.root)
-        suffixes, tables = listing.suffixes(), image_tables(listing)
+        opened, tables = find_data(listing, self.chosen, self.option)
         if tables is None:
-            return suffixes, None
+            return opened
         rows = self.path / listing.fingerprint()
         try:
             if self.is_writable and manifest_problem(rows):
                 shutil.rmtree(rows, ignore_errors=True)
                 with staged_folder(rows) as new:
-                    _write_rows(new, suffixes, tables)
+                    _write_rows(new, tables, opened.notes)
             if self.is_writable:
                 with staged_file(self.path / INDEX, force=True) as file:
                     file.write_text(json.dumps({"rows": rows.name, "stamps": listing.stamps}), encoding="utf-8")
                 return _open_rows(rows)
         except (OSError, OutputError) as error:
             self._warn(error)
-        splits = {name: Dataset(table, split=NamedSplit(name)) for name, table in tables.items()}
-        return suffixes, DatasetDict(splits)
+        splits = {name: Dataset(table, split=split_name(name)) for name, table in tables.items()}
+        return replace(opened, rows=DatasetDict(splits))
 
     def _warn(self, error: Exception) -> None:
         warnings.warn(f"The list of the files in {self.root} is not cached: {error}", stacklevel=2)
 
 
-def _write_rows(folder: Path, suffixes: set[str], tables: Mapping[str, pyarrow.Table]) -> None:
+def split_name(name: str) -> NamedSplit:
+    """Return the name of a split, which may be a path, for `datasets`, which knows words only."""
+    return NamedSplit(re.sub(r"\W+", "_", name))
+
+
+def _write_rows(folder: Path, tables: Mapping[str, pyarrow.Table], notes: Sequence[str]) -> None:
+    files = {name: f"{number}.arrow" for number, name in enumerate(tables)}
     for name, table in tables.items():
-        with pyarrow.ipc.new_stream(str(folder / f"{name}.arrow"), table.schema) as writer:
+        with pyarrow.ipc.new_stream(str(folder / files[name]), table.schema) as writer:
             writer.write_table(table)
-    content = {"suffixes": sorted(suffixes), "splits": list(tables)}
-    (folder / ROWS).write_text(json.dumps(content), encoding="utf-8")
+    (folder / ROWS).write_text(json.dumps({"splits": files, "notes": notes}), encoding="utf-8")
     write_manifest(folder)
 
 
-def _open_rows(folder: Path) -> tuple[set[str], DatasetDict]:
+def _open_rows(folder: Path) -> Opened:
     content = json.loads((folder / ROWS).read_text(encoding="utf-8"))
     splits = {
-        name: Dataset.from_file(str(folder / f"{name}.arrow"), split=NamedSplit(name)) for name in content["splits"]
+        name: Dataset.from_file(str(folder / file), split=split_name(name)) for name, file in content["splits"].items()
     }
-    return set(content["suffixes"]), DatasetDict(splits)
+    return Opened("imagefolder", DatasetDict(splits), notes=list(content["notes"]))
 
 
-def image_tables(listing: Listing) -> dict[str, pyarrow.Table] | None:
-    """Return the rows of the splits of an image folder, or None if it is left to `datasets`.
+def find_data(listing: Listing, chosen: Sequence[str], option: str) -> tuple[Opened, dict[str, pyarrow.Table] | None]:
+    """Return the data of a folder, and the rows of its splits if it has images alone.
 
     Raises:
-        DataError: The splits have no images, a file is of two splits, or a name is not UTF-8.
+        DataError: The splits are unclear, or a name is not UTF-8.
     """
-    suffixes = listing.suffixes()
-    if {".parquet", ".tar"} & suffixes or not ENDINGS & {suffix.lower() for suffix in suffixes}:
-        return None
-    splits = listing.splits()
-    images = {split: [file for file in files if _ending(file) in ENDINGS] for split, files in splits.items()}
-    sharded = listing.matching([SPLIT_PATTERN_SHARDED.replace("{split}", "*")])
-    others = (file for split, files in splits.items() if len(files) > len(images[split]) for file in files)
-    if sharded or any(map(_is_read_by_datasets, others)):
-        return None
-    images = {split: files for split, files in images.items() if files}
-    if not images:
-        raise DataError(f"The folder {listing.root} has no images in its splits, which are {listed([*splits])}.")
-    _refuse_two_splits(listing.root, images)
-    folders = {split: [file.rpartition("/")[0] for file in files] for split, files in images.items()}
-    labels, labelled = _labels(listing.root, folders)
-    features = Features({"image": Image(), **({"label": ClassLabel(names=labels)} if labelled[-1] else {})})
-    numbers = {
-        folder: labels.index(_label(listing.root, folder)) for split in folders.values() for folder in set(split)
-    }
+    images = listing.tree(_is_image)
+    for ending, builder in BUILDERS.items():
+        tables = listing.tree(partial(_is_table, ending=ending, images=images))
+        if tables.names:
+            parts = splits_by_name(tables, where=listing.root, chosen=chosen, option=option)
+            notes = _left_out(f"{ending} file", listing.root, tables.files, parts)
+            notes += _left_out("image", listing.root, images.files, {}, why=f"as its {ending} files are the dataset")
+            return Opened(builder, files=_absolute(listing.root, parts), notes=notes), None
+    if not images.names:
+        return Opened(None), None
+    tree = listing.tree(lambda name: _is_image(name) or _is_read_by_datasets(name))
+    parts = splits_by_folder(tree, where=listing.root, chosen=chosen, option=option)
+    notes = _left_out("file", listing.root, tree.files, parts)
+    unread = listing.tree(lambda name: _ending(name) in UNREAD).files
+    notes += _left_out("image", listing.root, unread, {}, why="as Pillow cannot open them: convert them to JPEG or PNG")
+    if all(map(_is_image, tree.files)):
+        return Opened("imagefolder", notes=notes), image_tables(listing.root, parts)
+    files = _absolute(listing.root, parts)
+    known = [file for of_split in files.values() for file in of_split if _is_image(file)]
+    if any(_is_metadata(file, images) for file in tree.files):  # which names the images, as `datasets` reads it
+        files = {split: [file for file in of_split if not _is_image(file)] for split, of_split in files.items()}
+    files = {split: of_split for split, of_split in files.items() if of_split}
+    return Opened("imagefolder", files=files, images=known, notes=notes), None
+
+
+def _left_out(
+    kind: str, root: Path, files: Sequence[str], parts: Parts, *, why: str = "as they are in none of the splits"
+) -> list[str]:
+    """Return a note on the files in no split, if there are any."""
+    taken = {file for part in parts.values() for file in part.files}
+    left = [file for file in files if file not in taken]
+    if not left:
+        return []
+    why += f" {listed([*parts])}" if parts else ""
+    return [f"{len(left)} of {counted(len(files), kind)} in {root} left out, {why}: {few([*map(repr, left)])}"]
+
+
+def _absolute(root: Path, parts: Parts) -> dict[str, list[str]]:
+    return {split: [joined(str(root), file) for file in part.files] for split, part in parts.items()}
+
+
+def image_tables(root: Path, parts: Parts) -> dict[str, pyarrow.Table]:
+    """Return the rows of the splits of a folder of images.
+
+    Raises:
+        DataError: A name is not UTF-8.
+    """
+    labels, labelled = _labels(root, parts)
+    numbers = {label: number for number, label in enumerate(labels)}
+    features = Features({"image": Image(), **({"label": ClassLabel(names=labels)} if labels else {})})
     tables = {}
-    for (split, files), has_labels in zip(images.items(), labelled, strict=True):
-        of_rows = [numbers[folder] if has_labels else None for folder in folders[split]] if labelled[-1] else None
-        tables[split] = _table([_path(str(listing.root), file) for file in files], of_rows, features)
+    for split, part in parts.items():
+        folders = [file.rpartition("/")[0] for file in part.files]
+        number_of = {folder: numbers[_label(root, folder)] if split in labelled else None for folder in set(folders)}
+        of_rows = [number_of[folder] for folder in folders] if labels else None
+        tables[split] = _table([joined(str(root), file) for file in part.files], of_rows, features)
     return tables
+
+
+def _is_image(name: str) -> bool:
+    return _ending(name) in ENDINGS
 
 
 def _ending(file: str) -> str:
     return os.path.splitext(file)[1].lower()
+
+
+def _is_table(name: str, ending: str, images: Tree) -> bool:
+    return name.endswith(ending) and not _is_metadata(name, images)
+
+
+def _is_metadata(file: str, images: Tree) -> bool:
+    """Return whether a file says which labels images have, which one beside no images does not."""
+    return bool(images.names) and os.path.basename(file) in ImageFolder.METADATA_FILENAMES
 
 
 def _is_read_by_datasets(file: str) -> bool:
@@ -289,30 +338,20 @@ def _is_read_by_datasets(file: str) -> bool:
     return compressed or ending.lower() == ".zip" or stem + ending in ImageFolder.METADATA_FILENAMES
 
 
-def _refuse_two_splits(root: Path, splits: Mapping[str, list[str]]) -> None:
-    """Refuse a file in two splits, on which a model would be trained and evaluated."""
-    split_of: dict[str, str] = {}
-    for split, files in splits.items():
-        for file in files:
-            if split_of.setdefault(file, split) != split:
-                raise DataError(
-                    f"{root / file} is of the splits {split_of[file]} and {split}, because of the names in its path: "
-                    "rename the folder, or the class, whose name is not meant as a split."
-                )
+def _labels(root: Path, parts: Parts) -> tuple[list[str], set[str]]:
+    """Return the classes, and the splits whose images have one: those that are not all in the folder of the split.
 
-
-def _labels(root: Path, folders: Mapping[str, list[str]]) -> tuple[list[str], list[bool]]:
-    """Return the classes, and whether the images of each split have labels.
-
-    As in `datasets`: if there are two folders in the split and those before it, all of the same depth.
+    There are none if there is only one folder, or if folders are of different depths.
     """
-    known, labelled, labels = set[str](), [], list[str]()
-    for of_split in folders.values():
-        known.update(of_split)
-        labels = sorted({_label(root, folder) for folder in known})
-        depths = {_path(folder, "").count("/") for folder in known}
-        labelled.append(len(labels) > 1 and len(depths) == 1)
-    return labels, labelled
+    folders = {split: {file.rpartition("/")[0] for file in part.files} for split, part in parts.items()}
+    labelled = {split for split, part in parts.items() if folders[split] != {part.folder}}
+    depths = {
+        joined(folder, "").count("/") - joined(parts[split].folder, "").count("/")
+        for split in labelled
+        for folder in folders[split]
+    }
+    labels = sorted({_label(root, folder) for split in labelled for folder in folders[split]})
+    return (labels, labelled) if len(labels) > 1 and len(depths) == 1 else ([], set())
 
 
 def _label(root: Path, folder: str) -> str:
