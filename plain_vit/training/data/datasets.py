@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
-from huggingface_hub import DatasetCard
+from huggingface_hub import DatasetCard, HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
+from huggingface_hub.utils import validate_repo_id
 from yaml import YAMLError
 
 from ...errors import DataError, counted, few, listed
@@ -19,7 +21,7 @@ from ...extras import needs
 from ..glyphs import CHARACTERS, render_glyphs
 from .benchmarks import BENCHMARKS, Benchmark
 from .decoding import RefusedImages, as_files
-from .folders import Opened, open_folder, split_name
+from .folders import ENDINGS, Opened, open_folder, split_name
 from .idx import holds_idx, load_idx
 from .layout import ALL, NAMES_OF
 from .splits import carve, few_shots, some_rows
@@ -38,6 +40,7 @@ with needs("plain-vit[train]"):
         SplitInfo,
         Value,
         concatenate_datasets,
+        config,
         load_dataset,
         load_from_disk,
     )
@@ -48,6 +51,8 @@ with needs("plain-vit[train]"):
 
 
 PIL.Image.preinit()  # Pillow then tries common formats before rare ones, which can double the time of opening an image
+FILE_SUFFIXES = frozenset({".parquet", ".tar", ".zip", ".gz", ".csv", ".json", ".jsonl", ".arrow", ".txt", ".npz"})
+HUB_SECONDS = 10.0  # to wait for an answer
 GLYPHS_PER_CLASS = {"train": 1000, "test": 100}
 SHARDS = 16  # when streaming a stored dataset
 # Columns of numbers or strings that are the labels by their names; `cls` is that of webdataset shards.
@@ -136,22 +141,57 @@ def load_splits(
             splits = load_dataset("parquet", data_files={"train": name}, streaming=streaming)
             return _with_sizes(splits, {"train": _parquet_rows(name)}) if streaming else splits
         raise DataError(f"The file {name} is not a dataset: expected a .parquet file or a folder.")
-    if path.is_absolute() or name.startswith(".") or path.suffix or name.count("/") > 1:
-        raise DataError(f"There is no file or folder {name}.")
+    if not _may_be_of_hub(name):
+        raise DataError(f"There is no file or folder {name}: correct the path.")
     known = BENCHMARKS.get(name, Benchmark(name))
     if known.package is not None and subset is None and Path(known.package.folder).is_dir():
         packaged = load_idx(Path(known.package.folder), known.package.label_names)
         return _streamed(packaged) if streaming else packaged
+    _ask_hub(known)
     try:
         return load_dataset(known.repository, subset, streaming=streaming)
     except DatasetNotFoundError as error:
         raise DataError(f"The Hub has no readable dataset {name!r}: {error}. {_what_opens(known)}") from error
     except (ConnectionError, OSError) as error:
-        raise DataError(
-            f"The dataset {name!r} is not cached and the Hub cannot be reached: {error}. {_what_opens(known)}"
-        ) from error
+        raise DataError(_unreachable(name, error, known)) from error
     except ValueError as error:  # an unknown subset, a repository without data files
         raise DataError(f"The Hub dataset {name!r} cannot be opened: {error}") from error
+
+
+def _may_be_of_hub(name: str) -> bool:
+    """Return whether a name of no file can be that of a dataset on the Hub."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    suffix = Path(name).suffix.lower()
+    return not name.startswith(".") and suffix not in FILE_SUFFIXES and suffix not in ENDINGS
+
+
+def _ask_hub(known: Benchmark) -> None:
+    """Ask the Hub once for a dataset, for which `datasets` tries six times in half a minute if there is no answer.
+
+    Raises:
+        DataError: There is no such dataset; or the Hub does not answer, and the dataset is not cached.
+    """
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        HfApi().dataset_info(known.repository, timeout=HUB_SECONDS)
+    except HTTPError as error:
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 404):
+            raise DataError(
+                f"There is no file or folder {known.repository}, and the Hub has no dataset of this name that you may "
+                f"read: correct the name, or run `hf auth login` if it is private. {_what_opens(known)}"
+            ) from error
+        cached = known.repository.replace("/", "___").lower()
+        if not any(each.name.lower() == cached for each in Path(config.HF_DATASETS_CACHE).glob("*")):
+            raise DataError(_unreachable(known.repository, error, known)) from error
+
+
+def _unreachable(name: str, error: Exception, known: Benchmark) -> str:
+    [reason, *_] = str(error).splitlines() or [type(error).__name__]
+    return f"The dataset {name!r} is not cached and the Hub cannot be reached: {reason}. {_what_opens(known)}"
 
 
 def _what_opens(known: Benchmark) -> str:
