@@ -300,14 +300,14 @@ def test_unknown_set_is_refused(name, message):
     "data/images/cats", "/data/cats", "~/cats", "../cats", "my photos", "photos/", "C:\\photos", "cats/1.jpg",
     "set/train.tar",
 ])  # fmt: skip
-def test_a_path_of_nothing_is_one_line_at_once(name, hub: HubEndpoint):
+def test_a_path_of_nothing_is_one_line_at_once(name: str, hub: HubEndpoint) -> None:
     with pytest.raises(DataError, match=r"^There is no file or folder [^\n]*: correct the path\.$"):
         load_splits(name)
     assert hub.requests == []
 
 
 @pytest.mark.parametrize("name", ["photos/cats", "catz", "alice/photos-v1.0"])
-def test_the_hub_is_asked_once_for_a_dataset_that_it_has_not(name, hub: HubEndpoint):
+def test_the_hub_is_asked_once_for_a_dataset_that_it_has_not(name: str, hub: HubEndpoint) -> None:
     with pytest.raises(
         DataError, match=f"no file or folder {name}, and the Hub has no dataset of this name"
     ) as failure:
@@ -316,7 +316,7 @@ def test_the_hub_is_asked_once_for_a_dataset_that_it_has_not(name, hub: HubEndpo
     assert "\n" not in str(failure.value)
 
 
-def test_a_hub_that_does_not_answer_is_asked_once(hub: HubEndpoint):
+def test_a_hub_that_does_not_answer_is_asked_once(hub: HubEndpoint) -> None:
     for method in ("GET", "HEAD"):
         hub.lose_answer(method, "/", times=20)
     with pytest.raises(DataError, match="'photos/cats' is not cached and the Hub cannot be reached"):
@@ -324,7 +324,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(hub: HubEndpoint):
     assert len(hub.requests) == 1
 
 
-def test_nothing_is_asked_offline(hub: HubEndpoint, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_asked_offline(hub: HubEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (datasets.config, huggingface_hub.constants):
         monkeypatch.setattr(place, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="'photos/cats' is not cached and the Hub cannot be reached"):
@@ -332,16 +332,16 @@ def test_nothing_is_asked_offline(hub: HubEndpoint, monkeypatch: pytest.MonkeyPa
     assert hub.requests == []
 
 
-def test_a_dataset_of_the_hub_is_opened_also_where_the_hub_is_gone(hub: HubEndpoint, tmp_path: Path):
+def test_a_dataset_of_the_hub_is_opened_also_where_the_hub_is_gone(hub: HubEndpoint, tmp_path: Path) -> None:
     save_set(tmp_path / "saved", [0, 1, 0], ["a", "b"])
     load_splits(str(tmp_path / "saved"))["train"].to_parquet(tmp_path / "train.parquet")
-    hub.add_repository("alice/Photos", "dataset", {"train.parquet": (tmp_path / "train.parquet").read_bytes()})
-    assert load_splits("alice/Photos")["train"]["kind"][:] == [0, 1, 0]
+    hub.add_repository("alice/TinyPhotos", "dataset", {"train.parquet": (tmp_path / "train.parquet").read_bytes()})
+    assert load_splits("alice/TinyPhotos")["train"]["kind"][:] == [0, 1, 0]
     for method in ("GET", "HEAD", "POST"):
         hub.lose_answer(method, "/", times=100)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)  # else it tries for half a minute
-        assert load_splits("alice/Photos")["train"]["kind"][:] == [0, 1, 0]
+        assert load_splits("alice/TinyPhotos")["train"]["kind"][:] == [0, 1, 0]
 
 
 def test_folder_and_file_without_data_are_refused(tmp_path):

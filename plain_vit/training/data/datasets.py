@@ -45,6 +45,7 @@ with needs("plain-vit[train]"):
         load_from_disk,
     )
     from datasets.exceptions import DatasetNotFoundError
+    from datasets.naming import camelcase_to_snakecase
     from pyarrow import parquet
     from sklearn.datasets import load_digits as load_scikit_learn_digits
     from sklearn.model_selection import train_test_split
@@ -184,8 +185,8 @@ def _ask_hub(known: Benchmark) -> None:
                 f"There is no file or folder {known.repository}, and the Hub has no dataset of this name that you may "
                 f"read: correct the name, or run `hf auth login` if it is private. {_what_opens(known)}"
             ) from error
-        cached = known.repository.replace("/", "___").lower()
-        if not any(each.name.lower() == cached for each in Path(config.HF_DATASETS_CACHE).glob("*")):
+        *owner, dataset = known.repository.split("/")
+        if not Path(config.HF_DATASETS_CACHE, "___".join([*owner, camelcase_to_snakecase(dataset)])).is_dir():
             raise DataError(_unreachable(known.repository, error, known)) from error
 
 
