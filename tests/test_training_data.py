@@ -17,7 +17,14 @@ from sklearn.datasets import load_digits as load_scikit_learn_digits
 
 from plain_vit.errors import DataError
 from plain_vit.training.data import datasets as data_module
-from plain_vit.training.data import find_columns, load_classification_data, load_images, load_splits
+from plain_vit.training.data import (
+    find_columns,
+    load_classification_data,
+    load_images,
+    load_labelled_split,
+    load_splits,
+)
+from plain_vit.training.data.datasets import load_images_and_labels
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
 from tests.hub_endpoint import HubEndpoint
 
@@ -139,6 +146,74 @@ def test_words_and_numbers_become_classes(tmp_path):
     assert load_classification_data(numbers, label_column="kind").label_names == ["4", "30"]
 
 
+def save_labels(folder: Path, name: str, column: pa.Array) -> str:
+    """Write a table as pandas does, with images and a column of labels."""
+    file = BytesIO()
+    PIL.Image.new("RGB", (7, 5)).save(file, format="png")
+    table = pa.table({"image": pa.array([file.getvalue()] * len(column)), name: column})
+    folder.mkdir()
+    parquet.write_table(table, folder / "train.parquet")
+    return str(folder)
+
+
+WHOLE: dict[str, tuple[pa.Array, list[str], list[int]]] = {
+    "booleans": (pa.array([True, False, True, True]), ["False", "True"], [1, 0, 1, 1]),
+    "whole floats": (pa.array([30.0, 4.0, 4.0, 30.0]), ["4", "30"], [1, 0, 0, 1]),
+    "whole floats of 32 bits": (pa.array([0, -1, 7, 7], pa.float32()), ["-1", "0", "7"], [1, 0, 2, 2]),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_booleans_and_whole_floats_are_classes(name, tmp_path):
+    column, names, numbers = WHOLE[name]
+    source = save_labels(tmp_path / "set", "label", column)
+    data = load_classification_data(source)
+    assert (data.label_names, data.train["label"][:]) == (names, numbers)
+    split, evaluated = load_labelled_split(source)
+    assert (evaluated, split["label"][:]) == (names, numbers)
+    _, labels = load_images_and_labels(source)
+    assert labels is not None
+    assert ([*labels.classes], [*labels.numbers]) == (names, numbers)
+    (tmp_path / "names.txt").write_text("".join(f"{name}\n" for name in ("a", "b", "c")))
+    if min(numbers := [int(value) for value in column.to_pylist()]) >= 0 and max(numbers) < 3 and "float" in name:
+        assert load_classification_data(source, label_names=str(tmp_path / "names.txt")).train["label"][:] == numbers
+
+
+def test_a_gap_that_pandas_made_nan_is_a_missing_label(tmp_path):
+    source = save_labels(tmp_path / "set", "target", pa.array([1.0, 0.0, float("nan"), 1.0]))
+    for load in (load_classification_data, load_labelled_split):
+        with pytest.raises(DataError, match="1 of the 4 images of the .* split have no label, the first .* row 2"):
+            load(source)
+    _, labels = load_images_and_labels(source)
+    assert labels is not None
+    assert [*labels.numbers] == [1, 0, None, 1]
+
+
+TYPES: dict[str, tuple[pa.Array, str]] = {
+    "parts": (pa.array([0.5, 1.0]), "'label' holds float64: .*--problem_type regression"),
+    "lists": (pa.array([["a"], ["a", "b"]]), "'label' holds List.*--problem_type multi_label_classification"),
+    "dates": (pa.array([1, 2], pa.timestamp("s")), r"'label' holds timestamp\[s\]: .*convert the column to integers"),
+    "decimals": (pa.array([1, 2], pa.decimal128(5)), r"'label' holds decimal128\(5, 0\): .*convert the column"),
+    "structures": (pa.array([{"a": 1}, {"a": 2}]), "'label' holds {'a': Value.*convert the column"),
+}
+
+
+@pytest.mark.parametrize("asked", [None, "label"])
+@pytest.mark.parametrize("name", TYPES)
+def test_labels_of_another_type_are_named_with_what_to_do(name, asked, tmp_path):
+    column, said = TYPES[name]
+    source = save_labels(tmp_path / "set", "label", column)
+    for load in (load_classification_data, load_labelled_split):
+        with pytest.raises(DataError, match=f"{said}.*--label_column"):
+            load(source, label_column=asked)
+
+
+def test_a_stream_of_floats_is_refused_with_its_type(tmp_path):
+    source = save_labels(tmp_path / "set", "label", pa.array([0.0, 1.0]))
+    with pytest.raises(DataError, match="'label' holds float64"):
+        load_classification_data(source, streaming=True)
+
+
 # Columns
 
 
@@ -203,6 +278,7 @@ def test_several_columns_that_may_be_the_labels_are_named():
     with pytest.raises(DataError, match="2 columns, class and target, that may be meant, among"):
         find_columns(features)
     assert find_columns(features, label="score") == ("image", "score")
+    assert find_columns(Features({"image": Image(), "class": Value("int8"), "target": Value("float32")}))[1] == "class"
     with pytest.raises(
         DataError, match=r"No column of image \(Image\), kind \(string\) is of type ClassLabel.*--label_column"
     ):
@@ -273,7 +349,8 @@ def test_validation_split_of_the_set_is_found_by_its_name(tmp_path):
 
 def test_test_split_with_secret_labels_is_left_out_unless_named(tmp_path):
     source = save_set(tmp_path, [0, 1, 0], ["a", "b"], validation=[1, 0], test=[-1, -1])
-    assert load_classification_data(source).test is None
+    with pytest.warns(UserWarning, match="The 2 images of the test split left out, as none has a label"):
+        assert load_classification_data(source).test is None
     with pytest.raises(DataError, match="2 labels of the test split are outside 0 to 1"):
         load_classification_data(source, test_split="test")
 
@@ -429,7 +506,10 @@ def test_unknown_empty_and_doubled_splits_are_refused(tmp_path):
 
 
 def test_labels_outside_the_classes_are_refused_with_their_place(tmp_path):
-    source = save_set(tmp_path, [0, 1, -1, 0], ["a", "b"])
+    source = save_set(tmp_path / "all", [-1, -1], ["a", "b"])
+    with pytest.raises(DataError, match="2 labels of the train split are outside 0 to 1.* -1 at row 0"):
+        load_classification_data(source)
+    source = save_set(tmp_path / "one", [0, 1, -1, 0], ["a", "b"])
     with pytest.raises(DataError, match="1 labels of the train split are outside 0 to 1.* -1 at row 2"):
         load_classification_data(source)
 

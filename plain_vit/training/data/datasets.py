@@ -25,7 +25,7 @@ from .folders import ENDINGS, Opened, open_folder, split_name
 from .idx import holds_idx, load_idx
 from .layout import ALL, NAMES_OF
 from .splits import carve, few_shots, some_rows
-from .targets import check_evaluated, with_vectors
+from .targets import check_evaluated, label_type_error, whole_numbers, with_vectors
 
 with needs("plain-vit[train]"):
     from datasets import (
@@ -61,6 +61,7 @@ LABEL_NAMES = frozenset({"label", "labels", "class", "classes", "class_name", "c
 LABEL_TYPES = frozenset(
     {"string", "large_string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 )
+CONVERTED_TYPES = frozenset({"bool", "float32", "float64"})  # if no column is of the types before
 VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 
 
@@ -358,16 +359,17 @@ def _is_stored_image(kind: Any) -> bool:
     return getattr(kind, "dtype", None) in ("binary", "large_binary")
 
 
-def _is_plain_label(kind: Any) -> bool:
-    return isinstance(kind, Value) and kind.dtype in LABEL_TYPES
+def _is_plain_label(kind: Any, types: frozenset[str] = LABEL_TYPES | CONVERTED_TYPES) -> bool:
+    return isinstance(kind, Value) and kind.dtype in types
 
 
 def _find_column(features: Features, role: str, asked: str | None, wanted: type) -> str:
     fitting = [name for name, kind in features.items() if isinstance(kind, wanted)]
     if not fitting and role == "image":
         fitting = [name for name, kind in features.items() if _is_stored_image(kind)]
-    if not fitting and role == "label":
-        fitting = [name for name, kind in features.items() if name.lower() in LABEL_NAMES and _is_plain_label(kind)]
+    meant = [name for name in features if role == "label" and name.lower() in LABEL_NAMES]
+    for types in (LABEL_TYPES, CONVERTED_TYPES):
+        fitting = fitting or [name for name in meant if _is_plain_label(features[name], types)]
     columns = ", ".join(f"{name} ({_type_name(kind)})" for name, kind in features.items())
     option = f"--{role}_column"
     if asked is None:
@@ -378,6 +380,8 @@ def _find_column(features: Features, role: str, asked: str | None, wanted: type)
                 "The images have no labels: an image folder has the images of each class in a folder of their own, as "
                 "train/CLASS/image.jpg, and no others beside them."
             )
+        if len(meant) == 1 and not fitting:
+            raise label_type_error(meant[0], features[meant[0]])
         if role == "label" and not fitting:
             raise DataError(
                 f"No column of {columns} is of type ClassLabel, or has numbers or strings and one of the names "
@@ -503,6 +507,7 @@ def load_classification_data(
     if streaming:
         chosen |= {role: _stored(split) for role, split in chosen.items() if role != "train"}
     if single:
+        chosen = {role: _plain_labels(split, role, label_column) for role, split in chosen.items()}
         chosen, names = _with_class_labels(chosen, _read_names(label_names))
         chosen = _checked(chosen, names, test_is_named=test_split is not None)
     else:
@@ -594,6 +599,8 @@ def load_labelled_split(
     single = problem_type == "single_label_classification"
     image_column, label_column = find_columns(rows.features, image=image_column, label=label_column, single=single)
     chosen, given = {"evaluated": _standard_columns(rows, image_column, label_column)}, _read_names(label_names)
+    if single:
+        chosen["evaluated"] = _plain_labels(chosen["evaluated"], "evaluated", label_column)
     _refuse_missing_labels({"evaluated": chosen["evaluated"]["label"][:]})
     if classes is not None and given is None and _are_numbers(chosen["evaluated"].features["label"]):
         given = [str(number) for number in range(classes)]
@@ -715,11 +722,12 @@ def load_images_and_labels(
 
 
 def labels_of(values: Sequence[Any]) -> Labels:
-    """Return labels that are integers or texts, or true or false as texts; None for an image without one.
+    """Return labels that are integers, whole floats or texts, or true or false as texts; None where there is none.
 
     Raises:
         DataError: They are something else.
     """
+    values = whole_numbers(values)
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:
         return labels_of([None if value is None else str(value) for value in values])
@@ -834,6 +842,28 @@ def _read_names(file: str | None) -> list[str] | None:
     return names
 
 
+def _plain_labels(split: Any, role: str, column: str) -> Any:
+    """Return a split whose labels are classes, integers or strings, which booleans and whole floats are converted to.
+
+    Raises:
+        DataError: They are of another type, or a number is none.
+    """
+    kind = split.features["label"]
+    if isinstance(kind, ClassLabel) or (isinstance(kind, Value) and ("int" in kind.dtype or "string" in kind.dtype)):
+        return split
+    if not _is_plain_label(kind) or isinstance(split, IterableDataset):
+        raise label_type_error(column, kind)
+    values = whole_numbers(split["label"][:])
+    _refuse_missing_labels({role: values})
+    if any(isinstance(value, float) for value in values):
+        raise label_type_error(column, kind)
+    if kind.dtype == "bool":
+        values, kind = [str(value) for value in values], Value("string")
+    else:
+        kind = Value("int64")
+    return split.remove_columns("label").add_column("label", values, feature=kind)
+
+
 def _with_class_labels(splits: dict[str, Any], given: list[str] | None = None) -> tuple[dict[str, Any], list[str]]:
     """Convert numbers and strings to classes: the given ones, or those of the training split, sorted."""
     feature = splits["train"].features["label"]
@@ -859,9 +889,9 @@ def _with_class_labels(splits: dict[str, Any], given: list[str] | None = None) -
         return splits, list(feature.names)
     values = {role: split["label"][:] for role, split in splits.items()}
     _refuse_missing_labels(values)
-    kinds = {type(value) for column in values.values() for value in column}
-    if kinds not in ({int}, {str}):
-        raise DataError(f"The label column holds {feature}: expected classes, integers or strings, one per image.")
+    if len({type(value) for column in values.values() for value in column}) > 1:
+        kinds = {role: split.features["label"].dtype for role, split in splits.items()}
+        raise DataError(f"The labels of the splits are of different types, {kinds}: convert them to one.")
     classes = sorted(set(values["train"]))
     names = [str(value) for value in classes]
     for role, column in values.items():
@@ -876,20 +906,24 @@ def _with_class_labels(splits: dict[str, Any], given: list[str] | None = None) -
 
 
 def _checked(splits: dict[str, Any], names: list[str], *, test_is_named: bool) -> dict[str, Any]:
-    """Return stored splits in RGB after validating labels; a test split with secret labels is omitted."""
+    """Return stored splits in RGB after validating labels; a test split without labels is omitted."""
     values = {role: split["label"][:] for role, split in splits.items() if isinstance(split, Dataset)}
+    if not test_is_named and "test" in values and {*values["test"]} <= {None, -1}:
+        warnings.warn(
+            f"The {counted(len(values['test']), 'image')} of the test split left out, as none has a label.",
+            stacklevel=2,
+        )
+        del splits["test"], values["test"]  # -1 is how the Hub publishes secret labels
     _refuse_missing_labels(values)
     labels = {role: np.asarray(numbers) for role, numbers in values.items()}
-    if not test_is_named and "test" in splits and (labels["test"] == -1).all():
-        del splits["test"], labels["test"]  # how the Hub publishes secret labels
+    for role, numbers in labels.items():
+        _check_labels(role, numbers, names)
     if len(names) < 2 or ("train" in labels and len(np.unique(labels["train"])) < 2):
         only = names[int(labels["train"][0])] if "train" in labels else names[0]
         raise DataError(
             f"All training images are {only!r}: expected at least two classes. Add images of another class, choose the "
             "column of the labels with --label_column, or pre-train without labels with pretrain_masked_patches.py."
         )
-    for role, numbers in labels.items():
-        _check_labels(role, numbers, names)
     if "train" in labels:
         images = np.bincount(labels["train"], minlength=len(names))
         if lacking := [names[number] for number in np.flatnonzero(images == 0)]:

@@ -1,5 +1,6 @@
 """Targets that are vectors: several labels of an image, and numbers to predict."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ def with_vectors(
         DataError: A label is missing, unknown, or of another type, or lists say of each label whether an image has it.
     """
     columns = {role: split["label"][:] for role, split in splits.items()}
+    if problem_type != REGRESSION:
+        columns = {role: [_whole_list(labels) for labels in values] for role, values in columns.items()}
     for role, values in columns.items():
         if None in values:
             raise DataError(f"Row {values.index(None)} of the {role} split has no label: remove the row.")
@@ -53,6 +56,34 @@ def with_vectors(
     }, names
 
 
+def whole_numbers(values: Sequence[Any]) -> list[Any]:
+    """Return labels with whole floats as integers and NaN as None: what pandas makes of a column with a gap."""
+    return [
+        (None if math.isnan(value) else int(value) if value.is_integer() else value)
+        if isinstance(value, float)
+        else value
+        for value in values
+    ]
+
+
+def label_type_error(column: str, kind: object) -> DataError:
+    """Return the error of a column of labels that cannot be classes, with what to do."""
+    name = kind.dtype if isinstance(kind, Value) else repr(kind)
+    if isinstance(kind, List):
+        cure = (
+            "fine-tuning takes a list of labels per image with --problem_type multi_label_classification, and one of "
+            "numbers with --problem_type regression"
+        )
+    elif isinstance(kind, Value) and "float" in kind.dtype:
+        cure = "fine-tuning takes numbers to predict with --problem_type regression; convert classes to integers"
+    else:
+        cure = "convert the column to integers or strings"
+    return DataError(
+        f"The label column {column!r} holds {name}: expected one class per image, as ClassLabel, integers, strings, "
+        f"booleans or whole floats; {cure}, or choose another column with --label_column."
+    )
+
+
 def check_evaluated(splits: Mapping[str, Dataset], problem_type: str) -> None:
     """Refuse splits of which a result is not defined: no average precision without labels, no R2 of one image.
 
@@ -73,6 +104,10 @@ def check_evaluated(splits: Mapping[str, Dataset], problem_type: str) -> None:
                 f"None of the {len(split)} images of the {role} split has a label, and average precision is of images "
                 "that do: add images, or take another split, or a larger fraction or batch."
             )
+
+
+def _whole_list(labels: Any) -> Any:
+    return whole_numbers(labels) if isinstance(labels, list) else labels
 
 
 def _numbers(role: str, values: Sequence[Any]) -> np.ndarray:
@@ -112,6 +147,8 @@ def _classes(feature: Any, values: Sequence[Any], given: Sequence[str] | None) -
         _refuse_ones_and_zeros(values, max(2, len(inner.names)))
         return {place: place for place in range(len(inner.names))}, list(inner.names)
     kinds = {type(label) for labels in values for label in labels}
+    if kinds == {bool}:
+        _refuse_ones_and_zeros(values, 1)
     if kinds not in ({int}, {str}):
         raise DataError(f"The label column holds {feature}: expected lists of classes, integers or strings.")
     found = sorted({label for labels in values for label in labels})
@@ -132,7 +169,7 @@ def _refuse_ones_and_zeros(values: Sequence[Sequence[Any]], shortest: int) -> No
     """
     lengths = {len(labels) for labels in values}
     occurring = {str(label) for labels in values for label in labels}
-    if len(lengths) != 1 or min(lengths) < shortest or not occurring <= {"0", "1"}:
+    if len(lengths) != 1 or min(lengths) < shortest or not (occurring <= {"0", "1"} or occurring <= {"False", "True"}):
         return
     hint = "; if they are the numbers of labels, name them with --label_names" if lengths == {1} else ""
     raise DataError(
@@ -145,9 +182,10 @@ def _shown(role: str, values: Sequence[Sequence[Any]], classes: Mapping[Any, int
     """Return 1 for each label of an image, and 0 for the others, [images, K]."""
     unknown = {label for labels in values for label in labels} - classes.keys()
     if unknown:
+        row = next(row for row, labels in enumerate(values) if not unknown.isdisjoint(labels))
         raise DataError(
             f"The {role} split has labels that are unknown or that the training split lacks: "
-            f"{listed(sorted(map(str, unknown)))}."
+            f"{listed(sorted(map(str, unknown)))}, first at row {row}: correct or remove them."
         )
     shown = np.zeros((len(values), len(classes)), dtype=np.float32)
     for row, labels in enumerate(values):
