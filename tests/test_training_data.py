@@ -192,7 +192,7 @@ def test_a_gap_that_pandas_made_nan_is_a_missing_label(tmp_path):
 TYPES: dict[str, tuple[pa.Array, str]] = {
     "parts": (pa.array([0.5, 1.0]), "'label' holds float64: .*--problem_type regression"),
     "lists": (pa.array([["a"], ["a", "b"]]), "'label' holds List.*--problem_type multi_label_classification"),
-    "dates": (pa.array([1, 2], pa.timestamp("s")), r"'label' holds timestamp\[s\]: .*convert the column to integers"),
+    "dates": (pa.array([1, 2], pa.timestamp("s")), r"'label' holds timestamp\[m?s\]: .*convert the column to integers"),
     "decimals": (pa.array([1, 2], pa.decimal128(5)), r"'label' holds decimal128\(5, 0\): .*convert the column"),
     "structures": (pa.array([{"a": 1}, {"a": 2}]), "'label' holds {'a': Value.*convert the column"),
 }

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import PIL.Image
 import pytest
 import torch
 from sklearn.calibration import calibration_curve
-from sklearn.metrics import f1_score, recall_score
+from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.errors import OutputError, OutputExistsError
@@ -48,10 +49,13 @@ def test_averages_over_classes_are_those_of_scikit_learn_and_calibration_that_of
     logits = torch.tensor(rng.normal(size=(300, 8)) + 2 * np.eye(8)[labels]).float()
     result = evaluation_of(*judge_logits(logits, torch.tensor(labels)))
     predictions = logits.argmax(1).numpy()
-    assert result.values["balanced_accuracy"] == pytest.approx(
-        recall_score(labels, predictions, labels=range(6), average="macro")
-    )
-    assert result.values["macro_f1"] == pytest.approx(f1_score(labels, predictions, labels=range(6), average="macro"))
+    assert {*predictions} > {*labels}, "some are predicted as classes without images"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn's, about those
+        assert result.values["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predictions))
+    assert result.values["macro_f1"] == pytest.approx(f1_score(labels, predictions, average="macro"))
+    present = f1_score(labels, predictions, labels=range(6), average="macro")
+    assert result.values["macro_f1"] < present - 0.1
     fractions, means = calibration_curve(labels == predictions, result.confidences, n_bins=15)
     bins = result.calibration
     filled = bins.counts > 0

@@ -89,6 +89,7 @@ def outputs_of(folder, rows):
     (List(Value("string")), labels_of, None),
     (List(ClassLabel(names=NAMES)), labels_of, None),
     (List(Value("int32")), lambda digit: [NAMES.index(name) for name in labels_of(digit)], NAMES),
+    (List(Value("float64")), lambda digit: [float(NAMES.index(name)) for name in labels_of(digit)], NAMES),
 ])  # fmt: skip
 def test_lists_of_labels_become_one_for_each_label_of_an_image(kind, label_of, names, tmp_path):
     folder = save(tmp_path / "set", "Labels", kind, label_of)
@@ -137,6 +138,8 @@ def test_numbers_are_vectors_with_names(tmp_path):
     (MULTI_LABEL, List(Value("int64")), lambda d: [d % 2], "are all 1 long, .* name them with --label_names"),
     (MULTI_LABEL, List(Value("string")), lambda d: [str(int(d < n)) for n in (3, 6)], "ones and zeros"),
     (MULTI_LABEL, List(ClassLabel(names=["a", "b"])), lambda d: [d % 2, 1], "ones and zeros"),
+    (MULTI_LABEL, List(Value("bool")), lambda d: [d % 2 == 0, d < 5], r"write \[2, 5\] for"),
+    (MULTI_LABEL, List(ClassLabel(names=NAMES)), lambda d: [-1] if d == 2 else [d % 3, 1], "'-1', first at row"),
     (REGRESSION, Value("string"), str, "are no numbers"),
     (REGRESSION, List(Value("float32")), lambda d: [1.0] * (1 + d % 2), "lists of different lengths"),
     (REGRESSION, Value("float32"), lambda d: math.nan if d == 3 else d, "has the label nan"),
@@ -221,11 +224,15 @@ def test_results_are_of_labels_however_many_there_are(present, absent):
     targets = np.pad(draw.random((40, present)) < 0.4, ((0, 0), (0, absent))).astype(np.float32)
     outputs = draw.normal(size=targets.shape).astype(np.float32)
     values = VectorEvaluation(MULTI_LABEL, 0.0, targets, outputs).values
-    for name, measure, given in (
-        ("macro_f1", f1_score, outputs > 0), ("mean_average_precision", average_precision_score, outputs),
-    ):  # fmt: skip
-        each = [measure(targets[:, place], given[:, place]) for place in range(present)]
-        assert values[name] == pytest.approx(np.mean(each))
+    each = [average_precision_score(targets[:, place], outputs[:, place]) for place in range(present)]
+    assert values["mean_average_precision"] == pytest.approx(np.mean(each))
+    each = [f1_score(targets[:, place], outputs[:, place] > 0) for place in range(present + absent)]
+    assert values["macro_f1"] == pytest.approx(np.mean(each)), "of a label that no image has, 0"
+    if present + absent > 1:
+        theirs = f1_score(targets, outputs > 0, average="macro", zero_division=np.nan)
+        assert values["macro_f1"] == pytest.approx(theirs)
+    unshown = VectorEvaluation(MULTI_LABEL, 0.0, targets, np.where(targets.any(axis=0), outputs, -1)).values
+    assert unshown["macro_f1"] == pytest.approx(np.mean(each[:present])), "nor predicted: it does not count"
     assert values["micro_f1"] == pytest.approx(f1_score(targets.ravel(), outputs.ravel() > 0))
     nothing = VectorEvaluation(MULTI_LABEL, 0.0, targets, -np.ones_like(targets)).values
     assert (nothing["macro_f1"], nothing["micro_f1"]) == (0, 0)

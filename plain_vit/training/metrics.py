@@ -146,13 +146,18 @@ class Evaluation:
 
     @cached_property
     def values(self) -> dict[str, float]:
-        """Return the logged values; averages over classes count those that have images."""
-        present = np.unique(self.labels)
-        averages = {"labels": present, "average": "macro", "zero_division": 0.0}
+        """Return the logged values.
+
+        As in scikit-learn, balanced accuracy is over the classes that have images, and F1 also over those that are
+        predicted without having any, where it is 0.
+        """
+        averages = {"average": "macro", "zero_division": 0.0}
         return {
             "loss": self.loss,
             "accuracy": self.accuracy,
-            "balanced_accuracy": float(recall_score(self.labels, self.predictions, **averages)),
+            "balanced_accuracy": float(
+                recall_score(self.labels, self.predictions, labels=np.unique(self.labels), **averages)
+            ),
             "macro_f1": float(f1_score(self.labels, self.predictions, **averages)),
             "calibration_error": self.calibration.error,
         }

@@ -85,16 +85,21 @@ class VectorEvaluation:
 
     @cached_property
     def values(self) -> dict[str, float]:
-        """Return the logged values; labels without images do not count."""
+        """Return the logged values.
+
+        Average precision is over the labels that images have. F1 is also over those that are predicted without any
+        image, where it is 0, as in scikit-learn with `zero_division=nan`.
+        """
         if self.problem_type == MULTI_LABEL:
             present = np.flatnonzero(self.targets.any(axis=0))
             given, shown = self.targets > 0, self.outputs > 0
+            counted = given.any(axis=0) | shown.any(axis=0)
             return {
                 "loss": self.loss,
                 "mean_average_precision": float(
                     average_precision_score(given[:, present], self.outputs[:, present], average="macro")
                 ),
-                "macro_f1": float(f1_scores(given, shown)[present].mean()),
+                "macro_f1": float(f1_scores(given, shown)[counted].mean()),
                 "micro_f1": float(f1_scores(given.ravel(), shown.ravel())),
                 "calibration_error": self.calibration.error,
             }
