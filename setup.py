@@ -33,8 +33,7 @@ EXTRAS = {
     "train": [
         "accelerate>=1.12",
         "datasets>=4.4",
-        "fsspec>=2023.12",  # the first with glob_translate; these two datasets brings too
-        "pyarrow>=21.0",
+        "pyarrow>=21.0",  # datasets brings it too
         "peft>=0.18",
         "evaluate>=0.4.6",
         "scikit-learn>=1.7",

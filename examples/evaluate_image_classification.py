@@ -204,16 +204,17 @@ def summarize(result: Evaluation | VectorEvaluation, class_names: list[str]) -> 
             for row in result.by_label(class_names)
         ]
         return {**result.values, "labels": rows}
-    pairs = confused_pairs(result, count=len(class_names) ** 2)
+    pairs, by_class = confused_pairs(result, count=len(class_names) ** 2), results_by_class(result, class_names)
     return {
         "top1_accuracy": top_accuracy(result, 1),
         **({"top5_accuracy": top_accuracy(result, 5)} if len(class_names) > 5 else {}),
         **{name: value for name, value in result.values.items() if name != "accuracy"},
         "classes": [
             {name: _number(value) for name, value in asdict(row).items()}
-            for row in results_by_class(result, class_names)
+            for row in by_class
             if row.images
         ],
+        "predicted_without_images": [row.name for row in by_class if not row.images and row.f1 == 0],
         "confused": [
             {"true": class_names[pair.true], "predicted": class_names[pair.predicted], "count": pair.count,
              "share": pair.share}
@@ -236,11 +237,13 @@ def as_text(results: dict[str, Any]) -> str:
     worst = sorted(classes, key=lambda row: row["recall"])[:SHOWN] if len(classes) > SHOWN else classes
     title = f"the {len(worst)} worst of {len(classes)} classes" if len(worst) < len(classes) else "class"
     width = max(len(title), *(len(row["name"]) for row in worst))
+    without = len(results["predicted_without_images"])
+    absent = f" (0 for {counted(without, 'predicted class', 'predicted classes')} without images)" if without else ""
     lines = [
         f"top-1 accuracy {results['top1_accuracy']:.2%}{top5}, loss {results['loss']:.4f}, "
         f"on {counted(results['images'], 'image')}",
-        f"balanced accuracy {results['balanced_accuracy']:.2%}, macro F1 {results['macro_f1']:.2%}, calibration error "
-        f"{results['calibration_error']:.2%}",
+        f"balanced accuracy {results['balanced_accuracy']:.2%}, macro F1 {results['macro_f1']:.2%}{absent}, calibration "
+        f"error {results['calibration_error']:.2%}",
         text_of_rates(results),
         "",
         f"{title:<{width}}{'images':>9}{'right':>8}{'recall':>9}{'precision':>11}{'F1':>9}",

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from accelerate.state import AcceleratorState
 from datasets import ClassLabel, Dataset, Features, Image, List, Value
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
 from transformers import AutoImageProcessor
 
 from plain_vit import (
@@ -103,6 +103,9 @@ def test_evaluation_gives_the_numbers_of_scikit_learn(classifier, tmp_path, caps
     for row, *expected in zip(results["classes"], precision, recall, f1, images, strict=True):
         got = [row["precision"], row["recall"], row["f1"], row["images"]]
         assert [np.nan if value is None else value for value in got] == pytest.approx(expected, nan_ok=True)
+    assert results["macro_f1"] == pytest.approx(f1_score(labels, names, average="macro"))
+    absent = [name for name in ("blank", "other") if name in names]
+    assert (results["predicted_without_images"], bool(absent)) == (absent, True)
     # The file has the whole confusion matrix.
     stored = json.loads((tmp_path / "results.json").read_text())
     matrix = confusion_matrix(labels, names, labels=["blank", *DIGITS, "other"])
@@ -111,7 +114,8 @@ def test_evaluation_gives_the_numbers_of_scikit_learn(classifier, tmp_path, caps
         assert matrix[order[pair["true"]], order[pair["predicted"]]] == pair["count"]
     assert sum(pair["count"] for pair in stored["confused"]) == matrix.sum() - np.trace(matrix)
     assert stored["images_per_second"] > 0
-    assert "top-5" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert re.search(r"top-5(.|\n)* macro F1 \S+ \(0 for [12] predicted class(es)? without images\)", said)
     with pytest.raises(OutputExistsError, match="already exists"):
         evaluation.evaluate(evaluation.EvaluateArguments(
             model=str(classifier), dataset="digits", output=str(tmp_path / "results.json")

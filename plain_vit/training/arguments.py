@@ -85,7 +85,9 @@ class LabelOptions:
 class SplitOptions:
     """The splits for training and evaluation."""
 
-    train_split: str | None = option(None, help="training split, or several joined by + (default: train)")
+    train_split: str | None = option(
+        None, help="training split, or several joined by + (default: train); of a folder: folders in it, or all"
+    )
     validation_split: str | None = option(
         None, help="split for selecting the best weights (default: found by its name)"
     )
@@ -112,7 +114,9 @@ class ForwardOptions(ProcessOptions, LabelOptions, ImageOptions, CheckpointOptio
 class BulkOptions(ProcessOptions, ImageOptions, WeightsOptions):
     """The images, the model and the output of scripts that run a model over many images."""
 
-    split: str | None = option(None, help="split (default: train, else the only one)")
+    split: str | None = option(
+        None, help="split (default: all files of a folder of images, tables or shards; else train, or the only one)"
+    )
     streaming: bool = option(False, help="stream the dataset instead of storing it first")
     batch_size: int = option(32, help="images per forward pass of each process")
     shard_size: int = option(1000, help="images per file; a killed run loses at most one file of each process")

@@ -51,7 +51,6 @@ with needs("plain-vit[train]"):
     from sklearn.model_selection import train_test_split
 
 
-PIL.Image.preinit()  # Pillow then tries common formats before rare ones, which can double the time of opening an image
 FILE_SUFFIXES = frozenset({".parquet", ".tar", ".zip", ".gz", ".csv", ".json", ".jsonl", ".arrow", ".txt", ".npz"})
 HUB_SECONDS = 10.0  # to wait for an answer
 GLYPHS_PER_CLASS = {"train": 1000, "test": 100}
