@@ -242,8 +242,8 @@ def as_text(results: dict[str, Any]) -> str:
     lines = [
         f"top-1 accuracy {results['top1_accuracy']:.2%}{top5}, loss {results['loss']:.4f}, "
         f"on {counted(results['images'], 'image')}",
-        f"balanced accuracy {results['balanced_accuracy']:.2%}, macro F1 {results['macro_f1']:.2%}{absent}, calibration "
-        f"error {results['calibration_error']:.2%}",
+        f"balanced accuracy {results['balanced_accuracy']:.2%}, macro F1 {results['macro_f1']:.2%}{absent}, "
+        f"calibration error {results['calibration_error']:.2%}",
         text_of_rates(results),
         "",
         f"{title:<{width}}{'images':>9}{'right':>8}{'recall':>9}{'precision':>11}{'F1':>9}",
