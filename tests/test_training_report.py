@@ -5,6 +5,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
+import operator
 import re
 import sys
 from collections.abc import Iterator
@@ -191,21 +192,70 @@ def test_unknown_tracker_and_one_that_is_not_installed_are_refused():
                 tracker_names(f"tensorboard,{name}")
 
 
-@pytest.mark.parametrize("name", ["mlflow", "comet_ml", "clearml"])
-def test_trackers_of_accelerate_that_are_not_installed_here_start_and_get_the_values(name, monkeypatch, tmp_path):
+def stand_in(name: str, monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """Put a stand-in for the package of a tracker, which is not installed here, among the modules."""
     package = MagicMock(__version__="9.0.0", __spec__=importlib.machinery.ModuleSpec(name, None))
     package.search_experiments.return_value = []
     package.utils.validation.MAX_PARAM_VAL_LENGTH, package.utils.validation.MAX_PARAMS_TAGS_PER_BATCH = 500, 100
     package.Task.current_task.return_value = None
+    package.init.return_value.id = package.init.return_value.name = "drawn-0"
+    package.start_run.return_value.info.run_id = package.Task.init.return_value.id = "drawn-0"
+    package.start.return_value.get_key.return_value = "drawn-0"
     monkeypatch.setitem(sys.modules, name, package)
+    return package
+
+
+@pytest.mark.parametrize("name", [name for name in TRACKERS if name != "tensorboard"])
+def test_trackers_that_are_not_installed_here_start_and_get_the_values(name, monkeypatch, tmp_path):
+    package = stand_in(name, monkeypatch)
     accelerator = Accelerator(cpu=True)
     assert tracker_names(name) == [name]
-    start_trackers(accelerator, [name], tmp_path / "run", {"epochs": 3.0}, step=0)
+    start_trackers(accelerator, [name], tmp_path, {"epochs": 3.0}, step=0)
     accelerator.log({"train_loss": 0.75}, step=4)
     said = str(package.mock_calls)
     assert "plain-vit" in said
     assert "train_loss" in said or "0.75" in said
     assert "epochs" in said
+
+
+# The call that starts a run, and what it is given for a new run and for the one with the id "drawn-0".
+STARTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "wandb": ("init", {"id": None}, {"id": "drawn-0", "resume": "allow"}),
+    "trackio": ("init", {"resume": "never"}, {"name": "drawn-0", "resume": "allow"}),
+    "mlflow": ("start_run", {"run_id": None}, {"run_id": "drawn-0"}),
+    "comet_ml": ("start", {"experiment_key": None}, {"experiment_key": "drawn-0"}),
+    "clearml": (
+        "Task.init", {"reuse_last_task_id": False, "continue_last_task": False},
+        {"reuse_last_task_id": "drawn-0", "continue_last_task": 0},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [0, 4])
+@pytest.mark.parametrize("name", STARTS)
+def test_a_tracker_goes_on_with_its_run_after_a_stop(name, step, monkeypatch, tmp_path):
+    package = stand_in(name, monkeypatch)
+    call, new, again = STARTS[name]
+    start = operator.attrgetter(call)(package)
+    for expected, epochs in ((new, 1), (again, 0)):
+        package.reset_mock()
+        accelerator = Accelerator(cpu=True)
+        start_trackers(accelerator, [name], tmp_path, {"epochs": 3.0}, step=step if expected is again else 0)
+        accelerator.end_training()
+        given = start.call_args.kwargs
+        assert {key: given[key] for key in expected} == expected
+        assert ("epochs" in str(package.mock_calls)) is bool(epochs), "arguments are sent once"
+    start_trackers(Accelerator(cpu=True), [name], tmp_path / "other", {"epochs": 3.0}, step=0)
+    assert {key: start.call_args.kwargs[key] for key in new} == new, "another folder is another run"
+
+
+def test_a_tracker_that_joins_a_resumed_run_starts_a_new_one_and_keeps_the_others(monkeypatch, tmp_path):
+    packages = {name: stand_in(name, monkeypatch) for name in ("wandb", "mlflow")}
+    start_trackers(Accelerator(cpu=True), ["wandb"], tmp_path, {"epochs": 3.0}, step=0)
+    start_trackers(Accelerator(cpu=True), ["mlflow"], tmp_path, {"epochs": 3.0}, step=2)
+    start_trackers(Accelerator(cpu=True), ["mlflow", "wandb"], tmp_path, {"epochs": 3.0}, step=5)
+    assert [call.kwargs["id"] for call in packages["wandb"].init.call_args_list] == [None, "drawn-0"]
+    assert [call.kwargs["run_id"] for call in packages["mlflow"].start_run.call_args_list] == [None, "drawn-0"]
 
 
 def test_tensorboard_has_every_logged_value(finished):

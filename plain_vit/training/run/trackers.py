@@ -1,26 +1,38 @@
 """Experiment trackers, which receive every logged value."""
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ...errors import TrainingError
 from ...extras import needs
+from .folder import as_json, read_json, write_file
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
     from accelerate.tracking import (
         ClearMLTracker,
         CometMLTracker,
-        GeneralTracker,
         MLflowTracker,
         TensorBoardTracker,
         TrackioTracker,
         WandBTracker,
     )
 
-TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow", "comet_ml", "clearml")  # also the names of their packages
 PROJECT = "plain-vit"
+IDS = "trackers.json"  # in the run folder: the id of the run in each tracker
+
+# Where a started tracker has the id of its run.
+ID_OF: dict[str, Callable[[Any], Any]] = {
+    "tensorboard": lambda tracker: tracker.run_name,
+    "trackio": lambda tracker: tracker.run.name,
+    "wandb": lambda tracker: tracker.run.id,
+    "mlflow": lambda tracker: tracker.active_run.info.run_id,
+    "comet_ml": lambda tracker: tracker.writer.get_key(),
+    "clearml": lambda tracker: tracker.task.id,
+}
+TRACKERS = tuple(ID_OF)  # also the names of their packages
 
 
 def tracker_names(report_to: str) -> list[str]:
@@ -52,28 +64,41 @@ def tracker_names(report_to: str) -> list[str]:
 def start_trackers(
     accelerator: Accelerator, names: list[str], folder: Path, arguments: dict[str, Any], *, step: int
 ) -> None:
-    """Start trackers, to which `accelerator.log` then writes.
+    """Start trackers, to which `accelerator.log` then writes, and keep their ids in the run folder.
+
+    A tracker with an id there goes on with its run; another one starts a new run, and gets the arguments.
 
     Args:
         accelerator: Accelerator whose main process reports.
         names: Names from `tracker_names`.
         folder: Run folder; its name is the name of the run. TensorBoard's files go into its subfolder `tensorboard`.
         arguments: Arguments of the run.
-        step: Step at which the run is resumed; values of later steps are dropped if the tracker supports it. 0 starts
-            a new run.
+        step: Step at which the run is resumed, or 0; TensorBoard drops the values of later steps.
     """
+    ids: dict[str, str] = read_json(folder / IDS) if (folder / IDS).exists() else {}
+    accelerator.wait_for_everyone()  # all processes have read the ids before one writes them
     run = folder.resolve().name
     makers: dict[str, Any] = {
-        "tensorboard": lambda: TensorBoardTracker(
+        "tensorboard": lambda _: TensorBoardTracker(
             "tensorboard", logging_dir=str(folder), purge_step=step + 1 if step else None
         ),
-        "trackio": lambda: TrackioTracker(PROJECT, name=run, resume="allow" if step else "never"),
-        "wandb": lambda: WandBTracker(PROJECT, name=run, dir=str(folder), resume="auto"),
-        "mlflow": lambda: MLflowTracker(PROJECT, run_name=run),
-        "comet_ml": lambda: CometMLTracker(PROJECT),
-        "clearml": lambda: ClearMLTracker(PROJECT, task_name=run),
+        "trackio": lambda known: TrackioTracker(PROJECT, name=known or run, resume="allow" if known else "never"),
+        "wandb": lambda known: WandBTracker(PROJECT, name=run, dir=str(folder), id=known, resume="allow"),
+        "mlflow": lambda known: MLflowTracker(PROJECT, run_name=run, run_id=known),
+        "comet_ml": lambda known: CometMLTracker(PROJECT, experiment_key=known),
+        # 0: steps are counted as they are, not on from the last one.
+        "clearml": lambda known: ClearMLTracker(
+            PROJECT, task_name=run, reuse_last_task_id=known or False, continue_last_task=0 if known else False
+        ),
     }
-    trackers: list[GeneralTracker] = [makers[name]() for name in names]
-    accelerator.log_with = trackers
+    trackers: dict[str, Any] = {name: makers[name](ids.get(name)) for name in names}
+    accelerator.log_with = list(trackers.values())
+    accelerator.init_trackers(PROJECT)
+    if not accelerator.is_main_process:
+        return
     plain = {name: value for name, value in arguments.items() if isinstance(value, (bool, int, float, str))}
-    accelerator.init_trackers(PROJECT, config=None if step else plain)
+    for name in trackers.keys() - ids.keys():
+        trackers[name].store_init_configuration(plain)
+        ids[name] = str(ID_OF[name](trackers[name]))
+    if ids:
+        write_file(folder / IDS, as_json(ids) + "\n")
