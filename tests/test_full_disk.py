@@ -3,6 +3,7 @@
 import io
 import re
 import resource
+import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from accelerate import Accelerator
 from PIL import Image
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.cli import main
 from plain_vit.errors import OutputError
-from plain_vit.training.run.folder import append_line, read_log, write_file
+from plain_vit.files.staging import full_disk, staged_file
+from plain_vit.training.hardware.sharding import ShardedState
+from plain_vit.training.run.folder import RunFolder, append_line, read_log, write_file
 from plain_vit.training.run.report import _section
 from plain_vit.training.run.snapshots import OptionalFigure, Snapshots
 from tests.conftest import randomize_
@@ -118,3 +122,59 @@ def test_a_log_never_ends_in_half_a_line(beyond: int, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_appended_to_is_said(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="was not written: Is a directory"):
         append_line(tmp_path, "x")
+
+
+def checkpoint_of_a_run(folder: Path, step: int, limit: int | None, sharded: bool) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(131, 97)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 131)).sum().backward()
+    optimizer.step()
+    accelerator.prepare(model, optimizer)
+    run = RunFolder(folder, accelerator, {"seed": 3}, resume=folder.exists())
+    run.begin()
+    if limit is not None:
+        limit_files(limit)
+    try:
+        run.save({"step": step}, keep=2, sharded=ShardedState(model, optimizer, None) if sharded else None)
+        run.finish_saving()
+    finally:
+        run.release()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("limit", [0, 300, 60_000, 103_000])
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(limit: int, sharded: bool, tmp_path: Path) -> None:
+    in_a_process(checkpoint_of_a_run, tmp_path / "run", 1, None, sharded)
+    before = contents(tmp_path)
+    with pytest.raises(OutputError, match="step_00000002 was not written: (File too large|torch's writer failed)"):
+        in_a_process(checkpoint_of_a_run, tmp_path / "run", 2, limit, sharded)
+    assert contents(tmp_path) == before
+
+
+def stage_with_torch(target: Path, limit: int | None) -> None:
+    if limit is not None:
+        limit_files(limit)
+    with staged_file(target, force=True) as new:
+        torch.save({"matrix": torch.randn(97, 131)}, new)
+
+
+@pytest.mark.parametrize("limit", [0, 300, 40_000, 51_000])
+def test_a_file_of_torch_that_does_not_fit_is_one_line(limit: int, tmp_path: Path) -> None:
+    in_a_process(stage_with_torch, tmp_path / "tensors.pt", None)
+    before = contents(tmp_path)
+    with pytest.raises(OutputError, match=r"tensors.pt was not written: .* full disk"):
+        in_a_process(stage_with_torch, tmp_path / "tensors.pt", limit)
+    assert contents(tmp_path) == before
+
+
+def test_only_a_writer_that_fails_is_taken_for_a_full_disk(tmp_path: Path) -> None:
+    others: list[Exception] = [RuntimeError("CUDA error"), OSError(5, "Input/output error"), ValueError("[Errno 28]")]
+    torch.save({"matrix": torch.randn(3, 5)}, tmp_path / "cut.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:-300])
+    with pytest.raises(RuntimeError) as read:
+        torch.load(tmp_path / "cut.pt")
+    assert [full_disk(tmp_path, error) for error in [*others, read.value]] == [None] * 4
+    full = OSError(28, "No space left on device")
+    for error in (shutil.Error([("a", "b", str(full))]), ExceptionGroup("two", [others[0], full])):
+        assert "No space left on device" in str(full_disk(tmp_path, error))

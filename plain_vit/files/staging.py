@@ -25,6 +25,8 @@ from ..system import HeldInterrupts, exchange_names
 from .marks import TRAVELLING, is_untouched
 
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+CODE = re.compile(r"(?:os error |\[Errno )(\d+)")  # in the text of errors of safetensors and shutil
+TORCH_WRITER = re.compile(r"PytorchStreamWriter|inline_container\.cc.*unexpected pos")  # torch.save to a path, failed
 MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "config.json")
 
 # Only the owner of the lock creates or removes these, so fixed names are enough, and identify what a crash left.
@@ -270,10 +272,10 @@ def _only_writer(place: Path) -> Iterator[None]:
         ) from None
     except OutputError:
         raise
-    except (SafetensorError, OSError) as error:
+    except Exception as error:
         if (full := full_disk(place, error)) is not None:
             raise full from error
-        if began or isinstance(error, SafetensorError):  # raised in the caller's block, maybe for an unrelated file
+        if began or not isinstance(error, OSError):  # raised in the caller's block, maybe for an unrelated file
             raise
         raise OutputError(f"{place} cannot be written: {error.strerror} ({error.filename}).") from error
     finally:
@@ -290,17 +292,33 @@ def _only_writer(place: Path) -> Iterator[None]:
             interrupts.give_back()
 
 
-def full_disk(place: Path, error: OSError | SafetensorError) -> OutputError | None:
-    """Return the error of a full disk for what another library raised while it wrote, or None if it is another one."""
-    code = error.errno if isinstance(error, OSError) else None
-    if code is None and (found := re.search(r"\(os error (\d+)\)", str(error))):  # of safetensors
-        code = int(found[1])
-    if code not in DISK_FULL:
+def full_disk(place: Path, error: BaseException) -> OutputError | None:
+    """Return the error of a full disk for what any library raised while it wrote, or None if it is another one."""
+    reason = next(filter(None, map(_refusal_of_the_disk, _chain(error))), None)
+    if reason is None:
         return None
     return OutputError(
-        f"{place} was not written: {os.strerror(code)}. Free disk space or give another path; the previous content is "
-        "unchanged."
+        f"{place} was not written: {reason}. Free disk space or give another path; the previous content is unchanged."
     )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, those in its group, and those during whose handling it was raised."""
+    while error is not None:
+        yield error
+        for each in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+            yield from _chain(each)
+        error = error.__cause__ or error.__context__
+
+
+def _refusal_of_the_disk(error: BaseException) -> str | None:
+    """Return what a disk that takes no more said, or None if the error has another cause."""
+    if isinstance(error, RuntimeError) and TORCH_WRITER.search(str(error)):
+        return "torch's writer failed and does not say why, as it does on a full disk and beyond a quota"
+    code = error.errno if isinstance(error, OSError) else None
+    if code is None and isinstance(error, (OSError, SafetensorError)) and (found := CODE.search(str(error))):
+        code = int(found[1])
+    return os.strerror(code) if code in DISK_FULL else None
 
 
 GUARD = _only_writer.__wrapped__.__code__  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as distributed_checkpoint
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -143,8 +144,16 @@ class ShardedState:
         return state
 
     def save(self, checkpoint: Path) -> None:
-        """Write the shards of all processes into the folder of a checkpoint."""
-        distributed_checkpoint.save(self._state(), checkpoint_id=str(checkpoint / FOLDER))
+        """Write the shards of all processes into the folder of a checkpoint.
+
+        Raises:
+            ExceptionGroup: Processes could not write theirs, with the error of each.
+        """
+        try:
+            distributed_checkpoint.save(self._state(), checkpoint_id=str(checkpoint / FOLDER))
+        except CheckpointException as error:  # not an Exception
+            failures: list[Any] = [failure for failure, _ in error.failures.values()]
+            raise ExceptionGroup(f"{checkpoint / FOLDER} was not written", failures) from error
 
     def load(self, checkpoint: Path) -> None:
         """Load the shards of this process."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
@@ -240,7 +239,7 @@ class RunFolder:
             sharded: see `begin`.
         """
         self.finish_saving()
-        written = self.checkpoints / WRITTEN
+        written, name = self.checkpoints / WRITTEN, f"step_{progress['step']:08d}"
         is_main = self.accelerator.is_main_process
         if is_main:
             written.mkdir(parents=True)
@@ -253,13 +252,14 @@ class RunFolder:
                 save_model(average, str(written / AVERAGE))
             if is_main:
                 (written / PROGRESS).write_text(as_json(progress), encoding="utf-8")
-        except (OSError, SafetensorError) as error:
-            if (full := full_disk(written, error)) is None:
+        except Exception as error:
+            shutil.rmtree(written, ignore_errors=True)
+            if (full := full_disk(self.checkpoints / name, error)) is None:
                 raise
             raise full from error
         self.accelerator.wait_for_everyone()  # all have written
         if is_main:
-            self.saving = self.thread.submit(self._complete, written, f"step_{progress['step']:08d}", keep)
+            self.saving = self.thread.submit(self._complete, written, name, keep)
 
     def _complete(self, written: Path, name: str, keep: int) -> None:
         """Make a checkpoint of its files: hash them, sync them to the disk, rename, delete old checkpoints."""
