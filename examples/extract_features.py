@@ -22,7 +22,7 @@ from plain_vit.extras import needs
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from accelerate import Accelerator
 
-    from plain_vit.training.arguments import BulkOptions, option, run_script
+    from plain_vit.training.arguments import BulkOptions, Count, option, run_script
     from plain_vit.training.bulk_inference import (
         Run,
         as_columns,
@@ -48,7 +48,7 @@ class ExtractArguments(BulkOptions):
         help="what a classifier would read; the class token, the mean of the patch tokens, or both after one another; "
         "or all patch tokens, as a grid",
     )
-    layers: list[int] = option([], help="blocks, from 1, whose outputs are used (default: the last, after its norm)")
+    layers: list[Count] = option([], help="blocks, from 1, whose outputs are used (default: the last, after its norm)")
     dtype: Literal["float32", "float16"] = option("float32", help="of the stored features")
 
 

@@ -39,9 +39,17 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from accelerate import Accelerator
 
     from plain_vit.training.arguments import (
+        Amount,
+        BelowOne,
+        Count,
+        Epochs,
         ForwardOptions,
+        Group,
         LabelOptions,
+        Pixels,
+        Positive,
         Resampling,
+        Seed,
         SplitOptions,
         keywords,
         option,
@@ -99,17 +107,17 @@ class SourceOptions(SplitOptions, ForwardOptions):
 
     _argument_group_name: ClassVar[str] = "features"
 
-    image_size: list[int] | None = option(None, help="in pixels (default: the model's own)")
+    image_size: list[Pixels] | None = option(None, help="in pixels (default: the model's own)")
     position_resampling: Resampling | None = option(
         None, help="how position embeddings are resampled to image_size (default: the model's own way)"
     )
-    validation_fraction: float = option(0.1, help="fraction of the training split to use if there is none")
+    validation_fraction: BelowOne = option(0.1, help="fraction of the training split to use if there is none")
     output_dir: str = option(help="new or empty folder, or one with the features of the same model and data")
-    seed: int = option(0, help="of the validation split and of the order of the images")
+    seed: Seed = option(0, help="of the validation split and of the order of the images")
 
 
 @dataclass(kw_only=True)
-class ProbeOptions:
+class ProbeOptions(Group):
     """Options of the probes."""
 
     _argument_group_name: ClassVar[str] = "probe"
@@ -118,17 +126,17 @@ class ProbeOptions:
     mode: Literal["linear", "few_shot", "knn", "attentive", "both"] = option(
         "both", help="linear probe, few-shot, nearest neighbours, attentive probe; both are the first two"
     )
-    learning_rates: list[float] = option([*LEARNING_RATES], help="for 256 images per step; all are trained at once")
-    epochs: float = option(10.0, help="passes of a probe over the features")
-    probe_batch_size: int = option(256, help="images per step of a probe")
-    weight_decay: float = option(0.0, help="of a probe")
+    learning_rates: list[Amount] = option([*LEARNING_RATES], help="for 256 images per step; all are trained at once")
+    epochs: Epochs = option(10.0, help="passes of a probe over the features")
+    probe_batch_size: Count = option(256, help="images per step of a probe")
+    weight_decay: Amount = option(0.0, help="of a probe")
     optimizer: Literal["sgd", "lars"] = option("sgd", help="of the linear probe; the attentive one has AdamW")
-    warmup_epochs: float = option(0.0, help="passes over the features during which the learning rates rise")
-    shots: list[int] = option([1, 5, 10, 25], help="training images per class")
-    seeds: list[int] = option([0, 1, 2], help="each selects other images")
-    l2: float = option(2.0**10, help="of the ridge regression")
-    neighbors: list[int] = option([10, 20], help="training images that vote on each image")
-    temperature: float = option(TEMPERATURE, help="of the votes, which are weighted by exp(cosine / temperature)")
+    warmup_epochs: Amount = option(0.0, help="passes over the features during which the learning rates rise")
+    shots: list[Count] = option([1, 5, 10, 25], help="training images per class")
+    seeds: list[Seed] = option([0, 1, 2], help="each selects other images")
+    l2: Amount = option(2.0**10, help="of the ridge regression")
+    neighbors: list[Count] = option([10, 20], help="training images that vote on each image")
+    temperature: Positive = option(TEMPERATURE, help="of the votes, which are weighted by exp(cosine / temperature)")
 
 
 @dataclass(kw_only=True)

@@ -21,7 +21,7 @@ from plain_vit.errors import TrainingError, counted
 from plain_vit.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
-    from plain_vit.training.arguments import BulkOptions, option, run_script
+    from plain_vit.training.arguments import BulkOptions, Count, option, run_script
     from plain_vit.training.bulk_inference import Run, open_images, open_model, predictions_of, prepared, settings_of
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
     from plain_vit.training.models import names_of_classes
@@ -33,7 +33,7 @@ class PredictArguments(BulkOptions):
 
     _argument_group_name: ClassVar[str] = "predictions"
 
-    top: int = option(5, help="classes of each image; a regression gives all its numbers")
+    top: Count = option(5, help="classes of each image; a regression gives all its numbers")
 
 
 def predict(arguments: PredictArguments) -> dict[str, Any]:
@@ -45,8 +45,6 @@ def predict(arguments: PredictArguments) -> dict[str, Any]:
     Returns:
         The contents of `manifest.json`.
     """
-    if arguments.top < 1:
-        raise TrainingError(f"--top is {arguments.top}: give at least 1.")
     accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
     images = open_images(arguments)

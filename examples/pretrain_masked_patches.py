@@ -32,9 +32,15 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from datasets import Dataset
 
     from plain_vit.training.arguments import (
+        Amount,
+        BelowOne,
+        Between,
+        Count,
         ImageOptions,
         Initialization,
         LoopOptions,
+        Part,
+        Share,
         StepOptions,
         WeightsOptions,
         keywords,
@@ -75,21 +81,21 @@ class PretrainArguments(LoopOptions, ImageOptions, WeightsOptions):
         None, help="package whose new weights from_scratch draws (default: that of the model's config)"
     )
     split: str | None = option(None, help="training split (default: train, or else the only one)")
-    validation_fraction: float = option(0.02, help="fraction of its images used for validation instead of training")
+    validation_fraction: BelowOne = option(0.02, help="fraction of its images used for validation instead of training")
 
     target: Literal["mean_color", "pixels"] = option("mean_color", help="prediction target of a patch")
-    mask_ratio: float | None = option(None, help="fraction of the patches to predict (default: as published)")
-    hidden_share: float | None = option(
+    mask_ratio: Between | None = option(None, help="fraction of the patches to predict (default: as published)")
+    hidden_share: Share | None = option(
         None, help="fraction of those replaced by the mask token (default: as published)"
     )
-    exchanged_share: float | None = option(None, help="fraction of those replaced by another patch")
-    mask_block: int = option(1, help="side, in patches, of the squares that are masked as a whole")
-    crop_scale: float = option(1.0, help="smallest fraction of the area that a random crop keeps; 1: no crop")
-    horizontal_flip: float = option(0.0, help="probability")
+    exchanged_share: Share | None = option(None, help="fraction of those replaced by another patch")
+    mask_block: Count = option(1, help="side, in patches, of the squares that are masked as a whole")
+    crop_scale: Part = option(1.0, help="smallest fraction of the area that a random crop keeps; 1: no crop")
+    horizontal_flip: Share = option(0.0, help="probability")
 
     optimizer: str = option("adam", help="of torch.optim, in lower case, or timm:NAME")
-    learning_rate: float = option(2e-4, help="peak learning rate")
-    weight_decay: float = option(0.0, help="for matrices and kernels only")
+    learning_rate: Amount = option(2e-4, help="peak learning rate")
+    weight_decay: Amount = option(0.0, help="for matrices and kernels only")
 
 
 def pretrain(arguments: PretrainArguments) -> dict[str, Any]:

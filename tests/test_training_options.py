@@ -131,15 +131,15 @@ def test_epochs_take_the_place_of_the_steps_of_a_recipe_and_the_other_way_round(
         (("--min_learning_rate", 1e-5, "--schedule", "constant"), "schedule constant does not end at min_learning"),
         (("--min_learning_rate", 1e-5, "--schedule", "inverse_sqrt"), "schedule inverse_sqrt does not end at"),
         (("--betas", 0.9), r"betas is \[0.9\]: expected two numbers from 0 to less than 1"),
-        (("--betas", 0.9, 1.0), r"betas is \[0.9, 1.0\]: expected two numbers"),
+        (("--betas", 0.9, 1.0), r"betas is \[0.9, 1.0\]: expected at least 0 and less than 1"),
         (("--epsilon", -0.5), "epsilon is -0.5: expected 0 or more"),
         (("--bce_target_threshold", 0.1), "With the loss cross_entropy, bce_target_threshold has no effect"),
         (("--mixup_probability", 0.5), "Without mixup or cutmix, mixup_probability has no effect"),
         (("--mixup", 0.2, "--switch_probability", 0.9), "Without both mixup and cutmix, switch_probability has no"),
         (("--mixup", 0.2, "--mixup_probability", 1.5), "mixup_probability is 1.5: expected 0 to 1"),
         (("--mixup_off_epoch", 3), "Without mixup or cutmix, mixup_off_epoch has no effect"),
-        (("--test_crop", 0), "test_crop is 0: expected a positive"),
-        (("--test_crop", 1.1), "test_crop is 1.1: expected 0 to 1"),
+        (("--test_crop", 0), "test_crop is 0.0: expected a positive"),
+        (("--test_crop", 1.1), "test_crop is 1.1: expected a positive number up to 1"),
     ],
 )
 def test_numbers_that_cannot_be_and_options_without_effect_are_refused(words, message):

@@ -1,5 +1,6 @@
 """What users get wrong, or their disks: one line that says what to do, and nothing lost."""
 
+import dataclasses
 import io
 import json
 import os
@@ -7,6 +8,8 @@ import resource
 import subprocess
 import sys
 import tarfile
+import typing
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 
 from plain_vit.errors import DataError, OutputError, TrainingError
-from plain_vit.training.arguments import parse_arguments
+from plain_vit.training.arguments import parse_arguments, ranges_of
 from plain_vit.training.data import load_classification_data
 from plain_vit.training.hardware.processes import start_accelerator
 from tests.training_runs import EXAMPLES, LIMIT, PYTHON, TORCHRUN, finish, launch, open_script, save_plain_vit, start
@@ -65,6 +68,77 @@ def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(wrong, right, 
     with pytest.raises(TrainingError, match="no option --xyzxyz: --help lists them all"):
         parse_arguments(script.FinetuneArguments, ["--xyzxyz"], description=None)
     assert not parse_arguments(script.FinetuneArguments, [*words, "--no-report"], description=None).report
+
+
+SCRIPTS = {
+    "finetune_image_classification": "FinetuneArguments", "pretrain_masked_patches": "PretrainArguments",
+    "linear_probe": "ProbeArguments", "evaluate_image_classification": "EvaluateArguments",
+    "extract_features": "ExtractArguments", "predict": "PredictArguments",
+}  # fmt: skip
+HUGE, UNENDING = str(10**30), "1e400"
+TAKEN = {("head_bias", "-1")}
+
+
+def numeric_options(name: str) -> Iterator[tuple[str, type]]:
+    """Yield the options of a script that hold numbers, with the type of one."""
+    for option, hint in typing.get_type_hints(kind_of(name)).items():
+        parts = {hint, *typing.get_args(hint)}
+        parts |= {inner for part in parts for inner in typing.get_args(part)}
+        yield from ((option, type_) for type_ in (int, float) if type_ in parts)
+
+
+def kind_of(name: str) -> Any:
+    return getattr(open_script(name), SCRIPTS[name])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_number_of_every_script_has_a_range(name):
+    assert [option for option, _ in numeric_options(name) if ranges_of(kind_of(name))[option] is None] == []
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_numbers_out_of_range_are_refused_by_every_script_with_the_name_of_the_option(name, capsys):
+    kind = kind_of(name)
+    asked = {each.name for each in dataclasses.fields(kind)} & {"model", "dataset", "output_dir"}
+    needed = [word for option in sorted(asked) for word in (f"--{option}", "x")]
+    parse_arguments(kind, needed, description=None)
+    seen = 0
+    for option, type_ in numeric_options(name):
+        for value in ("-1", "nan", "inf", UNENDING) if type_ is float else ("-1", HUGE, "nan"):
+            if (option, value) in TAKEN:
+                continue
+            seen += 1
+            with pytest.raises((TrainingError, SystemExit)) as refused:
+                parse_arguments(kind, [*needed, f"--{option}", value], description=None)
+            said = str(refused.value) if isinstance(refused.value, TrainingError) else capsys.readouterr().err
+            assert option in said, (option, value, said)
+            assert "expected" in said or "invalid" in said
+    assert seen > 5
+
+
+@pytest.mark.parametrize(("option", "value"), [
+    ("momentum", "1"), ("betas", "0.9 1"), ("seed", str(2**32)), ("epochs", "0"), ("epochs", "1e300"), ("steps", "0"),
+    ("image_size", "0"), ("drop_path_rate", "1"), ("crop_scale", "0"), ("validation_fraction", "1"),
+    ("distillation_temperature", "0"), ("max_images", "0"), ("ema_decay", "1"), ("num_processes", "0"),
+])  # fmt: skip
+def test_ends_that_cannot_be_are_refused_on_the_command_line_in_a_file_and_in_python(option, value, tmp_path):
+    words = ["--model", "m", "--dataset", "d", "--output_dir", "o"]
+    with pytest.raises(TrainingError, match=f"^{option} is .*: expected "):
+        parse_arguments(script.FinetuneArguments, [*words, f"--{option}", *value.split()], description=None)
+    (tmp_path / "old.yaml").write_text(f"model: m\ndataset: d\noutput_dir: o\n{option}: [{', '.join(value.split())}]\n")
+    with pytest.raises(TrainingError, match=f"^{option} is .*: expected "):
+        parse_arguments(script.FinetuneArguments, [str(tmp_path / "old.yaml")], description=None)
+    with pytest.raises(TrainingError, match=f"^{option} is "):
+        script.FinetuneArguments(model="m", dataset="d", output_dir="o", **{option: [*map(float, value.split())]})
+
+
+@pytest.mark.parametrize("content", [None, b"model: [", b"- model", b"\xff", b"", b"7", b"3: 4", b"a: &a [*a]"])
+def test_a_file_of_options_that_is_none_is_one_line(content, tmp_path):
+    path = tmp_path / "arguments.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TrainingError, match=r"arguments\.yaml .*: give the arg|arguments\.yaml cannot|no option"):
+        parse_arguments(script.FinetuneArguments, [str(path)], description=None)
 
 
 def test_fewer_images_than_a_step_takes_are_remarked_on(capsys, tmp_path):

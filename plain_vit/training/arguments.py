@@ -12,9 +12,9 @@ from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar, get_args, get_type_hints
 
 import yaml
 from transformers import HfArgumentParser
@@ -25,6 +25,74 @@ from ..errors import AmbiguousCheckpointError, OutputError, PlainViTError, Train
 from .recipes import RECIPES, describe_recipes, recipe_options
 
 Options = TypeVar("Options")
+
+
+MOST = 10**9  # of anything that is counted
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an option takes, or each number of its list; all are finite.
+
+    Args:
+        least: The lowest of them.
+        most: The highest of them.
+        text: What an error says was expected.
+        without: Ends that are not among them.
+    """
+
+    least: float
+    most: float
+    text: str
+    without: tuple[float, ...] = ()
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and math.isfinite(value) and value not in self.without
+
+
+# The types of options that are numbers.
+Count = Annotated[int, Range(1, MOST, f"1 or more, up to {MOST:,}")]
+Natural = Annotated[int, Range(0, MOST, f"0 or more, up to {MOST:,}")]
+Pixels = Annotated[int, Range(1, 2**16, f"1 or more, up to {2**16:,}")]
+Magnitude = Annotated[int, Range(0, 30, "0 to 30")]
+Seed = Annotated[int, Range(0, 2**32 - 1, f"0 to {2**32 - 1:,}")]
+Epochs = Annotated[float, Range(0, 10**6, f"a positive number up to {10**6:,}", without=(0,))]
+Finite = Annotated[float, Range(-math.inf, math.inf, "a finite number")]
+Amount = Annotated[float, Range(0, math.inf, "0 or more, and finite")]
+Positive = Annotated[float, Range(0, math.inf, "a positive number, and finite", without=(0,))]
+Share = Annotated[float, Range(0, 1, "0 to 1")]
+Part = Annotated[float, Range(0, 1, "a positive number up to 1", without=(0,))]
+BelowOne = Annotated[float, Range(0, 1, "at least 0 and less than 1", without=(1,))]
+Between = Annotated[float, Range(0, 1, "more than 0 and less than 1", without=(0, 1))]
+
+
+@cache
+def ranges_of(kind: type) -> dict[str, Range | None]:
+    """Return the range of each option of a script, None for those that are no numbers."""
+    return {name: _range_in(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
+
+
+def _range_in(hint: Any) -> Range | None:
+    if isinstance(hint, Range):
+        return hint
+    return next(filter(None, map(_range_in, get_args(hint))), None)
+
+
+@dataclass(kw_only=True)
+class Group:
+    """A group of options; those of a script are all checked when they are made, wherever they come from."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that are not in the range of their option.
+
+        Raises:
+            TrainingError: There is such a number.
+        """
+        for name, numbers in ranges_of(type(self)).items():
+            value = getattr(self, name)
+            for number in value if isinstance(value, list) else [value]:
+                if numbers is not None and number is not None and number not in numbers:
+                    raise TrainingError(f"{name} is {value}: expected {numbers.text}.")
 
 
 def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
@@ -45,7 +113,7 @@ Resampling = Literal[
 
 
 @dataclass(kw_only=True)
-class WeightsOptions:
+class WeightsOptions(Group):
     """The checkpoint to open."""
 
     model: str = option(help="transformers folder or Hub id, or another library's checkpoint")
@@ -62,7 +130,7 @@ class CheckpointOptions(WeightsOptions):
 
 
 @dataclass(kw_only=True)
-class ImageOptions:
+class ImageOptions(Group):
     """The dataset to open."""
 
     dataset: str = option(
@@ -74,7 +142,7 @@ class ImageOptions:
 
 
 @dataclass(kw_only=True)
-class LabelOptions:
+class LabelOptions(Group):
     """The labels of the dataset."""
 
     label_column: str | None = option(None, help="name of the column (default: found by its type)")
@@ -82,7 +150,7 @@ class LabelOptions:
 
 
 @dataclass(kw_only=True)
-class SplitOptions:
+class SplitOptions(Group):
     """The splits for training and evaluation."""
 
     train_split: str | None = option(
@@ -95,11 +163,11 @@ class SplitOptions:
 
 
 @dataclass(kw_only=True)
-class ProcessOptions:
+class ProcessOptions(Group):
     """Processes and precision."""
 
-    num_workers: int = option(0, help="data loader workers per process")
-    num_processes: int | None = option(None, help="fail with another number of processes")
+    num_workers: Natural = option(0, help="data loader workers per process")
+    num_processes: Count | None = option(None, help="fail with another number of processes")
     mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of the forward and backward passes")
 
 
@@ -107,7 +175,7 @@ class ProcessOptions:
 class ForwardOptions(ProcessOptions, LabelOptions, ImageOptions, CheckpointOptions):
     """The images and the model of scripts that do not train it."""
 
-    batch_size: int = option(256, help="images per forward pass, over all processes")
+    batch_size: Count = option(256, help="images per forward pass, over all processes")
 
 
 @dataclass(kw_only=True)
@@ -118,8 +186,8 @@ class BulkOptions(ProcessOptions, ImageOptions, WeightsOptions):
         None, help="split (default: all files of a folder of images, tables or shards; else train, or the only one)"
     )
     streaming: bool = option(False, help="stream the dataset instead of storing it first")
-    batch_size: int = option(32, help="images per forward pass of each process")
-    shard_size: int = option(1000, help="images per file; a killed run loses at most one file of each process")
+    batch_size: Count = option(32, help="images per forward pass of each process")
+    shard_size: Count = option(1000, help="images per file; a killed run loses at most one file of each process")
     corrupted: Literal["stop", "skip"] = option(
         "stop", help="what to do about an image that cannot be read; those left out are named in manifest.json"
     )
@@ -131,13 +199,13 @@ class BulkOptions(ProcessOptions, ImageOptions, WeightsOptions):
 
 
 @dataclass(kw_only=True)
-class StepOptions:
+class StepOptions(Group):
     """Optimization: steps, batch size, optimizer, learning rate schedule."""
 
-    epochs: float | None = option(None, help="passes over the training images (default without --steps: 10)")
-    steps: int | None = option(None, help="optimizer steps, instead of epochs")
-    batch_size: int = option(64, help="images per optimizer step, over all processes and micro-batches")
-    gradient_accumulation_steps: int = option(1, help="micro-batches per optimizer step")
+    epochs: Epochs | None = option(None, help="passes over the training images (default without --steps: 10)")
+    steps: Count | None = option(None, help="optimizer steps, instead of epochs")
+    batch_size: Count = option(64, help="images per optimizer step, over all processes and micro-batches")
+    gradient_accumulation_steps: Count = option(1, help="micro-batches per optimizer step")
     param_dtype: Literal["float32", "bf16"] = option(
         "float32",
         help="bf16: with mixed_precision bf16, the blocks compute with copies of their weights instead of casting them "
@@ -148,33 +216,35 @@ class StepOptions:
         help="of torch.optim, in lower case (the paper: sgd), or timm:NAME; muon is for the matrices in the blocks, "
         "with AdamW for the rest",
     )
-    learning_rate: float = option(1e-3, help="peak learning rate")
-    base_batch_size: int | None = option(
+    learning_rate: Amount = option(1e-3, help="peak learning rate")
+    base_batch_size: Count | None = option(
         None, help="batch size that learning_rate is for: it scales with batch_size (default: it does not)"
     )
-    min_learning_rate: float = option(0.0, help="learning rate at the end of a cosine or linear schedule")
-    momentum: float = option(0.9, help="momentum of SGD and Muon; first beta of Adam")
-    betas: list[float] | None = option(None, help="both betas of Adam and similar (default: momentum and 0.999)")
-    epsilon: float | None = option(None, help="epsilon of the optimizer (default: its own)")
-    weight_decay: float = option(0.05, help="for matrices and kernels only")
+    min_learning_rate: Amount = option(0.0, help="learning rate at the end of a cosine or linear schedule")
+    momentum: BelowOne = option(0.9, help="momentum of SGD and Muon; first beta of Adam")
+    betas: list[BelowOne] | None = option(None, help="both betas of Adam and similar (default: momentum and 0.999)")
+    epsilon: Amount | None = option(None, help="epsilon of the optimizer (default: its own)")
+    weight_decay: Amount = option(0.05, help="for matrices and kernels only")
     schedule: Literal["cosine", "linear", "inverse_sqrt", "constant", "plateau"] = option(
         "cosine", help="learning rate schedule after the warm-up; plateau: lower where evaluations no longer improve"
     )
-    restarts: int = option(0, help="times that a cosine schedule starts again at the peak, in cycles of equal length")
-    cooldown_steps: int = option(
+    restarts: Natural = option(
+        0, help="times that a cosine schedule starts again at the peak, in cycles of equal length"
+    )
+    cooldown_steps: Natural = option(
         0,
         help="last steps, in which a constant or inverse_sqrt schedule falls linearly to 0; a run can be lengthened "
         "up to them",
     )
-    plateau_patience: int = option(3, help="evaluations in a row without a better one before plateau lowers the rate")
-    plateau_factor: float = option(0.1, help="factor by which plateau lowers the rate")
-    warmup_fraction: float = option(0.1, help="fraction of the optimizer steps used for warm-up")
-    warmup_steps: int | None = option(None, help="warm-up as a number of optimizer steps")
-    max_grad_norm: float = option(1.0, help="norm to which gradients are clipped; 0: no clipping")
+    plateau_patience: Count = option(3, help="evaluations in a row without a better one before plateau lowers the rate")
+    plateau_factor: Share = option(0.1, help="factor by which plateau lowers the rate")
+    warmup_fraction: Share = option(0.1, help="fraction of the optimizer steps used for warm-up")
+    warmup_steps: Natural | None = option(None, help="warm-up as a number of optimizer steps")
+    max_grad_norm: Amount = option(1.0, help="norm to which gradients are clipped; 0: no clipping")
     clip_mode: Literal["norm", "agc"] = option(
         "norm", help="agc: max_grad_norm, such as 0.01, is relative to the norm of the weights of each unit (NFNets)"
     )
-    sharpness_radius: float = option(
+    sharpness_radius: Amount = option(
         0.0, help="take the gradients where the loss is highest within this distance (SAM), such as 0.1; 0: off"
     )
     tf32: bool = option(True, help="on GPUs, multiply float32 matrices in TF32 while training; never in evaluations")
@@ -191,19 +261,19 @@ class FolderOptions(ProcessOptions):
 
     output_dir: str = option(help="new or empty folder")
     resume: bool = option(False, help="resume from the newest checkpoint in output_dir")
-    evaluations: int | None = option(None, help="number of evaluations, evenly spaced (default: once per epoch)")
-    log_every: int = option(10, help="optimizer steps between logged values")
-    checkpoint_every: int | None = option(
+    evaluations: Count | None = option(None, help="number of evaluations, evenly spaced (default: once per epoch)")
+    log_every: Count = option(10, help="optimizer steps between logged values")
+    checkpoint_every: Count | None = option(
         None, help="optimizer steps between checkpoints (default: at each evaluation)"
     )
-    checkpoints_kept: int = option(2, help="number of checkpoints to keep; 0: write none")
-    best_kept: int = option(
+    checkpoints_kept: Natural = option(2, help="number of checkpoints to keep; 0: write none")
+    best_kept: Count = option(
         1, help="models with the best results on the validation split to keep; more than one: by step, in best_models"
     )
     report_to: str = option(
         "none", help="tensorboard, trackio, wandb, mlflow, comet_ml and clearml, separated by commas"
     )
-    seed: int = option(0, help="random seed")
+    seed: Seed = option(0, help="random seed")
 
 
 @dataclass(kw_only=True)
@@ -232,33 +302,33 @@ class ModelOptions(CheckpointOptions):
         [],
         help="parameters to freeze: backbone (all but the head), the first N blocks, or names (a.*.weight)",
     )
-    lora_rank: int | None = option(None, help="train LoRA adapters of this rank on the attention (peft)")
-    lora_alpha: int = option(16, help="scale of the adapters: lora_alpha / lora_rank")
+    lora_rank: Count | None = option(None, help="train LoRA adapters of this rank on the attention (peft)")
+    lora_alpha: Count = option(16, help="scale of the adapters: lora_alpha / lora_rank")
     lora_targets: list[str] = option([], help="layers with adapters (default: queries and values)")
     gradient_checkpointing: bool = option(False, help="save memory by recomputing the forward pass")
-    image_size: list[int] | None = option(
+    image_size: list[Pixels] | None = option(
         None, help="training size in pixels: one number, or height and width; positions are resampled once"
     )
     position_resampling: Resampling | None = option(
         None, help="how position embeddings are resampled to other sizes (default: the model's own way)"
     )
-    test_size: list[int] | None = option(
+    test_size: list[Pixels] | None = option(
         None, help="size of evaluated images, where it differs from the training size (FixRes), which the model keeps"
     )
     native_aspect_ratio: bool = option(
         False, help="keep the aspect ratio of images: train, evaluate and save with patches of images of many sizes"
     )
-    max_num_patches: int | None = option(
+    max_num_patches: Count | None = option(
         None, help="most patches of an image with native_aspect_ratio (default: those of the model's image size)"
     )
-    test_crop: float | None = option(
+    test_crop: Part | None = option(
         None,
         help="evaluate the centre of images: its side divided by the shorter edge, such as 0.875 (default: the image "
         "processor's geometry)",
     )
-    dropout: float | None = option(None, help="dropout after each dense layer (default: the model's)")
-    drop_path_rate: float | None = option(None, help="stochastic depth of the last block (default: the model's)")
-    head_bias: float | None = option(None, help="initial bias of the new head (default: the model's, else 0)")
+    dropout: BelowOne | None = option(None, help="dropout after each dense layer (default: the model's)")
+    drop_path_rate: BelowOne | None = option(None, help="stochastic depth of the last block (default: the model's)")
+    head_bias: Finite | None = option(None, help="initial bias of the new head (default: the model's, else 0)")
 
 
 @dataclass(kw_only=True)
@@ -271,25 +341,25 @@ class DataOptions(SplitOptions, LabelOptions, ImageOptions):
         "single_label_classification",
         help="one label per image; a list of labels per image; a number, or a list of numbers, per image",
     )
-    validation_fraction: float = option(0.0, help="fraction of the training split to use for validation")
-    shots_per_class: int | None = option(None, help="number of training images per class (default: all)")
-    max_images: int | None = option(
+    validation_fraction: BelowOne = option(0.0, help="fraction of the training split to use for validation")
+    shots_per_class: Count | None = option(None, help="number of training images per class (default: all)")
+    max_images: Count | None = option(
         None, help="images of each split, drawn at random, for a quick trial (default: all)"
     )
     corrupted: Literal["stop", "skip"] = option(
         "stop", help="on a corrupted image: stop the run, or skip, report and count it"
     )
     streaming: bool = option(False, help="stream the training images instead of storing them first")
-    stream_images: int | None = option(None, help="number of images, if the stream does not say")
-    stream_buffer: int = option(10_000, help="images of a stream that are shuffled together, by each worker")
+    stream_images: Count | None = option(None, help="number of images, if the stream does not say")
+    stream_buffer: Count = option(10_000, help="images of a stream that are shuffled together, by each worker")
 
 
 @dataclass(kw_only=True)
-class LearnerOptions:
+class LearnerOptions(Group):
     """Layer decay, moving average, sharding and compilation."""
 
-    layer_decay: float = option(1.0, help="learning rate of a block, relative to the next block")
-    ema_decay: float | None = option(None, help="evaluate and save a moving average of the weights with this decay")
+    layer_decay: Amount = option(1.0, help="learning rate of a block, relative to the next block")
+    ema_decay: BelowOne | None = option(None, help="evaluate and save a moving average of the weights with this decay")
     shard: bool = option(False, help="shard weights, optimizer states and averages over the processes (FSDP2)")
     compile: bool = option(False, help="torch.compile the model for training")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option(
@@ -313,7 +383,7 @@ class OptimizationOptions(LearnerOptions, StepOptions):
         help="bce: binary cross-entropy, averaged over the classes; bce_sum: summed over them; mse, l1, smooth_l1: for "
         "regression (default: cross_entropy; with several labels bce; regression mse)",
     )
-    bce_target_threshold: float | None = option(
+    bce_target_threshold: Share | None = option(
         None, help="binary cross-entropy: a class whose share of a blended label is above this counts in full"
     )
     class_balance: Literal["none", "loss", "sampler"] = option(
@@ -323,33 +393,35 @@ class OptimizationOptions(LearnerOptions, StepOptions):
         None, help="classifier of the same classes for distillation; a distillation token learns from it alone (DeiT)"
     )
     distillation: Literal["soft", "hard"] = option("soft", help="distil the teacher's probabilities, or its decisions")
-    distillation_weight: float = option(0.5, help="weight of the teacher in the loss")
-    distillation_temperature: float = option(1.0, help="temperature of soft distillation")
-    label_smoothing: float = option(0.1, help="fraction of the target spread over all classes")
+    distillation_weight: Share = option(0.5, help="weight of the teacher in the loss")
+    distillation_temperature: Positive = option(1.0, help="temperature of soft distillation")
+    label_smoothing: Share = option(0.1, help="fraction of the target spread over all classes")
 
 
 @dataclass(kw_only=True)
-class TransformOptions:
+class TransformOptions(Group):
     """Augmentation of single images."""
 
-    crop_scale: float = option(
+    crop_scale: Part = option(
         1.0, help="smallest fraction of the area that a random crop keeps; 1: resize and crop like the image processor"
     )
-    resize_to: int | None = option(None, help="resize to this many pixels, then take a random crop of the model's size")
-    crop_padding: int = option(
+    resize_to: Pixels | None = option(
+        None, help="resize to this many pixels, then take a random crop of the model's size"
+    )
+    crop_padding: Natural = option(
         0, help="resize the shorter edge, pad with this many pixels, then take a random crop of the model's size"
     )
-    horizontal_flip: float = option(0.0, help="probability of the operation")
+    horizontal_flip: Share = option(0.0, help="probability of the operation")
     augmentation: Literal["none", "affine", "randaugment", "autoaugment", "trivialaugment", "threeaugment"] = option(
         "none", help="affine: for characters"
     )
     magnitude_scale: Literal["timm_increasing", "timm", "big_vision", "torchvision"] = option(
         "timm_increasing", help="package whose randaugment is used: its operations, and the strength of a magnitude"
     )
-    magnitude: int = option(9, help="magnitude of randaugment; full strength at 10, in torchvision at 30")
-    magnitude_std: float = option(0.0, help="standard deviation of the magnitude, with the scales of timm")
-    augmentation_layers: int = option(2, help="operations per image of randaugment")
-    random_erasing: float = option(0.0, help="probability of the operation")
+    magnitude: Magnitude = option(9, help="magnitude of randaugment; full strength at 10, in torchvision at 30")
+    magnitude_std: Amount = option(0.0, help="standard deviation of the magnitude, with the scales of timm")
+    augmentation_layers: Natural = option(2, help="operations per image of randaugment")
+    random_erasing: Share = option(0.0, help="probability of the operation")
     random_erasing_mode: Literal["mean", "pixel"] = option(
         "mean", help="erase with the mean colour, or with normal noise in each pixel"
     )
@@ -361,18 +433,18 @@ class AugmentationOptions(TransformOptions):
 
     _argument_group_name: ClassVar[str] = "augmentation"
 
-    initial_image_size: int | None = option(
+    initial_image_size: Pixels | None = option(
         None, help="shorter edge of the first training images, which then grow to the model's size (default: that size)"
     )
-    growth_epochs: float | None = option(None, help="epochs after which they have that size")
-    repeated_augmentation: int = option(
+    growth_epochs: Amount | None = option(None, help="epochs after which they have that size")
+    repeated_augmentation: Count = option(
         1, help="differently augmented copies of an image in a batch; an epoch has that many times fewer images"
     )
-    mixup: float = option(0.0, help="alpha of mixup; 0: off")
-    cutmix: float = option(0.0, help="alpha of CutMix; 0: off")
-    mixup_probability: float = option(1.0, help="probability that the images of a step are blended")
-    switch_probability: float = option(0.5, help="probability of CutMix instead of mixup, where both are on")
-    mixup_off_epoch: float | None = option(
+    mixup: Amount = option(0.0, help="alpha of mixup; 0: off")
+    cutmix: Amount = option(0.0, help="alpha of CutMix; 0: off")
+    mixup_probability: Share = option(1.0, help="probability that the images of a step are blended")
+    switch_probability: Share = option(0.5, help="probability of CutMix instead of mixup, where both are on")
+    mixup_off_epoch: Amount | None = option(
         None, help="epochs after which images are no longer blended (default: never)"
     )
 
@@ -389,19 +461,19 @@ class RunOptions(FolderOptions):
         "balanced_accuracy, macro_f1, calibration_error; mean_average_precision, micro_f1; mean_absolute_error, r2 "
         "(default: accuracy; with several labels mean_average_precision; regression loss)",
     )
-    early_stopping: int | None = option(
+    early_stopping: Count | None = option(
         None, help="stop after this many evaluations in a row without a better best_metric"
     )
-    eval_batch_size: int = option(64, help="images per evaluation batch, in each process")
+    eval_batch_size: Count = option(64, help="images per evaluation batch, in each process")
     report: bool = option(True, help="write a report with curves, confusion matrix and mistakes to output_dir/report")
-    picture_every: float = option(
+    picture_every: Amount = option(
         5.0, help="epochs between snapshots of attention and positions for the report; 0: none"
     )
     dry_run: bool = option(False, help="print the plan and its requirements, and write nothing")
     show_batch: str | None = option(
         None, help="PNG file: with --dry_run, draw the first training batch as the model gets it, with its labels"
     )
-    overfit_batch: int | None = option(
+    overfit_batch: Count | None = option(
         None, help="train this many steps on the images of one batch, say how well they are learnt, and write nothing"
     )
     lr_find: str | None = option(
@@ -435,8 +507,11 @@ class Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
     """Help formatter that shows defaults and keeps the description's line breaks."""
 
 
-# What a full, read-only or foreign disk says.
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+# What a disk says that is full, read-only, foreign or gone, and a path that cannot be.
+REFUSALS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE,
+    errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
 
 
 def run_script(run: Callable[[Options], object], kind: type[Options], *, description: str | None) -> None:
@@ -502,8 +577,7 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
     known = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
     layers = []
     if words and words[0].endswith((".yaml", ".yml")):
-        values = yaml.safe_load(Path(words.pop(0)).read_text(encoding="utf-8"))
-        layers += _with_recipe(_words_of(values), known)
+        layers += _with_recipe(_words_of(_read_options(words.pop(0))), known)
     layers += _with_recipe(_by_option(words), known)
     _refuse_unknown({name for layer in layers for name in layer if name}, {*known, "list_recipes", "help"})
     merged: dict[str, list[str]] = {}
@@ -521,6 +595,21 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
     stray = merged.pop("", [])
     given = parser.parse_args([*stray, *(word for name, values in merged.items() for word in (f"--{name}", *values))])
     return kind(**vars(given))
+
+
+def _read_options(path: str) -> dict[str, Any]:
+    """Read a YAML file of options.
+
+    Raises:
+        TrainingError: It cannot be read, or holds something else.
+    """
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise TrainingError(f"{path} cannot be read: {error}. Give the arguments.yaml of a run.") from error
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise TrainingError(f"{path} holds no options by name: give the arguments.yaml of a run.")
+    return values
 
 
 def _refuse_unknown(given: set[str], known: Collection[str]) -> None:
@@ -568,30 +657,6 @@ def as_yaml(arguments: Any) -> str:
     return yaml.safe_dump(values, sort_keys=False)
 
 
-# Minimum and maximum of numeric options.
-RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(
-        ("steps", "batch_size", "gradient_accumulation_steps", "evaluations", "eval_batch_size", "log_every",
-         "checkpoint_every", "early_stopping", "lora_rank", "lora_alpha", "stream_images", "stream_buffer",
-         "resize_to", "repeated_augmentation", "base_batch_size", "overfit_batch", "plateau_patience",
-         "best_kept", "initial_image_size", "max_num_patches"),
-        (1, math.inf),
-    ),
-    **dict.fromkeys(
-        ("epochs", "learning_rate", "weight_decay", "layer_decay", "warmup_steps", "max_grad_norm", "checkpoints_kept",
-         "num_workers", "mixup", "cutmix", "augmentation_layers", "magnitude_std", "crop_padding",
-         "distillation_temperature", "min_learning_rate", "epsilon", "restarts", "cooldown_steps", "sharpness_radius",
-         "mixup_off_epoch", "growth_epochs"),
-        (0, math.inf),
-    ),
-    **dict.fromkeys(
-        ("warmup_fraction", "label_smoothing", "crop_scale", "horizontal_flip", "random_erasing",
-         "distillation_weight", "momentum", "test_crop", "bce_target_threshold", "plateau_factor",
-         "mixup_probability", "switch_probability"),
-        (0, 1),
-    ),
-    "magnitude": (0, 30),
-}  # fmt: skip
 # Options that have an effect only with mixup or CutMix.
 MIXING = ("mixup_probability", "switch_probability", "mixup_off_epoch")
 # Options that have an effect only with some schedules.
@@ -632,19 +697,11 @@ COMPANIONS = {
 
 
 def check_options(arguments: Any) -> None:
-    """Refuse numbers out of range, contradictory options, and options without effect.
+    """Refuse contradictory options, and options without effect.
 
     Raises:
         TrainingError: There are such options.
     """
-    for name, (low, high) in RANGES.items():
-        value = getattr(arguments, name, None)  # not every script has every option
-        if value is not None and not low <= value <= high:
-            expected = f"{low} to {high}" if high < math.inf else f"{low} or more"
-            raise TrainingError(f"{name} is {value}: expected {expected}.")
-    for name in ("epochs", "crop_scale", "test_crop", "distillation_temperature"):
-        if getattr(arguments, name, None) == 0:
-            raise TrainingError(f"{name} is 0: expected a positive number.")
     if arguments.steps is not None and arguments.epochs is not None:
         raise TrainingError(f"Both steps ({arguments.steps}) and epochs ({arguments.epochs:g}) are given: give one.")
     trials = [name for name in ("dry_run", "overfit_batch", "lr_find") if getattr(arguments, name, None)]
@@ -729,5 +786,5 @@ def _check_rates(arguments: Any) -> None:
                 f"With the schedule {schedule}, {name} has no effect: omit it, or set --schedule {schedules[0]}."
             )
     betas = arguments.betas
-    if betas is not None and (len(betas) != 2 or not all(0 <= beta < 1 for beta in betas)):
+    if betas is not None and len(betas) != 2:
         raise TrainingError(f"betas is {betas}: expected two numbers from 0 to less than 1, such as 0.9 0.999.")
