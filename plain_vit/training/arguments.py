@@ -88,7 +88,8 @@ class Group:
         Raises:
             TrainingError: There is such a number.
         """
-        for name, numbers in ranges_of(type(self)).items():
+        kind: Any = type(self)
+        for name, numbers in ranges_of(kind).items():
             value = getattr(self, name)
             for number in value if isinstance(value, list) else [value]:
                 if numbers is not None and number is not None and number not in numbers:
