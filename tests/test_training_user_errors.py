@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 
 from plain_vit.errors import DataError, OutputError, TrainingError
 from plain_vit.training.arguments import parse_arguments, ranges_of
-from plain_vit.training.data import load_classification_data
+from plain_vit.training.data import load_classification_data, load_images, load_labelled_split
 from plain_vit.training.hardware.processes import start_accelerator
 from tests.training_runs import EXAMPLES, LIMIT, PYTHON, TORCHRUN, finish, launch, open_script, save_plain_vit, start
 
@@ -196,6 +197,42 @@ def test_class_without_training_images_is_refused(tmp_path):
     write_image(folder / "test" / "emu" / "1.png")
     with pytest.raises(DataError, match="1 of the 3 classes have no training images: 'emu'"):
         load_classification_data(str(folder))
+
+
+@pytest.mark.parametrize("sizes", [{"train": 6, "test": 0}, {"train": 0, "test": 6}, {"train": 0}])
+@pytest.mark.parametrize("kind", ["saved", "parquet", "one file"])
+def test_a_split_without_rows_is_refused_by_its_name(kind, sizes, tmp_path):
+    features = Features({"image": Image(), "label": ClassLabel(names=["a", "b"])})
+    labels = {name: [number % 2 for number in range(size)] for name, size in sizes.items()}
+    images = {name: [PIL.Image.new("RGB", (9, 7), (number, 3, 200)) for number in labels[name]] for name in sizes}
+    splits = {
+        name: Dataset.from_dict({"image": images[name], "label": labels[name]}, features=features) for name in sizes
+    }
+    folder = tmp_path / "data"
+    if kind == "saved":
+        DatasetDict(splits).save_to_disk(str(folder))
+    else:
+        folder.mkdir()
+        for name, rows in splits.items():
+            rows.to_parquet(str(folder / f"{name}-0.parquet"))
+    name = str(folder / f"{'train' if not sizes['train'] else 'test'}-0.parquet") if kind == "one file" else str(folder)
+    for load in (
+        load_classification_data, partial(load_classification_data, streaming=True), load_labelled_split, load_images
+    ):  # fmt: skip
+        with pytest.raises(DataError, match="without rows .*: remove it|split has no rows: remove it"):
+            load(name)
+
+
+@pytest.mark.parametrize("damage", ["parquet", "state", "arrow"])
+def test_a_damaged_dataset_is_one_line_that_names_it(damage, tmp_path):
+    name = Path(save_rows(tmp_path / "rows", [0, 1, 1, 0], ClassLabel(names=["a", "b"])))
+    if damage == "parquet":
+        DatasetDict.load_from_disk(name)["train"].to_parquet(tmp_path / "one.parquet")
+        name = tmp_path / "one.parquet"
+    damaged = {"parquet": name, "state": name / "train" / "state.json"}.get(damage) or next(name.glob("train/*.arrow"))
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+    with pytest.raises(DataError, match=f"{re.escape(str(name))} cannot be read: "):
+        load_classification_data(str(name))
 
 
 # Streams

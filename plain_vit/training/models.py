@@ -6,7 +6,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -27,7 +28,7 @@ from ..conversion import from_checkpoint
 from ..conversion.engine_models import EngineModel, open_with_processor
 from ..conversion.format import EXPECTED
 from ..conversion.inference_engines import is_exported
-from ..errors import DataError, TrainingError, few, listed
+from ..errors import CheckpointError, DataError, PlainViTError, TrainingError, few, listed
 from ..extras import needs
 from ..image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing
 from ..modeling_plain_vit import PlainViTForImageClassification
@@ -328,12 +329,13 @@ def _open(
         height, width = (size, size) if isinstance(size, int) else size
         processor: Any = PlainViTImageProcessor(size={"height": height, "width": width})
         return _fresh(PlainViTForImageClassification, config, label_names), processor
-    if from_scratch and not hints and is_transformers_checkpoint(source):
-        stored = _with_labels(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code), label_names)
-        model = AutoModelForImageClassification.from_config(
-            stored, trust_remote_code=trust_remote_code, dtype=torch.float32
-        )
-        return model, AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
+    if from_scratch and not hints and _model_type(source) is not None:
+        with _explained(source):
+            stored = _with_labels(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code), label_names)
+            model = AutoModelForImageClassification.from_config(
+                stored, trust_remote_code=trust_remote_code, dtype=torch.float32
+            )
+            return model, AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
     model, processor, missing = _stored(source, trust_remote_code=trust_remote_code, hints=hints)
     if processor is None:
         raise TrainingError(f"{source} has no image processor: convert it first, with its mean and standard deviation.")
@@ -341,7 +343,7 @@ def _open(
         raise TrainingError(f"{source} has no head to keep: omit --keep_head.")
     if missing == ["classifier"]:
         body, model = model, _fresh(PlainViTForImageClassification, model.config, label_names)
-        model.get_submodule("vit").load_state_dict(body.state_dict())
+        model.get_submodule("vit").load_state_dict(body.base_model.state_dict())
     elif missing := sorted(set(missing) - head_of(model)):
         raise TrainingError(f"{source} lacks weights of its model: {few(missing)}.")
     if from_scratch:
@@ -353,27 +355,49 @@ def _stored(
     source: str, *, trust_remote_code: bool, hints: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, Any, list[str]]:
     """Open the model of a checkpoint in float32, its image processor or None, and the names of missing weights."""
-    if not is_transformers_checkpoint(source):
+    kind = _model_type(source)
+    if hints and kind is not None:
+        raise TrainingError(f"The config of {source} is complete: omit {', '.join(hints)}.")
+    if kind is None or (kind == PlainViTConfig.model_type and not trust_remote_code):
         converted = from_checkpoint(source, **hints)
         missing = [] if isinstance(converted.model, PlainViTForImageClassification) else ["classifier"]
-        return converted.model, converted.image_processor, missing
-    if hints:
-        raise TrainingError(f"The config of {source} is complete: omit {', '.join(hints)}.")
-    processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
-    model, loading = AutoModelForImageClassification.from_pretrained(
-        source, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
-    )
-    return model, processor, sorted(loading["missing_keys"])
+        return converted.model.float(), converted.image_processor, missing
+    with _explained(source):
+        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
+        model, loading = AutoModelForImageClassification.from_pretrained(
+            source, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
+        )
+    missing = sorted(loading["missing_keys"])
+    read = {name: tensor for name, tensor in model.state_dict().items() if name not in missing}
+    if spoilt := [name for name, tensor in read.items() if not tensor.isfinite().all()]:
+        raise CheckpointError(f"{source} holds NaN or infinity in {few(spoilt)}: give a checkpoint of finite numbers.")
+    return model, processor, missing
 
 
-def is_transformers_checkpoint(source: str) -> bool:
-    """Return whether this is a transformers folder or Hub id, not a checkpoint of another library or a graph."""
-    if Path(source).is_file() or is_exported(source):
-        return False
+@contextmanager
+def _explained(source: str) -> Iterator[None]:
+    """Name the source in whatever transformers raises where it cannot open one."""
     try:
-        return "model_type" in PreTrainedConfig.get_config_dict(source)[0]
-    except OSError:  # no config.json, here or on the Hub: `from_checkpoint` reports any error
-        return False
+        yield
+    except PlainViTError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"transformers cannot open {source}: {type(error).__name__}: {reason}. Give a folder or Hub id that "
+            "AutoModelForImageClassification and AutoImageProcessor open."
+        ) from error
+
+
+def _model_type(source: str) -> str | None:
+    """Return the model type of a transformers folder or Hub id, None for files of another library and for graphs."""
+    if Path(source).is_file() or is_exported(source):
+        return None
+    try:
+        found = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
+    except Exception:  # no config.json, here or on the Hub, or one that is damaged: `from_checkpoint` explains it
+        return None
+    return None if found is None else str(found)
 
 
 def with_new_head(model: PreTrainedModel, label_names: list[str]) -> PreTrainedModel:

@@ -4,6 +4,7 @@ import glob
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -16,8 +17,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from yaml import YAMLError
 
-from ...errors import DataError, counted, few, listed
+from ...errors import DataError, PlainViTError, counted, few, listed
 from ...extras import needs
+from ...files.staging import full_disk
 from ..glyphs import CHARACTERS, render_glyphs
 from .benchmarks import BENCHMARKS, Benchmark
 from .decoding import RefusedImages, as_files
@@ -136,11 +138,13 @@ def load_splits(
     if name in EMBEDDED:
         return _streamed(EMBEDDED[name]()) if streaming else EMBEDDED[name]()
     if path.is_dir():
-        return _load_folder(path, subset, streaming, chosen, option)
+        with _explained(name):
+            return _load_folder(path, subset, streaming, chosen, option)
     if path.is_file():
         if path.suffix == ".parquet":
-            splits = load_dataset("parquet", data_files={"train": name}, streaming=streaming)
-            return _with_sizes(splits, {"train": _parquet_rows(name)}) if streaming else splits
+            with _explained(name):
+                splits = load_dataset("parquet", data_files={"train": name}, streaming=streaming)
+                return _with_sizes(splits, {"train": _parquet_rows(name)}) if streaming else splits
         raise DataError(f"The file {name} is not a dataset: expected a .parquet file or a folder.")
     if not _may_be_of_hub(name):
         raise DataError(f"There is no file or folder {name}: correct the path.")
@@ -193,6 +197,22 @@ def _ask_hub(known: Benchmark) -> None:
 def _unreachable(name: str, error: Exception, known: Benchmark) -> str:
     [reason, *_] = str(error).splitlines() or [type(error).__name__]
     return f"The dataset {name!r} is not cached and the Hub cannot be reached: {reason}. {_what_opens(known)}"
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Name the dataset in whatever is raised where it cannot be read, or a disk cannot hold its cache."""
+    try:
+        yield
+    except PlainViTError:
+        raise
+    except Exception as error:
+        if (full := full_disk(Path(name), error)) is not None:
+            raise full from error
+        raise DataError(
+            f"{name} cannot be read: {type(error).__name__}: {error}. Write it again if a file is damaged; a split "
+            "without rows cannot be read either: remove it."
+        ) from error
 
 
 def _what_opens(known: Benchmark) -> str:
@@ -312,6 +332,8 @@ def _streamed_images(splits: DatasetDict) -> IterableDatasetDict:
 def _with_sizes(streams: IterableDatasetDict, sizes: Mapping[str, int]) -> IterableDatasetDict:
     """Note the numbers of rows of streams, where `_stream_size` finds them."""
     for name, stream in streams.items():
+        if not sizes[name]:
+            raise DataError(f"The {name} split has no rows: remove it.")
         split = split_name(name)
         stream.info.splits = SplitDict({str(split): SplitInfo(str(split), num_examples=sizes[name])})
         stream._split = split
