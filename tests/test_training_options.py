@@ -441,13 +441,16 @@ def test_muon_without_matrices_is_refused():
 
 def test_learning_rate_scales_with_the_batch_and_ends_at_its_minimum():
     words = [*NEEDED, "--batch_size", 96, "--base_batch_size", 256, "--learning_rate", 0.01]
+    least = 1e-4 * 96 / 256
     options = parse(*words, "--min_learning_rate", 1e-4)
+    assert options.lowest_learning_rate == pytest.approx(least)
+    assert parse(*NEEDED, "--batch_size", 96, "--min_learning_rate", 1e-4).lowest_learning_rate == 1e-4
     assert options.peak_learning_rate == pytest.approx(0.01 * 96 / 256)
     assert parse(*NEEDED, "--batch_size", 96, "--learning_rate", 0.01).peak_learning_rate == 0.01
     learner = Learner(small_vit(), options, Accelerator(cpu=True), layer_decay=0.5)
     assert max(group["peak_lr"] for group in learner.optimizer.param_groups) == options.peak_learning_rate
     reference = torch.optim.lr_scheduler.CosineAnnealingLR(
-        torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=options.peak_learning_rate), 20, eta_min=1e-4
+        torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=options.peak_learning_rate), 20, eta_min=least
     )
     for step in range(3, 24):
         rate = scheduled_rate(options, step, total=23, warmup=3) * options.peak_learning_rate
@@ -457,7 +460,7 @@ def test_learning_rate_scales_with_the_batch_and_ends_at_its_minimum():
     assert scheduled_rate(options, 1, total=23, warmup=3) == 2 / 3
     linear = parse(*words, "--min_learning_rate", 1e-4, "--schedule", "linear")
     halfway = scheduled_rate(linear, 13, total=23, warmup=3) * options.peak_learning_rate
-    assert halfway == pytest.approx((1e-4 + options.peak_learning_rate) / 2)
+    assert halfway == pytest.approx((least + options.peak_learning_rate) / 2)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "nadam", "radam", "adamax", "timm:lamb", "timm:adamp"])

@@ -1,6 +1,6 @@
 """Every recipe has the numbers of its source, which are listed here as the source states them."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -86,8 +86,8 @@ SOURCES: dict[str, dict[str, Any]] = {
     },
     "augreg-pretrain-imagenet": {**BIG_VISION, "head_bias": -6.9, "aa": "randaug(2,15)", "mixup": 0.5},
     "augreg-pretrain-imagenet21k": {**BIG_VISION, "head_bias": -10.0, "aa": "randaug(2,10)", "mixup": 0.2},
-    "augreg-finetune": {**VIT, "steps": 500, "warmup_steps": 100, "lr": 0.03, "crop": 448},
-    "augreg-finetune-imagenet": {**VIT, "steps": 20_000, "lr": 0.03, "crop": 448},
+    "augreg-finetune": {**VIT, "steps": 500, "warmup_steps": 100, "lr": 0.03},
+    "augreg-finetune-imagenet": {**VIT, "steps": 20_000, "lr": 0.03},
     "augreg-none": {"aa": "", "mixup": 0},
     "augreg-light1": {"aa": "randaug(2,0)", "mixup": 0},
     "augreg-light2": {"aa": "randaug(2,10)", "mixup": 0.2},
@@ -114,6 +114,8 @@ SOURCES: dict[str, dict[str, Any]] = {
     "deit3-finetune-large-224": {**DEIT3_FINETUNING, "size": 224, "drop_path": 0.45},
     "deit3-finetune-huge-224": {**DEIT3_FINETUNING, "size": 224, "drop_path": 0.55},
     "deit3-finetune-small-384": {**DEIT3_FINETUNING, "size": 384, "drop_path": 0.0},
+    "deit3-finetune-base-384": {**DEIT3_FINETUNING, "size": 384, "drop_path": 0.15},
+    "deit3-finetune-large-384": {**DEIT3_FINETUNING, "size": 384, "drop_path": 0.4},
     "deit3-small-imagenet21k": {**DEIT3_21K, "size": 224, "drop_path": 0.05},
     "deit3-base-imagenet21k": {**DEIT3_21K, "size": 224, "drop_path": 0.1},
     "deit3-large-imagenet21k": {**DEIT3_21K, "size": 224, "drop_path": 0.3},
@@ -176,7 +178,7 @@ def measured(arguments: Any) -> dict[str, Any]:
         "eps": arguments.epsilon,
         "batch": arguments.batch_size,
         "lr": arguments.peak_learning_rate,
-        "min_lr": arguments.min_learning_rate,
+        "min_lr": arguments.lowest_learning_rate,
         "wd": arguments.weight_decay,
         "clip": arguments.max_grad_norm,
         "sched": arguments.schedule,
@@ -218,7 +220,7 @@ def test_recipe_has_the_numbers_of_its_source(name):
             assert found[key] == LOSSES[value]
         elif key == "remode":
             assert not source["reprob"] or found[key] == value
-        elif key in ("ema", "warmup_epochs", "lr", "wd"):
+        elif key in ("ema", "warmup_epochs", "lr", "min_lr", "wd"):
             assert found[key] == pytest.approx(value, rel=1e-5), key
         else:
             assert found[key] == value, key
@@ -226,6 +228,27 @@ def test_recipe_has_the_numbers_of_its_source(name):
     if "batch" in source:
         for key, neutral in (("ema", None), ("layer_decay", 1.0), ("dropout", None), ("head_bias", None)):
             assert key in source or found[key] == neutral, key
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if "min_learning_rate" in RECIPES[name].options])
+def test_recipe_is_taken_with_any_batch_size(name):
+    teacher = ["--teacher", "t"] if "distillation" in RECIPES[name].options else []
+    usual = parse_arguments(FINETUNE, [*NEEDED, *teacher, "--recipe", name], description=None)
+    for batch_size in (3, 256, 9000):
+        arguments = replace(usual, batch_size=batch_size)
+        check_options(arguments)
+        if usual.base_batch_size is not None:
+            rates = [each.lowest_learning_rate / each.peak_learning_rate for each in (arguments, usual)]
+            assert rates[0] == pytest.approx(rates[1])
+
+
+def test_what_a_recipe_of_masked_models_leaves_out_is_listed():
+    for name, recipe in RECIPES.items():
+        if name.startswith("beit-"):
+            assert "weight decay of the tables of relative positions" in recipe.missing
+            assert "a mean and deviation of 0.5" in recipe.missing
+        if name.startswith("mae-finetune"):
+            assert "the warm-up from 0" in recipe.missing
 
 
 def test_every_recipe_is_compared_with_its_source():

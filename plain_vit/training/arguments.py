@@ -219,7 +219,8 @@ class StepOptions(Group):
     )
     learning_rate: Amount = option(1e-3, help="peak learning rate")
     base_batch_size: Count | None = option(
-        None, help="batch size that learning_rate is for: it scales with batch_size (default: it does not)"
+        None,
+        help="batch size of learning_rate and min_learning_rate: both scale with batch_size (default: they do not)",
     )
     min_learning_rate: Amount = option(0.0, help="learning rate at the end of a cosine or linear schedule")
     momentum: BelowOne = option(0.9, help="momentum of SGD and Muon; first beta of Adam")
@@ -253,7 +254,16 @@ class StepOptions(Group):
     @property
     def peak_learning_rate(self) -> float:
         """Return the peak learning rate for the batch size."""
-        return self.learning_rate * (1 if self.base_batch_size is None else self.batch_size / self.base_batch_size)
+        return self.learning_rate * self._share_of_base
+
+    @property
+    def lowest_learning_rate(self) -> float:
+        """Return the learning rate at the end of the schedule for the batch size."""
+        return self.min_learning_rate * self._share_of_base
+
+    @property
+    def _share_of_base(self) -> float:
+        return 1 if self.base_batch_size is None else self.batch_size / self.base_batch_size
 
 
 @dataclass(kw_only=True)
@@ -775,7 +785,7 @@ def _check_recording(arguments: Any) -> None:
 
 def _check_rates(arguments: Any) -> None:
     """Refuse a lowest learning rate that is not reached, and betas that are none."""
-    lowest, peak, schedule = arguments.min_learning_rate, arguments.peak_learning_rate, arguments.schedule
+    lowest, peak, schedule = arguments.lowest_learning_rate, arguments.peak_learning_rate, arguments.schedule
     if lowest > peak:
         raise TrainingError(f"min_learning_rate is {lowest:g}, above the peak of {peak:g}: give a lower one.")
     if lowest and schedule not in DESCENDING:

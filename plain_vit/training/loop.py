@@ -460,7 +460,7 @@ class Loop(Generic[Result]):
         """Return the learning rate of this step as a fraction of its peak."""
         options, schedule = self.options, self.schedule
         factor = scheduled_rate(options, self.step, total=schedule.total_steps, warmup=schedule.warmup_steps)
-        lowest = options.min_learning_rate / options.peak_learning_rate if options.min_learning_rate else 0.0
+        lowest = options.lowest_learning_rate / options.peak_learning_rate if options.min_learning_rate else 0.0
         return max(factor * options.plateau_factor**self.reductions, min(factor, lowest))
 
     def _learn(self, batch: Batch, part: int) -> None:

@@ -394,7 +394,7 @@ def learning_rate_factor(
 
 def scheduled_rate(options: StepOptions, step: int, *, total: int, warmup: int) -> float:
     """Return the learning rate of an optimizer step as a fraction of the peak learning rate of the options."""
-    minimum = options.min_learning_rate / options.peak_learning_rate if options.min_learning_rate else 0.0
+    minimum = options.lowest_learning_rate / options.peak_learning_rate if options.min_learning_rate else 0.0
     return learning_rate_factor(
         step,
         total=total,

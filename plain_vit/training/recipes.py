@@ -145,6 +145,8 @@ BIG_VISION = {
     "weight_decay": 0.1, "schedule": "cosine", "warmup_steps": 10_000, "max_grad_norm": 1.0, "label_smoothing": 0.0,
     "image_size": [224], "test_crop": 0.875, **INCEPTION_CROP,
 }  # fmt: skip
+# Its pp.resize of 448 is read only without the crop of input_pipeline.py, which is on.
+AUGREG_FINETUNING_SOURCE = "google-research/vision_transformer, vit_jax/configs/augreg.py and input_pipeline.py"
 BIG_VISION_MISSING = "the last 1% of the training images, which it holds out; the first moment in bfloat16"
 
 
@@ -179,17 +181,16 @@ AUGREG = {
         "several labels per image; the 51,200 images that it holds out; the first moment in bfloat16",
     ),
     "augreg-finetune": Recipe(
-        "The default fine-tuning of AugReg: 500 steps at 384 pixels, cut out of 448.",
-        {**PAPER_FINETUNING, "steps": 500, "warmup_steps": 100, "learning_rate": 0.03, "crop_scale": 1.0,
-         "resize_to": 448},
-        "google-research/vision_transformer, vit_jax/configs/augreg.py",
+        "The default fine-tuning of AugReg: 500 steps at 384 pixels.",
+        {**PAPER_FINETUNING, "steps": 500, "warmup_steps": 100, "learning_rate": 0.03},
+        AUGREG_FINETUNING_SOURCE,
         "the momentum in bfloat16",
     ),
     "augreg-finetune-imagenet": Recipe(
         "The fine-tuning of AugReg's published checkpoints on ImageNet-1k (steps_20k-lr_0.03-res_384): 20,000 steps. "
         "L/16 was best with --learning_rate 0.01.",
-        {**PAPER_FINETUNING, "steps": 20_000, "learning_rate": 0.03, "crop_scale": 1.0, "resize_to": 448},
-        "google-research/vision_transformer, README.md and vit_jax/configs/augreg.py",
+        {**PAPER_FINETUNING, "steps": 20_000, "learning_rate": 0.03},
+        f"google-research/vision_transformer, README.md; {AUGREG_FINETUNING_SOURCE}",
         "the momentum in bfloat16",
         "pre-trained on ImageNet-21k: B/16 85.49%, S/16 83.73%",
     ),
@@ -211,7 +212,8 @@ AUGREG = {
 }  # fmt: skip
 
 
-# DeiT (Touvron et al. 2021) and DeiT-III (Touvron et al. 2022)
+# DeiT (Touvron et al. 2021) and DeiT-III (Touvron et al. 2022). DeiT and MAE scale the learning rate with the batch
+# size, but not its minimum; here both scale, and the minimum at the batch size of the recipe is theirs.
 
 
 DEIT = {
@@ -289,7 +291,7 @@ DEITS = {
     "deit": Recipe(
         "DeiT's training from scratch on ImageNet-1k, for 300 epochs, of tiny, small and base models.",
         {"from_scratch": True, "initialization": "timm", **DEIT, "learning_rate": 5e-4, "base_batch_size": 512,
-         "min_learning_rate": 1e-5, "weight_decay": 0.05, "batch_size": 1024, "epochs": 300,
+         "min_learning_rate": 5e-6, "weight_decay": 0.05, "batch_size": 1024, "epochs": 300,
          "warmup_fraction": 5 / 300, "image_size": [224]},
         "facebookresearch/deit, README_deit.md and the defaults of main.py",
         f"{DEIT_TOKEN}; {DEIT_MISSING}",
@@ -299,7 +301,7 @@ DEITS = {
         "DeiT's training from scratch with a distillation token, which the model has to have, by the decisions of a "
         "--teacher (there: RegNetY-16GF).",
         {"from_scratch": True, "initialization": "timm", **DEIT, "learning_rate": 5e-4, "base_batch_size": 512,
-         "min_learning_rate": 1e-5, "weight_decay": 0.05, "batch_size": 1024, "epochs": 300,
+         "min_learning_rate": 5e-6, "weight_decay": 0.05, "batch_size": 1024, "epochs": 300,
          "warmup_fraction": 5 / 300, "image_size": [224],
          "distillation": "hard", "distillation_weight": 0.5},
         "facebookresearch/deit, README_deit.md and the defaults of main.py",
@@ -322,6 +324,8 @@ DEITS = {
     "deit3-finetune-large-224": _deit3_finetuning("large", 224, 0.45, "L/16 84.9%"),
     "deit3-finetune-huge-224": _deit3_finetuning("huge", 224, 0.55, "H/14 85.2%"),
     "deit3-finetune-small-384": _deit3_finetuning("small", 384, 0.0, "S/16 83.4%"),
+    "deit3-finetune-base-384": _deit3_finetuning("base", 384, 0.15, "B/16 85.0%"),
+    "deit3-finetune-large-384": _deit3_finetuning("large", 384, 0.4, "L/16 85.8%"),
     **_deit3_imagenet21k("small", 224, 240, (0.05, 0.05), "S/16 83.1%"),
     **_deit3_imagenet21k("base", 224, 240, (0.1, 0.15), "B/16 85.7%"),
     **_deit3_imagenet21k("large", 224, 240, (0.3, 0.4), "L/16 87.0%"),
@@ -342,11 +346,13 @@ MASKED_FINETUNING = {
 def _mae(size: str, rate: float, layer_decay: float, epochs: int, drop_path_rate: float, target: str) -> Recipe:
     return Recipe(
         f"MAE's fine-tuning of a {size} model with masked pre-training and mean pooling on ImageNet-1k.",
-        {**MASKED_FINETUNING, "learning_rate": rate, "base_batch_size": 256, "weight_decay": 0.05,
+        {**MASKED_FINETUNING, "learning_rate": rate, "base_batch_size": 256, "min_learning_rate": 2.5e-7,
+         "weight_decay": 0.05,
          "layer_decay": layer_decay, "batch_size": 1024, "epochs": epochs, "warmup_fraction": 5 / epochs, **MIXING,
          "drop_path_rate": drop_path_rate},
         "facebookresearch/mae, FINETUNE.md and the defaults of main_finetune.py",
-        f"the head drawn with a deviation of 2e-5 instead of 0; {TIMM_PREPROCESSING}",
+        "the warm-up from 0, whose first step changes nothing; the head drawn with a deviation of 2e-5 instead of 0; "
+        f"{TIMM_PREPROCESSING}",
         target,
     )  # fmt: skip
 
@@ -357,7 +363,8 @@ def _beit(size: str, description: str, target: str = "", **options: Any) -> Reci
         {**MASKED_FINETUNING, **options},
         "microsoft/unilm, beit/get_started_for_image_classification.md and the defaults of run_class_finetuning.py",
         "relative position biases and LayerScale, which are the model's; the warm-up from 1e-6; the head drawn with a "
-        f"small deviation instead of 0; DeepSpeed; {TIMM_PREPROCESSING}",
+        "small deviation instead of 0; weight decay of the tables of relative positions; DeepSpeed; a mean and "
+        "deviation of 0.5 and bicubic resizing, unless the checkpoint's image processor has them",
         target,
     )
 

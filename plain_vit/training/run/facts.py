@@ -80,7 +80,7 @@ def run_facts(
         + early,
         "optimizer": f"{options.optimizer}, weight decay {options.weight_decay}",
         "learning rate": f"{options.peak_learning_rate:g}, {options.schedule} after {schedule.warmup_steps} warm-up "
-        "steps" + (f", down to {options.min_learning_rate:g}" if options.min_learning_rate else ""),
+        "steps" + (f", down to {options.lowest_learning_rate:g}" if options.min_learning_rate else ""),
         "precision": ("float32" if options.mixed_precision == "no" else options.mixed_precision)
         + (", blocks train on bfloat16 copies of their weights" if options.param_dtype == "bf16" else "")
         + (", float32 products in TF32 while training" if _tf32(options) else ""),
