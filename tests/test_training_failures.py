@@ -15,7 +15,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from plain_vit.errors import TrainingError
+from plain_vit.errors import OutputExistsError, TrainingError
 from plain_vit.files.manifest import manifest_problem, write_manifest
 from plain_vit.training.hardware.processes import StepExchange
 from plain_vit.training.loop import Loop, Stopped
@@ -89,6 +89,39 @@ def test_loss_that_is_not_finite_stops_the_run_at_its_step(value, step, model_fo
     assert not (tmp_path / "run" / "model.safetensors").exists()
     for line in read_log(tmp_path / "run") if step > 2 else []:
         assert all(math.isfinite(value) for value in line.values())
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_failed_before_its_first_checkpoint_begins_again_in_its_folder(
+    resume, model_folder, lose_at, tmp_path, monkeypatch, capsys
+):
+    folder, other = tmp_path / "run", tmp_path / "other"
+    with monkeypatch.context():
+        lose_at(3, math.nan)
+        with pytest.raises(TrainingError, match="there is no checkpoint. Train in this folder again"):
+            run(model_folder, folder, checkpoint_every=5, log_every=1, report_to="tensorboard")
+    monkeypatch.undo()
+    assert len(read_log(folder)) == 2
+    (folder / ".plain-vit-lock.folder").touch()  # of a process that was killed
+    changed = {"learning_rate": 0.003, "report_to": "tensorboard"}
+    run(model_folder, folder, **changed, resume=resume)
+    assert "had no checkpoint yet: it begins again" in capsys.readouterr().out
+    run(model_folder, other, **changed)
+    assert_same_bits(folder, other)
+    assert len([*(folder / "tensorboard").glob("events*")]) == len([*(other / "tensorboard").glob("events*")])
+
+
+@pytest.mark.parametrize("kept", ["checkpoints/step_00000001/x", "notes.txt", "best/model.safetensors", "config.json"])
+def test_a_folder_that_holds_more_than_a_run_that_has_begun_is_not_taken_for_one(kept, model_folder, tmp_path):
+    folder = tmp_path / "run"
+    (folder / kept).parent.mkdir(parents=True)
+    (folder / kept).write_bytes(b"mine")
+    (folder / "run.json").write_text("{}")
+    with pytest.raises(OutputExistsError, match="is not empty"):
+        run(model_folder, folder)
+    with pytest.raises(TrainingError, match="differs in"):
+        run(model_folder, folder, resume=True)
+    assert (folder / kept).read_bytes() == b"mine"
 
 
 def test_diverging_run_ends_with_an_error_and_its_last_good_checkpoint_resumes(

@@ -31,6 +31,7 @@ MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "co
 
 # Only the owner of the lock creates or removes these, so fixed names are enough, and identify what a crash left.
 LOCK, NEW, OLD = "lock", "new", "old"
+STAGED = ".plain-vit-"  # begins their names
 
 
 # Files that plain-vit writes into a folder, whose config.json then has its model type.
@@ -239,7 +240,7 @@ def _next_to(place: Path, role: str) -> Path:
 
 
 def _staged(role: str) -> str:
-    return f".plain-vit-{role}."
+    return f"{STAGED}{role}."
 
 
 def _kept(place: Path) -> Path:

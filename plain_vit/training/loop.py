@@ -531,12 +531,12 @@ class Loop(Generic[Result]):
     def _what_is_left(self) -> str:
         self.run.finish_saving()
         checkpoint = self.run.newest_checkpoint()
-        left = (
-            "there is no checkpoint" if checkpoint is None else f"the newest checkpoint, {checkpoint}, is from before"
-        )
+        left, where = "there is no checkpoint", "in this folder again"
+        if checkpoint is not None:
+            left, where = f"the newest checkpoint, {checkpoint}, is from before", "in another folder"
         return (
-            f"{left}. Train with a lower --learning_rate, a longer warm-up, a lower --max_grad_norm, or without "
-            "--mixed_precision."
+            f"{left}. Train {where}, with a lower --learning_rate, a longer warm-up, a lower --max_grad_norm, or "
+            "without --mixed_precision."
         )
 
     def _log(self) -> None:

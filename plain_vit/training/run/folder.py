@@ -18,7 +18,7 @@ from torch import nn
 from ...errors import OutputError, OutputExistsError, TrainingError, in_bytes
 from ...extras import needs
 from ...files.manifest import manifest_problem, write_manifest
-from ...files.staging import full_disk, hold_folder, is_vacant, release_folder, staged_file, staged_folder
+from ...files.staging import STAGED, full_disk, hold_folder, is_vacant, release_folder, staged_file, staged_folder
 from ..hardware.sharding import ShardedState
 
 with needs("plain-vit[train]"):
@@ -29,6 +29,10 @@ OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
 WRITTEN, DELETED = ".written", ".deleted"  # files of the next checkpoint, and of an old one
 PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, in addition to Accelerate's files
 
+
+# What a run has written before its first checkpoint: removed if it begins again, or left to its tracker.
+BEGUN = (OPTIONS, "arguments.yaml", LOG, "trackers.json", "tensorboard", "report", CHECKPOINTS)
+OF_TRACKERS = ("wandb", "mlruns", "mlflow.db")
 
 # Options that may change when a run is resumed, because they do not affect the result.
 FREE_ON_RESUME = (
@@ -75,8 +79,9 @@ class RunFolder:
         defaults: settings of a run to resume that does not name them, as it is of an earlier version.
 
     Raises:
-        OutputExistsError: The folder is not empty and `resume` is False.
-        TrainingError: The folder contains no run, or a run with other options.
+        OutputExistsError: The folder is not empty and `resume` is False; one that holds a run without a checkpoint
+            counts as empty.
+        TrainingError: The folder contains no run, or a run with other options and a checkpoint.
     """
 
     def __init__(
@@ -102,14 +107,38 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise OutputExistsError(f"{self.path} is a file: give a folder.")
         if not self.resume:
-            if not is_vacant(self.path):
-                raise OutputExistsError(f"{self.path} is not empty: give another folder, or continue with --resume.")
+            self._refuse_contents()
             return
         if not (self.path / OPTIONS).exists():
             raise TrainingError(f"{self.path} contains no run to resume: omit --resume.")
         before = self.before = {**json.loads(json.dumps(self.defaults)), **read_json(self.path / OPTIONS)}
-        if changed := changed_settings(before, self.options, free=LENGTH_OPTIONS):
+        changed = changed_settings(before, self.options, free=LENGTH_OPTIONS)
+        if changed and self._has_only_begun():
+            self.resume, self.before = False, {}
+        elif changed:
             raise TrainingError(f"The run in {self.path} differs in {changed}: resume it with the same options.")
+
+    def _has_only_begun(self) -> bool:
+        """Return whether the folder holds a run that has neither a checkpoint nor weights: nothing is lost with it."""
+        names = {name for name in os.listdir(self.path) if not name.startswith(STAGED)} if self.path.is_dir() else set()
+        left = set(os.listdir(self.checkpoints)) if self.checkpoints.is_dir() else set()
+        return OPTIONS in names and names <= {*BEGUN, *OF_TRACKERS} and left <= {WRITTEN, DELETED}
+
+    def _refuse_contents(self) -> None:
+        if not is_vacant(self.path) and not self._has_only_begun():
+            raise OutputExistsError(f"{self.path} is not empty: give another folder, or continue with --resume.")
+
+    def _begin_anew(self) -> None:
+        """Remove what a run has left that had only begun, and write the settings; the folder is held."""
+        self._refuse_contents()
+        if self._has_only_begun():
+            self.accelerator.print(f"The run in {self.path} had no checkpoint yet: it begins again.")
+        for path in (self.path / name for name in BEGUN):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        self.write_options()
 
     def begin(self, average: nn.Module | None = None, sharded: ShardedState | None = None) -> dict[str, Any] | None:
         """Create the folder, or load its newest checkpoint into the prepared objects.
@@ -130,7 +159,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.held = weakref.finalize(self, release_folder, hold_folder(self.path))
             if not self.resume:
-                self.write_options()
+                self._begin_anew()
             for left in (WRITTEN, DELETED):
                 shutil.rmtree(self.checkpoints / left, ignore_errors=True)
         checkpoint = self._undamaged_checkpoint()
