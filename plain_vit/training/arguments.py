@@ -395,7 +395,9 @@ class OptimizationOptions(LearnerOptions, StepOptions):
         "regression (default: cross_entropy; with several labels bce; regression mse)",
     )
     bce_target_threshold: Share | None = option(
-        None, help="binary cross-entropy: a class whose share of a blended label is above this counts in full"
+        None,
+        help="binary cross-entropy: a class whose share of a blended label is above this counts in full, before "
+        "label_smoothing (timm smooths before, and this then removes it)",
     )
     class_balance: Literal["none", "loss", "sampler"] = option(
         "none", help="balance classes in the loss, or by sampling rare ones more often"

@@ -29,7 +29,8 @@ def classification_loss(
         class_weights: [K], how much an image of each class counts; one of several classes counts by its shares. The sum
             is divided by the number of images, not of weights, so that it does not depend on how the images are split
             among processes.
-        target_threshold: for `bce` and `bce_sum`, class weights above it are 1 and others 0; None keeps them.
+        target_threshold: for `bce` and `bce_sum`, class weights above it are 1 and others 0, before they are
+            smoothed; None keeps them. (timm smooths first, so that its threshold removes the smoothing.)
     """
     if kind != "cross_entropy":
         shares = F.one_hot(targets, logits.shape[-1]).to(logits.dtype) if targets.ndim == 1 else targets

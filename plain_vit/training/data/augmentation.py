@@ -423,7 +423,7 @@ def _variation(augmentation: str) -> Callable[[Any], Any] | None:
     if augmentation == "autoaugment":
         return v2.AutoAugment(interpolation=InterpolationMode.BILINEAR)
     if augmentation == "trivialaugment":
-        return v2.TrivialAugmentWide()
+        return v2.TrivialAugmentWide(interpolation=InterpolationMode.BILINEAR)  # as torchvision's reference script
     return three_augment() if augmentation == "threeaugment" else None
 
 

@@ -64,7 +64,11 @@ class Blend:
 
 
 def _span(center: float, length: int, share: float) -> tuple[int, int]:
-    """Return start and end of the box along one side, cut off at the edges of the image."""
+    """Return start and end of the box along one side, cut off at the edges of the image.
+
+    Half of its length is rounded down, as in torchvision and in the timm 0.3 of DeiT and MAE; timm 1.0 rounds the
+    whole length down, so a box may be a pixel longer there.
+    """
     middle, half = int(center * length), int(0.5 * length * (1 - share) ** 0.5)
     return max(0, middle - half), min(length, middle + half)
 
