@@ -12,7 +12,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.swa_utils import AveragedModel
 
-from ..environment import has_products
 from ..errors import TrainingError
 from ..extras import needs
 from .arguments import StepOptions
@@ -26,7 +25,7 @@ class Muon(torch.optim.Optimizer):
 
     Nesterov's momentum of each matrix is orthogonalised, and the step scaled to the size of one of AdamW (Liu et al.
     2025), so both have the same learning rate and weight decay. `torch.optim.Muon` has the same formula, for one
-    matrix at a time and in bfloat16 on every processor.
+    matrix at a time and always in bfloat16.
 
     Args:
         parameter_groups: groups of parameters; those with `orthogonalised` hold matrices for Muon.
@@ -103,12 +102,12 @@ def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
         matrices: of shape (N, rows, columns).
 
     Returns:
-        Matrices of this shape in bfloat16, or in float32 on a processor without products of bfloat16. Singular values
-        above 0.002 of the norm of their matrix become 0.68 to 1.20.
+        Matrices of this shape, in float32 on a CPU and in bfloat16 elsewhere. Singular values above 0.002 of the norm
+        of their matrix become 0.68 to 1.20. In bfloat16 they depend on the rounding of the gradients, and with it on
+        the number of processes.
     """
-    quick = matrices.device.type != "cpu" or has_products(torch.bfloat16)
     tall = matrices.shape[1] > matrices.shape[2]
-    wide = (matrices.mT if tall else matrices).to(torch.bfloat16 if quick else torch.float32)
+    wide = (matrices.mT if tall else matrices).to(torch.float32 if matrices.device.type == "cpu" else torch.bfloat16)
     wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     first, second, third = NEWTON_SCHULZ
     for _ in range(5):
