@@ -18,12 +18,27 @@ from typing import Any
 import PIL.Image
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
+from safetensors.torch import load_file, save_file
 
-from plain_vit.errors import DataError, OutputError, TrainingError
+from plain_vit.errors import CheckpointError, DataError, OutputError, PlainViTError, TrainingError
 from plain_vit.training.arguments import parse_arguments, ranges_of
 from plain_vit.training.data import load_classification_data, load_images, load_labelled_split
 from plain_vit.training.hardware.processes import start_accelerator
-from tests.training_runs import EXAMPLES, LIMIT, PYTHON, TORCHRUN, finish, launch, open_script, save_plain_vit, start
+from plain_vit.training.models import load_classifier, open_classifier
+from tests.bad_models import BAD_MODELS
+from tests.training_runs import (
+    EXAMPLES,
+    LIMIT,
+    PYTHON,
+    TORCHRUN,
+    finish,
+    launch,
+    open_script,
+    save_plain_vit,
+    save_resnet,
+    save_stock_vit,
+    start,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = "finetune_image_classification"
@@ -328,6 +343,59 @@ def test_report_names_the_files_of_mistakes_and_no_private_path(tmp_path):
     page = (tmp_path / "run" / "report" / "index.html").read_text(encoding="utf-8")
     assert sum(f"{name}/{name}_{number}.png (row" in page for name in ("cat", "dog") for number in range(4)) > 0
     assert f"{folder}/test" not in page
+
+
+# Models and folders
+
+OURS = [title for title in BAD_MODELS if title.startswith(("our folder", "configuration", "image processor"))]
+
+
+def refused_by_both(source: Path, raises: type[PlainViTError], says: str) -> None:
+    for load in (open_classifier, partial(load_classifier, label_names=["a", "b"])):
+        with pytest.raises(raises, match=says):
+            load(str(source))
+
+
+@pytest.mark.parametrize("title", OURS)
+def test_scripts_refuse_the_folders_that_inspect_refuses(title, tmp_path):
+    bad = BAD_MODELS[title]
+    refused_by_both(bad.make(tmp_path), bad.raises, re.escape(bad.says))
+
+
+@pytest.mark.parametrize("save", [save_plain_vit, save_stock_vit, save_resnet])
+def test_damaged_weights_and_settings_are_an_error_that_names_the_model(save, tmp_path):
+    damages = {
+        "model.safetensors": lambda content: content[: len(content) // 2],
+        "config.json": lambda content: content[:-9],
+        "preprocessor_config.json": lambda content: b"[]",
+    }
+    for name, damage in damages.items():
+        folder = tmp_path / name
+        save(folder)
+        (folder / name).write_bytes(damage((folder / name).read_bytes()))
+        refused_by_both(folder, CheckpointError, re.escape(str(folder)))
+    folder = tmp_path / "spoilt"
+    save(folder)
+    tensors = load_file(folder / "model.safetensors")
+    next(tensor for tensor in tensors.values() if tensor.is_floating_point()).view(-1)[3] = float("nan")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    refused_by_both(folder, PlainViTError, "NaN")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_output_below_a_file_is_one_line(name, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("mine")
+    option = "output" if name.startswith("evaluate") else "output_dir"
+    model = save_plain_vit(tmp_path / "model", num_labels=10, id2label={number: str(number) for number in range(10)})
+    words = ["--model", str(model), "--dataset", "digits", f"--{option}", str(tmp_path / "file" / "x")]
+    words += ["--steps", "1"] if "steps" in {each.name for each in dataclasses.fields(kind_of(name))} else []
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    with pytest.raises(SystemExit) as stopped:
+        open_script(name).main()
+    assert stopped.value.code == OutputError.exit_code
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "Error" in line]
+    assert str(tmp_path / "file") in line
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 # Disks
