@@ -259,8 +259,10 @@ def add_others(command: Command) -> None:
     added.add_argument("--private", action="store_true", help="make the repository private")
     added.add_argument("--revision", help="branch to commit to; created if it does not exist")
     added.add_argument("--dry-run", action="store_true", help="list what would be uploaded, without uploading")
-    included = "also upload this file of the folder, by its exact path; repeatable"
+    included = "also upload this file of the folder, by its exact path: plain text, PNG or JPEG; repeatable"
     added.add_argument("--include", action="append", default=[], metavar="PATH", help=included)
+    report = "also upload the report of a training run: it shows images of the dataset, with the names of their files"
+    added.add_argument("--include-report", action="store_true", help=report)
     added.add_argument("--exclude", nargs="+", default=[], metavar="PATTERN", help="do not upload these files")
     added.add_argument("--message", default="Upload model", help="commit message")
 

@@ -202,7 +202,7 @@ def push(options: argparse.Namespace) -> None:
     """Upload a folder to the Hub."""
     from .hub import push_folder
 
-    names = ("private", "revision", "dry_run", "include", "exclude", "message")
+    names = ("private", "revision", "dry_run", "include", "exclude", "include_report", "message")
     say(push_folder(options.folder, options.repo, **{name: getattr(options, name) for name in names}))
 
 

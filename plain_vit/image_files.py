@@ -1,9 +1,12 @@
-"""Decoding of image files with Pillow, as training, analysis and calibration do it: their orientation and damage."""
+"""Opening and decoding of image files with Pillow, in one place: their size, orientation and damage."""
 
 import errno
 import struct
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
 
 import PIL.ExifTags
 import PIL.Image
@@ -13,6 +16,8 @@ from .errors import DataError
 
 # What says that an image cannot be read, if its file was opened and decoded within `decoding`.
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Image.DecompressionBombError)
+MOST_PIXELS = 50_000_000  # of a photograph of today; decoded and in RGB they take 0.2 to 0.7 GB, by the format
+MOST_SIDE = 65_535  # pixels, which JPEG can have
 LACKING = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # of the computer, not of a file
 
 
@@ -20,15 +25,44 @@ LACKING = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 def decoding() -> Iterator[None]:
     """Raise one of `UNREADABLE` for whatever a decoder of Pillow raises: some raise any error for a damaged file.
 
+    Pillow's warnings are not shown: a damaged TIFF file has one for each of up to 65,535 tags.
+
     Raises:
         MemoryError: The memory does not suffice, which says nothing about the file.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            yield
     except (*UNREADABLE, MemoryError):
         raise
     except Exception as error:
         raise DataError(f"{type(error).__name__}: {error}") from error
+
+
+def open_image(
+    source: str | Path | BinaryIO, *, formats: Sequence[str] | None = None, most_pixels: int | None = MOST_PIXELS
+) -> PIL.Image.Image:
+    """Open an image of bounded size, without decoding its pixels.
+
+    Args:
+        source: A path, or a file.
+        formats: Pillow's names of the formats that it may have (default: any).
+        most_pixels: Its height times width at most; None if the caller decodes a larger one at a lower resolution.
+
+    Raises:
+        OSError: It cannot be read; likewise the other errors in `UNREADABLE`, and a ValueError if it is too large.
+    """
+    with decoding():
+        opened = PIL.Image.open(source, formats=formats)
+    most = opened.width * opened.height if most_pixels is None else most_pixels
+    if max(opened.size) > MOST_SIDE or opened.width * opened.height > most:
+        opened.close()
+        raise ValueError(
+            f"it has {opened.width} x {opened.height} pixels; expected at most {most:,}, and {MOST_SIDE:,} a side: "
+            "make a smaller copy"
+        )
+    return opened
 
 
 def reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Files that must not be uploaded: fake secrets, pickles, training states and leftovers of programs."""
+"""Files that must not be uploaded: fake secrets, pickles, archives, training states and leftovers of programs."""
 
 import base64
 import bz2
@@ -40,6 +40,9 @@ Draw = random.Random
 SECRETS: dict[str, Callable[[Draw], str]] = {
     "Hugging Face token": lambda draw: f"hf_{run(draw, 34)}",
     "Hugging Face organisation token": lambda draw: f"api_org_{run(draw, 34)}",
+    "Supabase key": lambda draw: f"SUPABASE_API_KEY=sbp_{run(draw, 40, HEX)}",
+    "token after a word": lambda draw: f"my_ghp_{run(draw, 36)}",
+    "token after a letter": lambda draw: f"xhf_{run(draw, 34)}",
     "GitHub token": lambda draw: f"ghp_{run(draw, 36)}",
     "GitHub server token": lambda draw: f"ghs_{run(draw, 36)}",
     "GitHub fine-grained token": lambda draw: f"github_pat_{run(draw, 22)}_{run(draw, 59)}",
@@ -48,9 +51,6 @@ SECRETS: dict[str, Callable[[Draw], str]] = {
     "npm token": lambda draw: f"npm_{run(draw, 36)}",
     "npm registry": lambda draw: f"//registry.example.org/:_authToken=npm_{run(draw, 36)}",
     "Docker token": lambda draw: f"dckr_pat_{run(draw, 27)}",
-    "Docker login": lambda draw: (
-        f'{{"auths": {{"example.org": {{"auth": "{base64.b64encode(f"bob:{run(draw, 9)}".encode()).decode()}"}}}}}}'
-    ),
     "AWS key id": lambda draw: f"AKIA{draw.choice('QRST')}{''.join(draw.choice(UPPER) for _ in range(15))}",
     "AWS temporary key id": lambda draw: f"ASIA{draw.choice('QRST')}{''.join(draw.choice(UPPER) for _ in range(15))}",
     "AWS secret": lambda draw: f"aws_secret_access_key = {run(draw, 40, LETTERS + '/+')}",
@@ -72,9 +72,6 @@ SECRETS: dict[str, Callable[[Draw], str]] = {
     "Weights and Biases login": lambda draw: f"wandb login {run(draw, 40, HEX)}",
     "Weights and Biases code": lambda draw: f'wandb.login(relogin=True, key="{run(draw, 40, HEX)}")',
     "Kaggle variable": lambda draw: f'os.environ["KAGGLE_KEY"] = "{run(draw, 32, HEX)}"',
-    "Kaggle login": lambda draw: json.dumps({"username": "bob", "key": run(draw, 32, HEX)}),
-    "Weights and Biases netrc": lambda draw: f"machine api.wandb.ai login user password {run(draw, 40, HEX)}",
-    "netrc": lambda draw: f"machine example.org\n  login bob\n  password {run(draw, 9)}",
     "Slack token": lambda draw: f"xoxb-{''.join(draw.choice('0123456789') for _ in range(12))}-{run(draw, 24)}",
     "Slack webhook": lambda draw: f"https://hooks.slack.com/services/T{run(draw, 8)}/B{run(draw, 8)}/{run(draw, 24)}",
     "Discord webhook": lambda draw: f"https://discord.com/api/webhooks/123456789012345678/{run(draw, 60)}",
@@ -98,20 +95,14 @@ SECRETS: dict[str, Callable[[Draw], str]] = {
     "PuTTY key": lambda draw: f"PuTTY-User-Key-File-3: ssh-ed25519\n{run(draw, 64)}",
     "age key": lambda draw: f"AGE-SECRET-KEY-1{run(draw, 58, UPPER).upper()}",
     "password of a file": lambda draw: f"DB_PASSWORD={run(draw, 12)}",
-    "password in words": lambda draw: "DB_PASSWORD=" + "".join(draw.choice(string.ascii_lowercase) for _ in range(14)),
     "password in JSON": lambda draw: f'"password": "{run(draw, 10)}"',
     "password with signs": lambda draw: f'"passwd": "{run(draw, 6)}!%{run(draw, 5)}"',
     "password of words": lambda draw: f'"password": "{words(draw, "-")}"',
     "password of a variable of words": lambda draw: f"export DB_PASSWORD={words(draw, '-')}",
     "password in YAML": lambda draw: f"db:\n  user: bob\n  password: {words(draw, '')}",
-    "password of words in YAML": lambda draw: f"db:\n  passphrase: {words(draw, '-')}  # of the database",
-    "password of an option": lambda draw: f"--password {run(draw, 9)}",
-    "password of a list of options": lambda draw: f'["--password", "{run(draw, 9)}"]',
-    "token of an option": lambda draw: f"--hub_token {run(draw, 37)}",
     "client secret": lambda draw: f"client_secret: {run(draw, 32)}",
     "API key in YAML": lambda draw: f"api_key: {run(draw, 32)}",
     "token in code": lambda draw: f'HUB_TOKEN = "{run(draw, 40)}"',
-    "curl": lambda draw: f"curl -u bob:{run(draw, 12)} https://example.org",
 }
 
 
@@ -150,21 +141,20 @@ VALUE = collections.OrderedDict(weight=[1.5, 2.5], step=7, names=("ant", "bee"))
 PICKLE = pickle.dumps(VALUE)
 PICKLES: dict[str, bytes] = {
     **{f"protocol{number}.dat": pickle.dumps(VALUE, number) for number in range(6)},
-    **{f"call{number}.txt": pickle.dumps(Payload(), number) for number in range(6)},
-    "text.md": pickle.dumps({"step": 7}, 0),
-    "word.txt": pickle.dumps("hello", 0),
-    "old_style.json": b"(S'ran'\ni__builtin__\nprint\n.",
+    **{f"call{number}.txt": pickle.dumps(Payload(), number) for number in range(2, 6)},
     "MODEL.PKL": PICKLE,
     "model.pickle": PICKLE,
     "model.joblib": PICKLE,
-    "model.pkl.gz": gzip.compress(PICKLE),
-    "model.pkl.bz2": bz2.compress(PICKLE),
-    "model.pkl.xz": lzma.compress(PICKLE),
-    "model.z": zlib.compress(PICKLE),
+    "model.txt": gzip.compress(PICKLE),
+    "model.json": bz2.compress(PICKLE),
+    "model.md": lzma.compress(PICKLE),
+    "model.yaml": zlib.compress(PICKLE),
     "model.zip": zipped("data.pkl", PICKLE),
+    "model.csv": zipped("data.pkl", PICKLE),
     "model.tar": tarred(PICKLE),
-    "in_base64.txt": b"data: " + base64.b64encode(PICKLE),
-    "in_base64.json": json.dumps({"data": base64.b64encode(gzip.compress(PICKLE)).decode()}).encode(),
+    "in_base64.txt": b"data: " + base64.b64encode(PICKLE * 3),
+    "in_lines.txt": base64.encodebytes(PICKLE * 3),
+    "in_base64.json": json.dumps({"data": base64.encodebytes(PICKLE * 3).decode()}).encode(),
     "torch.pt": in_memory(lambda file: torch.save({"a": torch.ones(2)}, file)),
     "torch.weights": in_memory(lambda file: torch.save({"a": torch.ones(2)}, file)),
     "old_torch.dat": in_memory(lambda file: torch.save([1], file, _use_new_zipfile_serialization=False)),
@@ -183,8 +173,6 @@ def database() -> bytes:
 
 
 STATES: dict[str, bytes] = {
-    "trainer_state.json": b'{"log_history": [], "global_step": 7}',
-    "renamed_state.json": b'{"epoch": 1, "log_history": [], "global_step": 7}',
     "training_args.bin": PICKLE,
     "optimizer.bin": PICKLE,
     "optimizer.safetensors": b"",
@@ -193,15 +181,10 @@ STATES: dict[str, bytes] = {
     "random_states_0.pkl": PICKLE,
     "rng_state.pth": PICKLE,
     "global_step100/mp_rank_00_model_states.pt": PICKLE,
-    "global_step100/notes.txt": b"x",
     "latest": b"global_step100",
-    "checkpoint-500/config.json": b"{}",
-    "checkpoints/step_00000007/notes.txt": b"x",
     "pytorch_model_fsdp_0/.metadata": PICKLE,
     "pytorch_model_fsdp_0/__0_0.distcp": PICKLE,
-    "wandb/run-1/files/output.log": b"x",
     "wandb/run-1/run.wandb": b"\0\1\2",
-    "mlruns/0/meta.yaml": b"x: 1",
     "runs/Nov22/events.out.tfevents.1.host": b"\x18\0\0\0\0\0\0\0",
     "events.out.tfevents.1.host": b"\x18\0\0\0\0\0\0\0",
     "optuna.sqlite": database(),
@@ -232,6 +215,15 @@ STATES: dict[str, bytes] = {
     "credentials.json": b"{}",
     "client_secret.json": b"{}",
     ".ipynb_checkpoints/notes.ipynb": b"{}",
+    "notes.ipynb": b'{"cells": [], "nbformat": 4}',
+    "page.html": b"<p>mine</p>",
+    "page.HTM": b"<p>mine</p>",
+    "drawing.svg": b"<svg></svg>",
+    "table.parquet": b"PAR1",
+    "photo.webp": b"RIFF",
+    "paper.pdf": b"%PDF-1.4",
+    "wide.txt": "caf\u00e9".encode("utf-16"),
+    "coloured.txt": b"\x1b[32mgreen\x1b[0m",
     "__pycache__/x.cpython-311.pyc": b"x",
 }
 

@@ -253,18 +253,22 @@ HUB = {
     "no network, or offline mode": ("HubError", "test_hub.py::test_without_a_network_the_error_says_so"),
     "files that do not belong to a model repository": (
         "not uploaded, but listed",
-        "test_push_contents.py::test_of_140_planted_files_none_is_sent_and_none_goes_by_its_path"),
-    "the same with `--include`: secrets, pickles, training states, files that cannot be scanned": (
-        "PushRefusedError", "test_push_contents.py::test_of_140_planted_files_none_is_sent_and_none_goes_by_its_path"),
-    "a secret in a file that is sent, in any encoding": (
-        "PushRefusedError", "test_push_contents.py::test_a_secret_is_found_wherever_it_is_and_however_it_is_written"),
+        "test_push_contents.py::test_of_140_planted_files_none_is_sent_even_if_asked_for_by_its_path"),
+    "the same with `--include`: secrets, pickles, notebooks, HTML, archives, encoded data": (
+        "PushRefusedError",
+        "test_push_contents.py::test_of_140_planted_files_none_is_sent_even_if_asked_for_by_its_path"),
+    "a secret in a text that is sent, not encoded": (
+        "PushRefusedError", "test_push_contents.py::test_a_secret_is_found_whatever_stands_around_it"),
+    "the report of a run, which shows images": (
+        "not uploaded without `--include-report`",
+        "test_push_contents.py::test_a_report_is_sent_if_it_is_asked_for_and_said_to_hold_images"),
     "a secret of the environment": (
         "PushRefusedError", "test_push_contents.py::test_secrets_of_the_environment_are_found_by_value"),
     "safetensors metadata that their writers do not produce": (
         "PushRefusedError", "test_push_contents.py::test_metadata_of_weights_is_refused_unless_the_key_is_named"),
-    "files in base64 in pages and notebooks": ("metadata of PNG and JPEG removed; other files: PushRefusedError",
-        "test_push_contents.py::test_files_in_base64_lose_their_metadata_or_are_refused"),
-    "metadata of images": ("removed", "test_push_contents.py::test_pictures_lose_their_metadata_and_no_pixel"),
+    "metadata of images": (
+        "removed: they are re-encoded",
+        "test_push_contents.py::test_pictures_arrive_upright_with_their_pixels_and_nothing_else"),
     "huge files, links out of the folder, pipes": (
         "PushRefusedError", "test_hub.py::test_huge_files_links_and_pipes_are_refused"),
     "a file that changes meanwhile": ("CheckpointError", "test_hub.py::test_a_folder_is_sent_as_it_was_looked_at"),

@@ -276,6 +276,15 @@ def test_the_source_distribution_holds_the_checkout_and_its_tests_run_there(tmp_
     assert "failed" not in said
 
 
+def test_every_action_is_pinned_by_the_hash_of_a_commit() -> None:
+    pinned = re.compile(r"uses: [\w-]+/[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        lines = [line.strip().removeprefix("- ") for line in path.read_text(encoding="utf-8").splitlines()]
+        uses = [line for line in lines if line.startswith("uses:")]
+        assert uses
+        assert [line for line in uses if not pinned.fullmatch(line)] == []
+
+
 def test_the_workflows_and_the_templates_ask_for_what_there_is() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):

@@ -28,7 +28,7 @@ from transformers import ViTImageProcessor
 
 from plain_vit import PlainViTImageProcessor
 from plain_vit.analysis.photographs import read_image
-from plain_vit.conversion.calibration import open_image
+from plain_vit.conversion import calibration
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.training.data import augmentation
 from plain_vit.training.data.augmentation import AugmentedImages, CroppedImage, training_transform
@@ -233,7 +233,7 @@ def test_a_file_cut_short_is_named_at_whatever_size_it_is_decoded():
 READERS: dict[str, Callable[[Path], object]] = {
     "training": lambda path: raised(try_image({"bytes": None, "path": str(path)}, "")[1]),
     "analysis": read_image,
-    "calibration": open_image,
+    "calibration": calibration.read_image,
 }
 
 

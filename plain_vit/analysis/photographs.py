@@ -1,6 +1,5 @@
 """Image files, opened one at a time and of bounded size."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from plain_vit.errors import DataError
-from plain_vit.image_files import UNREADABLE, decoding, orientation, reason, upright
+from plain_vit.image_files import UNREADABLE, open_image, orientation, reason, upright
 
 MOST_BYTES = 190_000_000  # of a decoded image and its conversion to RGB
 BYTES_PER_PIXEL = {"RGB": 4, "1": 5, "L": 5, "P": 5}  # as Pillow stores it, and 4 for the RGB image made of it
@@ -71,9 +70,7 @@ def _opened(path: str | Path) -> Image.Image:
     if Path(path).exists() and not Path(path).is_file():
         raise DataError(f"{path} is a folder, a pipe or a device: give an image file")
     try:
-        with warnings.catch_warnings(), decoding():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked here
-            opened = Image.open(path)
+        opened = open_image(path, most_pixels=None)  # their number is checked here
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as an image: {reason(error)}") from error
     width, height = opened.size

@@ -1,6 +1,5 @@
 """Thumbnails of many images, a hundred to a file."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -9,7 +8,7 @@ from typing import Any
 
 import PIL.Image
 
-from ..image_files import UNREADABLE, decoding
+from ..image_files import UNREADABLE, decoding, open_image
 from ..training.data.decoding import decode_image, name_broken
 
 TILE, COLUMNS = 96, 10  # pixels of a side; thumbnails in a row, and rows, of a file
@@ -35,7 +34,7 @@ def thumbnail(stored: Stored | None) -> PIL.Image.Image:
     if stored["bytes"] is None and not Path(stored["path"]).is_file():  # opening a pipe would wait for its writer
         raise ValueError("there is no such file")
     content = stored["path"] if stored["bytes"] is None else BytesIO(stored["bytes"])
-    with decoding(), PIL.Image.open(content) as opened:
+    with decoding(), open_image(content, most_pixels=None) as opened:
         opened.draft("RGB", (2 * TILE, 2 * TILE))  # JPEG files are decoded at a fraction of their size
         if opened.width * opened.height > MOST_PIXELS:
             raise ValueError(f"{opened.width} x {opened.height} pixels are more than {MOST_PIXELS}")
@@ -70,8 +69,7 @@ def write_thumbnails(
     """
     names: list[str] = []
     broken: dict[int, str] = {}
-    with ThreadPoolExecutor() as pool, warnings.catch_warnings():
-        warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # the size is checked
+    with ThreadPoolExecutor() as pool:
         for first in shown(range(0, count, PER_FILE)):
             numbers = range(first, min(first + PER_FILE, count))
             stored = [stored_of(number) for number in numbers]

@@ -12,7 +12,7 @@ from transformers.image_utils import load_image
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import DataError, listed
-from ..image_files import UNREADABLE, decoding, reason
+from ..image_files import UNREADABLE, decoding, open_image, reason
 
 MOST = 512  # images: more do not change the ranges, and take minutes
 BATCH = 8
@@ -37,7 +37,7 @@ class ImageBatches:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for start in range(0, self.count, BATCH):
-            images = [open_image(path) for path in self.paths[start : start + BATCH]]
+            images = [read_image(path) for path in self.paths[start : start + BATCH]]
             yield self.image_processor(images, return_tensors="np")["pixel_values"].astype(np.float32)
 
 
@@ -99,15 +99,15 @@ def labels_of(root: Path, paths: Sequence[Path], label2id: Mapping[str, int]) ->
     return None
 
 
-def open_image(path: Path) -> Image.Image:
+def read_image(path: Path) -> Image.Image:
     """Decode an image.
 
     Raises:
         DataError: It cannot be read.
     """
     try:
-        with decoding():
-            image: Image.Image = load_image(str(path))
+        with open_image(path) as opened, decoding():
+            image: Image.Image = load_image(opened)
             image.load()
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as an image ({reason(error)}): replace it, or remove it") from error

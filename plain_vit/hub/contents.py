@@ -9,47 +9,32 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import PushRefusedError
 from ..model_card import CARD
-from .files import look_into, look_into_text
+from .files import PICTURES, TEXTS, faults_of_text, look_into
 from .opening import Opened
 from .search import secrets_in
 
 NO_PART = "not part of a model repository"
 LIMIT_BYTES = 5_000_000_000  # per file; a larger one is more often a mistake than a model
 
-# Files that accompany a model: model card, licences, label names, and the training report.
+# Files that accompany a model: model card, licences and label names.
 ACCOMPANYING = re.compile(
     r"README\.md|(LICEN[CS]E|COPYING|NOTICE|CITATION)([.-][\w.-]{1,40})?|\.gitattributes"
     r"|(labels?|label_names|class_names|classes|id2label|label2id|synsets?)\.(txt|json|csv)"
-    r"|report/(index\.html|(curves|confusion_matrix|confused_pairs|mistakes|attention|positions_\d{1,3})\.png)",
+)
+# The report of a training run, which is sent if it is asked for.
+REPORT = re.compile(
+    r"report/(index\.html|(curves|reliability|confusion_matrix|confused_pairs|mistakes|attention|positions_\d{1,3})\.png)"
+)
+NO_REPORT = "the report of the run: --include-report sends it"
+HOLDS = (
+    "the report is sent: it shows images of the dataset (mistakes and attention), with the names of their files and "
+    "classes, and the settings of the run"
 )
 LINKED = re.compile(
     r"!\[[^\]\n]{0,2000}\]\(<?([^\s()<>]{1,500})>?(?:\s[^)\n]{0,500})?\)|<img\b[^>]{0,2000}?\bsrc=[\"']?([^\s\"'>]{1,500})"
 )
-PICTURE = re.compile(r".*\.(png|jpe?g)", re.IGNORECASE)
-
-# Files that are never uploaded, even if requested: by name here, by content in files.py.
-NEVER = (
-    (re.compile(r"(?i)(.*/)?\.(?!gitattributes$).*"), "is hidden or in a hidden folder"),
-    (re.compile(r"(?i)(.*/)?(__pycache__|node_modules)/.*|.*\.py[cod]"), "is a cache of Python or Node.js"),
-    (
-        re.compile(
-            r"(?i)(.*/)?([\w-]+\.)*(env|netrc|npmrc|pypirc|pem|key|p12|pfx|jks|keystore|kdbx|ppk|asc|gpg|htpasswd)"
-            r"|(.*/)?_?netrc|(.*/)?[\w.-]+\.env\.[\w.-]+|(.*/)?id_(rsa|dsa|ecdsa|ed25519).*"
-            r"|(.*/)?(.*[._-])?(tokens?|secrets?|credentials?|passwords?|passwd)(\.\w+)?"
-        ),
-        "is named like a secret",
-    ),
-    (
-        re.compile(
-            r"(?i)(.*/)?(wandb|mlruns|mlflow|tensorboard|lightning_logs|runs|aim|neptune|comet[\w.-]*|checkpoints?|best"
-            r"|(checkpoint|global_step|step|epoch|iter)[-_]?\d+|pytorch_model_fsdp_\d+|optimizer_\d+)/.*"
-            r"|(.*/)?([\w.-]*(optimizer|scheduler|grad_?scaler|rng_state|random_states|sampler_state|dataloader_state)[\w.-]*)"
-            r"|(.*/)?(trainer_state|training_args|train_state|progress|zero_to_fp32|scaler|sampler|latest)([._][\w.-]+|$)"
-            r"|(.*/)?(events\.out\.tfevents.*|.*\.(sqlite3?|db|wandb|distcp|ckpt|pt|pth|pkl|pickle|joblib|bin|swp|swo|core)"
-            r"|core(\.\d+)?|average\.safetensors)"
-        ),
-        "is a training state or log, a pickle, or a leftover of a program",
-    ),
+SECRET_NAME = re.compile(
+    r"(?i)(.*[._-])?(tokens?|secrets?|credentials?|passwords?|passwd|netrc|htpasswd|pem|key|env)([._].*)?|id_[a-z]*\d*\..*"
 )
 
 
@@ -60,13 +45,11 @@ class Contents:
     Args:
         sent: Path or content of each file to upload.
         left_out: For each other file, the reason why it is not uploaded.
-        cleaned: Images whose metadata is removed.
         stamps: Size, time and inode of each file uploaded by path, to detect later changes.
     """
 
     sent: dict[str, Path | bytes] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    cleaned: list[str] = field(default_factory=list)
     stamps: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def add_text(self, name: str, data: bytes, known: Collection[str]) -> None:
@@ -75,30 +58,40 @@ class Contents:
         Raises:
             PushRefusedError: It contains a secret.
         """
-        looked = look_into_text(data, "utf-8", known)
-        if looked.faults:
-            raise PushRefusedError(f"{name} was not pushed:", [f"{name} {fault}" for fault in looked.faults])
-        self.sent[name] = looked.content
+        if faults := faults_of_text(data, known, name):
+            raise PushRefusedError(f"{name} was not pushed:", [f"{name} {fault}" for fault in faults])
+        self.sent[name] = data
+
+    @property
+    def reencoded(self) -> list[str]:
+        """The pictures."""
+        return [name for name in self.sent if PurePosixPath(name).suffix.lower() in PICTURES]
 
     def changed(self) -> list[str]:
         """Return the files that have changed since they were inspected."""
-        return [
-            name for name, path in self.sent.items() if isinstance(path, Path) and _stamp(path) != self.stamps[name]
-        ]
+        paths = {name: path for name, path in self.sent.items() if isinstance(path, Path)}
+        return [name for name, path in paths.items() if _stamp(path) != self.stamps[name]]
 
 
 def gather(
-    folder: Path, opened: Opened, include: Sequence[str], exclude: Sequence[str], known: Collection[str]
+    folder: Path,
+    opened: Opened,
+    known: Collection[str],
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    include_report: bool = False,
 ) -> Contents:
     """Select and inspect the files of a folder to upload.
 
     Args:
         folder: Folder of a saved model.
         opened: The opened folder, with the files that it needs.
+        known: Known secrets to search for.
         include: Relative paths of additional files to upload; "model.safetensors:key" allows that key in the file's
             metadata.
         exclude: Patterns of relative paths not to upload.
-        known: Known secrets to search for.
+        include_report: Also upload the report of a training run.
 
     Raises:
         PushRefusedError: lists every file that must not be uploaded.
@@ -108,15 +101,16 @@ def gather(
     shown = _linked(folder, files)
     contents = Contents()
     for name, path in files.items():
+        is_report = bool(REPORT.fullmatch(name))
         is_part = name in opened.needed or bool(ACCOMPANYING.fullmatch(name)) or name in shown
         if any(fnmatch(name, pattern) for pattern in exclude):
             if name in opened.needed:
                 faults.append(f"{name} is needed: the model does not open without it")
             contents.left_out[name] = "excluded"
-        elif not is_part and name not in asked:
-            contents.left_out[name] = _never(name) or NO_PART
-        elif not is_part and (never := _never(name)):
-            faults.append(f"{name} {never}: it is never uploaded")
+        elif not (is_part or name in asked or (is_report and include_report)):
+            contents.left_out[name] = NO_REPORT if is_report else NO_PART
+        elif not (is_part or (is_report and include_report)) and (never := _never(name)):
+            faults.append(f"{name} {never}")
         else:
             faults += [f"{name} {fault}" for fault in _add(contents, name, path, folder, known, keys.get(name, ()))]
     if faults:
@@ -155,11 +149,9 @@ def _add(
     stamp = _stamp(path)
     if stamp[0] > LIMIT_BYTES:
         return [f"has {stamp[0]:,} bytes; expected at most {LIMIT_BYTES:,}"]
-    looked = look_into(path, known=known, allowed_keys=keys)
-    contents.sent[name], contents.stamps[name] = looked.content, stamp
-    if looked.cleaned:
-        contents.cleaned.append(name)
-    return looked.faults
+    contents.sent[name], faults = look_into(path, known, keys)
+    contents.stamps[name] = stamp
+    return faults
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -172,7 +164,15 @@ def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _never(name: str) -> str | None:
-    return next((reason for pattern, reason in NEVER if pattern.fullmatch(name)), None)
+    """Return why a file is not sent even if it is asked for."""
+    path = PurePosixPath(name)
+    if any(part.startswith(".") for part in path.parts):
+        return "is hidden or in a hidden folder: it is never uploaded"
+    if SECRET_NAME.fullmatch(path.name):
+        return "is named like a secret: it is never uploaded"
+    if path.suffix.lower() not in {*TEXTS, *PICTURES}:
+        return "is neither plain text nor PNG or JPEG, and --include sends nothing else: use `hf upload` for it"
+    return None
 
 
 def _linked(folder: Path, files: Collection[str]) -> set[str]:
@@ -182,7 +182,8 @@ def _linked(folder: Path, files: Collection[str]) -> set[str]:
         return set()
     links = (one or other for one, other in LINKED.findall(page.read_text(encoding="utf-8", errors="replace")))
     names = {PurePosixPath(link.removeprefix("./")).as_posix() for link in links if "://" not in link}
-    return {name for name in names if name in files and PICTURE.fullmatch(name) and not _never(name)}
+    pictures = {name for name in names if PurePosixPath(name).suffix.lower() in PICTURES}
+    return {name for name in pictures if name in files and not _never(name)}
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

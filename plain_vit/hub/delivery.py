@@ -45,7 +45,7 @@ class Push:
         left_out: For each other file of the folder, the reason why it is not uploaded.
         removed: Weights of an earlier push that are deleted.
         unchanged: Files that the repository already has.
-        cleaned: Files whose image metadata is removed.
+        reencoded: Pictures of which only the pixels are uploaded.
         notes: Checks that could not be made.
         url: URL of the commit; None for a dry run.
     """
@@ -55,7 +55,7 @@ class Push:
     left_out: Mapping[str, str]
     removed: Sequence[str] = ()
     unchanged: Sequence[str] = ()
-    cleaned: Sequence[str] = ()
+    reencoded: Sequence[str] = ()
     notes: Sequence[str] = ()
     url: str | None = None
 
@@ -66,7 +66,7 @@ class Push:
         lines += [f"  {name} ({size:,} bytes)" for name, size in self.sent.items()]
         lines += [f"  unchanged {name}" for name in self.unchanged if self.sent or self.removed]
         lines += [f"  removed {name}: from an earlier push" for name in self.removed]
-        lines += [f"  without its metadata: {name}" for name in self.cleaned]
+        lines += [f"  re-encoded {name}: its pixels, without metadata" for name in self.reencoded]
         lines += [f"  note: {note}" for note in self.notes]
         lines += self._left_out_lines()
         total = f"  {len(self.sent)} files, {sum(self.sent.values()):,} bytes"
@@ -123,7 +123,7 @@ class Delivery:
     def planned(self) -> Push:
         """Return the outcome of a push to an empty repository."""
         sizes = _sizes(self.contents.sent)
-        return Push(self.repo_id, sizes, self.contents.left_out, cleaned=self.contents.cleaned, notes=self.notes)
+        return Push(self.repo_id, sizes, self.contents.left_out, reencoded=self.contents.reencoded, notes=self.notes)
 
 
 @dataclass
@@ -201,7 +201,7 @@ def _send(api: HfApi, delivery: Delivery, state: _State) -> tuple[Push, CommitIn
     unchanged = [name for name, content in sending.items() if name in there and _is_same(content, there[name])]
     removed = [name for name in there if WEIGHTS.fullmatch(name) and name not in sending and delivery.replaces_weights]
     changed = {name: content for name, content in sending.items() if name not in unchanged}
-    details: dict[str, Any] = {"cleaned": contents.cleaned, "notes": delivery.notes}
+    details: dict[str, Any] = {"reencoded": contents.reencoded, "notes": delivery.notes}
     if not changed and not removed:
         url = f"{huggingface_hub.constants.ENDPOINT}/{repo_id}/commit/{head}"
         info = CommitInfo(commit_url=url, commit_message=delivery.message, commit_description="", oid=head)

@@ -19,7 +19,7 @@ from ..errors import CheckpointError, HubError, PushRefusedError
 from ..files.marks import is_untouched
 from ..files.reading import IMAGE_PROCESSOR_CONFIG, PROCESSOR_CONFIG
 from ..model_card import CARD, ModelFacts, addressed, card_text
-from .contents import Contents, gather
+from .contents import HOLDS, REPORT, Contents, gather
 from .delivery import Delivery, Push, delivered
 from .opening import Opened, open_folder, settings_alone
 from .search import known_secrets, secrets_in
@@ -41,15 +41,19 @@ def push_folder(
     dry_run: bool = False,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    include_report: bool = False,
     message: str = "Upload model",
     token: str | None = None,
 ) -> Push:
     """Push the folder of a saved model to the Hub, in one commit.
 
     Only the files of a model repository are uploaded: weights (safetensors), settings and the code that they name, the
-    model card with its images, licence, label names, adapter, and the report of a training run. All other files are
-    listed as left out. The model is opened first, every uploaded file is scanned for secrets, and image metadata is
-    removed; the folder itself is not changed, and nothing in it is executed.
+    model card with the images that it shows, licence, label names and adapter. All other files are listed as left out.
+    The model is opened first; the folder itself is not changed, and nothing in it is executed.
+
+    This list is the protection. As a second look, texts are searched for the secrets of this machine, known token
+    prefixes and what detect-secrets finds, and images are re-encoded from their pixels. Nothing is decoded: a secret
+    that is encoded, or part of an image or a tensor, is not found.
 
     Files already uploaded by an interrupted push are not sent again. A model of ours without a model card (`README.md`)
     gets one; a card edited by a person on the Hub is kept. Old weights that are not replaced are deleted.
@@ -60,9 +64,10 @@ def push_folder(
         private: Make the repository private; fail if it exists and is public.
         revision: Branch to commit to, created if it does not exist (default: main).
         dry_run: Upload nothing, without network access; return what would be uploaded.
-        include: Exact relative paths of additional files to upload: text, PNG, JPEG or safetensors. "README.md"
-            overwrites a card edited on the Hub; "model.safetensors:author" allows that key in the file's metadata.
+        include: Exact relative paths of additional files to upload: plain text, PNG or JPEG. "README.md" overwrites a
+            card edited on the Hub; "model.safetensors:author" allows that key in the file's metadata.
         exclude: Patterns of relative paths not to upload; files that the model needs cannot be excluded.
+        include_report: Also upload the report of a training run. It shows images of the dataset.
         message: Commit message.
         token: Access token (default: that of `hf auth login` or `HF_TOKEN`).
 
@@ -82,12 +87,13 @@ def push_folder(
     if secrets_in(message, known):
         raise PushRefusedError(f"{path} was not pushed.", ["the commit message contains a secret"])
     opened = open_folder(path)
-    contents = gather(path, opened, include, exclude, known)
+    contents = gather(path, opened, known, include=include, exclude=exclude, include_report=include_report)
+    notes = [*opened.notes, *([HOLDS] if any(map(REPORT.fullmatch, contents.sent)) and include_report else [])]
     if not any(fnmatch(CARD, pattern) for pattern in exclude):
         _add_page(contents, path, opened, repo_id, known)
     delivery = Delivery(
         repo_id=repo_id, contents=contents, private=private, revision=revision, message=message,
-        overwrites_card=CARD in include, notes=opened.notes, base_model=opened.base_model,
+        overwrites_card=CARD in include, notes=notes, base_model=opened.base_model,
     )  # fmt: skip
     return delivery.planned() if dry_run else delivered(HfApi(token=token, library_name="plain-vit"), delivery)[0]
 
@@ -154,7 +160,7 @@ def push_saved(
         if is_model and not _save_processor(thing, image_processor, folder):
             only_new.append(IMAGE_PROCESSOR_CONFIG)
         opened = open_folder(folder) if is_model else settings_alone(folder)
-        contents = gather(folder, opened, (), (), known)
+        contents = gather(folder, opened, known)
         if contents.left_out:
             logger.warning("Not uploaded, since not part of a model repository: %s", ", ".join(contents.left_out))
         if is_model:

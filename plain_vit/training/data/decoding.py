@@ -13,7 +13,7 @@ import torch
 
 from ...errors import DataError
 from ...extras import needs
-from ...image_files import UNREADABLE, decoding, reason, upright
+from ...image_files import UNREADABLE, decoding, open_image, reason, upright
 from ...image_processing_plain_vit import DEEP_MODES, PlainViTImageProcessor, PlainViTImageProcessorPil
 from .inputs import model_inputs
 
@@ -39,9 +39,7 @@ def open_stored(stored: dict[str, Any] | None) -> PIL.Image.Image:
     Raises:
         OSError: It cannot be read; likewise the other errors in `UNREADABLE`.
     """
-    content = stored_bytes(stored)
-    with decoding():
-        return PIL.Image.open(BytesIO(content))
+    return open_image(BytesIO(stored_bytes(stored)))
 
 
 def stored_bytes(stored: dict[str, Any] | None) -> bytes:
