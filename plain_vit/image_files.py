@@ -3,7 +3,7 @@
 import errno
 import struct
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -41,7 +41,7 @@ def decoding() -> Iterator[None]:
 
 
 def open_image(
-    source: str | Path | BinaryIO, *, formats: Sequence[str] | None = None, most_pixels: int | None = MOST_PIXELS
+    source: str | Path | BinaryIO, *, formats: tuple[str, ...] | None = None, most_pixels: int | None = MOST_PIXELS
 ) -> PIL.Image.Image:
     """Open an image of bounded size, without decoding its pixels.
 

@@ -66,7 +66,7 @@ def faults_of_text(data: bytes, known: Collection[str], name: str) -> list[str]:
 def _reencoded(path: Path) -> bytes:
     """Return an image file with the pixels of another one, upright, and nothing else of it."""
     kind = PICTURES[path.suffix.lower()]
-    with open_image(path, formats=[kind]) as opened:
+    with open_image(path, formats=(kind,)) as opened:
         if kind == "PNG" and getattr(opened, "n_frames", 1) > 1:
             raise ValueError("it is animated: expected one image")
         image = upright(opened)
