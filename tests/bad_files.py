@@ -327,6 +327,19 @@ def _byte_order(folder: Path) -> Path:
     return _doctored(folder, lambda name, data: b"big" if name.endswith("byteorder") else data)
 
 
+@bad_file("pickle whose storages are aligned to 0 bytes", CheckpointError, "expected an alignment from 1")
+def _alignment(folder: Path) -> Path:
+    return _doctored(folder, lambda name, data: b"0" if name.endswith(".storage_alignment") else data)
+
+
+@bad_file("pickle with a record that torch.save does not write", CheckpointError, "is none that torch.save writes")
+def _other_record(folder: Path) -> Path:
+    path = _pickled(TENSORS, folder)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(f"{path.stem}/.storage_size", "1")
+    return path
+
+
 @bad_file("pickle cut short inside its archive", CheckpointError, "not a complete pickle")
 def _cut_pickle(folder: Path) -> Path:
     return _doctored(folder, lambda name, data: data[:-9] if name.endswith("data.pkl") else data)

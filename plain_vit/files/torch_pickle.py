@@ -2,6 +2,7 @@
 
 import io
 import pickletools
+import re
 import shlex
 import warnings
 import zipfile
@@ -89,6 +90,18 @@ def _tensors_alone(path: Path) -> str:
     )
 
 
+# The records that torch.save writes beside the pickle and the bytes of tensors, with their values and what these are.
+# torch computes with some before it checks them: an alignment of 0 would end the process.
+RECORDS = {
+    "byteorder": (rb"little", "the byte order 'little'"),
+    "version": (rb"\d{1,2}\n?", "a version such as 3"),
+    ".format_version": (rb"\d{1,2}", "a version such as 1"),
+    ".storage_alignment": (rb"[1-9]\d{0,5}", "an alignment from 1 to 999999"),
+    ".data/serialization_id": (rb"\d{1,40}", "up to 40 digits"),
+}
+LONGEST_RECORD = 40  # bytes
+
+
 class _Ignored:
     """Placeholder for an object of a training script; accepts any state and keeps none."""
 
@@ -158,12 +171,9 @@ class TorchFile:
         root = pickles[0].removesuffix("data.pkl")
         with opened_member(self._file, members[pickles[0]], f"{path}: the pickle") as stream:
             keys, _ = _check_pickle(io.BytesIO(stream.read()), path)
-        if f"{root}byteorder" in members:
-            with opened_member(self._file, members[f"{root}byteorder"], f"{path}: the byte order") as stream:
-                if (byte_order := stream.read(16)) != b"little":
-                    raise CheckpointError(
-                        f"{path} has the byte order {byte_order!r}: save it on a little-endian machine."
-                    )
+        for name in members:
+            if name != pickles[0] and not name.startswith(f"{root}data/"):
+                self._check_record(name, root, members[name])
 
         records: dict[int, int] = {}
         order: list[str] = []
@@ -176,6 +186,19 @@ class TorchFile:
         if f"{root}.format_version" in members and keys != order:  # in this version torch uses the order, not the names
             raise CheckpointError(f"{path} does not store its tensors in the order of its pickle: the file is damaged.")
         return records
+
+    def _check_record(self, name: str, root: str, info: zipfile.ZipInfo) -> None:
+        """Check that a record is one that torch.save writes, with a value that torch can use."""
+        where = f"{self._file.path}: the record {name!r}"
+        if (known := RECORDS.get(name.removeprefix(root))) is None or not name.startswith(root):
+            raise CheckpointError(f"{where} is none that torch.save writes: load the tensors and save them with it.")
+        with opened_member(self._file, info, where) as stream:
+            value = stream.read(LONGEST_RECORD + 1)
+        pattern, expected = known
+        if not re.fullmatch(pattern, value):
+            raise CheckpointError(
+                f"{where} is {value!r}; expected {expected}: the file is damaged, or of a machine of another kind."
+            )
 
     def _check_stream(self) -> dict[int, int]:
         """Check the five pickles before the tensor bytes in a file older than torch 1.6."""
