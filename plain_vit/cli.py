@@ -1,7 +1,6 @@
 """Commands of `plain-vit`; `plain_vit_command.py` parses their arguments."""
 
 import argparse
-import csv
 import io
 import json
 import os
@@ -225,6 +224,7 @@ def show(options: argparse.Namespace) -> None:
 
 def predict(options: argparse.Namespace) -> None:
     """Print the likeliest classes or labels of images, or the numbers of a regression."""
+    from .csv_files import csv_table
     from .modeling_plain_vit import PlainViTForImageClassification
     from .training.bulk_inference import predictions_of, table_of_files
 
@@ -242,11 +242,12 @@ def predict(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(images, indent=2))
     elif options.csv:
-        rows = csv.writer(sys.stdout, lineterminator="\n")
-        rows.writerow(["path", "rank", "label", one])
-        for image in images:
-            likeliest = zip(image["labels"], image[many], strict=True)
-            rows.writerows([image["path"], rank, *each] for rank, each in enumerate(likeliest, start=1))
+        rows = [
+            (image["path"], rank, *each)
+            for image in images
+            for rank, each in enumerate(zip(image["labels"], image[many], strict=True), start=1)
+        ]
+        print(csv_table(("path", "rank", "label", one), rows), end="")
     else:
         for image in images:
             say(image["path"])

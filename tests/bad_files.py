@@ -150,6 +150,7 @@ for _title, _data, _raises, _says in [
     ("a header longer than the file", _safetensors({"a": _A}, bytes(8), 10**9), CheckpointError, "truncated"),
     ("a header length near 2**64", _safetensors({"a": _A}, bytes(8), 2**64 - 1), CheckpointError, "truncated"),
     ("a header of over 100 MB", _safetensors(b"{" + b" " * 101_000_000 + b"}"), UnsafeFileError, "a header of"),
+    ("a name of 10 MB", _safetensors({"a." * 5_000_000: _A}, bytes(8)), UnsafeFileError, "a name of 10,000,000"),
     ("a header that is no JSON", _safetensors(b'{"a": {"dtype"'), CheckpointError, "not JSON"),
     ("a header that is no UTF-8", _safetensors(b'{"\xff\xfe": 1}'), CheckpointError, "not JSON"),
     ("a header nested very deep", _safetensors(b'{"a":' + b"[" * 10**5), CheckpointError, "not JSON"),
@@ -354,6 +355,17 @@ def _expanded(folder: Path) -> Path:
 def _many_views(folder: Path) -> Path:
     whole = torch.ones(1000, 1000)
     return _pickled({f"layers.{index}": whole for index in range(50)}, folder)
+
+
+@bad_file("pickle with a name of 1,001 characters", UnsafeFileError, "a name of 1,001 characters")
+def _long_name(folder: Path) -> Path:
+    return _pickled({"a" * 1001: torch.ones(2, 3), "b": torch.ones(3, 5)}, folder)
+
+
+@bad_file("npz with a name of 1,001 characters", UnsafeFileError, "a name of 1,001 characters")
+def _long_array_name(folder: Path) -> Path:
+    np.savez(folder / "weights.npz", **{"a" * 1001: np.ones(3)})
+    return folder / "weights.npz"
 
 
 @bad_file("sparse tensors", UnsafeFileError, "_rebuild_sparse_tensor")

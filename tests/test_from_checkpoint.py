@@ -19,7 +19,7 @@ from vit_pytorch.distill import DistillableViT, DistillWrapper
 from vit_pytorch.mae import MAE
 from vit_pytorch.simple_vit import SimpleViT
 
-from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint
 from plain_vit.conversion.format import Format
 from plain_vit.conversion.timm.source import TIMM
@@ -222,6 +222,23 @@ def test_hints_that_the_source_contradicts_or_that_no_model_can_have_are_refused
     if "architecture" not in wrong:
         with pytest.raises(PlainViTError):
             from_module(small(), **{"image_size": (15, 28), **wrong})
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_an_image_processor_of_other_channels_than_the_models_is_refused(count: int, tmp_path: Path) -> None:
+    path = saved(small().state_dict(), tmp_path)
+    wrong = {"image_mean": (0.4,) * count, "image_std": (0.6,) * count}
+    with pytest.raises(CheckpointError, match=r"image_mean is .0\.4,.*, but the model has 3 channels: give one number"):
+        from_checkpoint(path, **SAID, **wrong)
+    with pytest.raises(PlainViTError, match="one number per channel"):
+        from_checkpoint(path, **SAID, image_mean=(0.4,) * count)
+    converted = from_checkpoint(path, **SAID)
+    converted.model.save_pretrained(tmp_path / "ours")
+    PlainViTImageProcessor(**wrong).save_pretrained(tmp_path / "ours")
+    with pytest.raises(CheckpointError, match=r"image_mean is .*or correct preprocessor_config.json"):
+        from_checkpoint(tmp_path / "ours")
+    converted.image_processor.save_pretrained(tmp_path / "ours")
+    from_checkpoint(tmp_path / "ours")
 
 
 def test_a_hint_that_does_not_exist_is_a_type_error(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from ..errors import (
     MappingError,
     PlainViTError,
     VerificationError,
+    counted,
     option_words,
 )
 from ..files.reading import (
@@ -189,6 +190,7 @@ def _inspect(
         found = _inspect_foreign(source, checkpoint, hints, format, reference)
     plan = found.plan
     config = cast(PlainViTConfig, plan.whole.config)
+    _check_channels(found.image_processor, config.num_channels, source)
     if hints.id2label is not None:
         name_labels(config, hints.id2label)
     unused = plan.ignored
@@ -371,6 +373,17 @@ def _check_pixels(hints: Hints, processor: Any) -> None:
         given, found = getattr(hints, name), getattr(processor, name, None)
         if given is not None and (found is None or tuple(given) != tuple(found)):
             raise CheckpointError(f"{name} is {tuple(given)}, but the preprocessing of the source has {found}: omit it")
+
+
+def _check_channels(processor: Any, channels: int, source: str | os.PathLike[str]) -> None:
+    """Refuse an image processor for images of another number of channels than the model's."""
+    for name in ("image_mean", "image_std"):
+        values = getattr(processor, name, None)
+        if isinstance(values, list | tuple) and len(values) != channels:
+            raise CheckpointError(
+                f"{source}: {name} is {tuple(values)!r:.200}, but the model has {counted(channels, 'channel')}: give one "
+                f"number per channel, such as {name}={(0.5,) * channels}, or correct preprocessor_config.json"
+            )
 
 
 def _published_architecture(path: Path, origin: Format) -> Inference | None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..errors import CheckpointError, UnsafeFileError
-from .tensors import LazyTensor, LazyTensors, UnchangedFile, check_shape, read_into
+from .tensors import LazyTensor, LazyTensors, UnchangedFile, check_name, check_shape, read_into
 from .zip_archives import opened_member, zip_members
 
 BFLOAT16 = np.dtype("V2")  # numpy has no bfloat16
@@ -34,6 +34,7 @@ def open_npz(path: Path) -> LazyTensors:
     entries = {}
     for member, info in zip_members(path).items():
         name = member.removesuffix(".npy")
+        check_name(path, name)
         where = f"{path}: array {name!r}"
         if name == member or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise CheckpointError(f"{path}: {member!r} is not an array as numpy.savez writes it.")

@@ -17,7 +17,16 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from tqdm import tqdm
 
 from ..errors import CheckpointError, OutputError, OutputExistsError, UnsafeFileError, in_bytes, printable, shortened
-from .tensors import CHUNK_BYTES, MAX_HEADER_BYTES, MAX_TENSORS, LazyTensor, LazyTensors, UnchangedFile, check_shape
+from .tensors import (
+    CHUNK_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_TENSORS,
+    LazyTensor,
+    LazyTensors,
+    UnchangedFile,
+    check_name,
+    check_shape,
+)
 from .texts import parse_json
 
 DTYPES = {
@@ -104,6 +113,7 @@ def _safetensors_header(file: UnchangedFile) -> tuple[dict[str, Any], int]:
 
 
 def _safetensors_entry(path: Path, name: str, entry: object) -> tuple[tuple[int, ...], torch.dtype, int, int]:
+    check_name(path, name)
     where = f"{path}: tensor {name!r}"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where} is not described by dtype, shape and data_offsets: the file is damaged.")

@@ -17,11 +17,12 @@ from typing import IO
 
 import torch
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsafeFileError
 
 # Far above the needs of any Vision Transformer, and far below what exhausts the memory when a header is parsed.
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_TENSORS = 50_000
+LONGEST_NAME = 1000  # characters of a tensor's name, which is copied and matched many times; real ones have up to 100
 CHUNK_BYTES = 16 * 2**20
 HUGE_PAGE = 2 * 2**20
 
@@ -172,6 +173,15 @@ def _uninitialized(nbytes: int) -> torch.Tensor:
         with suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE, start, nbytes // HUGE_PAGE * HUGE_PAGE)
     return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=start)
+
+
+def check_name(path: Path, name: str) -> None:
+    """Refuse a name of a tensor that is longer than any model's."""
+    if len(name) > LONGEST_NAME:
+        raise UnsafeFileError(
+            f"{path} has a tensor with a name of {len(name):,} characters, {name[:40]!r}...; expected at most "
+            f"{LONGEST_NAME:,}: save the tensors by their names in a model."
+        )
 
 
 def check_shape(where: str, shape: tuple[int, ...] | list[int]) -> None:

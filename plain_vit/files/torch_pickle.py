@@ -14,7 +14,7 @@ from typing import IO
 import torch
 
 from ..errors import CheckpointError, UnsafeFileError, few, shortened
-from .tensors import MAX_HEADER_BYTES, LazyTensor, LazyTensors, UnchangedFile
+from .tensors import MAX_HEADER_BYTES, LazyTensor, LazyTensors, UnchangedFile, check_name
 from .zip_archives import data_start, opened_member, zip_members
 
 MAX_PICKLE_OPCODES = 1_000_000  # about forty per tensor
@@ -249,6 +249,7 @@ class TorchFile:
         return lazy
 
     def _entry(self, name: str, tensor: torch.Tensor) -> LazyTensor:
+        check_name(self._file.path, name)
         where = f"{self._file.path}: tensor {name!r}"
         tensor = torch.detach(tensor)  # without attributes that a pickle may have set on it
         if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():

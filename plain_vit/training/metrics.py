@@ -1,11 +1,9 @@
 """Accuracy, loss and calibration of a classifier, over any number of processes, offline."""
 
-import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from io import StringIO
 from typing import Self
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..csv_files import csv_table
 from ..errors import TrainingError
 from ..extras import needs
 from .data.inputs import model_inputs
@@ -208,15 +207,15 @@ def predictions_table(evaluation: Evaluation, images: Sequence[str], class_names
         class_names: names in the order of the classes.
     """
     places = range(1, evaluation.top.shape[1] + 1)
-    text = StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["path", "label", *(word for place in places for word in (f"top{place}", f"probability{place}"))])
-    rows = zip(images, evaluation.labels, evaluation.top, evaluation.probabilities, strict=True)
-    for image, label, top, shares in rows:
+    head = ["path", "label", *(word for place in places for word in (f"top{place}", f"probability{place}"))]
+    rows = []
+    for image, label, top, shares in zip(
+        images, evaluation.labels, evaluation.top, evaluation.probabilities, strict=True
+    ):
         likeliest = zip(top, shares, strict=True)
         words = (word for number, share in likeliest for word in (class_names[number], f"{share:.6g}"))
-        table.writerow([image, class_names[label], *words])
-    return text.getvalue()
+        rows.append([image, class_names[label], *words])
+    return csv_table(head, rows)
 
 
 @torch.no_grad()

@@ -3,17 +3,16 @@
 Legend: `N` images, `K` labels or numbers.
 """
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from io import StringIO
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..csv_files import csv_table
 from ..errors import TrainingError
 from ..extras import needs
 from ..scores import MULTI_LABEL, REGRESSION, scores
@@ -157,13 +156,12 @@ def f1_scores(given: np.ndarray, shown: np.ndarray) -> np.ndarray:
 
 def vector_table(evaluation: VectorEvaluation, images: Sequence[str], names: Sequence[str]) -> str:
     """Return a CSV table with a row per image: its name, and target and prediction of each label or number, exactly."""
-    text = StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["path", *(word for name in names for word in (name, f"predicted {name}"))])
+    head = ["path", *(word for name in names for word in (name, f"predicted {name}"))]
+    rows = []
     for image, target, predicted in zip(images, evaluation.targets, evaluation.predictions, strict=True):
         pairs = zip(target, predicted, strict=True)
-        table.writerow([image, *(np.format_float_positional(value, trim="-") for pair in pairs for value in pair)])
-    return text.getvalue()
+        rows.append([image, *(np.format_float_positional(value, trim="-") for pair in pairs for value in pair)])
+    return csv_table(head, rows)
 
 
 @torch.no_grad()
