@@ -1,5 +1,6 @@
 """The components of the package: imports flow one way, and docs/architecture.md names them all."""
 
+import ast
 import importlib
 import sys
 from pathlib import Path
@@ -41,3 +42,15 @@ def test_every_component_is_described(architecture: ModuleType) -> None:
     assert {
         component for component in components if f"**{component}**" not in text and f"/{component}**" not in text
     } == set()
+
+
+def test_images_are_opened_in_one_place_which_limits_their_size() -> None:
+    def opens(path: Path) -> bool:
+        return any(
+            isinstance(node, ast.Call) and ast.unparse(node.func) in ("Image.open", "PIL.Image.open")
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        )
+
+    opening = [path.relative_to(ROOT).as_posix() for path in (ROOT / "plain_vit").rglob("*.py") if opens(path)]
+    # The image processor travels with checkpoints, and opens what its caller names, as the sources' loaders do.
+    assert sorted(opening) == ["plain_vit/image_files.py", "plain_vit/image_processing_plain_vit.py"]

@@ -1,10 +1,15 @@
 """Features and predictions of many images: numbers, borders of shards, processes, kills, and unreadable images."""
 
+import contextlib
+import csv
 import itertools
 import json
 import os
 import shutil
 import signal
+import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +36,7 @@ from transformers import (
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
 from plain_vit.cli import main
+from plain_vit.csv_files import csv_table
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
 from plain_vit.inference import simplify
 from plain_vit.training import bulk_inference
@@ -767,3 +773,51 @@ def test_the_command_prints_what_can_be_read_and_then_fails(
     assert "bad.png" in printed.err
     assert main(["embed", str(bad), "--model", str(model), "--out", str(out)]) == DataError.exit_code
     assert not out.exists()
+
+
+def test_labels_of_strangers_in_csv_act_on_no_terminal_and_in_no_spreadsheet(
+    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["\x1b]0;title\x07red", '=HYPERLINK("x")', "\u202egnp.exe", 'a, "quoted" word']
+    labelled = PlainViTForImageClassification.from_pretrained(model)
+    labelled.config.id2label = dict(enumerate(names))
+    labelled.save_pretrained(tmp_path / "model")
+    PlainViTImageProcessor.from_pretrained(model).save_pretrained(tmp_path / "model")
+    formula = tmp_path / "-1+2.png"
+    formula.write_bytes((images / "00.png").read_bytes())
+    with contextlib.chdir(tmp_path):
+        assert main(["predict", "./-1+2.png", str(formula), "--model", "model", "--csv"]) == 0
+    printed = capsys.readouterr().out
+    assert all(character.isprintable() or character == "\n" for character in printed)
+    rows = list(csv.DictReader(printed.splitlines()))
+    shown = {"\\x1b]0;title\\x07red", '\'=HYPERLINK("x")', "\\u202egnp.exe", 'a, "quoted" word'}
+    assert {row["label"] for row in rows} == shown
+    table = csv_table(["path", "x"], [["-1+2.png", "-0.25"], ["@SUM(1)", -3], ["+1", "-inf"]])
+    assert table == "path,x\n'-1+2.png,-0.25\n'@SUM(1),-3\n+1,-inf\n"
+
+
+def test_images_beyond_the_limits_are_named_before_their_pixels_are_decoded(
+    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, out = str(images / "00.png"), str(tmp_path / "out.parquet")
+    Image.new("L", (7100, 7100)).save(tmp_path / "large.png")
+    Image.new("1", (66_000, 3)).save(tmp_path / "long.png")
+    Image.new("L", (7100, 7100)).save(tmp_path / "large.webp", method=0, lossless=True)
+    large = [str(tmp_path / name) for name in ("large.png", "long.png", "large.webp")]
+    for command in (["predict"], ["embed", "--out", out]):
+        assert main([*command, good, *large, "--model", str(model)]) == DataError.exit_code
+        said = capsys.readouterr().err
+        assert "7100 x 7100 pixels; expected at most 50,000,000" in said
+        assert "66000 x 3 pixels; expected at most 50,000,000, and 65,535 a side" in said
+        assert all(Path(name).name in said for name in large)
+
+
+def test_a_damaged_image_says_one_thing(images: Path, model: Path, tmp_path: Path) -> None:
+    count = 65_535
+    tags = b"".join(struct.pack("<HHII", number, 2, 2**20, 8) for number in range(count))
+    (tmp_path / "tags.tif").write_bytes(b"II*\0" + struct.pack("<IH", 8, count) + tags + bytes(4))
+    words = [sys.executable, "-m", "plain_vit.cli", "predict", str(tmp_path / "tags.tif"), str(images / "00.png")]
+    done = subprocess.run([*words, "--model", str(model)], capture_output=True, text=True)
+    assert done.returncode == DataError.exit_code
+    assert "tags.tif" in done.stderr
+    assert len(done.stderr.splitlines()) < 10

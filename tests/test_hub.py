@@ -279,21 +279,21 @@ def test_huge_files_links_and_pipes_are_refused(folder: Path, tmp_path: Path) ->
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "private.txt").write_text("x")
     (folder / "LICENSE").symlink_to(tmp_path / "outside" / "private.txt")
-    (folder / "linked").symlink_to(tmp_path / "outside")
+    (folder / "linked.txt").symlink_to(tmp_path / "outside")
     (folder / "classes.txt").symlink_to("config.json")
-    os.mkfifo(folder / "pipe")
+    os.mkfifo(folder / "pipe.txt")
     os.mkfifo(folder / "NOTICE")
     with pytest.raises(PushRefusedError) as caught:
-        push_folder(folder, REPO, dry_run=True, include=["pipe", "linked"])
+        push_folder(folder, REPO, dry_run=True, include=["pipe.txt", "linked.txt"])
     faults = {fault.split()[0]: fault for fault in caught.value.faults}
-    assert set(faults) == {"labels.txt", "LICENSE", "linked", "NOTICE", "pipe"}
+    assert set(faults) == {"labels.txt", "LICENSE", "linked.txt", "NOTICE", "pipe.txt"}
     assert "5,000,000,001 bytes" in faults["labels.txt"]
-    assert "link out of the folder" in faults["linked"]
-    assert "not a regular file" in faults["pipe"]
+    assert "link out of the folder" in faults["linked.txt"]
+    assert "not a regular file" in faults["pipe.txt"]
     for name in ("labels.txt", "LICENSE", "NOTICE"):
         (folder / name).unlink()
     push = push_folder(folder, REPO, dry_run=True)  # what stays here is not even opened
-    assert {"linked", "pipe"} <= set(push.left_out)
+    assert {"linked.txt", "pipe.txt"} <= set(push.left_out)
 
 
 def test_a_folder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> None:
