@@ -49,6 +49,7 @@ TABLES = ("engine", "format", "infer", "compare_modules", "pixels")
 OUTSIDE = (
     "__init__",
     "adapters",
+    "csv_files",
     "cuda_graphs",
     "environment",
     "errors",
@@ -56,6 +57,7 @@ OUTSIDE = (
     "image_files",
     "inference",
     "packing",
+    "place_names",
     "scores",
     "system",
 )  # imported by nearly every component, or only by users

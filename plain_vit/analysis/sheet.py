@@ -34,6 +34,7 @@ from plain_vit.analysis.words import class_labels, distinct_labels, lacking_lett
 from plain_vit.errors import AnalysisError, DataError
 from plain_vit.extras import needs
 from plain_vit.files.staging import staged_folder
+from plain_vit.place_names import common_folder, public_name
 
 with needs("plain-vit[analysis]"):
     from matplotlib.figure import Figure
@@ -178,6 +179,8 @@ def draw_sheet(
     files = ImageFiles(images)
     files.check()
     paths = _names(images[:SHOWN])
+    first, second = map(public_name, names)
+    names = (first, second if second != first else f"{second} (2)")
     titles = distinct_labels([Path(path).stem for path in paths], paths, 18)
     models = [(model, image_processor), *([compare] if compare else [])]
     with staged_folder(out) as folder:
@@ -214,8 +217,10 @@ def draw_sheet(
 
 
 def _names(images: Sequence[str | Path | Image.Image]) -> list[str]:
-    """Return the names of files, or the numbers of opened images."""
-    return [f"image {i}" if isinstance(image, Image.Image) else str(image) for i, image in enumerate(images)]
+    """Return the names of files without the folder that all have in common, or the numbers of opened images."""
+    names = [f"image {i}" if isinstance(image, Image.Image) else str(image) for i, image in enumerate(images)]
+    folder = common_folder(names)
+    return [name.removeprefix(folder) for name in names]
 
 
 def _subject(

@@ -15,6 +15,7 @@ from ..analysis.page import html_page, html_table, plain_text
 from ..errors import DataError, counted, in_bytes, printable
 from ..extras import needs
 from ..files.staging import staged_folder
+from ..place_names import common_folder, public_name
 from .arrays import nearest_neighbours, of_unit_length, principal_map, similar_together, umap_map
 from .images import Images, Shards, places_of, read_images, with_model_classes, with_predictions
 from .thumbnails import COLUMNS, PER_FILE, TILE, Stored, write_thumbnails
@@ -232,7 +233,8 @@ def _bar(what: str, progress: bool) -> Callable[[Sequence[int]], Iterable[int]]:
 
 def _data(images: Images) -> dict[str, Any]:
     """Return names, classes and probabilities for the page."""
-    paths = [None if path is None else _text(path) for path in images.paths]
+    folder = _folder_of(images)
+    paths = [None if path is None else _text(path.removeprefix(folder)) for path in images.paths]
     known = [path for path in paths if path is not None]
     prefix = os.path.commonprefix(known)  # noqa: RUF071 (the page joins the texts again)
     labels = {
@@ -256,6 +258,11 @@ def _data(images: Images) -> dict[str, Any]:
     }
 
 
+def _folder_of(images: Images) -> str:
+    """Return the folder that all paths have in common, which is the machine's own and not on the page."""
+    return common_folder([path for path in images.paths if path is not None])
+
+
 def _text(text: str) -> str:
     shown = printable(text.replace("\n", "\\n"))
     return shown if len(shown) <= LONGEST_TEXT else f"{shown[:LONGEST_TEXT]}…"
@@ -276,7 +283,9 @@ def _notes(images: Images, shards: Shards, caption: str, broken: Mapping[int, st
     parts = []
     settings = shards.settings
     facts = [
-        (name, settings[name]) for name in ("model", "dataset", "split", "feature", "layers") if settings.get(name)
+        (name, public_name(settings[name]) if name in ("model", "dataset") else settings[name])
+        for name in ("model", "dataset", "split", "feature", "layers")
+        if settings.get(name)
     ]
     if facts:
         parts.append(html_table((), facts, "the run"))
@@ -285,7 +294,9 @@ def _notes(images: Images, shards: Shards, caption: str, broken: Mapping[int, st
         reason = "no image can be read" if broken else "the table names no files"
         parts.append(f"<p>There are no thumbnails: {reason}. The option --dataset gives the images.</p>")
     if broken:
-        named = "".join(f"<li>{plain_text(_text(why))}</li>" for why in list(broken.values())[:NAMED])
+        folder = _folder_of(images)
+        lines = [_text(why.removeprefix(folder)) for why in list(broken.values())[:NAMED]]
+        named = "".join(f"<li>{plain_text(line)}</li>" for line in lines)
         more = f"<p>The first {NAMED} of them are named.</p>" if len(broken) > NAMED else ""
         what = f"{counted(len(broken), 'image')} cannot be read"
         parts.append(f"<details><summary>{what}</summary>{more}<ul>{named}</ul></details>")

@@ -381,8 +381,8 @@ def _check_channels(processor: Any, channels: int, source: str | os.PathLike[str
         values = getattr(processor, name, None)
         if isinstance(values, list | tuple) and len(values) != channels:
             raise CheckpointError(
-                f"{source}: {name} is {tuple(values)!r:.200}, but the model has {counted(channels, 'channel')}: give one "
-                f"number per channel, such as {name}={(0.5,) * channels}, or correct preprocessor_config.json"
+                f"{source}: {name} is {tuple(values)!r:.200}, but the model has {counted(channels, 'channel')}: give "
+                f"one number per channel, such as {name}={(0.5,) * channels}, or correct preprocessor_config.json"
             )
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from ...errors import counted
 from ...extras import needs
 from ...model_card import ModelFacts
+from ...place_names import public_name
 from ..arguments import (
     COMPANIONS,
     DESCENDING,
@@ -33,7 +34,7 @@ from ..optimization import scheduled_rate, settings_of
 from ..tasks.classification import ImageTask
 from ..vector_metrics import VectorEvaluation
 from .dry_run import describe_needs, measure_needs
-from .publishing import public_name, training_facts
+from .publishing import training_facts
 from .report import environment
 
 with needs("plain-vit[train]"):
@@ -68,11 +69,11 @@ def run_facts(
     steps = schedule.total_steps if taken is None else taken
     early = f"; stopped early, of {schedule.total_steps:,} planned" if steps < schedule.total_steps else ""
     return {
-        "started from": options.model + (" (architecture only)" if options.from_scratch else ""),
+        "started from": public_name(options.model) + (" (architecture only)" if options.from_scratch else ""),
         "model": task.kind.__name__,
         "parameters": f"{sum(p.numel() for p in parameters):,}",
         "of them trained": f"{sum(p.numel() for p in parameters if p.requires_grad):,}",
-        "data set": options.dataset,
+        "data set": public_name(options.dataset),
         "images": count_images(data),
         "size of images": size_of_images(task.image_processor),
         "classes": len(data.label_names),

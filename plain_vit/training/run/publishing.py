@@ -11,6 +11,7 @@ from plain_vit.errors import HubError
 from plain_vit.hub import Push, push_folder
 from plain_vit.markdown import code, plain
 from plain_vit.model_card import ModelFacts, source_facts, source_origin, write_card
+from plain_vit.place_names import public_name
 from plain_vit.training.data import EMBEDDED
 from plain_vit.training.data.benchmarks import BENCHMARKS
 
@@ -118,8 +119,3 @@ def publish(
     except HubError as error:
         again = f"plain-vit push {run} {repo_id}" + (" --private" if private else "")
         raise HubError(f"{error} The model is complete in {run}: push it with `{again}`.") from error
-
-
-def public_name(place: str) -> str:
-    """Return a Hub id unchanged, but only the last part of a path, whose folders are private."""
-    return Path(place).name if Path(place).exists() else place
