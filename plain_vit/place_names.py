@@ -12,7 +12,14 @@ def public_name(place: str | os.PathLike[str]) -> str:
     return os.path.basename(os.path.abspath(path)) if is_path else os.fspath(place)
 
 
-def common_folder(paths: Sequence[str]) -> str:
-    """Return the folder, with a slash at its end, that all absolute paths have in common; "" without any."""
+def public_paths(paths: Sequence[str]) -> list[str]:
+    """Return absolute paths without the folder that all have in common; without one, only their last two names."""
     folders = [os.path.dirname(path) for path in paths if os.path.isabs(path)]
-    return os.path.join(os.path.commonpath(folders), "") if folders else ""
+    common = os.path.join(os.path.commonpath(folders), "") if folders else ""
+
+    def public(path: str) -> str:
+        if not os.path.isabs(path):
+            return path
+        return "/".join(Path(path).parts[1:][-2:]) if common == os.sep else path.removeprefix(common)
+
+    return list(map(public, paths))

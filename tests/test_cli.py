@@ -556,6 +556,20 @@ def test_show_waits_at_no_pipe(model_folder: Path, tmp_path: Path, capsys: pytes
     assert "is a folder, a pipe or a device" in capsys.readouterr().err
 
 
+def test_a_page_of_show_has_no_path_of_the_machine(model_folder: Path, tmp_path: Path) -> None:
+    images = []
+    for place in ("one", "other"):  # equal names are told apart by their folders
+        images.append(tmp_path / place / "image.png")
+        images[-1].parent.mkdir()
+        Image.new("RGB", (31, 17), "red").save(images[-1])
+    words = ["show", *map(str, images), "--model", str(model_folder), "--compare", str(model_folder)]
+    assert main([*words, "--out", str(tmp_path / "page")]) == 0
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert str(tmp_path) not in page
+    assert str(model_folder.parent) not in page
+    assert f"A look inside {model_folder.name} and {model_folder.name} (2)" in page
+
+
 @pytest.mark.parametrize("name", ["a" * 300, "~nobody-of-this-name/vit.pt", "a/" * 3000])
 def test_a_name_that_cannot_be_is_no_fault(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", name]) == CheckpointError.exit_code or main(["inspect", name]) == HubError.exit_code

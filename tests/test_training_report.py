@@ -330,6 +330,14 @@ def test_report_has_every_picture_as_file_and_in_a_page_that_loads_nothing(finis
     assert not list(finished.rglob("*.lock"))
 
 
+def test_no_path_of_the_machine_is_in_the_report_or_the_card(finished, model_folder):
+    for file in [*(finished / "report").glob("*.*"), finished / "README.md", finished / "config.json"]:
+        content = file.read_bytes()
+        for place in (finished, model_folder):
+            assert str(place.parent).encode() not in content, file
+    assert f"started from {model_folder.name}" in " ".join(Page(finished / "report" / "index.html").cells)
+
+
 def test_the_curves_fit_the_page(finished):
     """Its text is 76 rem wide, with 1.5 rem of margin on each side."""
     with PIL.Image.open(finished / "report" / "curves.png") as picture:
@@ -543,7 +551,7 @@ def test_the_origin_of_a_local_source_is_carried_on_as_text_that_cannot_be_marku
         assert merged.base_model == base
 
 
-def test_push_sends_model_page_and_report_and_opens_from_the_hub(model_folder, tmp_path, hub):
+def test_push_sends_model_and_page_without_the_report_and_opens_from_the_hub(model_folder, tmp_path, hub):
     run = tmp_path / "run"
     options = {"model": str(model_folder), "output_dir": str(run), "report_to": "tensorboard", **SHORT}
     script.finetune(script.FinetuneArguments(
@@ -554,8 +562,9 @@ def test_push_sends_model_page_and_report_and_opens_from_the_hub(model_folder, t
     assert all(torch.equal(tensor, saved.state_dict()[name]) for name, tensor in pushed.state_dict().items())
     api = huggingface_hub.HfApi(endpoint=hub.url)
     files = set(api.list_repo_files("alice/tiny-digits"))
-    assert {"README.md", "config.json", "model.safetensors", "report/index.html", "report/curves.png"} <= files
+    assert {"README.md", "config.json", "model.safetensors", "report/curves.png"} <= files
     assert not [file for file in files if file.startswith(("checkpoints", "tensorboard", "report/snapshots"))]
+    assert {file for file in files if file.startswith("report")} == {"report/curves.png", "report/confusion_matrix.png"}
     assert not files & {"log.jsonl", "arguments.yaml", "results.json", "run.json"}
     assert api.model_info("alice/tiny-digits").private
     card = huggingface_hub.ModelCard.load("alice/tiny-digits")

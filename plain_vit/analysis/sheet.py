@@ -34,7 +34,7 @@ from plain_vit.analysis.words import class_labels, distinct_labels, lacking_lett
 from plain_vit.errors import AnalysisError, DataError
 from plain_vit.extras import needs
 from plain_vit.files.staging import staged_folder
-from plain_vit.place_names import common_folder, public_name
+from plain_vit.place_names import public_name, public_paths
 
 with needs("plain-vit[analysis]"):
     from matplotlib.figure import Figure
@@ -217,10 +217,9 @@ def draw_sheet(
 
 
 def _names(images: Sequence[str | Path | Image.Image]) -> list[str]:
-    """Return the names of files without the folder that all have in common, or the numbers of opened images."""
+    """Return the public paths of files, or the numbers of opened images."""
     names = [f"image {i}" if isinstance(image, Image.Image) else str(image) for i, image in enumerate(images)]
-    folder = common_folder(names)
-    return [name.removeprefix(folder) for name in names]
+    return public_paths(names)
 
 
 def _subject(

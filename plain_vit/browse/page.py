@@ -15,7 +15,7 @@ from ..analysis.page import html_page, html_table, plain_text
 from ..errors import DataError, counted, in_bytes, printable
 from ..extras import needs
 from ..files.staging import staged_folder
-from ..place_names import common_folder, public_name
+from ..place_names import public_name, public_paths
 from .arrays import nearest_neighbours, of_unit_length, principal_map, similar_together, umap_map
 from .images import Images, Shards, places_of, read_images, with_model_classes, with_predictions
 from .thumbnails import COLUMNS, PER_FILE, TILE, Stored, write_thumbnails
@@ -233,8 +233,7 @@ def _bar(what: str, progress: bool) -> Callable[[Sequence[int]], Iterable[int]]:
 
 def _data(images: Images) -> dict[str, Any]:
     """Return names, classes and probabilities for the page."""
-    folder = _folder_of(images)
-    paths = [None if path is None else _text(path.removeprefix(folder)) for path in images.paths]
+    paths = [None if path is None else _text(path) for path in _public_paths(images)]
     known = [path for path in paths if path is not None]
     prefix = os.path.commonprefix(known)  # noqa: RUF071 (the page joins the texts again)
     labels = {
@@ -258,9 +257,10 @@ def _data(images: Images) -> dict[str, Any]:
     }
 
 
-def _folder_of(images: Images) -> str:
-    """Return the folder that all paths have in common, which is the machine's own and not on the page."""
-    return common_folder([path for path in images.paths if path is not None])
+def _public_paths(images: Images) -> list[str | None]:
+    """Return the paths as they are on the page."""
+    public = iter(public_paths([path for path in images.paths if path is not None]))
+    return [None if path is None else next(public) for path in images.paths]
 
 
 def _text(text: str) -> str:
@@ -294,8 +294,8 @@ def _notes(images: Images, shards: Shards, caption: str, broken: Mapping[int, st
         reason = "no image can be read" if broken else "the table names no files"
         parts.append(f"<p>There are no thumbnails: {reason}. The option --dataset gives the images.</p>")
     if broken:
-        folder = _folder_of(images)
-        lines = [_text(why.removeprefix(folder)) for why in list(broken.values())[:NAMED]]
+        names = [(path or "", public or "") for path, public in zip(images.paths, _public_paths(images), strict=True)]
+        lines = [_text(why.replace(*names[number])) for number, why in list(broken.items())[:NAMED]]
         named = "".join(f"<li>{plain_text(line)}</li>" for line in lines)
         more = f"<p>The first {NAMED} of them are named.</p>" if len(broken) > NAMED else ""
         what = f"{counted(len(broken), 'image')} cannot be read"
