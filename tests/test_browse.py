@@ -174,7 +174,10 @@ def test_the_output_of_the_scripts_is_read_with_its_labels(model: Path, images: 
     predicted = [data["classes"][number] for number in numbers(data["predicted"], "<i4")]
     assert predicted == [stored["label"][row] for row in data["rows"]]
     assert numbers(data["probability"], "<f4").tolist() == [stored["probability"][row] for row in data["rows"]]
-    assert [data["prefix"] + path for path in data["paths"]] == [stored["path"][row] for row in data["rows"]]
+    paths = [f"{images}/{data['prefix']}{path}" for path in data["paths"]]
+    assert paths == [stored["path"][row] for row in data["rows"]]
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert not [place for place in (images, model.parent, tmp_path) if str(place) in page]
     assert data["true"] is None
     assert data["broken"] == []
     alone = page_of(tmp_path / "predictions", tmp_path / "alone")
