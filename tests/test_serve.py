@@ -12,9 +12,9 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import httpx2
 import numpy as np
 import pytest
 from PIL import Image
+from starlette.datastructures import Headers
 from transformers import pipeline
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
@@ -36,6 +37,7 @@ app, load_test = open_script("serve/app"), open_script("serve/load_test")
 TOLERANCE = 1e-4
 LIMITS = {
     "max_requests": 4, "max_images": 3, "max_body": 200_000, "max_pixels": 90_000, "max_seconds": 1.0, "max_batch": 3,
+    "max_head_seconds": 2.0, "max_queued_pixels": 200_000,
 }  # fmt: skip
 
 
@@ -61,13 +63,16 @@ def exported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def served(folder: Path, log: Path, **limits: object) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Start the service on a free port; return its process and address."""
+def served(
+    folder: Path, log: Path, descriptors: int = 4096, **limits: object
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Start the service on a free port, with so many descriptors; return its process and address."""
     options = [word for name, value in limits.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, EXAMPLES / "serve" / "app.py", folder, "--port", "0", "--threads", "1", *options],
+            ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors), sys.executable,
+             EXAMPLES / "serve" / "app.py", folder, "--port", "0", "--threads", "1", *options],
             env=environment, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
     try:
@@ -189,15 +194,18 @@ def test_scores_follow_the_problem_type_as_in_the_pipeline(problem: Any, exporte
 
 def test_the_service_describes_itself(client: httpx2.Client) -> None:
     info = client.get("/info").json()
-    assert info["limits"] == LIMITS | {"max_wait": 0.0}
+    assert info["limits"] == LIMITS | {"max_wait": 0.0, "max_connections": 1000, "max_work_seconds": 10.0}
     assert (info["labels"], info["input_shape"]) == (7, [3, 24, 56])
     assert info["image_processor"]["image_mean"] == [0.4, 0.5, 0.6]
     assert client.get("/health/live").json() == {"status": "live"}
-    (content,) = [
-        path["post"]["requestBody"]["content"]
-        for path in client.get("/openapi.json").json()["paths"].values()
-        if "post" in path
-    ]
+
+
+def test_pages_that_describe_the_service_are_there_where_asked_for(client: httpx2.Client) -> None:
+    pages = {"/docs", "/redoc", "/openapi.json"}
+    assert [client.get(page).status_code for page in pages] == [404] * 3
+    built = app.build_app(SlowClassifier(), app.Limits(), docs=True)
+    assert pages < {route.path for route in built.routes if hasattr(route, "path")}
+    content = built.openapi()["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert set(content) == {"multipart/form-data", "image/*"}
 
 
@@ -220,6 +228,20 @@ def pieces(data: bytes) -> Iterator[bytes]:
     yield from (data[start : start + 1000] for start in range(0, len(data), 1000))
 
 
+def scans(count: int) -> bytes:
+    """Return a progressive JPEG whose last scan is repeated up to so many; each passes over all pixels."""
+    data = encoded(picture(), "JPEG", progressive=True)
+    start = data.rindex(b"\xff\xda")
+    return data[:start] + data[start:-2] * (count + 1 - data.count(b"\xff\xda")) + data[-2:]
+
+
+def texts(count: int) -> bytes:
+    """Return a small PNG with so many texts that are a megabyte each once they are read."""
+    chunk = b"zTXtname\x00\x00" + zlib.compress(bytes(1_000_000))
+    text = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return PNG[:33] + text * count + PNG[33:]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "declared length": (body(bytes(200_001)), 413, "200,001 bytes or more: expected at most 200,000"),
     "chunked": ({"content": pieces(bytes(10**6)), "headers": {"Content-Type": "image/png"}}, 413, "at most 200,000"),
@@ -227,10 +249,14 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "too many images": (form(*[("a.png", PNG)] * 4), 400, "Maximum number of files is 3"),
     "too many pixels": (form(("ok.png", PNG), ("big.png", encoded(picture(0, "L", (301, 300))))), 422,
                         "big.png has 301 x 300 pixels: expected at most 90,000"),
+    "too many pixels together": (form(*[("a.png", encoded(picture(0, "L", (300, 299))))] * 2), 422,
+                                 "the images have 179,400 pixels together: expected at most 100,000, send fewer"),
     "more than 8 bits": (form(("deep.png", DEEP)), 422, "deep.png has more than 8 bits per channel (mode I;16)"),
     "no image": (form(("notes.txt", b"hello")), 422,
                  "notes.txt begins with b'hello', like no image: expected a file of JPEG"),
     "broken image": (form(("cut.png", PNG[:-60])), 422, "cut.png is broken"),
+    "many scans": (form(("scans.jpg", scans(101))), 422, "scans.jpg has 101 scans: expected at most 100"),
+    "much text": (form(("text.png", texts(5))), 422, "text.png is broken (ValueError: Too much memory used in text"),
     "two broken images": (form(("a.png", b""), ("ok.png", PNG), ("b.png", PNG[:60])), 422, "a.png begins with b''"),
     "empty body": (body(b""), 422, "the image begins with b'', like no image"),
     "empty form": (body(b"--x--\r\n", "multipart/form-data; boundary=x"), 422, "the form has no file"),
@@ -371,6 +397,80 @@ def test_many_mutated_images_are_classified_or_refused(client: httpx2.Client) ->
     check_mutated(client, 3000, 1)
 
 
+# Whole requests, as they are sent
+
+
+def sent(address: str, *pieces: bytes, seconds: float = 60) -> bytes:
+    """Send all pieces before anything is read, as simple clients do; return what comes until the server closes."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout=seconds) as one:
+        for piece in pieces:
+            one.sendall(piece)
+        return b"".join(iter(lambda: one.recv(4096), b""))
+
+
+def head(path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", "Connection: close", *headers, "", ""]).encode()
+
+
+LARGE = 30_000_000  # bytes; more than the buffers of both ends together
+LENGTH, IMAGE = f"Content-Length: {LARGE}", "Content-Type: image/png"
+EARLY = {
+    "too long": (head("/predict", LENGTH, IMAGE), 413),
+    "too long in chunks": (head("/predict", "Transfer-Encoding: chunked", IMAGE) + b"%x\r\n" % LARGE, 413),
+    "other type": (head("/predict", LENGTH, "Content-Type: text/csv"), 415),
+    "bad option": (head("/predict?top=0", LENGTH, IMAGE), 422),
+    "other path": (head("/classify", LENGTH, IMAGE), 404),
+    "other method": (head("/info", LENGTH, IMAGE), 405),
+    "two lengths": (head("/predict", LENGTH, "Transfer-Encoding: chunked", IMAGE), 400),
+    "no HTTP": (b"SSH-2.0-x\r\n\r\n", 400),
+    "long headers": (head("/predict", f"X: {'x' * 70_000}"), 400),
+}
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_who_sends_all_before_reading_still_reads_why_it_was_refused(name: str, address: str) -> None:
+    start, status = EARLY[name]
+    answer = sent(address, start, bytes(LARGE))
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:100]
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["detail"]
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_request_with_two_lengths_is_refused_whatever_it_holds(turn: int, address: str) -> None:
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(PNG), PNG)
+    for length in (len(chunks), len(PNG), 0):
+        lengths = [f"Content-Length: {length}", "Transfer-Encoding: chunked"][::turn]
+        answer = sent(address, head("/predict", IMAGE, *lengths) + chunks)
+        assert b"both Content-Length and Transfer-Encoding: expected one of them" in answer
+        assert answer.count(b"HTTP/1.1") == 1
+        assert answer.startswith(b"HTTP/1.1 400")
+
+
+def test_chunks_that_break_off_or_lie_after_an_answer_end_the_connection_alone(
+    address: str, client: httpx2.Client
+) -> None:
+    for path in ("/predict", "/nowhere"):  # the first waits for the body, the other has been answered
+        request = head(path, "Transfer-Encoding: chunked", IMAGE) + b"1\r\nx\r\n"
+        assert sent(address, request, b"no number\r\n").startswith((b"HTTP/1.1 400", b"HTTP/1.1 404"))
+    assert predict(client, PNG).status_code == 200  # the log, without a traceback, is read where the server ends
+
+
+def test_files_of_a_form_take_no_descriptors() -> None:
+    data = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n' + bytes(2_000_000) + b"\r\n"
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield data * 5 + b"--x--\r\n"
+
+    async def parsed() -> Any:
+        return await app.WholeForm(Headers({"content-type": "multipart/form-data; boundary=x"}), chunks()).parse()
+
+    before = len(os.listdir("/dev/fd"))
+    form = asyncio.run(parsed())
+    assert len(form) == 5
+    assert len(os.listdir("/dev/fd")) == before
+
+
 # Slow clients, gone clients, load
 
 
@@ -418,7 +518,97 @@ def test_a_slow_request_loses_its_place_in_time_and_stalled_headers_take_none(
         assert b"the request was not complete after 1 seconds" in answers[0]
         assert predict(client, PNG).status_code == 200
     for one in stalled:
+        one.settimeout(60)
+        assert one.recv(12) == b"HTTP/1.1 408"
         one.close()
+
+
+def test_a_connection_that_drips_after_an_answer_is_closed_in_time(address: str) -> None:
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as one:
+        one.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert one.recv(12) == b"HTTP/1.1 200"
+        start = time.monotonic()
+        with suppress(OSError):
+            for _ in range(100):
+                one.sendall(b"G")
+                time.sleep(0.1)
+        assert LIMITS["max_head_seconds"] - 0.5 < time.monotonic() - start < 8
+
+
+def drip(address: str, count: int, until: float) -> None:
+    """Hold so many connections that send a byte of their headers now and then, and come again when closed."""
+    host, port = address.split(":")
+    sockets: list[socket.socket] = []
+    while time.monotonic() < until:
+        while len(sockets) < count and time.monotonic() < until:
+            one = socket.create_connection((host, int(port)), timeout=5)
+            one.sendall(b"POST /predict HTTP/1.1\r\nX: ")
+            sockets.append(one)
+        for one in list(sockets):
+            try:
+                one.send(b"x")
+            except OSError:
+                one.close()
+                sockets.remove(one)
+        time.sleep(0.2)
+    for one in sockets:
+        one.close()
+
+
+def test_clients_that_drip_their_headers_cost_others_neither_descriptors_nor_time(
+    exported: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with served(exported, log, descriptors=256) as (process, address), ThreadPoolExecutor(1) as threads:
+        most = httpx2.get(f"http://{address}/info").json()["limits"]["max_connections"]
+        assert 64 < most < 256
+        dripping = threads.submit(drip, address, 300, time.monotonic() + 5)
+        taken = []
+        while not dripping.done():
+            start = time.monotonic()
+            assert httpx2.get(f"http://{address}/health/live", timeout=5).status_code == 200
+            taken.append(time.monotonic() - start)
+            time.sleep(0.1)
+        dripping.result()
+        answer = httpx2.post(f"http://{address}/predict", files={"image": PNG})
+        assert answer.status_code == 200
+        process.terminate()
+        end(process, log)
+    assert max(taken) < 1
+    assert len(taken) > 10
+    assert log.stat().st_size < 1_000_000
+
+
+def test_a_service_needs_more_connections_than_requests(exported: Path, tmp_path: Path) -> None:
+    server = served(exported, tmp_path / "log", max_connections=60)
+    with pytest.raises(AssertionError, match=r"--max-requests is 64, of 60 connections that"), server:
+        pass
+
+
+def test_large_images_within_the_limits_leave_room_for_others(exported: Path, tmp_path: Path) -> None:
+    large = encoded(Image.new("L", (7001, 6999), 77))  # 49 megapixels
+    log = tmp_path / "log"
+    with served(exported, log) as (process, address), ThreadPoolExecutor(64) as threads:
+
+        def post(*files: bytes) -> tuple[int, float]:
+            start = time.monotonic()
+            answer = httpx2.post(f"http://{address}/predict", files=[("image", file) for file in files], timeout=120)
+            return answer.status_code, time.monotonic() - start
+
+        assert post(*[large] * 16)[0] == 422
+        forms = [threads.submit(post, large, large) for _ in range(64)]
+        wait_until(lambda: httpx2.get(f"http://{address}/info", timeout=60).json()["counts"]["accepted"] > 1)
+        others = [post(PNG) for _ in range(5)]
+        ends = [form.result() for form in forms]
+        process.terminate()
+        counts = end(process, log)
+    assert {status for status, _ in others} == {200}
+    assert max(seconds for _, seconds in others) < 8
+    statuses = [status for status, _ in ends]
+    assert set(statuses) == {200, 503}
+    assert max(seconds for _, seconds in ends) < 15
+    assert counts["postponed"] + counts["refused"] == statuses.count(503)
 
 
 def test_a_client_that_leaves_frees_its_place(address: str, client: httpx2.Client) -> None:
@@ -504,6 +694,58 @@ def test_images_whose_client_has_gone_are_not_computed() -> None:
     assert batches.counts == {"images": 5, "batches": 2}
 
 
+def in_decoders(use: Callable[[Any], Any], max_pixels: int = 100) -> Any:
+    """Run a coroutine with the threads that decode, of which there is one; return them and its result."""
+
+    async def run() -> Any:
+        decoders = app.Decoders(max_pixels)
+        decoders.idle = 1
+        result = await use(decoders)
+        decoders.threads.shutdown()
+        await asyncio.sleep(0.01)
+        return decoders, result
+
+    return asyncio.run(run())
+
+
+def slow_image(done: list[int], pixels: int) -> np.ndarray:
+    time.sleep(0.02)
+    done.append(pixels)
+    if pixels == 13:
+        raise app.BadImage("is unlucky")
+    return np.full(1, pixels)
+
+
+def test_the_smallest_image_is_decoded_first_and_pixels_count_until_then() -> None:
+    done: list[int] = []
+
+    async def use(decoders: Any) -> Any:
+        images = [decoders.submit(pixels, lambda pixels=pixels: slow_image(done, pixels)) for pixels in (29, 31, 13, 5)]
+        assert decoders.free == 100 - 29 - 31 - 13 - 5
+        return await asyncio.gather(*images, return_exceptions=True)
+
+    decoders, found = in_decoders(use)
+    assert done == [29, 5, 13, 31]  # the first had begun
+    assert [isinstance(one, app.BadImage) or int(one[0]) for one in found] == [29, 31, True, 5]
+    assert (decoders.free, decoders.idle) == (100, 1)
+
+
+def test_images_that_nobody_waits_for_are_forgotten_and_those_in_work_count_until_they_end() -> None:
+    done: list[int] = []
+
+    async def use(decoders: Any) -> Any:
+        images = [decoders.submit(pixels, lambda pixels=pixels: slow_image(done, pixels)) for pixels in (29, 31, 7)]
+        images[0].cancel()
+        images[1].cancel()
+        await asyncio.sleep(0)
+        assert (decoders.free, len(decoders.queue)) == (100 - 29 - 7, 1)
+        return await images[2]
+
+    decoders, found = in_decoders(use)
+    assert done == [29, 7]
+    assert (int(found[0]), decoders.free, decoders.idle, decoders.queue) == (7, 100, 1, [])
+
+
 class SlowClassifier:
     """Stands for a model that takes its time."""
 
@@ -513,15 +755,26 @@ class SlowClassifier:
     def __init__(self, pixel: float = 1.0):
         self.pixel = pixel
 
+    def measure(self, data: bytes, max_pixels: int) -> int:
+        return 1
+
     def read(self, name: str, data: bytes, max_pixels: int) -> np.ndarray:
         return np.full(1, self.pixel)
 
 
-def in_service(classifier: SlowClassifier, use: Callable[..., Any]) -> Any:
+class SlowDecoder(SlowClassifier):
+    """Stands for images that take their time."""
+
+    def read(self, name: str, data: bytes, max_pixels: int) -> np.ndarray:
+        time.sleep(0.5)
+        return super().read(name, data, max_pixels)
+
+
+def in_service(classifier: SlowClassifier, use: Callable[..., Any], **limits: Any) -> Any:
     """Run a coroutine with a service, one request to it, and what to set when its client leaves; return the service."""
 
     async def run() -> Any:
-        service, left = app.Service(classifier, app.Limits(max_batch=1)), asyncio.Event()
+        service, left = app.Service(classifier, app.Limits(max_batch=1, **limits)), asyncio.Event()
         messages = [{"type": "http.request", "body": PNG, "more_body": False}]
 
         async def receive() -> dict[str, Any]:
@@ -553,6 +806,21 @@ def test_a_client_that_leaves_while_its_image_is_queued_frees_its_place_and_the_
     service = in_service(SlowClassifier(), use)
     assert service.batches.counts == {"images": 1, "batches": 1}
     assert {name for name, count in service.counts.items() if count} == {"accepted", "abandoned"}
+
+
+@pytest.mark.parametrize("classifier", [SlowDecoder(), SlowClassifier()])
+def test_work_that_takes_too_long_is_put_off(classifier: SlowClassifier) -> None:
+    async def use(service: Any, request: Any, left: asyncio.Event) -> None:
+        queue = [asyncio.create_task(service.batches.scores(np.ones(1))) for _ in range(4)]  # 0.2 seconds
+        with pytest.raises(app.HTTPException, match="could not be answered within 0.1 seconds: try again") as caught:
+            await service.predict(request, app.Options())
+        assert (caught.value.status_code, caught.value.headers) == (503, {"Retry-After": "1"})
+        assert service.held == 0
+        await asyncio.gather(*queue)
+
+    service = in_service(classifier, use, max_work_seconds=0.1)
+    assert service.batches.counts["images"] == 4  # the request's is not among them
+    assert {name for name, count in service.counts.items() if count} == {"accepted", "postponed"}
 
 
 def test_scores_that_are_no_numbers_are_not_an_answer() -> None:
@@ -613,6 +881,12 @@ def test_a_folder_with_a_broken_file_is_refused_by_name(file: str, exported: Pat
 def test_limits_are_positive(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} is .*: expected a positive number"):
         app.Limits(**{name: value})
+
+
+def test_the_largest_image_has_room_in_the_queue() -> None:
+    with pytest.raises(ValueError, match="at least 120,000,000, for one image of max_pixels"):
+        app.Limits(max_pixels=60_000_000, max_queued_pixels=110_000_000)
+    app.Limits(max_pixels=60_000_000, max_queued_pixels=120_000_000)
 
 
 @pytest.mark.slow

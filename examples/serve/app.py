@@ -6,26 +6,35 @@
     curl -H 'Content-Type: image/jpeg' --data-binary @cat.jpg http://127.0.0.1:8000/predict
 
 One process holds one model. A request is refused with 503 before its body is read if `max_requests` others are not
-answered yet. Otherwise its images are read, decoded by threads, and queued; one thread runs the model on batches of
-whatever is queued, from one request or many.
+answered yet. Otherwise its images are read, decoded by threads, the smallest first, and queued; one thread runs the
+model on batches of whatever is queued, from one request or many. Each of these steps has a limit in time and size.
 """
 
 import argparse
 import asyncio
+import heapq
+import itertools
+import json
 import logging
+import math
 import os
+import socket
+import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from http import HTTPStatus
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 from transformers import AutoConfig
 from transformers.image_utils import load_image
 
@@ -35,19 +44,28 @@ from plain_vit.extras import needs
 from plain_vit.image_processing_plain_vit import DEEP_MODES
 
 with needs("plain-vit[serve]", script=__name__ == "__main__"):
+    import h11
     import onnxruntime
     import psutil
     import uvicorn
     from fastapi import FastAPI, HTTPException, Query, Request, Response
+    from fastapi.responses import JSONResponse
     from pydantic import BaseModel, Field
     from python_multipart.exceptions import FormParserError
     from starlette.formparsers import MultiPartException, MultiPartParser
     from starlette.requests import ClientDisconnect
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Formats in which nothing else is nested, so that the size in the header is what is decoded. Pillow opens many more,
 # among them PostScript, which it hands to another program.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+MOST_SCANS = 100  # of a progressive JPEG, whose pixels are all gone through for each; encoders write about 10
+MOST_TEXT = 4_000_000  # bytes of text in a PNG, decompressed where its header is read; Pillow takes 16 times as much
 LONGEST_NAME = 100  # characters of a client's file name that an answer repeats
+LINGER = 5.0  # seconds in which the rest of a refused request is read and forgotten
+ACCEPTED_AT_ONCE = 8  # connections that asyncio opens before any of them can be closed
+WAITING = 1024  # connections that the system holds until they are accepted
 FORM, BYTES = "multipart/form-data", "application/octet-stream"
 IMAGE = {"type": "string", "format": "binary"}
 BODY = {FORM: {"schema": {"properties": {"image": {"type": "array", "items": IMAGE}}}}, "image/*": {"schema": IMAGE}}
@@ -62,11 +80,15 @@ def limit(default: float, meaning: str) -> Any:
 class Limits:
     """What the service takes; each is an option on the command line."""
 
+    max_connections: int = limit(1000, "connections; beyond, or where descriptors end, the one idle longest is closed")
+    max_head_seconds: float = limit(10.0, "seconds in which the headers of a request have to arrive")
     max_requests: int = limit(64, "requests that are read or computed at a time; further ones are refused with 503")
     max_images: int = limit(16, "images of one request")
     max_body: int = limit(20_000_000, "bytes of one request")
     max_pixels: int = limit(50_000_000, "pixels of one image, height times width, as sent and as resized")
+    max_queued_pixels: int = limit(200_000_000, "pixels of all images to decode; a request takes half of what is free")
     max_seconds: float = limit(20.0, "seconds in which a request has to arrive after its headers")
+    max_work_seconds: float = limit(10.0, "seconds in which a request that arrived is answered or refused with 503")
     max_batch: int = limit(8, "images that the model is run on at a time")
     max_wait: float = limit(0.0, "seconds that the model waits for a batch to fill")
 
@@ -74,6 +96,11 @@ class Limits:
         for name, value in asdict(self).items():
             if not value >= 0 or (value == 0 and name != "max_wait"):
                 raise ValueError(f"{name} is {value}: expected a positive number{', or 0' * (name == 'max_wait')}")
+        if 2 * self.max_pixels > self.max_queued_pixels:
+            raise ValueError(
+                f"max_queued_pixels is {self.max_queued_pixels:,}, of which a request takes at most half: expected at "
+                f"least {2 * self.max_pixels:,}, for one image of max_pixels ({self.max_pixels:,})"
+            )
 
 
 class BadImage(Exception):
@@ -130,6 +157,17 @@ class Classifier:
             )
         return wide.shape
 
+    def measure(self, data: bytes, max_pixels: int) -> int:
+        """Return the pixels of an image file, as sent or as resized, from its header; 0 for one that `read` refuses."""
+        try:
+            with Image.open(BytesIO(data), formats=FORMATS) as image:
+                pixels = max(image.height * image.width, math.prod(self.resized(image.height, image.width)))
+                return pixels if pixels <= max_pixels else 0
+        except MemoryError:
+            raise
+        except Exception:  # as many classes as there are ways to be broken; `read` meets it again, and names it
+            return 0
+
     def read(self, name: str, data: bytes, max_pixels: int) -> np.ndarray:
         """Decode and preprocess one image file to (C, H, W).
 
@@ -142,6 +180,8 @@ class Classifier:
                     raise BadImage(f"has {image.width} x {image.height} pixels: expected at most {max_pixels:,}")
                 if image.mode in DEEP_MODES:
                     raise BadImage(f"has more than 8 bits per channel (mode {image.mode}): expected 8, scale it first")
+                if isinstance(image, JpegImageFile) and (scans := data.count(b"\xff\xda")) > MOST_SCANS:
+                    raise BadImage(f"has {scans} scans: expected at most {MOST_SCANS}, save it again")
                 upright = load_image(image)
                 self.check_resized(upright.height, upright.width, max_pixels)
                 return self.processed(upright)
@@ -162,11 +202,8 @@ class Classifier:
         Raises:
             BadImage: It would have too many pixels.
         """
-        processor = self.image_processor
-        if not processor.do_resize:
-            return
         try:
-            sides = processor._resized_sides(height, width, processor.size)
+            sides = self.resized(height, width)
         except ValueError as error:
             raise BadImage(f"cannot be resized: {error}") from None
         if sides[0] * sides[1] > max_pixels:
@@ -174,6 +211,11 @@ class Classifier:
                 f"has {width} x {height} pixels, resized {sides[1]} x {sides[0]}: expected at most {max_pixels:,}, "
                 "crop it to another aspect ratio first"
             )
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width to which the image processor resizes an image, before it crops."""
+        processor = self.image_processor
+        return processor._resized_sides(height, width, processor.size) if processor.do_resize else (height, width)
 
     def pixels_of(self, image: Image.Image) -> np.ndarray:
         """Preprocess as transformers' pipeline does: upright and in RGB before the image processor."""
@@ -192,6 +234,59 @@ class Classifier:
             return 1 / (1 + np.exp(-logits))
         powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
         return powers / powers.sum(axis=-1, keepdims=True)
+
+
+class Decoders:
+    """Threads that decode images, the smallest first, and count the pixels of those in work and in the queue.
+
+    A decoder cannot be stopped: where the client has gone, its pixels count until it ends.
+
+    Args:
+        max_pixels: Pixels of all images that are taken at a time.
+    """
+
+    def __init__(self, max_pixels: int):
+        self.free = max_pixels
+        self.idle = os.cpu_count() or 1
+        self.threads = ThreadPoolExecutor(self.idle, "decoder")
+        self.numbers = itertools.count()  # images of one size take turns as they came
+        self.queue: list[tuple[int, int, asyncio.Future[np.ndarray], Callable[[], np.ndarray]]] = []
+
+    def submit(self, pixels: int, decode: Callable[[], np.ndarray]) -> "asyncio.Future[np.ndarray]":
+        """Queue an image. The queue forgets it where the future is cancelled."""
+        image: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
+        image.add_done_callback(self._forget)
+        self.free -= pixels
+        heapq.heappush(self.queue, (pixels, next(self.numbers), image, decode))
+        self._start()
+        return image
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self.idle and self.queue:
+            pixels, _, image, decode = heapq.heappop(self.queue)
+            if image.cancelled():
+                self.free += pixels
+                continue
+            self.idle -= 1
+            end = partial(loop.call_soon_threadsafe, partial(self._end, pixels, image))
+            self.threads.submit(decode).add_done_callback(end)
+
+    def _end(self, pixels: int, image: "asyncio.Future[np.ndarray]", work: "Future[np.ndarray]") -> None:
+        self.idle += 1
+        self.free += pixels
+        if not image.done():
+            if error := work.exception():
+                image.set_exception(error)
+            else:
+                image.set_result(work.result())
+        self._start()
+
+    def _forget(self, image: "asyncio.Future[np.ndarray]") -> None:
+        if image.cancelled():
+            self.free += sum(pixels for pixels, _, other, _ in self.queue if other is image)
+            self.queue = [one for one in self.queue if one[2] is not image]
+            heapq.heapify(self.queue)
 
 
 class Batches:
@@ -268,24 +363,25 @@ class Service:
     def __init__(self, classifier: Classifier, limits: Limits):
         self.classifier, self.limits = classifier, limits
         self.batches = Batches(classifier.scores, limits.max_batch, limits.max_wait)
-        self.decoders = ThreadPoolExecutor(os.cpu_count(), "decoder")
+        self.decoders = Decoders(limits.max_queued_pixels)
+        self.headers = ThreadPoolExecutor(1, "headers")
         self.held = 0  # requests accepted and not answered yet
-        self.counts: Counter[str] = Counter(accepted=0, answered=0, rejected=0, abandoned=0, refused=0)
+        self.counts: Counter[str] = Counter(accepted=0, answered=0, rejected=0, postponed=0, abandoned=0, refused=0)
 
     @asynccontextmanager
-    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         """Run the batches from before the first request until after the last, for which uvicorn waits."""
         loop = asyncio.create_task(self.batches.run_forever())
-        yield
+        yield {"limits": self.limits}  # what each `Connection` goes by
         loop.cancel()
+        self.decoders.threads.shutdown()
         log.info("Served: %s", ", ".join(f"{count} {name}" for name, count in self.counts.items()))
 
     async def predict(self, request: Request, options: Annotated[Options, Query()]) -> Any:
         """Classify the images of a form, or the one image that is the body."""
         if self.held >= self.limits.max_requests:
             self.counts["refused"] += 1
-            reason = f"{self.held} requests are in work, which is the limit: try again after a second"
-            raise HTTPException(503, reason, headers={"Retry-After": "1"})
+            raise busy(f"{self.held} requests are in work, which is the limit")
         self.held += 1
         self.counts["accepted"] += 1
         outcome = "failed"
@@ -296,6 +392,8 @@ class Service:
         except HTTPException as error:
             if error.status_code < 500:
                 outcome = "rejected"
+            elif error.status_code == 503:
+                outcome = "postponed"
             raise
         except ClientDisconnect:
             outcome = "abandoned"
@@ -313,8 +411,11 @@ class Service:
             raise HTTPException(408, reason, headers={"Connection": "close"}) from None
         work = asyncio.create_task(self._classify(files))
         gone = asyncio.create_task(disconnected(request))
+        most = self.limits.max_work_seconds
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({work, gone}, timeout=most, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise busy(f"the request could not be answered within {most:g} seconds")
             if not work.done():
                 raise ClientDisconnect
         finally:
@@ -325,13 +426,33 @@ class Service:
     async def _classify(self, files: list[tuple[str, bytes]]) -> list[np.ndarray]:
         """Return the scores of each image; one error lists all those that are refused."""
         loop, most = asyncio.get_running_loop(), self.limits.max_pixels
-        reading = [loop.run_in_executor(self.decoders, self.classifier.read, *file, most) for file in files]
+        sizes = await loop.run_in_executor(
+            self.headers, lambda: [self.classifier.measure(data, most) for _, data in files]
+        )
+        self._check_pixels(sum(sizes))
+        reading = [
+            self.decoders.submit(pixels, partial(self.classifier.read, *file, most))
+            for pixels, file in zip(sizes, files, strict=True)
+        ]
         images = await asyncio.gather(*reading, return_exceptions=True)
         if faults := [str(image) for image in images if isinstance(image, BadImage)]:
             raise HTTPException(422, "; ".join(faults))
         if errors := [image for image in images if isinstance(image, BaseException)]:
             raise errors[0]
         return await asyncio.gather(*(self.batches.scores(image) for image in images if isinstance(image, np.ndarray)))
+
+    def _check_pixels(self, pixels: int) -> None:
+        """Refuse a request that takes more than half of the pixels that are free: there is always room for small ones.
+
+        Raises:
+            HTTPException: It has too many pixels, for now or for ever.
+        """
+        if pixels > (most := self.limits.max_queued_pixels // 2):
+            raise HTTPException(
+                422, f"the images have {pixels:,} pixels together: expected at most {most:,}, send fewer at a time"
+            )
+        if pixels > self.decoders.free // 2:
+            raise busy(f"images of {self.limits.max_queued_pixels - self.decoders.free:,} pixels are in work")
 
     def _prediction(self, name: str, scores: np.ndarray, top: int) -> Prediction:
         if not np.isfinite(scores).all():
@@ -362,6 +483,10 @@ class Service:
             "counts": {**self.counts, **self.batches.counts},
             "memory_mb": round(psutil.Process().memory_info().rss / 1e6, 1),
         }
+
+
+def busy(reason: str) -> HTTPException:
+    return HTTPException(503, f"{reason}: try again after a second", headers={"Retry-After": "1"})
 
 
 class BoundedRequest(Request):
@@ -398,6 +523,7 @@ class WholeForm(MultiPartParser):
     """A parser of forms that knows whether the end was seen; the last file of one that breaks off is left out."""
 
     whole = False
+    spool_max_size = sys.maxsize  # bytes of a file before it goes to the disk, with a descriptor; the body is bounded
 
     def on_end(self) -> None:
         self.whole = True
@@ -449,10 +575,150 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-def build_app(classifier: Classifier, limits: Limits) -> FastAPI:
-    """Return the application for uvicorn."""
+class Gate:
+    """Refuses requests with two lengths, and reads the rest of one that was answered before it had come whole.
+
+    The answer is there, but not yet its end, after which the connection may be closed: what is still sent to a closed
+    connection resets it, and a client that sends before it listens would see the reset instead of the answer.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        ended = False
+
+        async def receiving() -> Message:
+            nonlocal ended
+            message = await receive()
+            ended = message["type"] == "http.disconnect" or not message.get("more_body")
+            return message
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body") and not ended:
+                await send({**message, "more_body": True})
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER):
+                        while not ended:
+                            await receiving()
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        lengths = {name for name, _ in scope["headers"]} & {b"content-length", b"transfer-encoding"}
+        app: ASGIApp = self.app
+        if len(lengths) == 2:
+            reason = "the request has both Content-Length and Transfer-Encoding: expected one of them"
+            app = JSONResponse({"detail": reason}, 400, {"Connection": "close"})
+        await app(scope, receiving, sending)
+
+
+class Connection(H11Protocol):
+    """A connection that has to bring its requests in time, and gives way to others where there are too many.
+
+    uvicorn sets no time for headers, and accepts connections until the descriptors of the process are used up.
+    """
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for a request; where there are too many connections, close the one that has waited longest."""
+        self.refused = False
+        self.phase: object = None
+        self.timer = self.loop.call_later(0, int)
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._watch()
+        if len(self.connections) > self.app_state["limits"].max_connections:
+            waiting = [one for one in self.connections if isinstance(one, Connection) and one is not self and one.idle]
+            min(waiting, key=lambda one: one.since, default=self).leave(503)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits for its answer; one that is answered may still be sent."""
+        return self.refused or self.cycle is None or self.cycle.response_started
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends, unless it was refused."""
+        if not self.refused:
+            super().data_received(data)
+
+    def handle_events(self) -> None:
+        """Take requests and their bodies."""
+        super().handle_events()
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self.timer.cancel()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, and let the client read that before the connection is closed."""
+        answered = self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE)  # before the rest of its request came
+        self.refused = True
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not answered:
+            self._say(400, msg)
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._watch()
+
+    def leave(self, status: int = 408) -> None:
+        """Close the connection at once; say why, if it has begun a request or never had a chance to."""
+        self.connections.discard(self)
+        if not self.refused and self.conn.our_state is h11.IDLE and (status == 503 or self.conn.trailing_data[0]):
+            self._say(status, "the headers did not arrive in time, or others needed the connection: send them at once")
+        self.transport.abort()
+
+    def _watch(self) -> None:
+        """Set the time for what begins now: headers, or a request and its answer, or the rest of what was refused."""
+        limits = self.app_state["limits"]
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self.phase == (phase := (self.refused, answering, id(self.cycle))):
+            return
+        self.phase, self.since = phase, self.loop.time()
+        longest = limits.max_seconds + limits.max_work_seconds + 2 * LINGER
+        seconds = LINGER if self.refused else longest if answering else limits.max_head_seconds
+        self.timer.cancel()
+        self.timer = self.loop.call_later(seconds, self.leave)
+
+    def _say(self, status: int, reason: str) -> None:
+        body = json.dumps({"detail": reason}).encode()
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        self.transport.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+
+
+class Listener(socket.socket):
+    """A socket of which asyncio accepts few connections at once, while the system lets many wait."""
+
+    def listen(self, backlog: int = WAITING) -> None:
+        """Listen; `backlog` is how many asyncio accepts at once."""
+        super().listen(WAITING)
+
+
+def affordable_connections() -> int:
+    """Return how many connections the descriptors of this process allow, beside the files that are open."""
+    if sys.platform == "win32":
+        return sys.maxsize
+    import resource
+
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Accepted, told to the protocol, closed: each is a turn of the loop, in each of which more are accepted.
+    return most - psutil.Process().num_fds() - 4 * ACCEPTED_AT_ONCE - 16
+
+
+def build_app(classifier: Classifier, limits: Limits, docs: bool = False) -> FastAPI:
+    """Return the application for uvicorn; `docs` adds pages that describe it, which load scripts from elsewhere."""
     service = Service(classifier, limits)
-    app = FastAPI(title="plain-vit", lifespan=service.lifespan)
+    pages: dict[str, Any] = {} if docs else {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    app = FastAPI(title="plain-vit", lifespan=service.lifespan, **pages)
+    app.add_middleware(Gate)
     body = {"requestBody": {"content": BODY, "required": True}}
     app.post("/predict", response_model=list[Prediction], openapi_extra=body)(service.predict)
     app.get("/health/live")(service.live)
@@ -461,28 +727,54 @@ def build_app(classifier: Classifier, limits: Limits) -> FastAPI:
     return app
 
 
-def main() -> None:
+def read_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """Return the parser and the arguments of the command line, with the limits as one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder that `plain-vit export --to onnx` wrote")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others see only this machine's")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--threads", type=int, default=0, help="threads of the model; 0 for one on each core")
+    parser.add_argument("--docs", action="store_true", help="serve /docs, /redoc and /openapi.json too")
     for one in fields(Limits):
         name, kind = f"--{one.name.replace('_', '-')}", type(one.default)
         parser.add_argument(name, type=kind, default=one.default, help=f"{one.metadata['help']} ({one.default})")
-    arguments = vars(parser.parse_args())
+    arguments = parser.parse_args()
     try:
-        limits = Limits(**{one.name: arguments[one.name] for one in fields(Limits)})
+        arguments.limits = Limits(**{one.name: getattr(arguments, one.name) for one in fields(Limits)})
     except ValueError as error:
         parser.error(str(error))
+    return parser, arguments
+
+
+def main() -> None:
+    parser, arguments = read_arguments()
+    limits: Limits = arguments.limits
     torch.set_num_threads(1)  # images are prepared side by side, each in its thread
     Image.MAX_IMAGE_PIXELS = None  # `max_pixels` takes its place
+    PngImagePlugin.MAX_TEXT_MEMORY = MOST_TEXT
     try:
-        classifier = Classifier(arguments["folder"], arguments["threads"])
+        classifier = Classifier(arguments.folder, arguments.threads)
     except PlainViTError as error:
         parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
+    limits = replace(limits, max_connections=max(1, min(limits.max_connections, affordable_connections())))
+    if limits.max_connections <= limits.max_requests:
+        parser.error(
+            f"--max-requests is {limits.max_requests}, of {limits.max_connections} connections that "
+            "--max-connections and the descriptors of the process (ulimit -n) allow: expected fewer requests"
+        )
     # h11 whether or not httptools is installed: what happens to refused and abandoned requests depends on it.
-    uvicorn.run(build_app(classifier, limits), host=arguments["host"], port=arguments["port"], http="h11")
+    config = uvicorn.Config(
+        build_app(classifier, limits, arguments.docs),
+        host=arguments.host,
+        port=arguments.port,
+        http=Connection,
+        ws="none",
+        backlog=ACCEPTED_AT_ONCE,
+        timeout_graceful_shutdown=math.ceil(limits.max_seconds + limits.max_work_seconds + 2 * LINGER),
+    )
+    listener = Listener(fileno=config.bind_socket().detach())
+    listener.listen()
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":
