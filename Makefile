@@ -26,7 +26,7 @@ install: $(TRANSFORMERS_TESTS) ## set up .venv, and the old vit-pytorch releases
 demo: $(INSTALLED) ## convert a foreign checkpoint, fine-tune it, open it again with the Auto classes
 	$(BIN)/python examples/demo.py
 
-test: $(TRANSFORMERS_TESTS) ## run the tests but for the slow ones
+test: $(TRANSFORMERS_TESTS) ## run the tests except the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 test-all: $(TRANSFORMERS_TESTS) ## run all tests

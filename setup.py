@@ -78,6 +78,7 @@ EXTRAS = {
     ],
     "serve": [
         "fastapi>=0.120",
+        "h11>=0.16",  # uvicorn brings it
         "onnxruntime>=1.23",
         "psutil>=7.0",
         "pydantic>=2.9",
