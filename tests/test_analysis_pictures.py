@@ -174,6 +174,14 @@ def test_training_curves_draw_what_was_logged() -> None:
     figure = plot_training_curves(rows)
     assert [axis.get_ylabel() for axis in figure.axes] == ["loss (nats)", "validation accuracy", "learning rate"]
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_xydata(), [[1, 2], [2, 1]])
+    rows.append({"step": 3, "train_accuracy": 0.4, "test_loss": 1.5, "test_accuracy": 0.6, "train_loss": 0.3})
+    colours: dict[str, set[str]] = {"train": {figure.axes[2].lines[0].get_color()}}
+    drawn = ["loss", "test", "train"], ["test", "train", "validation"]
+    for axis, names in zip(plot_training_curves(rows).axes, drawn, strict=False):
+        for line, name in zip(axis.lines, names, strict=True):
+            colours.setdefault(name.replace("loss", "train"), set()).add(line.get_color())
+    assert [len(each) for each in colours.values()] == [1, 1, 1]  # one colour for each, in all panels
+    assert len(set.union(*colours.values())) == 3
     with pytest.raises(ValueError, match="none of 1 rows has 'step'"):
         plot_training_curves([{"epoch": 1, "loss": 3.0}])
 
@@ -422,6 +430,9 @@ def test_a_sheet_holds_every_picture_and_every_array(tmp_path: Path, files: list
     assert not re.search(r"(src|href)=\"(https?:|//|/)", text)
     assert "a &lt;model&gt;" in text
     assert "20 × 30 pixels" in text
+    table = text[text.index("<table>") : text.index("</table>")]
+    assert {len(re.findall("<t[hd]>", row)) for row in table.split("<tr>")[1:]} == {2}  # head and rows alike
+    assert Image.open(out / "top-classes.png").width <= 366  # a phone of 390 pixels, less the margins
     assert "prepared by the image processor as 15 × 16 pixels" in text
 
     pixels = prepared(files)

@@ -198,11 +198,20 @@ def test_hub_data_get_thumbnails_and_labels_from_the_dataset(tmp_path: Path, ima
     rows_without_the_broken = np.delete(np.arange(360), [5, 17])
     columns = {"path": pa.nulls(358, pa.string()), "feature": lists(features_of(358))}
     write_run(tmp_path / "features", run, row=rows_without_the_broken, **columns)
-    without = page_of(tmp_path / "features", tmp_path / "without")
-    assert without["thumbnails"] is None
-    assert [file.name for file in (tmp_path / "without").iterdir()] == ["index.html"]
-    assert "There are no thumbnails" in (tmp_path / "without" / "index.html").read_text()
+    for moved, why in (
+        ({"contents": "abc"}, "have other contents than those of"),
+        ({"dataset": "/no/data"}, "/no/data"),
+    ):
+        write_run(tmp_path / "moved" / why[-4:], run | moved, row=rows_without_the_broken, **columns)
+        written = write_page(tmp_path / "moved" / why[-4:], tmp_path / "without" / why[-4:])
+        assert data_in(written.path)["thumbnails"] is None
+        assert data_in(written.path)["true"] is None
+        assert [file.name for file in written.path.parent.iterdir()] == ["index.html"]
+        assert "There are no thumbnails" in (page := written.path.read_text())
+        assert "This page is without" in page
+        assert re.search(f"without .*, the dataset of the run .*{why}.*: give --dataset", str(written))
     data = page_of(tmp_path / "features", tmp_path / "page", dataset=DatasetOptions("digits"))  # the split of the run
+    assert page_of(tmp_path / "features", tmp_path / "by_manifest") == data
     rows = load_splits("digits")["test"]
     assert numbers(data["true"], "<i4").tolist() == [rows["label"][row] for row in data["rows"]]
     sheet = Image.open(tmp_path / "page" / data["thumbnails"]["files"][0]).convert("RGB")
@@ -576,6 +585,9 @@ def test_true_labels_are_matched_as_by_an_evaluation(model: Path, images: Path, 
     names = [f"class {number}" for number in reversed(range(4))]
     same = labelled(images, tmp_path / "same", [3 - number for number in given], datasets.ClassLabel(names=names))
     assert true_in(page_of(out, tmp_path / "3", dataset=same)) == expected
+    predict(model=str(model), dataset=same.dataset, output_dir=str(tmp_path / "of_same"))
+    assert true_in(page_of(tmp_path / "of_same", tmp_path / "by_manifest")) == expected
+    assert page_of(tmp_path / "of_same", tmp_path / "left_out", labels_by="none")["true"] is None
     outside = labelled(images, tmp_path / "outside", [3, 1, 1, 4, -1], datasets.Value("int64"))
     assert "labels are -1, 4, and the model has the classes 0 to 3" in refused(
         tmp_path / "none", out, dataset=outside, labels_by="number"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from plain_vit.cli import main
@@ -26,7 +27,8 @@ SHORTENED = ["--steps", "2", "--evaluations", "1"]  # what a test adds to a trai
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in."""
+    """A folder to work in, with the examples of a clone."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -52,6 +54,15 @@ def test_every_block_of_the_readme_runs_and_prints_what_it_shows(workplace: Path
     )
     assert drawn.shape == shown_below.shape
     assert np.abs(drawn - shown_below).mean() < 1  # of 255; other characters or titles differ by more
+
+
+def test_every_page_is_in_the_menu_of_the_site() -> None:
+    menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    entries = [
+        one for entry in menu for value in entry.values() for one in ([value] if isinstance(value, str) else value)
+    ]
+    listed = {one if isinstance(one, str) else next(iter(one.values())) for one in entries}
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= listed
 
 
 def test_the_readme_says_what_each_format_is_written_as() -> None:
@@ -87,6 +98,8 @@ def run_line(line: str) -> None:
         assert code == 0, output
     elif words[0] == "pip":
         assert words[1] == "install"
+    elif words[0] == "make":  # in a clone; tests/test_demo.py runs what it starts
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     else:
         words[0] = str(Path(sys.executable).with_name(words[0]))
         run = subprocess.run([*words, *SHORTENED], capture_output=True, text=True)

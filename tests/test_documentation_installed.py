@@ -1,11 +1,13 @@
 """Every block of the README and of docs/ as a new user runs it: in an empty folder, with the wheel.
 
-The environment is a new one. What plain-vit requires is lent to it from the environment of the tests; the wheel itself
-comes over HTTP from an index of one package, by the lines that the pages give.
+The environment is a new one. What plain-vit requires is lent to it from the environment of the tests: for the README
+what its lines have installed so far, for the other pages everything. The wheel itself comes over HTTP from an index of
+one package, by the lines that the pages give; `pip install .` becomes the same line, as the wheel is built once.
 """
 
 import functools
 import http.server
+import importlib.metadata
 import json
 import os
 import re
@@ -15,9 +17,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.test_documentation import ROOT
 from tests.test_packaging import wheel  # noqa: F401
@@ -34,9 +39,11 @@ SHOWN = (
 )  # what a block prints, a command with what it prints, and what is only shown
 
 GPUS = "eight GPUs, or eight machines of them, and ImageNet"
+CLONE = "the demo has a test of its own, and the tests are running"
 LAUNCHED = "accelerate launch --config_file examples/accelerate_configs/"
 # The blocks that do not run here, by their page and how they begin, each with the reason. No other block is left out.
 NOT_RUN = {
+    ("README.md", "make demo"): CLONE,
     ("training.md", f"{LAUNCHED}gpus.yaml examples/finetune_image_classification.py --recipe vit-imagenet "): GPUS,
     ("training.md", f"{LAUNCHED}several_machines.yaml"): GPUS,
     ("training.md", f"{LAUNCHED}gpus.yaml examples/finetune_image_classification.py --recipe vit-pretrain-"): GPUS,
@@ -45,11 +52,14 @@ NOT_RUN = {
 
 # Runs the blocks of one page one after the other, the Python ones in one session, and writes what each printed.
 SESSION = """
-import contextlib, importlib, io, json, subprocess, sys
+import contextlib, importlib, io, json, os, subprocess, sys
 names = {"__name__": "__main__"}
 printed = []
 for kind, code in json.load(open(sys.argv[1])):
-    if kind == "python":
+    if kind == "lend":
+        for path in code:
+            os.symlink(path, os.path.join(sys.argv[3], os.path.basename(path)))
+    elif kind == "python":
         importlib.invalidate_caches()  # a block before it may have installed something
         with contextlib.redirect_stdout(io.StringIO()) as output:
             exec(compile(code, "block", "exec"), names)
@@ -67,6 +77,47 @@ def blocks_of(page: Path) -> list[tuple[str, str]]:
     return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
+OURS = ("plain_vit", "__editable__")
+PIP_OF_CLONE = re.compile(r"^pip install \.$", re.MULTILINE)
+PIP = re.compile(r'^pip install "?([\w.-]+)(?:\[([\w,]+)\])?"?$', re.MULTILINE)
+SITE = Path(torch.__file__).parents[1]
+
+
+def needed(name: str, extras: frozenset[str] = frozenset()) -> set[tuple[str, frozenset[str]]]:
+    """Return a distribution and all that it requires with these extras, as installed here."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    waiting: list[tuple[str, frozenset[str]]] = [(canonicalize_name(name), extras)]
+    while waiting:
+        if (one := waiting.pop()) in found:
+            continue
+        found.add(one)
+        for line in importlib.metadata.requires(one[0]) or []:
+            requirement = Requirement(line)
+            if any(requirement.marker is None or requirement.marker.evaluate({"extra": e}) for e in one[1] or {""}):
+                waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return found
+
+
+def places(name: str) -> set[Path]:
+    """Return the files and folders of an installed distribution, right below site-packages."""
+    parts = {Path(file).parts[0] for file in importlib.metadata.files(name) or []}
+    return {SITE / part for part in parts if part not in ("..", "__pycache__")}
+
+
+def with_what_is_lent(commands: list[tuple[str, Any]], extra_names: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """Return the blocks, before each that installs something the places of what it requires."""
+    lent: set[Path] = set()
+    complete: list[tuple[str, Any]] = []
+    for kind, code in commands:
+        wanted: set[tuple[str, frozenset[str]]] = {(canonicalize_name(name), frozenset()) for name in extra_names}
+        for name, extras in PIP.findall(code) if kind == "bash" else ():
+            wanted |= needed("plain-vit" if name == "." else name, frozenset(extras.split(",")) - {""})
+        new = {path for name, _ in wanted if name != "plain-vit" for path in places(name)} - lent
+        lent |= new
+        complete += [("lend", sorted(map(str, new))), (kind, code)] if new else [(kind, code)]
+    return complete
+
+
 def is_left_out(page: Path, code: str) -> bool:
     return any(page.name == name and code.startswith(start) for name, start in NOT_RUN)
 
@@ -76,7 +127,7 @@ def test_every_block_is_of_a_kind_that_is_run_or_shown_and_what_is_left_out_is_o
     for name, start in NOT_RUN:
         found = [code for page in PAGES if page.name == name for _, code in blocks_of(page) if code.startswith(start)]
         assert len(found) == 1, start
-    assert set(NOT_RUN.values()) == {GPUS}
+    assert set(NOT_RUN.values()) == {GPUS, CLONE}
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +152,6 @@ def newcomer(index: str, tmp_path: Path) -> dict[str, str]:
     (packages,) = place.glob("lib/python3*/site-packages")
     lent = tmp_path / "lent" / "site-packages"  # dill, by which datasets knows functions, tells libraries by that name
     lent.mkdir(parents=True)
-    for path in Path(torch.__file__).parents[1].iterdir():
-        if not path.name.startswith(("plain_vit", "__editable__")):
-            (lent / path.name).symlink_to(path)
     (packages / "lent.pth").write_text(f"{lent}\n")
     for name in ("pip", "accelerate"):  # a program starts the interpreter that its first line names
         program = (ours / name).read_text().split("\n", 1)[1]
@@ -126,16 +174,27 @@ def test_every_block_runs_as_written_in_an_empty_folder_with_the_installed_wheel
         return
     folder = tmp_path / "empty"
     folder.mkdir()
-    if not any("pip install plain-vit\n" in code or 'pip install "plain-vit[' in code for _, code in blocks):
+    if page.name == "README.md":  # its folder is the clone, of which the examples are needed
+        first = next(i for i, (_, code) in enumerate(blocks) if code.startswith("pip install .\n"))
+        install, rest = blocks[first][1].split("\n", 1)
+        blocks[first : first + 1] = [("bash", f"{install}\nplain-vit examples"), ("bash", rest)]
+    elif not any('pip install "plain-vit[' in code for _, code in blocks):
         blocks.insert(0, ("bash", "pip install plain-vit"))  # a page that begins after the README
-    commands = [
+    commands: list[tuple[str, Any]] = [
         (kind, code.splitlines()[0].removeprefix("$ ") if kind == "console" else code)
         for kind, code in blocks
         if kind != "text"
     ]
+    if page.name == "README.md":
+        commands = with_what_is_lent(commands, ("pip", "setuptools"))
+    else:
+        everything = [str(path) for path in SITE.iterdir() if not path.name.startswith(OURS)]
+        commands.insert(0, ("lend", everything))
+    commands = [(kind, PIP_OF_CLONE.sub("pip install plain-vit", code) if kind == "bash" else code)
+                for kind, code in commands]  # fmt: skip
     (tmp_path / "blocks.json").write_text(json.dumps(commands))
     done = subprocess.run(
-        ["python", "-c", SESSION, tmp_path / "blocks.json", tmp_path / "printed.json"],
+        ["python", "-c", SESSION, tmp_path / "blocks.json", tmp_path / "printed.json", tmp_path / "lent/site-packages"],
         cwd=folder, env=newcomer, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]

@@ -88,6 +88,20 @@ def test_no_page_loads_anything_from_elsewhere_and_all_that_it_loads_is_there(si
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium: install the system's package `chromium`")
+@pytest.mark.parametrize("opened", ["as a folder", "from a server"])
+def test_the_search_finds_a_name(opened: str, site: Path, served: str) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the extra `test` has it")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto(f"{served}model.html" if opened == "from a server" else (site / "model.html").as_uri())
+        page.fill("input.md-search__input", "attention_rollout")
+        found = page.wait_for_selector("a.md-search-result__link", timeout=60_000)
+        assert "analysis" in found.get_attribute("href")
+        browser.close()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium: install the system's package `chromium`")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_page_scrolls_sideways(served: str, width: int, tmp_path: Path) -> None:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the extra `test` has it")

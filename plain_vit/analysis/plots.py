@@ -39,6 +39,8 @@ with needs("plain-vit[analysis]"):
 SEQUENTIAL, SIGNED = "cividis", "PuOr"
 RIGHT, WRONG, NEUTRAL = "#00735a", "#c04a00", "#404040"  # Okabe and Ito's bluish green and vermilion, darkened for text
 ACROSS, UPWARDS = 40, 28  # characters of labels that fit a small panel; those of a legend as upwards
+TRAINING = "train"  # what the log calls the images of the training
+PHONE = 3.3  # inches; at the resolution of a page, 363 of the 366 pixels that margins leave on a screen of 390
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
@@ -125,6 +127,7 @@ def plot_top_classes(
     top: int = 5,
     titles: Sequence[str] | None = None,
     problem_type: str | None = None,
+    columns: int = 2,
 ) -> Figure:
     """Draw images next to their most likely classes, or next to the numbers of a regression.
 
@@ -135,12 +138,13 @@ def plot_top_classes(
         top: Number of classes.
         titles: One title per image.
         problem_type: That of the model's config; the numbers of a `regression` keep their order.
+        columns: Number of images side by side; one column is narrow enough for a phone.
     """
     names = class_labels(class_names, 18)
     count, top = len(images), min(top, probabilities.shape[1])
-    pairs = min(2, count)
+    pairs = min(columns, count)
     rows = math.ceil(count / pairs)
-    figure = plain_figure(5.2 * pairs, 0.4 + 1.75 * rows)
+    figure = plain_figure(PHONE if columns == 1 else 5.2 * pairs, 0.4 + 1.75 * rows)
     axes = figure.subplots(rows, 2 * pairs, squeeze=False, width_ratios=(1, 1.6) * pairs)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -149,7 +153,9 @@ def plot_top_classes(
         picture, axis = axes[row, 2 * column], axes[row, 2 * column + 1]
         show_image(picture, image)
         if titles is not None:
-            picture.set_title(drawable(titles[i]), fontsize=9)
+            picture.set_title(
+                drawable(titles[i]), **({"fontsize": 8, "loc": "left"} if columns == 1 else {"fontsize": 9})
+            )
         axis.set_axis_on()
         first = leading(probabilities[i], problem_type)[:top]
         bars = axis.barh(range(top), probabilities[i, first], color=LINES[5])
@@ -348,6 +354,8 @@ def plot_predicted_numbers(targets: np.ndarray, predictions: np.ndarray, names: 
 def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") -> Figure:
     """Draw the losses, accuracies and learning rates in the log of a training run.
 
+    A colour means the same images in every panel, those of the training first, to which the learning rate belongs.
+
     Args:
         rows: One dictionary per log entry, as returned by `plain_vit.training.run.folder.read_log`.
         x: Field of the horizontal axis.
@@ -370,10 +378,12 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
         )
     figure = plain_figure(4.2 * len(panels), 3.2)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    measured = sorted({_measured_on(name) for _, curves in panels for name in curves} - {TRAINING})
+    colours = {name: LINES[i % len(LINES)] for i, name in enumerate([TRAINING, *measured])}
     for axis, (label, curves) in zip(axes, panels, strict=True):
-        for i, points in enumerate(curves.values()):
+        for name, points in curves.items():
             marker = "o" if len(points) <= 40 else None
-            axis.plot(*zip(*points, strict=True), color=LINES[i % len(LINES)], marker=marker, markersize=3,
+            axis.plot(*zip(*points, strict=True), color=colours[_measured_on(name)], marker=marker, markersize=3,
                       linewidth=1.5)  # fmt: skip
         several = len(curves) > 1
         axis.set(xlabel=one_line(x.replace("_", " "), ACROSS), ylabel=label if several else _with_unit(label, *curves))
@@ -381,6 +391,13 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
         if several:
             _legend(axis, [name.replace("_", " ") for name in curves])
     return figure
+
+
+def _measured_on(name: str) -> str:
+    """Return what a curve was measured on: "train", or "test" of `test_loss` and `test_accuracy`."""
+    for word in ("loss", "accuracy", "learning_rate"):
+        name = name.replace(word, "")
+    return name.strip("_") or TRAINING
 
 
 def plot_learning_rates(rates: np.ndarray, losses: np.ndarray, smooth: np.ndarray) -> Figure:

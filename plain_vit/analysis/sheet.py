@@ -260,7 +260,9 @@ def _prepared(images: ImageFiles, image_processor: BaseImageProcessor, batch_siz
 def _draw_top_classes(subject: Subject) -> Drawn:
     probabilities, names = subject.probabilities, subject.class_names
     problem, titles = subject.problem_type, subject.titles
-    figure = plots.plot_top_classes(subject.pictures, probabilities, names, titles=titles, problem_type=problem)
+    figure = plots.plot_top_classes(
+        subject.pictures, probabilities, names, titles=titles, problem_type=problem, columns=1
+    )
     seen = descriptions.of_top_classes(probabilities, class_labels(names, 18), titles, problem)
     return Drawn({"probabilities": probabilities}, figure, seen)
 
@@ -549,7 +551,7 @@ def _facts(subjects: Sequence[Subject], names: Sequence[str], images: ImageFiles
     return (
         f'<div class="row thumbnails">{"".join(thumbnails)}</div>'
         f"<p>The original images, height × width.{more} The figures below show them as the image processor "
-        f"prepares them.</p>{letters}{html_table(('', *names), rows, 'the models')}"
+        f"prepares them.</p>{letters}{html_table(('', *names[: len(facts)]), rows, 'the models')}"
         '<p class="caption">Layers, heads, tokens, patches and components are numbered from 0, as in the arrays. Every '
         "figure links to its file; the arrays are in arrays.npz.</p>"
     )

@@ -57,6 +57,7 @@ class WrittenPage:
         size: Of all files, in bytes.
         broken: The images that cannot be read, and why.
         has_thumbnails: Whether any image could be read.
+        unread: Why the dataset that the manifest names was not read; empty where it was, or was not needed.
     """
 
     path: Path
@@ -64,6 +65,7 @@ class WrittenPage:
     size: int
     broken: Sequence[str]
     has_thumbnails: bool
+    unread: str = ""
 
     def __str__(self) -> str:
         parts = [counted(self.images, "image"), in_bytes(self.size)]
@@ -71,6 +73,8 @@ class WrittenPage:
             parts.append("without thumbnails, because no image can be read: give --dataset")
         elif self.broken:
             parts.append(f"{len(self.broken)} of them cannot be read, and are named on the page")
+        if self.unread:
+            parts.append(self.unread)
         return f"written: {self.path}, {', '.join(parts)}"
 
 
@@ -98,7 +102,8 @@ def write_page(
         predictions: The predictions for the same images.
         labels_by: How true labels are matched with the classes of the model that predicted: "name", integers without
             names being matched as texts; "number", these being the model's numbers; or "none": they are left out.
-        dataset: Where thumbnails and true labels are, if not in the files that the table names.
+        dataset: Where thumbnails and true labels are, if not in the table or the files that it names (default: the
+            dataset of the run, where its manifest names one).
         map_kind: "pca": the first two principal components; "umap": McInnes et al. 2018, with umap-learn.
         progress: Show progress bars in a terminal.
 
@@ -114,7 +119,10 @@ def write_page(
         images = read_images(shards, column=column, label_column=None if dataset else label_column)
         if predictions is not None:
             images = with_predictions(images, predicting, shards.settings)
-        images, stored_of = _with_files(images, shards, dataset, label_column)
+        if dataset is None:
+            images, stored_of, unread = _with_dataset_of_run(images, shards, with_labels=labels_by != "none")
+        else:
+            images, stored_of, unread = *_with_dataset(images, shards, dataset, label_column), ""
         images = with_model_classes(images, predicting, labels_by)
         images, drawn, said = _with_map(images, map_kind, progress)
         thumbnails = None
@@ -128,7 +136,7 @@ def write_page(
                 for name in names:
                     (folder / name).unlink()
         data = _data(images) | drawn | {"thumbnails": thumbnails, "broken": list(broken)}
-        notes = _notes(images, shards, said, broken, thumbnails is not None)
+        notes = _notes(shards, said, unread, broken, thumbnails is not None)
         title = f"{counted(images.count, 'image')} of {Path(features).resolve().name}"
         resources = files(__package__)
         script, style, frame = ((resources / f"page.{kind}").read_text("utf-8") for kind in ("js", "css", "html"))
@@ -136,7 +144,8 @@ def write_page(
         page = html_page(title, body, style=style, script=script, pictures="'self' file:")
         (folder / "index.html").write_text(page, encoding="utf-8")
         size = sum(file.stat().st_size for file in folder.iterdir())
-    return WrittenPage(Path(out) / "index.html", images.count, size, list(broken.values()), thumbnails is not None)
+    path, has_thumbnails = Path(out) / "index.html", thumbnails is not None
+    return WrittenPage(path, images.count, size, list(broken.values()), has_thumbnails, unread)
 
 
 StoredOf = Callable[[Images, int], Stored | None]
@@ -146,12 +155,26 @@ def _file_of(images: Images, number: int) -> Stored | None:
     return {"path": images.paths[number], "bytes": None}
 
 
-def _with_files(
-    images: Images, shards: Shards, dataset: DatasetOptions | None, label_column: str | None
-) -> tuple[Images, StoredOf | None]:
-    """Return images with the true labels of a dataset, and what returns the file of each, if they have any."""
-    if dataset is None:
-        return images, _file_of if any(path is not None for path in images.paths) else None
+def _with_dataset_of_run(images: Images, shards: Shards, *, with_labels: bool) -> tuple[Images, StoredOf | None, str]:
+    """Return what `_with_dataset` does for the dataset in the manifest, if it is needed, or why that cannot be read."""
+    in_table = _file_of if any(path is not None for path in images.paths) else None
+    name, settings = shards.settings.get("dataset"), shards.settings
+    is_known = settings.get("images") is not None or settings.get("contents") is not None  # unlike a stream
+    has_all = in_table is not None and (images.true is not None or not with_labels)
+    if has_all or not is_known or not isinstance(name, str) or images.rows is None:
+        return images, in_table, ""
+    try:
+        complete, stored_of = _with_dataset(images, shards, DatasetOptions(name), None)
+    except (DataError, OSError) as error:  # it is elsewhere, or has changed
+        why = printable(str(error))[:LONGEST_TEXT]
+        return images, in_table, f"without {printable(name)}, the dataset of the run ({why}): give --dataset"
+    return replace(complete, true=images.true or complete.true), in_table or stored_of, ""
+
+
+def _with_dataset(
+    images: Images, shards: Shards, dataset: DatasetOptions, label_column: str | None
+) -> tuple[Images, StoredOf]:
+    """Return images with the true labels of a dataset, and what returns the file of each."""
     chosen = _as_in_run(dataset, shards)
     rows, labels = load_images_and_labels(
         chosen.dataset,
@@ -278,7 +301,7 @@ def _as_script_data(data: Mapping[str, Any]) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _notes(images: Images, shards: Shards, caption: str, broken: Mapping[int, str], has_thumbnails: bool) -> str:
+def _notes(shards: Shards, caption: str, unread: str, broken: Mapping[int, str], has_thumbnails: bool) -> str:
     """Return what is to be known about the page, as HTML."""
     parts = []
     settings = shards.settings
@@ -290,6 +313,7 @@ def _notes(images: Images, shards: Shards, caption: str, broken: Mapping[int, st
     if facts:
         parts.append(html_table((), facts, "the run"))
     parts += [f"<p>{plain_text(caption)}</p>"] if caption else []
+    parts += [f"<p>This page is {plain_text(unread)}.</p>"] if unread else []
     if not has_thumbnails:
         reason = "no image can be read" if broken else "the table names no files"
         parts.append(f"<p>There are no thumbnails: {reason}. The option --dataset gives the images.</p>")
