@@ -202,8 +202,8 @@ def test_hub_data_get_thumbnails_and_labels_from_the_dataset(tmp_path: Path, ima
         ({"contents": "abc"}, "have other contents than those of"),
         ({"dataset": "/no/data"}, "/no/data"),
     ):
-        write_run(tmp_path / "moved" / why[-4:], run | moved, row=rows_without_the_broken, **columns)
-        written = write_page(tmp_path / "moved" / why[-4:], tmp_path / "without" / why[-4:])
+        write_run(tmp_path / "moved" / next(iter(moved)), run | moved, row=rows_without_the_broken, **columns)
+        written = write_page(tmp_path / "moved" / next(iter(moved)), tmp_path / "without" / next(iter(moved)))
         assert data_in(written.path)["thumbnails"] is None
         assert data_in(written.path)["true"] is None
         assert [file.name for file in written.path.parent.iterdir()] == ["index.html"]

@@ -98,7 +98,7 @@ def run_line(line: str) -> None:
         assert code == 0, output
     elif words[0] == "pip":
         assert words[1] == "install"
-    elif words[0] == "make":  # in a clone; tests/test_demo.py runs what it starts
+    elif words[0] == "make":  # sets up another environment
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     else:
         words[0] = str(Path(sys.executable).with_name(words[0]))

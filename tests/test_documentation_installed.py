@@ -39,7 +39,7 @@ SHOWN = (
 )  # what a block prints, a command with what it prints, and what is only shown
 
 GPUS = "eight GPUs, or eight machines of them, and ImageNet"
-CLONE = "the demo has a test of its own, and the tests are running"
+CLONE = "these two set up an environment from the package registries, and run these tests"
 LAUNCHED = "accelerate launch --config_file examples/accelerate_configs/"
 # The blocks that do not run here, by their page and how they begin, each with the reason. No other block is left out.
 NOT_RUN = {
