@@ -573,8 +573,12 @@ def test_clients_that_drip_their_headers_cost_others_neither_descriptors_nor_tim
         dripping.result()
         answer = httpx2.post(f"http://{address}/predict", files={"image": PNG})
         assert answer.status_code == 200
-        process.terminate()
-        end(process, log)
+        host, port = address.split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as refused:  # and stays
+            refused.sendall(b"no HTTP\r\n\r\n")
+            assert refused.recv(12) == b"HTTP/1.1 400"
+            process.terminate()
+            end(process, log)
     assert max(taken) < 1
     assert len(taken) > 10
     assert log.stat().st_size < 1_000_000

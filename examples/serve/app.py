@@ -669,6 +669,13 @@ class Connection(H11Protocol):
         self.transport.write_eof()
         self._watch()
 
+    def shutdown(self) -> None:
+        """End the connection with the server, or after its answer."""
+        if self.refused:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
     def leave(self, status: int = 408) -> None:
         """Close the connection at once; say why, if it has begun a request or never had a chance to."""
         self.connections.discard(self)
