@@ -584,12 +584,6 @@ def test_clients_that_drip_their_headers_cost_others_neither_descriptors_nor_tim
     assert log.stat().st_size < 1_000_000
 
 
-def test_a_service_needs_more_connections_than_requests(exported: Path, tmp_path: Path) -> None:
-    server = served(exported, tmp_path / "log", max_connections=60)
-    with pytest.raises(AssertionError, match=r"--max-requests is 64, of 60 connections that"), server:
-        pass
-
-
 def test_large_images_within_the_limits_leave_room_for_others(exported: Path, tmp_path: Path) -> None:
     large = encoded(Image.new("L", (7001, 6999), 77))  # 49 megapixels
     log = tmp_path / "log"
@@ -885,6 +879,12 @@ def test_a_folder_with_a_broken_file_is_refused_by_name(file: str, exported: Pat
 def test_limits_are_positive(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} is .*: expected a positive number"):
         app.Limits(**{name: value})
+
+
+def test_there_are_more_connections_than_requests() -> None:
+    with pytest.raises(ValueError, match=r"max_requests is 61, of 61 connections that .* allow: expected fewer"):
+        app.Limits(max_requests=61, max_connections=61)
+    app.Limits(max_requests=60, max_connections=61)
 
 
 def test_the_largest_image_has_room_in_the_queue() -> None:

@@ -96,6 +96,11 @@ class Limits:
         for name, value in asdict(self).items():
             if not value >= 0 or (value == 0 and name != "max_wait"):
                 raise ValueError(f"{name} is {value}: expected a positive number{', or 0' * (name == 'max_wait')}")
+        if self.max_requests >= self.max_connections:
+            raise ValueError(
+                f"max_requests is {self.max_requests}, of {self.max_connections} connections that max_connections and "
+                "the descriptors of the process (ulimit -n) allow: expected fewer requests, or more connections"
+            )
         if 2 * self.max_pixels > self.max_queued_pixels:
             raise ValueError(
                 f"max_queued_pixels is {self.max_queued_pixels:,}, of which a request takes at most half: expected at "
@@ -763,12 +768,10 @@ def main() -> None:
         classifier = Classifier(arguments.folder, arguments.threads)
     except PlainViTError as error:
         parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
-    limits = replace(limits, max_connections=max(1, min(limits.max_connections, affordable_connections())))
-    if limits.max_connections <= limits.max_requests:
-        parser.error(
-            f"--max-requests is {limits.max_requests}, of {limits.max_connections} connections that "
-            "--max-connections and the descriptors of the process (ulimit -n) allow: expected fewer requests"
-        )
+    try:
+        limits = replace(limits, max_connections=max(1, min(limits.max_connections, affordable_connections())))
+    except ValueError as error:
+        parser.error(str(error))
     # h11 whether or not httptools is installed: what happens to refused and abandoned requests depends on it.
     config = uvicorn.Config(
         build_app(classifier, limits, arguments.docs),
