@@ -432,7 +432,8 @@ def test_a_sheet_holds_every_picture_and_every_array(tmp_path: Path, files: list
     assert "20 × 30 pixels" in text
     table = text[text.index("<table>") : text.index("</table>")]
     assert {len(re.findall("<t[hd]>", row)) for row in table.split("<tr>")[1:]} == {2}  # head and rows alike
-    assert Image.open(out / "top-classes.png").width <= 366  # a phone of 390 pixels, less the margins
+    with Image.open(out / "top-classes.png") as bars:
+        assert bars.width <= 366  # a phone of 390 pixels, less the margins
     assert "prepared by the image processor as 15 × 16 pixels" in text
 
     pixels = prepared(files)

@@ -726,7 +726,7 @@ def test_a_model_without_a_classifier_predicts_nothing(images: Path, tmp_path: P
     options = {"model": str(tmp_path / "model"), "dataset": str(images), "output_dir": str(tmp_path / "out")}
     with pytest.raises(TrainingError, match="has no classifier"):
         predict(**options)
-    with pytest.raises(TrainingError, match="--top is 0"):
+    with pytest.raises(TrainingError, match="top is 0"):
         predict(**options, top=0)
     for feature, named in (("cls", "no class token"), ("pooled", "does not pool")):
         with pytest.raises(TrainingError, match=named):

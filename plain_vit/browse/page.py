@@ -136,7 +136,7 @@ def write_page(
                 for name in names:
                     (folder / name).unlink()
         data = _data(images) | drawn | {"thumbnails": thumbnails, "broken": list(broken)}
-        notes = _notes(shards, said, unread, broken, thumbnails is not None)
+        notes = _notes(images, shards, said, unread, broken, thumbnails is not None)
         title = f"{counted(images.count, 'image')} of {Path(features).resolve().name}"
         resources = files(__package__)
         script, style, frame = ((resources / f"page.{kind}").read_text("utf-8") for kind in ("js", "css", "html"))
@@ -301,7 +301,9 @@ def _as_script_data(data: Mapping[str, Any]) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _notes(shards: Shards, caption: str, unread: str, broken: Mapping[int, str], has_thumbnails: bool) -> str:
+def _notes(
+    images: Images, shards: Shards, caption: str, unread: str, broken: Mapping[int, str], has_thumbnails: bool
+) -> str:
     """Return what is to be known about the page, as HTML."""
     parts = []
     settings = shards.settings

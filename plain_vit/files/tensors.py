@@ -17,7 +17,7 @@ from typing import IO
 
 import torch
 
-from ..errors import CheckpointError, UnsafeFileError
+from ..errors import CheckpointError, UnsafeFileError, shortened
 
 # Far above the needs of any Vision Transformer, and far below what exhausts the memory when a header is parsed.
 MAX_HEADER_BYTES = 16 * 2**20
@@ -179,7 +179,7 @@ def check_name(path: Path, name: str) -> None:
     """Refuse a name of a tensor that is longer than any model's."""
     if len(name) > LONGEST_NAME:
         raise UnsafeFileError(
-            f"{path} has a tensor with a name of {len(name):,} characters, {name[:40]!r}...; expected at most "
+            f"{path} has a tensor with a name of {len(name):,} characters, {shortened(repr(name))}; expected at most "
             f"{LONGEST_NAME:,}: save the tensors by their names in a model."
         )
 
