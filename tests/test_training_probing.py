@@ -79,7 +79,7 @@ def test_shots_are_as_many_of_each_class_and_seeded():
     assert not torch.equal(rows, choose_shots(labels, 3, 4, seed=2))
     with pytest.raises(DataError, match="Class 1 has 10 training images, fewer than 11"):
         choose_shots(torch.cat([labels, torch.tensor([0, 2])]), 3, 11, seed=0)
-    with pytest.raises(TrainingError, match="1 or more shots: got 0"):
+    with pytest.raises(TrainingError, match="shots is \\[0, 2\\]: expected 1 or more"):
         choose_shots(labels, 3, 0, seed=0)
 
 
@@ -220,9 +220,9 @@ def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are
 
 @pytest.mark.parametrize(("words", "says"), [
     (["--shots", 1, 500], "fewer than 500 shots: set smaller --shots"),
-    (["--mode", "few_shot", "--shots", 0, 2], "1 or more shots: got 0"),
+    (["--mode", "few_shot", "--shots", 0, 2], "shots is \\[0, 2\\]: expected 1 or more"),
     (["--mode", "knn", "--neighbors", 10, 5000], "fewer than 5000 neighbours: set --neighbors"),
-    (["--mode", "knn", "--temperature", 0], "a temperature above 0: got"),
+    (["--mode", "knn", "--temperature", 0], "temperature is 0.0: expected a positive number"),
 ])  # fmt: skip
 def test_a_probe_that_the_data_do_not_allow_is_refused_before_anything_is_computed(words, says, model_folder, tmp_path):
     """The linear probe had been trained, and its result was lost."""

@@ -343,7 +343,9 @@ def _open(
         raise TrainingError(f"{source} has no head to keep: omit --keep_head.")
     if missing == ["classifier"]:
         body, model = model, _fresh(PlainViTForImageClassification, model.config, label_names)
-        model.get_submodule("vit").load_state_dict(body.base_model.state_dict())
+        tensors = body.base_model.state_dict()
+        tensors.pop("embeddings.mask_token", None)  # which `_fresh` leaves out
+        model.get_submodule("vit").load_state_dict(tensors)
     elif missing := sorted(set(missing) - head_of(model)):
         raise TrainingError(f"{source} lacks weights of its model: {few(missing)}.")
     if from_scratch:
