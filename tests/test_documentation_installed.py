@@ -30,13 +30,7 @@ from tests.test_packaging import wheel  # noqa: F401
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = ("bash", "python")
-SHOWN = (
-    "text",
-    "console",
-    "js",
-    "json",
-    "",
-)  # what a block prints, a command with what it prints, and what is only shown
+SHOWN = ("text", "console", "js", "json", "")  # what a block prints, a command with that, and what is only shown
 
 GPUS = "eight GPUs, or eight machines of them, and ImageNet"
 CLONE = "these two set up an environment from the package registries, and run these tests"
@@ -169,7 +163,8 @@ def newcomer(index: str, tmp_path: Path) -> dict[str, str]:
 def test_every_block_runs_as_written_in_an_empty_folder_with_the_installed_wheel(
     page: Path, newcomer: dict[str, str], tmp_path: Path
 ) -> None:
-    blocks = [(kind, code) for kind, code in blocks_of(page) if kind not in ("", "js") and not is_left_out(page, code)]
+    kinds = (*RUN, "text", "console")
+    blocks = [(kind, code) for kind, code in blocks_of(page) if kind in kinds and not is_left_out(page, code)]
     if not any(kind in RUN for kind, _ in blocks):
         return
     folder = tmp_path / "empty"
