@@ -445,6 +445,6 @@ def test_one_line_stays_visible_under_torchrun(tmp_path):
     process = start(SCRIPT, TORCHRUN, model=tmp_path, dataset="./nowhere", output_dir=tmp_path / "run")
     output = finish(process)
     assert process.returncode != 0
-    line = "DataError: There is no file or folder ./nowhere."
+    line = "DataError: There is no file or folder ./nowhere: correct the path."
     assert line in output.splitlines(), "once by itself"
     assert line in output[output.index("Root Cause") :], "and in the summary at the end"
