@@ -110,8 +110,9 @@ FOLDER = re.compile(r"give the folder with it, or architecture=, the class, to s
 PLACE = re.compile(r"key= with its place, which ends in '([^']*)', opens it alone")
 DROP = re.compile(r"leave the head out: drop=\('head',\) in Python, --drop head on the command line")
 MOVE = re.compile(r"move preprocessor_config\.json \(or processor_config\.json\) out of the folder")
+LABELS = re.compile(r"give id2label=, a list of (\d+) names \(--labels FILE on the command line\)")
 LINE = re.compile(r"^  plain-vit .*$", re.MULTILINE)
-FOLLOWED = (KEY, RENAME, MEANT, SCRIPT, CODE, OMIT, LAYOUT, FOLDER, PLACE, DROP, LINE)
+FOLLOWED = (KEY, RENAME, MEANT, SCRIPT, CODE, OMIT, LAYOUT, FOLDER, PLACE, DROP, LABELS, LINE)
 # A keyword that is advised, not one with a value that was found, such as image_size=7.
 KEYWORD = re.compile(r"\b[a-z_]+=(?=[,;:.)]|$| (?!is|does|\())", re.MULTILINE)
 COMMAND = re.compile(r"\bpython -|\bplain-vit (inspect|convert|verify|export|push|show|predict|embed|env)\b|--[a-z]")
@@ -224,6 +225,8 @@ def ways(case: Refused, error: PlainViTError, message: str) -> Iterator[tuple[st
             yield f"layout={name}", case.path, {**given, "layout": name}
     for key in PLACE.findall(message):
         yield f"key={key!r}", case.path, {**given, "key": key}
+    for count in LABELS.findall(message):
+        yield "id2label=", case.path, {**given, "id2label": [f"name {number}" for number in range(int(count))]}
     if DROP.search(message):
         yield "drop='head'", case.path, {**given, "drop": ("head",)}
     if FOLDER.search(message) and (case.path.parent / "config.json").exists():
