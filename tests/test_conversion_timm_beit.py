@@ -536,7 +536,7 @@ def test_other_integers_than_ours_are_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_a_depth_that_no_architecture_has_is_said() -> None:
     for name in ("beit_base_patch16_224", "vit_relpos_base_patch16_224"):
-        with pytest.raises(UnknownFormatError, match="none of its .* architectures .* has these shapes"):
+        with pytest.raises(UnknownFormatError, match="none of the .* architectures .* has these names, shapes"):
             TIMM.describe_checkpoint(meta_state(name, depth=5), {}, Hints())
 
 

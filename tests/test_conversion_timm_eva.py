@@ -407,7 +407,7 @@ def test_tensors_that_a_plain_model_has_too_are_asked_for_with_both() -> None:
 
 def test_a_depth_that_no_architecture_has_is_said() -> None:
     state = meta_state("eva02_tiny_patch14_224", depth=5)
-    with pytest.raises(UnknownFormatError, match="none of its .* architectures .* has these shapes"):
+    with pytest.raises(UnknownFormatError, match="none of the .* architectures .* has these names, shapes"):
         TIMM.describe_checkpoint(state, {}, Hints())
 
 

@@ -92,6 +92,7 @@ NEUTRAL = (
     r"matches no known format \([^)]*\)", r"does not have the names of \w+",
     r"not the tensors of a model of timm that plain-vit opens, [^:]*:", r"it opens timm's [\w ,]*",
     r"those of no plain ViT of vit-pytorch", r"expected one of transformers or plain-vit",
+    r"none of the \d+ architectures of timm's \w+ \(\w+\.py\)",
     r"is none of \w+, of which", r", but of \w+(?: and \w+)*$",
     r"architecture='\w+' is of timm, but the tensors are of open_clip's own tower",
     r"which plain-vit does not open: it opens [\w, -]*", r"[Vv]ersion 4 of transformers", r"of transformers for \w+",

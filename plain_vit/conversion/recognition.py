@@ -150,8 +150,8 @@ def models_inside(tensors: StateDict, formats: Mapping[str, Format]) -> tuple[di
         formats: All formats by name.
 
     Returns:
-        The formats of those that open, or ask before they do; and why others do not, if they are of a known model. Of
-        nested prefixes only the outermost is in either.
+        The formats of those that open, or ask before they do; and what others are, of a model that does not. Of nested
+        prefixes only the outermost is in either.
     """
     opening: dict[str, str] = {}
     others: dict[str, str] = {}
@@ -172,12 +172,12 @@ def models_inside(tensors: StateDict, formats: Mapping[str, Format]) -> tuple[di
         matching = [format for format in formats.values() if format.matches_names(set(short.values()))]
         if len(matching) != 1 or matching[0].unexpected_names(set(short.values())):
             continue
+        if (described := matching[0].names_of_others(set(short.values()))) is not None:
+            others[prefix] = described
+            continue
         meta = _meta(tensors) if meta is None else meta
-        fault = _fault(matching[0], {short[name]: meta[f"{prefix}.{name}"] for name in short})
-        if fault is None:
+        if _fault(matching[0], {short[name]: meta[f"{prefix}.{name}"] for name in short}) is None:
             opening[prefix] = matching[0].name
-        elif isinstance(fault, UnknownFormatError):
-            others[prefix] = str(fault)
     return opening, others
 
 
@@ -202,7 +202,8 @@ def _remedy(stored: StateDict, formats: Mapping[str, Format], wrappers: Sequence
     """Return a remedy with the keys that would open parts of a state dict, or what such parts are."""
     opening, others = models_inside(stored, formats)
     keys = [f"key={'.'.join((*wrappers, prefix))!r} names a model of {format}" for prefix, format in opening.items()]
-    parts = [", ".join(keys)] if keys else [f"under {prefix!r}, {why}" for prefix, why in others.items()]
+    known = (f"under {prefix!r} are those of {what}, which does not open" for prefix, what in others.items())
+    parts = [", ".join(keys)] if keys else known
     return "".join(f"; {part}" for part in parts)
 
 

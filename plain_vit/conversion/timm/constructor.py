@@ -282,8 +282,8 @@ class Constructor(ABC):
             unseen = f"do not show {self.unseen}, nor all else that changes the logits; give"
             return AmbiguousCheckpointError(f"the tensors are those {whose}, and {unseen}", {"architecture": names})
         return UnknownFormatError(
-            f"the tensors have names {whose}, but none of its {len(self.architectures)} architectures that plain-vit "
-            "opens has these shapes and hints; open the live module, or the folder with its config.json"
+            f"none of the {len(self.architectures)} architectures {whose} that plain-vit opens has these names, shapes "
+            "and hints; open the live module, or the folder with its config.json"
         )
 
     def architecture_for(self, config: PlainViTConfig, layout: str | None) -> tuple[str, dict[str, Any]]:
