@@ -81,15 +81,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     Returns:
         What the file gets.
     """
-    for file, suffix in ((arguments.output, ".json"), (arguments.predictions, ".csv")):
-        if file is not None and Path(file).suffix.lower() != suffix:
-            raise OutputError(f"{file} is not the name of a {suffix} file, which is what would be written: rename it.")
-        if file is not None and Path(file).exists():
-            raise OutputExistsError(f"{file} already exists: give another file.")
-    if arguments.mixed_precision != "no" and is_exported(arguments.model):
-        raise TrainingError(
-            f"{arguments.model} was exported to an engine, in the precision of its graph: omit --mixed_precision."
-        )
+    check(arguments)
     accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
     loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
@@ -144,6 +136,24 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
             write_file(Path(arguments.predictions), predictions_of(result, split, class_names))
     accelerator.free_memory()
     return results
+
+
+def check(arguments: EvaluateArguments) -> None:
+    """Refuse, before anything is opened, files that could not be written and a precision that would have no effect.
+
+    Raises:
+        OutputError: A file has another suffix, or exists.
+        TrainingError: The precision is that of an exported graph.
+    """
+    for file, suffix in ((arguments.output, ".json"), (arguments.predictions, ".csv")):
+        if file is not None and Path(file).suffix.lower() != suffix:
+            raise OutputError(f"{file} is not the name of a {suffix} file, which is what would be written: rename it.")
+        if file is not None and Path(file).exists():
+            raise OutputExistsError(f"{file} already exists: give another file.")
+    if arguments.mixed_precision != "no" and is_exported(arguments.model):
+        raise TrainingError(
+            f"{arguments.model} was exported to an engine, in the precision of its graph: omit --mixed_precision."
+        )
 
 
 def open_split(arguments: EvaluateArguments, class_names: list[str], problem_type: str) -> Dataset:

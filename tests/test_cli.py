@@ -558,7 +558,7 @@ def test_show_waits_at_no_pipe(model_folder: Path, tmp_path: Path, capsys: pytes
 
 def test_a_page_of_show_has_no_path_of_the_machine(model_folder: Path, tmp_path: Path) -> None:
     images = []
-    for place in ("one", "other"):  # equal names are told apart by their folders
+    for place in ("one", "other"):  # equal names are distinguished by their folders
         images.append(tmp_path / place / "image.png")
         images[-1].parent.mkdir()
         Image.new("RGB", (31, 17), "red").save(images[-1])
