@@ -7,6 +7,7 @@ INSTALLED := $(VENV)/.installed
 PEERS := .peers/.installed
 TRANSFORMERS_TESTS := .peers/.transformers
 FLOORS := .venv-floors
+YEAR := .venv-year
 SPACE := .venv-space
 
 # The first interpreter that is new enough and can make virtual environments.
@@ -16,7 +17,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-floors space test-space table architectures bench quality style wheel try-wheel docs clean
+.PHONY: help install demo test test-all test-floors test-year space test-space table architectures bench quality style wheel try-wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +35,9 @@ test-all: $(TRANSFORMERS_TESTS) ## run all tests
 
 test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests, or those in TESTS, with the oldest releases that setup.py admits
 	OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n auto $(TESTS)
+
+test-year: $(YEAR)/.installed $(PEERS) ## run them with the releases of the winter of 2025, in tests/year.txt
+	OMP_NUM_THREADS=1 $(YEAR)/bin/python -m pytest -n auto $(TESTS)
 
 table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
 	rm -f sweep.jsonl
@@ -106,6 +110,11 @@ $(FLOORS)/.installed: setup.py Makefile
 	rm -rf $(FLOORS)  # or what is installed already would stay where it is newer
 	$(call make_venv,$(FLOORS))
 	$(FLOORS)/bin/uv pip install --compile-bytecode --python $(FLOORS)/bin/python --resolution lowest-direct --editable '.[train,analysis,serve,test]'
+	touch $@
+
+$(YEAR)/.installed: setup.py Makefile tests/year.txt
+	$(call make_venv,$(YEAR))
+	$(YEAR)/bin/uv pip install --compile-bytecode --python $(YEAR)/bin/python --constraint tests/year.txt --editable '.[train,analysis,serve,test]'
 	touch $@
 
 $(SPACE)/.installed: setup.py Makefile

@@ -58,6 +58,7 @@ OUTSIDE = (
     "inference",
     "packing",
     "place_names",
+    "releases_plain_vit",
     "scores",
     "system",
 )  # imported by nearly every component, or only by users

@@ -136,9 +136,10 @@ def convert(options: argparse.Namespace) -> None:
 
 def verify(options: argparse.Namespace) -> None:
     """Print the differences between two checkpoints, and fail if one exceeds the tolerance."""
+    import psutil
+
     from .conversion import from_checkpoint
     from .conversion.parity import compare_models, memory_of_probing, probe_images
-    from .conversion.plan import free_memory
     from .conversion.report import TOLERANCE
     from .conversion.unseen import Described, unseen_differences
 
@@ -149,7 +150,7 @@ def verify(options: argparse.Namespace) -> None:
         a, b = (getattr(config, size) for config in configs)
         if a != b:
             raise VerificationError(f"{size} of {names[0]} is {a}, of {names[1]} {b}: these are different models")
-    if (needed := max(map(memory_of_probing, configs))) > (free := free_memory()):
+    if (needed := max(map(memory_of_probing, configs))) > (free := psutil.virtual_memory().available):
         raise UnsafeFileError(f"the comparison needs {in_bytes(needed)} of memory, but only {in_bytes(free)} are free")
     differences = compare_models(opened[0].model, opened[1].model, probe_images(configs[0]))
     print(f"{'stage':12} {'max |a - b|':>12} {'max |a|':>12} {'relative':>12}")

@@ -11,6 +11,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from .releases_plain_vit import OLDEST  # noqa: F401  # isort: skip
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN

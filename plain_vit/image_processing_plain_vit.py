@@ -21,6 +21,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from .releases_plain_vit import OLDEST  # noqa: F401  # isort: skip
 import numpy as np
 import torch
 from PIL import Image

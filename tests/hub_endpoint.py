@@ -123,7 +123,8 @@ class HubEndpoint:
         }.items():
             monkeypatch.setattr(constants, name, value)
         monkeypatch.setattr(hf_api.api, "endpoint", self.url)
-        monkeypatch.setattr(transformers_hub, "_hf_api", None)
+        if hasattr(transformers_hub, "_hf_api"):
+            monkeypatch.setattr(transformers_hub, "_hf_api", None)
         if "datasets.config" in sys.modules:
             config = sys.modules["datasets.config"]
             monkeypatch.setattr(config, "HF_ENDPOINT", self.url)

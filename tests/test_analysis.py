@@ -55,6 +55,7 @@ from plain_vit.conversion.engine_models import EngineModel
 from plain_vit.errors import AnalysisError
 from plain_vit.heads_plain_vit import POOLERS
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
+from tests.releases import HAS_REGRESSION
 
 from .conftest import randomize_
 
@@ -662,7 +663,8 @@ def test_a_confusion_matrix_counts_true_classes_down_and_predicted_ones_across()
 @pytest.mark.parametrize(
     ("problem", "labels"),
     [("single_label_classification", 5)]
-    + [(problem, labels) for problem in (None, "multi_label_classification", "regression") for labels in (1, 5)],
+    + [(problem, labels) for problem in (None, "multi_label_classification") for labels in (1, 5)]
+    + [("regression", labels) for labels in (1, 5) if HAS_REGRESSION],
 )
 def test_predictions_are_the_scores_of_the_pipeline(problem: Any, labels: int) -> None:
     model, image_processor = build(num_labels=labels, problem_type=problem), PlainViTImageProcessor()

@@ -255,6 +255,7 @@ def test_characters_that_no_font_has_are_shown_as_code_points_and_reported() -> 
     assert "[U+12000]" in {text.get_text() for text in texts_of(figure)}
 
 
+@pytest.mark.skipif(words.IGNORES_DIRECTION, reason="before 3.11, matplotlib has no direction")
 def test_text_from_right_to_left_is_drawn_in_its_order() -> None:
     """The first letter of a Hebrew word is its rightmost: lamed, the tallest, is the second of these four."""
 
@@ -269,6 +270,13 @@ def test_text_from_right_to_left_is_drawn_in_its_order() -> None:
     word = ink("אלאאא")
     highest = np.flatnonzero(word[word.any(axis=1).argmax()])
     assert highest.min() > 0.5 * word.shape[1]
+
+
+def test_a_matplotlib_without_directions_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "IGNORES_DIRECTION", True)
+    words._warn_of_direction.cache_clear()
+    with pytest.warns(UserWarning, match="words of them are reversed in figures: pip install"):
+        drawable("a שלום")
 
 
 @pytest.mark.slow

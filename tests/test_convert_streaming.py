@@ -6,8 +6,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import safetensors.torch
 import timm
@@ -16,7 +18,7 @@ import torchvision
 import vit_pytorch
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
-from plain_vit.conversion import convert_checkpoint, from_checkpoint, plan
+from plain_vit.conversion import convert_checkpoint, from_checkpoint
 from plain_vit.conversion.engine import Row
 from plain_vit.conversion.vit_pytorch.source import VIT_PYTORCH
 from plain_vit.errors import MappingError, VerificationError
@@ -166,7 +168,7 @@ def test_a_verification_that_does_not_fit_in_memory_is_skipped_and_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, hints = old_file_of_lucidrains(tmp_path / "file")
-    monkeypatch.setattr(plan, "free_memory", lambda: 1000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     (tmp_path / "out").mkdir()
     converted = convert_checkpoint(path, tmp_path / "out", **hints)
     assert "of memory, but only 1.0 KB are free" in str(converted.report)

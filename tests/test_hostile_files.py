@@ -91,7 +91,7 @@ def test_no_bad_file_takes_much_memory(tmp_path: Path) -> None:
 
 def test_a_torch_too_old_to_read_pickles_safely_reads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = WRITERS["pt"](some_tensors(), tmp_path)
-    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    monkeypatch.setattr(torch_pickle, "RELEASE", torch.torch_version.TorchVersion("2.9.1+cpu"))
     with pytest.raises(UnsafeFileError, match=r"update to torch 2\.10"):
         read_checkpoint(path)
     read_checkpoint(WRITERS["safetensors"](some_tensors(), tmp_path))

@@ -33,7 +33,17 @@ from tests.tiny import pixels, tiny_config
 REPO = "alice/model"
 CODE = {
     f"{name}_plain_vit.py"
-    for name in ("attention", "configuration", "heads", "image_processing", "layers", "modeling", "packed", "positions")
+    for name in (
+        "attention",
+        "configuration",
+        "heads",
+        "image_processing",
+        "layers",
+        "modeling",
+        "packed",
+        "positions",
+        "releases",
+    )
 }
 WHOLE = {"README.md", "config.json", "model.safetensors", "preprocessor_config.json"} | CODE
 

@@ -115,7 +115,8 @@ def test_the_image_processor_next_to_an_adapter_goes_along(hub: HubEndpoint, tmp
     folder = save_adapter(tmp_path / "adapter", BASE)
     PlainViTImageProcessor(size={"height": 24, "width": 56}).save_pretrained(folder)
     push_folder(folder, REPO)
-    assert set(hub.files(REPO)) == ARRIVES | {"preprocessor_config.json", "image_processing_plain_vit.py"}
+    code = {"image_processing_plain_vit.py", "releases_plain_vit.py"}
+    assert set(hub.files(REPO)) == ARRIVES | {"preprocessor_config.json"} | code
 
 
 def test_a_base_in_a_local_folder_is_refused_in_one_line_that_says_what_to_do(hub: HubEndpoint, local: Path) -> None:

@@ -25,6 +25,7 @@ from transformers import (
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.image_processing_plain_vit import AUTO_MAP, PlainViTImageProcessor, PlainViTImageProcessorPil
+from tests.releases import IS_LOCAL_CODE_PREFERRED
 
 CLASSES = {"torchvision": PlainViTImageProcessor, "pil": PlainViTImageProcessorPil}
 SETTINGS: dict[str, Any] = {
@@ -153,6 +154,7 @@ def contents(folder: Path) -> dict:
     return json.loads((folder / "preprocessor_config.json").read_text())
 
 
+TRUST = ({}, {"trust_remote_code": True}) if IS_LOCAL_CODE_PREFERRED else ({},)
 COMPOSITES = ["composite", "composite_saved", "composite_of_model", "composite_of_model_saved"]
 FOLDERS = ["with_model", "processor_first", "alone", "with_model_saved_alone", "alone_saved_alone", "both_saved"]
 FOLDERS += COMPOSITES
@@ -178,7 +180,7 @@ def test_a_process_without_the_package_classifies_with_a_pipeline(opened_without
 def test_the_package_opens_what_either_process_saved_and_asks_nothing(
     folder: str, backend: str, saved: Path, opened_without_package: dict, image: Image.Image, prompts: list
 ) -> None:
-    for trust in ({}, {"trust_remote_code": True}):  # local code wins either way
+    for trust in TRUST:  # local code wins either way
         processor = AutoImageProcessor.from_pretrained(saved / folder, backend=backend, **trust)
         assert type(processor) is CLASSES[backend]
         assert np.array_equal(
@@ -191,7 +193,7 @@ def test_the_package_opens_what_either_process_saved_and_asks_nothing(
 def test_a_composite_processor_reloads_with_its_image_processor(
     folder: str, saved: Path, opened_without_package: dict, image: Image.Image, prompts: list
 ) -> None:
-    for trust in ({}, {"trust_remote_code": True}):
+    for trust in TRUST:
         both = AutoProcessor.from_pretrained(saved / folder, **trust)
         assert type(both.image_processor) is PlainViTImageProcessor
         assert both.image_processor.to_dict() == PlainViTImageProcessor(**SETTINGS).to_dict()

@@ -16,6 +16,7 @@ from plain_vit.layers_plain_vit import StochasticDepth
 from plain_vit.modeling_plain_vit import PlainViTEmbeddings
 from plain_vit.positions_plain_vit import resample_positions
 from tests.conftest import randomize_
+from tests.releases import since_transformers
 from tests.tiny import SIZES, VARIATIONS, difference, pixels, tiny_config
 
 # Sums are taken in another order than the source takes them.
@@ -41,15 +42,19 @@ def beside_stock(**fields: Any) -> tuple[Any, Any]:
     return ours.eval(), stock.eval()
 
 
+OF_TODAY = since_transformers(5, 10, "the stock ViT has other names")
+
 # The ladder: embeddings, one layer, the whole model, the loss and its gradient. The operations are the stock ViT's, in
 # its order, so that every difference is 0.
 
 
+@OF_TODAY
 def test_embeddings_are_those_of_the_stock_vit() -> None:
     ours, stock = beside_stock()
     assert difference(ours.vit.embeddings(pixels()), stock.vit.embeddings(pixels())) == 0
 
 
+@OF_TODAY
 def test_one_layer_is_that_of_the_stock_vit() -> None:
     ours, stock = beside_stock()
     tokens = torch.randn(2, 13, 40) * 30
@@ -58,6 +63,7 @@ def test_one_layer_is_that_of_the_stock_vit() -> None:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("fields", [{}, {"qkv_bias": False, "hidden_act": "gelu_pytorch_tanh"}], ids=str)
+@OF_TODAY
 def test_logits_are_those_of_the_stock_vit(attention: str, fields: dict[str, Any]) -> None:
     ours, stock = beside_stock(**fields)
     ours.set_attn_implementation(attention)
@@ -65,6 +71,7 @@ def test_logits_are_those_of_the_stock_vit(attention: str, fields: dict[str, Any
     assert difference(ours(pixels()).logits, stock(pixels()).logits) == 0
 
 
+@OF_TODAY
 def test_loss_and_gradient_are_those_of_the_stock_vit() -> None:
     ours, stock = beside_stock()
     labels = torch.tensor([6, 2])
@@ -78,6 +85,7 @@ def test_loss_and_gradient_are_those_of_the_stock_vit() -> None:
     assert ours(pixels(), labels=labels).loss == stock(pixels(), labels=labels).loss
 
 
+@OF_TODAY
 def test_bfloat16_is_the_stock_vit_s_bfloat16() -> None:
     ours, stock = beside_stock()
     with torch.no_grad():

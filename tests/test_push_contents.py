@@ -26,7 +26,7 @@ REPO = "alice/model"
 WHOLE = {
     "README.md", "config.json", "model.safetensors", "preprocessor_config.json", "configuration_plain_vit.py",
     "attention_plain_vit.py", "heads_plain_vit.py", "layers_plain_vit.py", "modeling_plain_vit.py",
-    "packed_plain_vit.py", "positions_plain_vit.py", "image_processing_plain_vit.py",
+    "packed_plain_vit.py", "positions_plain_vit.py", "image_processing_plain_vit.py", "releases_plain_vit.py",
 }  # fmt: skip
 ROOT = Path(__file__).parent.parent
 

@@ -30,6 +30,7 @@ from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTIm
 from plain_vit.cli import main
 from plain_vit.errors import CheckpointError
 from tests.conftest import randomize_
+from tests.releases import HAS_REGRESSION
 from tests.tiny import tiny_config
 from tests.training_runs import EXAMPLES, open_script
 
@@ -183,7 +184,10 @@ def test_a_form_and_a_body_give_equal_answers_in_the_order_of_the_files(client: 
         assert scores_of(one) == pytest.approx({name: alone[name] for name in scores_of(one)}, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("problem", ["regression", "multi_label_classification", "single_label_classification", None])
+@pytest.mark.parametrize(
+    "problem",
+    ["multi_label_classification", "single_label_classification", None, *(["regression"] if HAS_REGRESSION else [])],
+)
 def test_scores_follow_the_problem_type_as_in_the_pipeline(problem: Any, exported: Path, model: Path) -> None:
     classifier, classify = app.Classifier(exported, 1), pipeline("image-classification", str(model), top_k=7)
     classifier.config.problem_type = classify.model.config.problem_type = problem

@@ -32,12 +32,13 @@ from plain_vit import (
     PlainViTModel,
 )
 from tests.conftest import randomize_
+from tests.releases import IS_LOCAL_CODE_PREFERRED
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 from tests.transformers_models import tiny_transformers
 
 HUB_FILES = {
     f"{name}_plain_vit.py"
-    for name in ("attention", "configuration", "heads", "layers", "modeling", "packed", "positions")
+    for name in ("attention", "configuration", "heads", "layers", "modeling", "packed", "positions", "releases")
 }
 LABELS = dict(enumerate(["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]))
 # Folders that hold one kind of everything; "bare" is saved without an image processor.
@@ -49,6 +50,8 @@ FOLDERS: dict[str, dict[str, Any]] = {
     "rotary": VARIATIONS["rotary_mixed"],
     "differential": {**VARIATIONS["differential"], **VARIATIONS["linear_patches"]},
 }
+ROOT = Path(__file__).parents[1]
+REORDERED = 1e-5  # other releases of torch add in another order
 
 # Runs in a process that cannot import plain_vit: opens each folder in every way and writes down what it computes.
 WITHOUT_PACKAGE = """
@@ -137,14 +140,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             processor.save_pretrained(root / "saved" / name)
     # Twice: what was saved by the code that came along is opened by another process, from an empty cache.
     for source, target in (("saved", "once"), ("once", "twice")):
-        environment = {**os.environ, "HF_HOME": str(root / f"cache_{target}"), "HF_HUB_OFFLINE": "1"}
-        environment.pop("PYTHONPATH", None)
-        process = subprocess.run(
-            [sys.executable, "-c", WITHOUT_PACKAGE, root / source, root / target, root],
-            cwd=root, env=environment, capture_output=True, text=True,
-        )  # fmt: skip
-        assert process.returncode == 0, process.stderr
+        open_without_package(root, source, target)
     return root
+
+
+def open_without_package(root: Path, source: str, target: str, python: str | Path = sys.executable) -> dict[str, Any]:
+    """Open the folders in `source` in a process without the package; return what they compute, saved into `target`."""
+    environment = {**os.environ, "HF_HOME": str(root / f"cache_{target}"), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    process = subprocess.run(
+        [python, "-c", WITHOUT_PACKAGE, root / source, root / target, root],
+        cwd=root, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    return torch.load(root / f"{target}.pt")
 
 
 @pytest.fixture(scope="module", params=["once", "twice"])
@@ -203,11 +212,29 @@ def test_saved_folders_carry_the_whole_code_and_the_names_of_all_classes(root: P
         assert config["architectures"] == ["PlainViTForImageClassification"]
 
 
+@pytest.mark.parametrize("releases", ["floors", "year"])
+def test_other_releases_open_what_these_save_and_these_what_others_save(root: Path, releases: str) -> None:
+    """Both ways, by the code that came along: these are the newest, the others those of `make test-RELEASES`."""
+    python = ROOT / f".venv-{releases}" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"there are no other releases: make test-{releases} installs them")
+    there = open_without_package(root, "saved", f"by_{releases}", python)
+    back = open_without_package(root, f"by_{releases}", f"from_{releases}")
+    expected = torch.load(root / "once.pt")
+    for name in FOLDERS:
+        for found in (there[name], back[name]):
+            for key in ("logits", "tokens", *(("prepared",) if name != "bare" else ())):
+                assert difference(found[key], expected[name][key]) < REORDERED, (name, key)
+            assert found["labels"] == expected[name]["labels"]
+            for one, other in zip(found.get("answers", ()), expected[name].get("answers", ()), strict=True):
+                assert (one["label"], one["score"]) == (other["label"], pytest.approx(other["score"], rel=1e-4))
+
+
 # With the package
 
 
 @pytest.mark.parametrize("folder", ["saved", "twice"])
-@pytest.mark.parametrize("trust", [None, False, True])
+@pytest.mark.parametrize("trust", [None, False, *([True] if IS_LOCAL_CODE_PREFERRED else [])])
 def test_with_the_package_its_own_classes_open_the_folder(root: Path, folder: str, trust: bool | None) -> None:
     path, trusted = root / folder / "plain", {"trust_remote_code": trust}
     config = AutoConfig.from_pretrained(path, **trusted)
@@ -379,10 +406,14 @@ def test_a_subclass_s_folder_names_no_file_that_is_not_there(mine: Path) -> None
         expected = {**plain_vit.configuration_plain_vit.AUTO_MAP, "AutoModelForImageClassification": kind}
         assert named == expected, folder.name
     config = mine / "saved_config"
-    assert {path.name for path in config.iterdir()} == {"config.json", "configuration_plain_vit.py"}
+    assert {path.name for path in config.iterdir()} == {
+        "config.json",
+        "configuration_plain_vit.py",
+        "releases_plain_vit.py",
+    }
 
 
-@pytest.mark.parametrize("package", ["with", "without"])
+@pytest.mark.parametrize("package", ["without", *(["with"] if IS_LOCAL_CODE_PREFERRED else [])])
 def test_a_subclass_s_folder_opens(mine: Path, package: str) -> None:
     root = Path(__file__).parent.parent if package == "with" else mine
     run(OPEN_MINE, mine / "saved", mine / "pixels.pt", package, cwd=root)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from plain_vit.conversion.parity import inputs_for
 from plain_vit.conversion.transformers.families import ARCHITECTURES, CONTAINERS, UNREAD_NORM
 from tests.conftest import randomize_
+from tests.releases import TORCH, TRANSFORMERS
 from tests.tiny import difference
 
 # Every dimension differs from every other; patches and grid (3 x 4) are not square where the class takes that.
@@ -322,12 +324,18 @@ ENCODERS = {
 
 def tolerance(case: str) -> float:
     """Return the largest relative difference that a case may show in float32."""
-    return TOLERANCE if case.startswith(tuple(REORDERED)) else 0.0
+    return TOLERANCE if case.startswith(tuple(REORDERED)) or TORCH < (2, 11) else 0.0
 
 
 def tiny_transformers(case: str, attention: str = "eager") -> Any:
     """Return the model of a case in evaluation mode, every parameter random."""
-    module = randomize_(CASES[case]()).eval()
+    try:
+        made = CASES[case]()
+    except (AttributeError, TypeError) as error:  # no such class, or it takes no such sizes
+        if TRANSFORMERS >= (5, 23):
+            raise
+        pytest.skip(f"transformers {transformers.__version__}: {error}")
+    module = randomize_(made).eval()
     module.set_attn_implementation(attention)
     return module
 

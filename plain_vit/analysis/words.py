@@ -15,6 +15,7 @@ from plain_vit.errors import printable
 from plain_vit.extras import needs
 
 with needs("plain-vit[analysis]"):
+    import matplotlib
     from matplotlib import font_manager
     from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties
@@ -24,6 +25,7 @@ with needs("plain-vit[analysis]"):
     from matplotlib.ticker import ScalarFormatter
 
 LONGEST = 200  # characters of a title that the caller has not truncated
+IGNORES_DIRECTION = tuple(map(int, matplotlib.__version__.split(".")[:2])) < (3, 11)
 
 
 def plain_figure(width: float, height: float) -> Figure:
@@ -64,6 +66,8 @@ def drawable(text: str) -> str:
     """
     text = str(text)
     shown = printable(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
+    if IGNORES_DIRECTION and any(unicodedata.bidirectional(letter) in ("R", "AL") for letter in shown):
+        _warn_of_direction()
     if set(map(ord, shown)) <= _letters_of(_default_font()):
         return shown
     lacking = lacking_letters([shown])
@@ -90,6 +94,15 @@ def lacking_letters(texts: Iterable[str]) -> str:
     if lacking:
         _warn_of(lacking)
     return lacking
+
+
+@cache  # once
+def _warn_of_direction() -> None:
+    warnings.warn(
+        f"matplotlib {matplotlib.__version__} draws Hebrew, Arabic and other scripts from left to right, so that words "
+        "of them are reversed in figures: pip install 'matplotlib>=3.11'",
+        stacklevel=4,
+    )
 
 
 @lru_cache(maxsize=1000)  # once for the same characters

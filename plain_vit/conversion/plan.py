@@ -1,12 +1,11 @@
 """Plan of a conversion before it runs: model, table and tensors, and the source's own model for comparison."""
 
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import psutil
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -117,7 +116,7 @@ class ConversionPlan:
         dtypes = {entry.dtype for entry in self.tensors.entries.values()}
         parameters = sum(parameter.numel() for parameter in self.whole.parameters())
         needed = 4 * parameters * (3 if dtypes == {torch.float32} else 5) + memory_of_probing(self.description.config)
-        if (free := free_memory()) < needed:
+        if (free := psutil.virtual_memory().available) < needed:
             return f"it takes {in_bytes(needed)} of memory, but only {in_bytes(free)} are free"
         # A release that is not installed may differ from the installed one only in the names and axes of tensors.
         reasons = []
@@ -169,12 +168,3 @@ def without_empty_head(model: PreTrainedModel) -> PreTrainedModel:
     # Without a classifier DeiT's output is still the mean of two tokens, which only the classification model computes.
     headed = model.config.num_labels or model.config.use_distillation_token
     return model if headed or isinstance(model, modeling.PlainViTForMaskedImageModeling) else cast(Any, model).vit
-
-
-def free_memory() -> int:
-    """Return the available memory in bytes, as reported by the system."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -17,6 +17,8 @@ from ..errors import CheckpointError, UnsafeFileError, few, shortened
 from .tensors import MAX_HEADER_BYTES, LazyTensor, LazyTensors, UnchangedFile, check_name
 from .zip_archives import data_start, opened_member, zip_members
 
+RELEASE = torch.torch_version.TorchVersion(torch.__version__)
+HAS_OFFSETS = RELEASE >= (2, 11)  # type: ignore[operator]  # before, torch.load does not say where a tensor begins
 MAX_PICKLE_OPCODES = 1_000_000  # about forty per tensor
 
 # The names that torch.save writes for tensors. Others that torch accepts can allocate any amount of memory (bytearray,
@@ -127,14 +129,14 @@ class TorchFile:
         UnsafeFileError: The pickle refers to code, or this torch is too old to read any pickle safely.
 
     Attributes:
-        tree: The saved object; tensors of an archive are on the meta device.
+        tree: The saved object; tensors of an archive are on the meta device, from torch 2.11 on.
     """
 
     tree: object
 
     def __init__(self, path: Path, is_overwritten: bool = True) -> None:
         self._is_overwritten = is_overwritten
-        if torch.torch_version.TorchVersion(torch.__version__) < (2, 10):  # type: ignore[operator]
+        if RELEASE < (2, 10):  # type: ignore[operator]
             raise UnsafeFileError(
                 f"{path} is a pickle, and torch {torch.__version__} can be made to run code by one in spite of "
                 "weights_only (CVE-2026-24747): update to torch 2.10, or convert the file to safetensors elsewhere."
@@ -212,7 +214,7 @@ class TorchFile:
 
     def _load(self) -> object:
         ignored = [(_Ignored, name.replace(" ", ".")) for name in sorted(IGNORED_GLOBALS)]
-        location = "meta" if self._zipped else "cpu"
+        location = "meta" if self._zipped and HAS_OFFSETS else "cpu"
         try:
             with (
                 self._file.open() as opened,
@@ -269,7 +271,7 @@ class TorchFile:
             )
         if start + span > storage.nbytes():
             raise CheckpointError(f"{where} extends beyond its {storage.nbytes()} bytes: the file is damaged.")
-        if not self._zipped:
+        if storage.device.type != "meta":  # it was read with the pickle
             return LazyTensor(shape, dtype, tensor.clone)
         offset = getattr(storage, "_checkpoint_offset", -1)  # set by torch.load on storages on the meta device
         if self._records.get(offset) != storage.nbytes():

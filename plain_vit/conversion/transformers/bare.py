@@ -14,8 +14,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-import transformers
-from transformers import AutoConfig
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import AmbiguousCheckpointError, CheckpointError, MappingError, few
@@ -33,6 +31,7 @@ from .families import (
     Architecture,
     gated_width,
 )
+from .installed import class_named, config_class
 
 # Candidates beside the default of the class.
 EPSILONS = (1e-6, 1e-5, 1e-12)
@@ -241,7 +240,7 @@ def read(name: str, tensors: StateDict, prefix: str, hints: Hints) -> Bare:
     outside = ignored_names([one for one in tensors if not one.startswith(prefix)], beside)
     own = without_prefix({one: tensors[one] for one in tensors if one not in outside}, prefix)
     parts, model_type = Parts(architecture, own, hints), architecture.family.model_type
-    defaults = {**AutoConfig.for_model(model_type).to_dict(), "num_labels": 0}
+    defaults = {**config_class(name, model_type)().to_dict(), "num_labels": 0}
     shown = {key: value for key, show in SHOWN.items() if key in defaults and (value := show(parts)) is not None}
     unshown, inferences, open_ = _unshown(parts, defaults)
     settings = {key: _side(value) for key, value in {**shown, **unshown}.items() if key in defaults}
@@ -386,7 +385,7 @@ def ask(found: Mapping[str, Bare], *, is_named: bool, has_head: bool) -> Ambiguo
 def config_json(name: str, found: Bare) -> dict[str, Any]:
     """Return the contents of a `config.json` with which the weights of a class open."""
     settings = found.settings
-    outer = getattr(transformers, name).config_class.model_type
+    outer = class_named(name).config_class.model_type
     if outer == settings["model_type"]:
         return settings
     own = ("architectures", "num_labels")

@@ -803,7 +803,6 @@ class Architecture:
 
     Args:
         family: Its family.
-        prefix: Prefix of its encoder.
         head: The tensors other than the encoder's.
         fields: Our fields that the class determines.
         ignored: Patterns of its tensors that our model does not use, with the reason.
@@ -811,7 +810,6 @@ class Architecture:
     """
 
     family: Family
-    prefix: str = ""
     head: Sequence[Row] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
     ignored: Sequence[tuple[str, str]] = ()
@@ -832,29 +830,29 @@ AS_REGISTER = {"num_register_tokens": 1}  # no head reads the distillation token
 
 ARCHITECTURES = {
     "ViTModel": Architecture(VIT, head=POOLER_ROWS),
-    "ViTForImageClassification": Architecture(VIT, "vit.", CLASSIFIER, ignored=UNREAD_POOLER),
-    "ViTForMaskedImageModeling": Architecture(VIT, "vit.", DECODER, masked=True),
+    "ViTForImageClassification": Architecture(VIT, CLASSIFIER, ignored=UNREAD_POOLER),
+    "ViTForMaskedImageModeling": Architecture(VIT, DECODER, masked=True),
     "DeiTModel": Architecture(DEIT, head=POOLER_ROWS, fields=AS_REGISTER),
-    "DeiTForImageClassification": Architecture(DEIT, "deit.", CLASSIFIER, AS_REGISTER, UNREAD_POOLER),
+    "DeiTForImageClassification": Architecture(DEIT, CLASSIFIER, AS_REGISTER, UNREAD_POOLER),
     "DeiTForImageClassificationWithTeacher": Architecture(
-        DEIT, "deit.", TEACHER, {"use_distillation_token": True}, UNREAD_POOLER
+        DEIT, TEACHER, {"use_distillation_token": True}, UNREAD_POOLER
     ),
-    "DeiTForMaskedImageModeling": Architecture(DEIT, "deit.", DECODER, AS_REGISTER, masked=True),
+    "DeiTForMaskedImageModeling": Architecture(DEIT, DECODER, AS_REGISTER, masked=True),
     "ViTMSNModel": Architecture(VIT_MSN),
-    "ViTMSNForImageClassification": Architecture(VIT_MSN, "vit.", CLASSIFIER),
+    "ViTMSNForImageClassification": Architecture(VIT_MSN, CLASSIFIER),
     "ViTMAEModel": Architecture(VIT_MAE),
     "IJepaModel": Architecture(IJEPA),
-    "IJepaForImageClassification": Architecture(IJEPA, "ijepa.", CLASSIFIER),
+    "IJepaForImageClassification": Architecture(IJEPA, CLASSIFIER),
     "Dinov2Model": Architecture(DINOV2),
-    "Dinov2ForImageClassification": Architecture(DINOV2, "dinov2.", CLASSIFIER, {"pooling": "cls_mean"}),
+    "Dinov2ForImageClassification": Architecture(DINOV2, CLASSIFIER, {"pooling": "cls_mean"}),
     "Dinov2WithRegistersModel": Architecture(DINOV2_WITH_REGISTERS),
     "Dinov2WithRegistersForImageClassification": Architecture(
-        DINOV2_WITH_REGISTERS, "dinov2_with_registers.", CLASSIFIER, {"pooling": "cls_mean"}
+        DINOV2_WITH_REGISTERS, CLASSIFIER, {"pooling": "cls_mean"}
     ),
     "BeitModel": Architecture(BEIT),
-    "BeitForImageClassification": Architecture(BEIT, "beit.", CLASSIFIER),
+    "BeitForImageClassification": Architecture(BEIT, CLASSIFIER),
     "Data2VecVisionModel": Architecture(DATA2VEC_VISION),
-    "Data2VecVisionForImageClassification": Architecture(DATA2VEC_VISION, "data2vec_vision.", CLASSIFIER),
+    "Data2VecVisionForImageClassification": Architecture(DATA2VEC_VISION, CLASSIFIER),
     "DINOv3ViTModel": Architecture(
         DINOV3, ignored=(("embeddings.register_tokens", "empty where there are no registers"),)
     ),
@@ -865,28 +863,26 @@ ARCHITECTURES = {
         ),
     ),
     "CLIPVisionModel": Architecture(CLIP),
-    "CLIPVisionModelWithProjection": Architecture(CLIP, "vision_model.", PROJECTION),
-    "CLIPForImageClassification": Architecture(CLIP, "vision_model.", CLASSIFIER, MEAN_BEFORE_NORM, UNREAD_NORM),
+    "CLIPVisionModelWithProjection": Architecture(CLIP, PROJECTION),
+    "CLIPForImageClassification": Architecture(CLIP, CLASSIFIER, MEAN_BEFORE_NORM, UNREAD_NORM),
     "MetaClip2VisionModel": Architecture(METACLIP_2),
-    "MetaClip2VisionModelWithProjection": Architecture(METACLIP_2, "vision_model.", PROJECTION),
-    "MetaClip2ForImageClassification": Architecture(
-        METACLIP_2, "vision_model.", CLASSIFIER, MEAN_BEFORE_NORM, UNREAD_NORM
-    ),
+    "MetaClip2VisionModelWithProjection": Architecture(METACLIP_2, PROJECTION),
+    "MetaClip2ForImageClassification": Architecture(METACLIP_2, CLASSIFIER, MEAN_BEFORE_NORM, UNREAD_NORM),
     "AltCLIPVisionModel": Architecture(ALTCLIP),
     "ChineseCLIPVisionModel": Architecture(CHINESE_CLIP),
     "CLIPSegVisionModel": Architecture(CLIPSEG),
-    "OwlViTVisionModel": Architecture(OWLVIT, "vision_model."),
-    "Owlv2VisionModel": Architecture(OWLV2, "vision_model."),
-    "GitVisionModel": Architecture(GIT, "vision_model."),
+    "OwlViTVisionModel": Architecture(OWLVIT),
+    "Owlv2VisionModel": Architecture(OWLV2),
+    "GitVisionModel": Architecture(GIT),
     "BlipVisionModel": Architecture(BLIP),
     "Blip2VisionModel": Architecture(BLIP_2),
     "InstructBlipVisionModel": Architecture(INSTRUCTBLIP),
     "InternVLVisionModel": Architecture(INTERNVL),
     "QianfanOCRVisionModel": Architecture(QIANFAN_OCR),
     "SiglipVisionModel": Architecture(SIGLIP),
-    "SiglipForImageClassification": Architecture(SIGLIP, "vision_model.", CLASSIFIER, ignored=UNREAD_HEAD),
+    "SiglipForImageClassification": Architecture(SIGLIP, CLASSIFIER, ignored=UNREAD_HEAD),
     "Siglip2VisionModel": Architecture(SIGLIP2),
-    "Siglip2ForImageClassification": Architecture(SIGLIP2, "vision_model.", CLASSIFIER, ignored=UNREAD_HEAD),
+    "Siglip2ForImageClassification": Architecture(SIGLIP2, CLASSIFIER, ignored=UNREAD_HEAD),
     "Aimv2VisionModel": Architecture(AIMV2),
 }
 

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ...configuration_plain_vit import PlainViTConfig
@@ -29,6 +28,7 @@ from ...errors import (
     CheckpointError,
     ExportError,
     MappingError,
+    MissingPackageError,
     PlainViTError,
     UnknownFormatError,
     did_you_mean,
@@ -72,6 +72,7 @@ from .families import (
     VIT_MSN,
     Architecture,
 )
+from .installed import class_named, config_class
 from .pixels import processor_from_transformers, stock_processor
 
 # Attributes that do not affect the outputs: constructor arguments stored in addition to the parts, training switches,
@@ -246,7 +247,7 @@ class TransformersFormat(Format):
         for name in (*ARCHITECTURES, *CONTAINERS):
             if not bare.has_parts(name, tensors, prefix, is_headless=bool(hints.drop)):
                 continue
-            with suppress(MappingError):
+            with suppress(MappingError, MissingPackageError):
                 found = bare.read(name, tensors, prefix, hints)
                 heads: Sequence[Any] = found.open.get("num_attention_heads", [hints.num_attention_heads])
                 if any(self._fits(name, tensors, replace(hints, num_attention_heads=count)) for count in heads):
@@ -305,9 +306,9 @@ class TransformersFormat(Format):
         """Return the table of tensors."""
         name, *words = (layout or _class_for(config)).split()
         architecture = _architecture(name)
-        encoder = architecture.family.rows_of(config, on_disk="4.x" in words)
-        if not words:
-            encoder = [replace(row, source=_prefixed(row.source, architecture.prefix)) for row in encoder]
+        on_disk, prefix = ("4.x" in words, "") if words else _names_in_modules(name)
+        encoder = architecture.family.rows_of(config, on_disk)
+        encoder = [replace(row, source=_prefixed(row.source, prefix)) for row in encoder]
         return [*encoder, *architecture.head]
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
@@ -315,8 +316,8 @@ class TransformersFormat(Format):
         if "model_type" not in settings:
             return None
         config, name = description.config, (description.layout or "").split()[0]
-        kind, architecture = getattr(transformers, name), _architecture(name)
-        whole: PreTrainedConfig = type(AutoConfig.for_model(settings["model_type"])).from_dict(dict(settings))
+        kind, architecture = class_named(name), _architecture(name)
+        whole: PreTrainedConfig = config_class(name, settings["model_type"]).from_dict(dict(settings))
         tower = _tower_config(whole)
         whole.num_labels = config.num_labels or 0  # where the caller names other labels, or drops the classifier
         # Parts that the tensors show to be there or not: a tower of two may be saved without its own.
@@ -334,7 +335,8 @@ class TransformersFormat(Format):
         """
         name = (layout or _class_for(config)).split()[0]
         stock, options = _recipe(config, name)
-        return getattr(transformers, name)(stock, **options)
+        model: PreTrainedModel = class_named(name)(stock, **options)
+        return model
 
     def for_module(self, tensors: StateDict, config: PlainViTConfig, layout: str | None) -> StateDict:
         """Return tensors under the names of the module: those of a file as transformers' own loader names them."""
@@ -344,11 +346,11 @@ class TransformersFormat(Format):
             return _loaded_whole(_recipe(config, name)[0], tensors)
         if words:
             beside = tuple(str(row.source) for row in architecture.head)
-            stored = {tensor if tensor.startswith(beside) else architecture.prefix + tensor: tensors[tensor]
-                      for tensor in tensors}  # fmt: skip
-            stored |= _unread_norm(architecture, config, next(iter(tensors.values())))
+            prefix = _names_in_modules(name)[1]
+            stored = {tensor if tensor.startswith(beside) else prefix + tensor: tensors[tensor] for tensor in tensors}
+            stored |= _unread_norm(name, config, next(iter(tensors.values())))
             stock, options = _recipe(config, name)
-            loaded = getattr(transformers, name).from_pretrained(None, config=stock, state_dict=stored, **options)
+            loaded = class_named(name).from_pretrained(None, config=stock, state_dict=stored, **options)
             return loaded.state_dict()
         some = next(iter(tensors.values()))
         added = {}  # tensors that the class always has
@@ -357,8 +359,8 @@ class TransformersFormat(Format):
             added["mask_token"] = some.new_zeros(*axes, config.hidden_size)  # as it begins; nothing was masked
         if architecture.family in (DINOV3, SAPIENS2) and not config.num_register_tokens:
             added["register_tokens"] = some.new_zeros(1, 0, config.hidden_size)
-        added = {f"{architecture.prefix}embeddings.{name}": added[name] for name in added}
-        return {**tensors, **added, **_unread_norm(architecture, config, some)}
+        added = {f"{_names_in_modules(name)[1]}embeddings.{one}": added[one] for one in added}
+        return {**tensors, **added, **_unread_norm(name, config, some)}
 
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
@@ -523,6 +525,18 @@ def _unread(name: str, settings: Mapping[str, Any], tensors: StateDict, hints: H
     return unread if shapes == {one: tensor.shape for one, tensor in expected.items()} else None
 
 
+@functools.cache
+def _names_in_modules(name: str) -> tuple[bool, str]:
+    """Return whether the installed release names the blocks of a class as files do, and the prefix of its encoder.
+
+    Modules had the names of files up to transformers 5.5 to 5.15, which differs by family, and towers had a prefix.
+    """
+    kind = class_named(name)
+    with torch.device("meta"):
+        names = kind(kind.config_class()).state_dict()
+    return _layout_in_file(name, names).endswith("4.x"), _prefix(names) or ""
+
+
 def _layout_in_file(name: str, tensors: Collection[str]) -> str:
     """Return the layout of a file of a class, whose blocks have the names of 4.x or of today's modules."""
     held = CONTAINERS[name].holds if name in CONTAINERS else name
@@ -550,9 +564,9 @@ def _describe(
     """
     container = CONTAINERS.get(name)
     architecture = ARCHITECTURES[container.holds if container else name]
+    kind = config_class(name, settings["model_type"])
     try:
-        config_class = type(AutoConfig.for_model(settings["model_type"]))
-        whole: PreTrainedConfig = config_class.from_dict(dict(settings))
+        whole: PreTrainedConfig = kind.from_dict(dict(settings))
     except (StrictDataclassError, TypeError, ValueError) as error:
         raise CheckpointError(f"transformers itself refuses this configuration: {error}") from error
     family, said = architecture.family, whole.to_dict()
@@ -726,10 +740,10 @@ def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[s
     architecture = _architecture(name)
     if lost := _lost(config, architecture):
         raise ExportError(f"transformers' {name} cannot represent this model{REMEDY}:", lost)
-    stock = AutoConfig.for_model(architecture.family.model_type, **_settings_for(config, architecture))
+    stock = config_class(name, architecture.family.model_type)(**_settings_for(config, architecture))
     if name in AROUND_TOWER:
         inside = {**stock.to_dict(), **_unread_head(architecture)}
-        stock = AutoConfig.for_model(AROUND_TOWER[name], vision_config=inside)
+        stock = config_class(name, AROUND_TOWER[name])(vision_config=inside)
     if config.num_labels:
         stock.id2label, stock.label2id = copy.copy(config.id2label), copy.copy(config.label2id)
         stock.problem_type = config.problem_type
@@ -743,18 +757,18 @@ def _unread_head(architecture: Architecture) -> dict[str, Any]:
     return {"vision_use_head": False} if architecture.ignored is UNREAD_HEAD else {}
 
 
-def _unread_norm(architecture: Architecture, config: PlainViTConfig, like: torch.Tensor) -> dict[str, torch.Tensor]:
+def _unread_norm(name: str, config: PlainViTConfig, like: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the norm that a class always has and no logit reads, as it begins."""
-    if architecture.ignored is not UNREAD_NORM:
+    if _architecture(name).ignored is not UNREAD_NORM:
         return {}
-    name, width = f"{architecture.prefix}post_layernorm", config.hidden_size
-    return {f"{name}.weight": like.new_ones(width), f"{name}.bias": like.new_zeros(width)}
+    norm, width = f"{_names_in_modules(name)[1]}post_layernorm", config.hidden_size
+    return {f"{norm}.weight": like.new_ones(width), f"{norm}.bias": like.new_zeros(width)}
 
 
 def _loaded_whole(stock: PreTrainedConfig, tensors: StateDict) -> StateDict:
     """Return the tensors of a tower as the loader of the whole model names them; its text model is a tiny one."""
     name, tower = LOADED_WHOLE[stock.model_type]
-    kind = getattr(transformers, name)
+    kind = class_named(name)
     text = {"vocab_size": 4, "hidden_size": 2, "intermediate_size": 2, "num_hidden_layers": 1, "num_attention_heads": 1}
     whole = kind.config_class(vision_config=stock.to_dict(), text_config=text)
     fresh = kind(whole).state_dict()
