@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import errno
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import platform
 import signal
@@ -29,7 +28,7 @@ def exchange_names(one: Path, other: Path) -> bool:
     Returns:
         Whether the system and the file system offer it; if not, nothing was changed.
     """
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux
+    renameat2 = getattr(_c_library(), "renameat2", None)  # Linux
     if renameat2 is None:
         return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
@@ -41,6 +40,29 @@ def exchange_names(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
+def _c_library() -> ctypes.CDLL | None:
+    """Return the C library of this process; None on Windows, which has no single one."""
+    try:
+        return ctypes.CDLL(None, use_errno=True)
+    except TypeError:
+        return None
+
+
+def sync(path: Path) -> None:
+    """Sync a file or the names in a folder to disk, as far as the system can: Windows opens no folder."""
+    flags = os.O_RDWR if os.name == "nt" and path.is_file() else os.O_RDONLY  # there only a writer may sync
+    try:
+        descriptor = os.open(path, flags)
+    except PermissionError:
+        if path.is_dir():
+            return
+        raise
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def keep_freed_memory() -> bool:
     """Let this process use memory again that it has freed, instead of giving it back to the system.
 
@@ -50,9 +72,9 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether the C library can be set so: glibc can.
     """
-    if platform.libc_ver()[0] != "glibc":
+    library = _c_library()
+    if library is None or platform.libc_ver()[0] != "glibc":
         return False
-    library = ctypes.CDLL(None)
     library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     return any(library.mallopt(M_MMAP_THRESHOLD, size) for size in MAPPED_FROM)
 
@@ -72,9 +94,11 @@ def start_fork_server(imported: Sequence[str], ignored: Sequence[signal.Signals]
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return False
+    from multiprocessing import forkserver
+
     multiprocessing.set_forkserver_preload(list(imported))
     with handled_signals(dict.fromkeys(ignored, signal.SIG_IGN)):  # which the server inherits
-        multiprocessing.forkserver.ensure_running()
+        forkserver.ensure_running()
     return True
 
 

@@ -81,7 +81,7 @@ def _filters(vit: PlainViTModel) -> torch.Tensor:
         pixels = pixels if is_dense else pixels.unflatten(1, shape)
         with torch.no_grad():
             weight = (projection(pixels) - projection(torch.zeros_like(pixels[:1]))).flatten(1).T / BRIGHT
-    weight = weight.double().cpu().reshape(-1, *shape)
+    weight = weight.cpu().double().reshape(-1, *shape)
     return weight.permute(0, 3, 1, 2) if is_dense else weight
 
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import OutputError, OutputExistsError, listed
-from ..system import HeldInterrupts, exchange_names
+from ..system import HeldInterrupts, exchange_names, sync
 from .marks import TRAVELLING, is_untouched
 
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -341,12 +341,18 @@ def _clear(place: Path) -> None:
 
 def _put_in_place(new: Path, place: Path) -> None:
     """Rename the staged version to its target; the previous version is kept next to it until then."""
-    if not place.is_dir() or not any(place.iterdir()):
+    if not place.is_dir():
         os.replace(new, place)
+    elif not any(place.iterdir()):
+        try:
+            os.replace(new, place)
+        except PermissionError:  # Windows replaces no folder
+            place.rmdir()
+            os.replace(new, place)
     elif not exchange_names(new, place):
         os.rename(place, _next_to(place, OLD))
         os.rename(new, place)
-    _sync_one(place.parent)
+    sync(place.parent)
 
 
 def _put_in_place_of_foreign(new: Path, place: Path) -> Path:
@@ -361,7 +367,7 @@ def _put_in_place_of_foreign(new: Path, place: Path) -> Path:
         os.rename(place, old)
         os.rename(kept, place)
         os.rename(old, kept)
-    _sync_one(place.parent)
+    sync(place.parent)
     return kept
 
 
@@ -369,15 +375,7 @@ def _sync(path: Path) -> None:
     """Sync a file, or a folder with all its contents, to disk."""
     for folder, _, names in os.walk(path):
         for name in names:
-            _sync_one(Path(folder, name))
-        _sync_one(Path(folder))
+            sync(Path(folder, name))
+        sync(Path(folder))
     if path.is_file():
-        _sync_one(path)
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)

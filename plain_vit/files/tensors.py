@@ -164,7 +164,7 @@ def read_into(file: IO[bytes], nbytes: int, path: Path) -> torch.Tensor:
 
 def _uninitialized(nbytes: int) -> torch.Tensor:
     """Return uninitialized memory, (nbytes,) of uint8."""
-    if nbytes < HUGE_PAGE:
+    if nbytes < HUGE_PAGE or not hasattr(mmap, "MAP_ANONYMOUS"):  # Windows
         return torch.empty(nbytes, dtype=torch.uint8)
     # Separate pages are returned to the system at once; malloc was measured to retain five freed tensors.
     pages = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

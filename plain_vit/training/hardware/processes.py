@@ -77,7 +77,7 @@ def start_accelerator(
     return accelerator
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 # Modules that data loader workers and their script import: preloaded once in the fork server.
 PREPARED_MODULES = ["plain_vit.training.metrics", "plain_vit.training.models", "plain_vit.training.run.report"]
 

@@ -234,11 +234,11 @@ class MaskedPatches(Task[Means]):
     def evaluate(self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int) -> Means:
         """Return the mean loss over the images and, for colours, the accuracy."""
         model.eval()
-        sums = torch.zeros(3, device=accelerator.device, dtype=torch.float64)
+        sums = torch.zeros(3, dtype=torch.float64)  # on the CPU: an Apple GPU has no float64
         for batch in batches:
             losses, right = model(**batch, each=True)
-            values = torch.stack([losses.double(), right.double(), torch.ones_like(losses.double())], dim=1)
-            sums += accelerator.gather_for_metrics(values).sum(dim=0)
+            values = torch.stack([losses.float(), right.float(), torch.ones_like(losses.float())], dim=1)
+            sums += accelerator.gather_for_metrics(values).cpu().double().sum(dim=0)
         loss, all_right, count = sums.tolist()
         if count != size:
             raise TrainingError(f"{int(count)} images were evaluated, but the set has {size}.")
