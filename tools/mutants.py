@@ -1,0 +1,310 @@
+"""Small changes of the code, drawn at random, and which tests notice them.
+
+    python -m tools.mutants draw --seed 1  # writes tools/mutants.json
+    python -m tools.mutants reach          # which tests come by each of the changed statements
+    python -m tools.mutants kill           # runs those tests with one change at a time; goes on where it stopped
+    python -m tools.mutants table          # prints the results
+
+Changes are those of mutation testing (DeMillo, Lipton and Sayward 1978; the operators of mutmut): other constants,
+comparisons and operators, negated conditions, calls that are left out, arguments that are swapped. Each part of the
+package has as many as its share of lines, and at least three. Run it in a clone of its own, installed there: `kill`
+changes its files, one at a time, and puts them back.
+"""
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "tools" / "mutants.json"
+REACHED = ROOT / "reached.txt"
+IMPORTED = "import"  # in place of a test: the statement runs when its file is imported
+LONGEST = 3600  # seconds of tests of one mutant
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+# Parts of the package, by the beginning of a path; the first that fits.
+PARTS = {
+    "image processing": ("plain_vit/image_",),
+    "conversion": ("plain_vit/conversion/",),
+    "training": ("plain_vit/training/",),
+    "files": ("plain_vit/files/", "plain_vit/system.py"),
+    "hub": ("plain_vit/hub/", "plain_vit/model_card.py", "plain_vit/licenses.py", "plain_vit/markdown.py"),
+    "analysis": ("plain_vit/analysis/", "plain_vit/browse/"),
+    "model": ("plain_vit/",),
+}
+TABLES = ("architectures.py", "__init__.py")  # generated, or names alone
+COMPARISONS = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+OPERATORS = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
+}  # fmt: skip
+
+
+@dataclass
+class Mutant:
+    """A change.
+
+    Attributes:
+        number: Its number.
+        part: Of the package.
+        path: The file.
+        line: Of the statement in which it is, from 1.
+        operator: What is done.
+        before: The expression or statement.
+        after: What is there instead.
+        span: Where it is: line and column of its beginning and of its end, as `ast` counts them.
+        reached_by: The tests that come by.
+        killed_by: The first test that failed, or None.
+        tests: The number of tests that ran.
+        seconds: What they took; None where it was not tried yet.
+    """
+
+    number: int
+    part: str
+    path: str
+    line: int
+    operator: str
+    before: str
+    after: str
+    span: tuple[int, int, int, int]
+    reached_by: list[str] = field(default_factory=list)
+    killed_by: str | None = None
+    tests: int = 0
+    seconds: float | None = None
+
+    def applied(self, text: str) -> str:
+        """Return the text of the file with the change."""
+        first, start, last, end = self.span
+        lines = text.encode().splitlines(keepends=True)  # columns are counted in bytes
+        middle = lines[first - 1][:start] + self.after.encode() + lines[last - 1][end:]
+        return b"".join([*lines[: first - 1], middle, *lines[last:]]).decode()
+
+
+# ---- drawing ----
+
+
+def changes(tree: ast.Module) -> Iterator[tuple[int, str, ast.AST, str]]:
+    """Yield the line of the statement, the operator, the node and its new text, of each change of a file."""
+    for statement, node in _computed(tree):
+        for operator, changed in _changed(node):
+            yield statement.lineno, operator, node, ast.unparse(ast.fix_missing_locations(changed))
+
+
+def _computed(tree: ast.AST, statement: ast.stmt | None = None) -> Iterator[tuple[ast.stmt, ast.AST]]:
+    """Yield the nodes that compute, with their statements: no annotations, docstrings, imports or texts of errors."""
+    for name, value in ast.iter_fields(tree):
+        for node in value if isinstance(value, list) else [value]:
+            if not isinstance(node, ast.AST) or name in ("annotation", "returns", "decorator_list", "type_params"):
+                continue
+            if isinstance(node, (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)):
+                continue
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                continue
+            inside = node if isinstance(node, ast.stmt) else statement
+            if inside is not None:
+                yield inside, node
+            yield from _computed(node, inside)
+
+
+def _changed(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """Yield the changes of one node."""
+    new: Any = copy.deepcopy(node)
+    match node:
+        case ast.Constant(value=bool()):
+            yield "truth", ast.Constant(not node.value)
+        case ast.Constant(value=int() | float() as value):
+            yield "number", ast.Constant(value + 1)
+        case ast.Constant(value=str(value)) if value:
+            yield "text", ast.Constant(f"XX{value}XX")
+        case ast.Compare(ops=[one]) if type(one) in COMPARISONS:
+            new.ops = [COMPARISONS[type(one)]()]
+            yield "comparison", new
+        case ast.BinOp() if type(node.op) in OPERATORS:
+            new.op = OPERATORS[type(node.op)]()
+            yield "operator", new
+        case ast.BoolOp():
+            new.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+            yield "operator", new
+        case ast.UnaryOp(op=ast.Not() | ast.USub()):
+            yield "operator", new.operand
+        case ast.IfExp():
+            new.test = ast.UnaryOp(ast.Not(), new.test)
+            yield "condition", new
+        case ast.Expr(value=ast.Call()):
+            yield "dropped call", ast.Pass()
+        case ast.Call(args=[_, _, *_]) if not any(isinstance(one, ast.Starred) for one in node.args[:2]):
+            new.args[:2] = new.args[1::-1]
+            yield "swapped arguments", new
+        case ast.Return(value=ast.AST()) if not isinstance(node.value, ast.Constant):
+            yield "dropped result", ast.Return(ast.Constant(None))
+
+
+def part_of(path: Path) -> str:
+    """Return the part of the package that a file belongs to."""
+    name = path.relative_to(ROOT).as_posix()
+    return next(part for part, starts in PARTS.items() if name.startswith(starts))
+
+
+def draw(seed: int, count: int) -> list[Mutant]:
+    """Draw changes: the part by its lines, the file by its lines, the kind of change evenly, the place evenly."""
+    chance, drawn = random.Random(seed), list[Mutant]()
+    files = [path for path in sorted((ROOT / "plain_vit").rglob("*.py")) if path.name not in TABLES]
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    for part, wanted in shares(lines, count).items():
+        own = [path for path in files if part_of(path) == part]
+        for number in range(len(drawn), len(drawn) + wanted):
+            found = list[tuple[int, str, Any, str]]()
+            while not found:  # a file of names alone has no changes
+                [path] = chance.choices(own, [lines[one] for one in own])
+                text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
+                found = list(changes(ast.parse(text)))
+            kind = chance.choice(sorted({operator for _, operator, _, _ in found}))
+            line, operator, node, after = chance.choice([one for one in found if one[1] == kind])
+            span = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+            before = ast.get_source_segment(text, node) or ""
+            drawn.append(Mutant(number, part, name, line, operator, before, after, span))
+            compile(drawn[-1].applied(text), name, "exec")
+    return drawn
+
+
+def shares(lines: Mapping[Path, int], count: int) -> dict[str, int]:
+    """Return how many changes each part has."""
+    of_part = {part: sum(number for path, number in lines.items() if part_of(path) == part) for part in PARTS}
+    shared = {part: max(3, round(count * of_part[part] / sum(of_part.values()))) for part in PARTS}
+    largest = max(shared, key=lambda part: shared[part])
+    return {**shared, largest: shared[largest] + count - sum(shared.values())}
+
+
+# ---- which tests come by ----
+
+
+def reach(marks: str, jobs: str, tests: list[str]) -> None:
+    """Run tests with the statements marked, and note for each mutant which come by, in this and in other processes."""
+    hook, mark = Path(sysconfig.get_paths()["purelib"]) / "reached_mutants.pth", ROOT / "tools" / "reached.py"
+    hook.write_text(f"import os; 'MUTANTS' in os.environ and exec(open({str(mark)!r}).read(), {{}})\n")
+    REACHED.unlink(missing_ok=True)
+    environment = {**os.environ, "MUTANTS": str(FILE), "REACHED": str(REACHED), "OMP_NUM_THREADS": "1"}
+    try:
+        subprocess.run([*PYTEST, "-n", jobs, "-m", marks, *tests], cwd=ROOT, env=environment, check=False)
+    finally:
+        hook.unlink()
+    mutants = load()
+    for number, test in (line.split(" ", 1) for line in sorted(set(REACHED.read_text(encoding="utf-8").splitlines()))):
+        if test not in mutants[int(number)].reached_by:
+            mutants[int(number)].reached_by.append(test)
+    save(mutants)
+
+
+# ---- which tests notice ----
+
+
+def kill(numbers: range, jobs: str, marks: str, seconds: int) -> None:
+    """Run the tests that come by each mutant, with it, until one fails; those tried already are left out."""
+    if subprocess.run(["git", "diff", "--quiet", "plain_vit"], cwd=ROOT, check=False).returncode:
+        sys.exit("plain_vit/ has changes that are not committed: run this in a clone of its own")
+    for number in numbers:
+        mutant = load()[number]
+        if mutant.seconds is None:
+            path = ROOT / mutant.path
+            text = path.read_text(encoding="utf-8")
+            try:
+                path.write_text(mutant.applied(text), encoding="utf-8")
+                tried(mutant, jobs, marks, seconds)
+            finally:
+                path.write_text(text, encoding="utf-8")
+            save({**load(), number: mutant})
+            noticed = mutant.killed_by or "survived"
+            print(number, mutant.path, mutant.line, noticed, f"{mutant.seconds:.0f} s", flush=True)
+
+
+def tried(mutant: Mutant, jobs: str, marks: str, seconds: int) -> None:
+    """Run the tests that come by a mutant, or all where it acts when it is imported, and note the first that fails."""
+    if not mutant.reached_by:
+        mutant.seconds = 0.0
+        return
+    chosen = ROOT / f"chosen_{mutant.number}.txt"
+    tests = [] if IMPORTED in mutant.reached_by else mutant.reached_by
+    chosen.write_text("\n".join(tests), encoding="utf-8")
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        [*PYTEST, "-n", jobs, "-m", marks, "-x", "-rfE", "--tb=no", f"@{chosen}"], cwd=ROOT, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        printed, _ = process.communicate(timeout=seconds)
+        failed = [line for line in printed.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        if process.returncode not in (0, 5):
+            ended = f"exit {process.returncode}"
+            mutant.killed_by = failed[0].split(" ", 1)[1].partition(" - ")[0] if failed else ended
+    except subprocess.TimeoutExpired:
+        mutant.killed_by = f"no end within {seconds} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with what it started
+        chosen.unlink()
+    mutant.seconds, mutant.tests = time.monotonic() - begin, len(tests)
+
+
+# ---- results ----
+
+
+def load() -> dict[int, Mutant]:
+    """Return the mutants that were drawn."""
+    return {one["number"]: Mutant(**one) for one in json.loads(FILE.read_text(encoding="utf-8"))}
+
+
+def save(mutants: dict[int, Mutant]) -> None:
+    """Write them."""
+    found = [asdict(mutants[number]) for number in sorted(mutants)]
+    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def table() -> None:
+    """Print a row for each mutant."""
+    print("| | part | where | change | tests that come by | noticed by |\n|---:|---|---|---|---:|---|")
+    for one in load().values():
+        before, after = (" ".join(text.split())[:60].replace("|", "\\|") for text in (one.before, one.after))
+        noticed = "not tried" if one.seconds is None else one.killed_by or "none"
+        many = "on import" if IMPORTED in one.reached_by else len(one.reached_by)
+        where = f"{one.path.removeprefix('plain_vit/')}:{one.line}"
+        print(f"| {one.number} | {one.part} | {where} | `{before}` to `{after}` | {many} | {noticed} |")
+
+
+def main() -> None:
+    """Run one of the steps."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=["draw", "reach", "kill", "table"])
+    parser.add_argument("tests", nargs="*", help="of `reach`: files or tests (default: all)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--marks", default="not slow", help="an expression of pytest's -m; '' for all tests")
+    parser.add_argument("--jobs", default="auto", help="processes of pytest")
+    parser.add_argument("--numbers", type=int, nargs=2, default=(0, 40), help="of `kill`: from, and before")
+    parser.add_argument("--seconds", type=int, default=LONGEST, help="of `kill`: the longest time for one mutant")
+    options = parser.parse_intermixed_args()
+    if options.step == "draw":
+        save({one.number: one for one in draw(options.seed, options.count)})
+    elif options.step == "reach":
+        reach(options.marks, options.jobs, options.tests)
+    elif options.step == "kill":
+        kill(range(*options.numbers), options.jobs, options.marks, options.seconds)
+    table()
+
+
+if __name__ == "__main__":
+    main()
