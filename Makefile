@@ -9,6 +9,10 @@ TRANSFORMERS_TESTS := .peers/.transformers
 FLOORS := .venv-floors
 YEAR := .venv-year
 SPACE := .venv-space
+# What depends most on the releases of torch and transformers.
+TESTS = $(patsubst %,tests/test_%.py,releases configuration modeling modeling_heads golden image_processing_saving \
+	transformers_common transformers_saving travelling_code model_card hub_adapters training_data engine_models \
+	analysis analysis_words)
 
 # The first interpreter that is new enough and can make virtual environments.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
@@ -33,10 +37,10 @@ test: $(TRANSFORMERS_TESTS) ## run the tests except the slow ones
 test-all: $(TRANSFORMERS_TESTS) ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m ""
 
-test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests, or those in TESTS, with the oldest releases that setup.py admits
+test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests that depend on releases, or those in TESTS, with the oldest that setup.py admits
 	OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n auto $(TESTS)
 
-test-year: $(YEAR)/.installed $(PEERS) ## run them with the releases of the winter of 2025, in tests/year.txt
+test-year: $(YEAR)/.installed $(PEERS) ## run them with the releases of a year ago, in tests/year.txt
 	OMP_NUM_THREADS=1 $(YEAR)/bin/python -m pytest -n auto $(TESTS)
 
 table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour

@@ -41,7 +41,7 @@ def exchange_names(one: Path, other: Path) -> bool:
 
 
 def _c_library() -> ctypes.CDLL | None:
-    """Return the C library of this process; None on Windows, which has no single one."""
+    """Return the C library of this process, or None on Windows."""
     try:
         return ctypes.CDLL(None, use_errno=True)
     except TypeError:
@@ -49,8 +49,8 @@ def _c_library() -> ctypes.CDLL | None:
 
 
 def sync(path: Path) -> None:
-    """Sync a file or the names in a folder to disk, as far as the system can: Windows opens no folder."""
-    flags = os.O_RDWR if os.name == "nt" and path.is_file() else os.O_RDONLY  # there only a writer may sync
+    """Sync a file, or the entries of a folder, to disk. A folder that cannot be opened, as on Windows, is skipped."""
+    flags = os.O_RDWR if os.name == "nt" and path.is_file() else os.O_RDONLY  # Windows only syncs writable files
     try:
         descriptor = os.open(path, flags)
     except PermissionError:

@@ -1,7 +1,7 @@
 """Run commands with what Windows or macOS lacks hidden: python -m tests.hidden_systems SYSTEM WORDS... [+ WORDS...]...
 
-The libraries are imported first, as their builds for those systems do without it. What cannot be hidden here is not
-tried: the paths, the encodings and the locks of files of Windows.
+The libraries are imported first: their builds for those systems do not need it. Not simulated: the paths of Windows,
+and its locks on open files.
 """
 
 import builtins
@@ -38,7 +38,7 @@ MODULES = ("fcntl", "resource", "pwd", "grp", "termios")
 
 
 class CDLL(ctypes.CDLL):
-    """The libraries of Windows, of which none is that of the process."""
+    """Windows has no C library of the process."""
 
     def __init__(self, name: Any, *rest: Any, **options: Any) -> None:
         if name is None:
@@ -56,7 +56,7 @@ class NoRename(ctypes.CDLL):
 
 
 def renaming(rename: Callable[..., None], replaces_files: bool) -> Callable[..., None]:
-    """As Windows renames: nothing takes the name of a folder, nor that of a file unless it is replaced."""
+    """Rename as Windows does, which never replaces a folder."""
 
     def renamed(source: Any, target: Any, **options: Any) -> None:
         if os.path.isdir(target):
@@ -69,7 +69,7 @@ def renaming(rename: Callable[..., None], replaces_files: bool) -> Callable[...,
 
 
 def opening(opened: Callable[..., int]) -> Callable[..., int]:
-    """As Windows opens: no folders."""
+    """Open as Windows does, which cannot open folders."""
 
     def open_file(path: Any, *rest: Any, **options: Any) -> int:
         if isinstance(path, str | bytes | os.PathLike) and os.path.isdir(path):
@@ -113,7 +113,7 @@ def spawn_alone(methods: tuple[str, ...]) -> None:
 
 
 def without_linux(reads: Callable[..., Any]) -> Callable[..., Any]:
-    """As a system that has none of the files in which Linux describes itself."""
+    """Read as on a system without `/proc`, `/sys` and `/dev/shm`."""
 
     def reads_present(path: Any, *rest: Any, **options: Any) -> Any:
         inside = isinstance(path, str | Path) and str(path).startswith(("/proc/", "/dev/shm", "/sys/"))
@@ -125,7 +125,7 @@ def without_linux(reads: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def hide(system: str) -> None:
-    """Hide what the system lacks, and the files of Linux, from all but the libraries that have other code there."""
+    """Hide what the system lacks. psutil keeps `/proc`, as it has its own code for each system."""
     {"windows": hide_windows, "macos": hide_macos}[system]()
     platform.libc_ver = lambda *_, **__: ("", "")
     builtins.open = io.open = without_linux(builtins.open)

@@ -275,7 +275,7 @@ def test_text_from_right_to_left_is_drawn_in_its_order() -> None:
 def test_a_matplotlib_without_directions_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "IGNORES_DIRECTION", True)
     words._warn_of_direction.cache_clear()
-    with pytest.warns(UserWarning, match="words of them are reversed in figures: pip install"):
+    with pytest.warns(UserWarning, match="right-to-left text reversed: pip install"):
         drawable("a שלום")
 
 

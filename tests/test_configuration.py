@@ -23,12 +23,12 @@ from plain_vit.heads_plain_vit import PATCH_PREDICTORS, POOLERS
 from plain_vit.layers_plain_vit import INITIALIZATIONS, NORMS, STEM_STYLES
 from plain_vit.modeling_plain_vit import LAYERS, MLPS, PATCH_EMBEDDINGS, POSITION_EMBEDDINGS
 from plain_vit.positions_plain_vit import RELATIVE_POSITION_BIASES, ROTARY_EMBEDDINGS
-from tests.releases import since_transformers
+from tests.releases import not_with_transformers
 from tests.test_writing import in_a_process, kilobytes
 from tests.tiny import VARIATIONS, pixels, tiny_config
 
 # Impossible settings, and the part of the error that says what to do instead.
-CHECKED_THERE = since_transformers(5, 21, "transformers checks its own fields in other words, or not at all")
+CHECKED_THERE = not_with_transformers(5, 10, "other checks of its own fields")
 PROBLEM = {"problem_type": "classification"}
 IMPOSSIBLE: list[Any] = [
     ({"num_attention_heads": 3}, "choose a head count that divides it, or give head_dim"),
@@ -469,7 +469,7 @@ def test_an_invalid_version_is_refused(version: Any) -> None:
         "__class__",
         "__dict__",
         "self",
-        pytest.param("per_layer_config", marks=since_transformers(5, 21, "it has no such part")),
+        pytest.param("per_layer_config", marks=CHECKED_THERE),
     ],
 )
 def test_a_key_that_would_replace_a_part_of_the_class_is_refused(name: str) -> None:

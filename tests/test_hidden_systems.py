@@ -1,4 +1,4 @@
-"""The command where Windows and macOS lack what Linux has, as far as `tests/hidden_systems.py` can hide it."""
+"""The command on simulated Windows and macOS, see `tests/hidden_systems.py`."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ IMAGE = "examples/space/images/3.png"
 @pytest.mark.parametrize("system", ["windows", "macos"])
 def test_a_model_is_converted_trained_used_and_pushed(system: str, tmp_path: Path, hub: HubEndpoint) -> None:
     def run(*words: str | Path) -> str:
-        # As on Windows, text has no UTF-8 by default, neither in files nor on a pipe.
+        # As on Windows, UTF-8 is the default neither for files nor for pipes.
         environment = hub.environment(tmp_path / "cache") | {
             "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "PYTHONIOENCODING": "cp1252",
         }  # fmt: skip
@@ -64,7 +64,7 @@ for use in (lambda: signal.SIGUSR1, lambda: os.sysconf("SC_PAGE_SIZE"), lambda: 
 """
 
 
-def test_what_is_hidden_is_missed(tmp_path: Path) -> None:
+def test_hidden_features_are_missing(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

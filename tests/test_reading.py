@@ -22,6 +22,7 @@ import vit_pytorch
 from torch import nn
 
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, HubError, UnknownFormatError
+from plain_vit.files import torch_pickle
 from plain_vit.files.reading import read_checkpoint, strip_wrappers
 from plain_vit.files.tensors import LazyTensors
 from tests.conftest import randomize_
@@ -127,6 +128,13 @@ def test_a_tensor_that_was_read_owns_its_memory(writer: str, tmp_path: Path) -> 
     tensors = read_checkpoint(WRITERS[writer](saved, tmp_path)).tensors
     tensors["blocks.0.weight"].zero_()
     assert_same(tensors, saved)
+
+
+@pytest.mark.parametrize("writer", ["pt", "pt before torch 1.6", "folder of pickled shards"])
+def test_pickles_are_read_whole_with_torch_2_10(writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not give the offsets of tensors; older ones read no pickles."""
+    monkeypatch.setattr(torch_pickle, "HAS_OFFSETS", False)
+    test_a_tensor_that_was_read_owns_its_memory(writer, tmp_path)
 
 
 @pytest.mark.parametrize("order, dtype", [("F", "<f8"), ("C", ">f4"), ("F", ">i2"), ("C", "<f2")])

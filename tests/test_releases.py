@@ -1,4 +1,4 @@
-"""What depends on the releases that are installed: stock models, last winter's set, and a transformers too old."""
+"""Older releases: stock models of transformers, the versions that setup.py admits, and errors for what is too old."""
 
 import re
 import runpy
@@ -16,7 +16,7 @@ from tests.transformers_models import pixels_for, stage_differences, tiny_transf
 
 ROOT = Path(__file__).parents[1]
 YEAR = dict(line.split("==") for line in (ROOT / "tests" / "year.txt").read_text().split("\n") if "==" in line)
-# One of each way in which names changed from release to release: of the blocks, of the encoder, of joined gates.
+# One of each group of classes whose parameters were renamed together, and one that never was.
 STOCK = [
     "ViTForImageClassification", "DeiTForImageClassificationWithTeacher", "BeitForImageClassification",
     "Dinov2ForImageClassification, SwiGLU", "CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel",

@@ -99,8 +99,8 @@ def lacking_letters(texts: Iterable[str]) -> str:
 @cache  # once
 def _warn_of_direction() -> None:
     warnings.warn(
-        f"matplotlib {matplotlib.__version__} draws Hebrew, Arabic and other scripts from left to right, so that words "
-        "of them are reversed in figures: pip install 'matplotlib>=3.11'",
+        f"matplotlib {matplotlib.__version__} draws Hebrew, Arabic and other right-to-left text reversed: "
+        "pip install 'matplotlib>=3.11'",
         stacklevel=4,
     )
 

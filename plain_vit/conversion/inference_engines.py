@@ -259,7 +259,7 @@ def trace(reference: modeling.PlainViTPreTrainedModel, dynamic_size: bool) -> An
     config, names = reference.config, outputs_of(reference)
     simple: Any = simplify(reference)
     simple.set_attn_implementation("eager")
-    dynamic: dict[int, Any] = {0: torch.export.Dim("batch", min=2)}  # as the example; a graph of ONNX takes one too
+    dynamic: dict[int, Any] = {0: torch.export.Dim("batch", min=2)}  # of the export; the ONNX graph accepts 1 as well
     if dynamic_size:
         down, across = config.patch_shape
         dynamic |= {2: down * torch.export.Dim("rows"), 3: across * torch.export.Dim("columns")}

@@ -341,14 +341,10 @@ def _clear(place: Path) -> None:
 
 def _put_in_place(new: Path, place: Path) -> None:
     """Rename the staged version to its target; the previous version is kept next to it until then."""
+    if place.is_dir() and not any(place.iterdir()):
+        place.rmdir()  # Windows cannot replace a folder
     if not place.is_dir():
         os.replace(new, place)
-    elif not any(place.iterdir()):
-        try:
-            os.replace(new, place)
-        except PermissionError:  # Windows replaces no folder
-            place.rmdir()
-            os.replace(new, place)
     elif not exchange_names(new, place):
         os.rename(place, _next_to(place, OLD))
         os.rename(new, place)

@@ -18,7 +18,7 @@ from .tensors import MAX_HEADER_BYTES, LazyTensor, LazyTensors, UnchangedFile, c
 from .zip_archives import data_start, opened_member, zip_members
 
 RELEASE = torch.torch_version.TorchVersion(torch.__version__)
-HAS_OFFSETS = RELEASE >= (2, 11)  # type: ignore[operator]  # before, torch.load does not say where a tensor begins
+HAS_OFFSETS = RELEASE >= (2, 11)  # type: ignore[operator]  # torch.load gives the offsets of tensors
 MAX_PICKLE_OPCODES = 1_000_000  # about forty per tensor
 
 # The names that torch.save writes for tensors. Others that torch accepts can allocate any amount of memory (bytearray,
@@ -129,7 +129,7 @@ class TorchFile:
         UnsafeFileError: The pickle refers to code, or this torch is too old to read any pickle safely.
 
     Attributes:
-        tree: The saved object; tensors of an archive are on the meta device, from torch 2.11 on.
+        tree: The saved object; with torch 2.11 or later, tensors of an archive are on the meta device.
     """
 
     tree: object

@@ -1,4 +1,4 @@
-"""What the installed release of transformers has: each of the classes came with another."""
+"""Classes of the installed transformers, some of which older releases lack."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from ...errors import MissingPackageError
 
-NEWEST = ("'transformers>=5.23'",)  # has all classes
+COMPLETE = ("'transformers>=5.10.1'",)  # the first release with all the classes that open
 
 
 def class_named(name: str) -> Any:
@@ -19,11 +19,11 @@ def class_named(name: str) -> Any:
     try:
         return getattr(transformers, name)
     except AttributeError as error:
-        raise MissingPackageError(f"transformers {transformers.__version__} has no {name}", NEWEST) from error
+        raise MissingPackageError(f"transformers {transformers.__version__} has no {name}", COMPLETE) from error
 
 
 def config_class(name: str, model_type: str) -> Any:
-    """Return the class of a configuration: that of the model `name`, or of another type that it takes too.
+    """Return the configuration class of a `model_type`: that of the class `name`, or of its tower.
 
     Raises:
         MissingPackageError: The installed release lacks it.
@@ -35,4 +35,4 @@ def config_class(name: str, model_type: str) -> Any:
         return type(AutoConfig.for_model(model_type))
     except ValueError as error:
         missing = f"transformers {transformers.__version__} has no model_type {model_type!r}"
-        raise MissingPackageError(missing, NEWEST) from error
+        raise MissingPackageError(missing, COMPLETE) from error

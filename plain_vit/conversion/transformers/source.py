@@ -91,7 +91,8 @@ SILENT_ATTRIBUTES = {
 ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
 # Classes that a setting selects and that differ in the kernel alone.
 KERNELS = {
-    f"transformers.models.data2vec.modeling_data2vec_vision.Data2VecVision{kind}SelfAttention": "Data2VecVision's"
+    f"transformers.models.{module}{kind}SelfAttention": module
+    for module in ("beit.modeling_beit.Beit", "data2vec.modeling_data2vec_vision.Data2VecVision")
     for kind in ("", "Sdpa")
 }
 # Towers whose names in files only the loader of the whole model knows: its class, and the tower in it.
@@ -527,9 +528,9 @@ def _unread(name: str, settings: Mapping[str, Any], tensors: StateDict, hints: H
 
 @functools.cache
 def _names_in_modules(name: str) -> tuple[bool, str]:
-    """Return whether the installed release names the blocks of a class as files do, and the prefix of its encoder.
+    """Return whether the blocks of the installed class have the names used in files, and the prefix of its encoder.
 
-    Modules had the names of files up to transformers 5.5 to 5.15, which differs by family, and towers had a prefix.
+    Modules were renamed in transformers 5.6, 5.9 and 5.18, depending on the family.
     """
     kind = class_named(name)
     with torch.device("meta"):

@@ -846,7 +846,7 @@ def _standard_columns(split: Any, image: str, label: str) -> Any:
 def _with_images(split: Any, column: str) -> Any:
     """Return a split whose image column is one, also if it was stored as `{bytes, path}` or as bytes."""
     kind = split.features[column]
-    if kind == Value("large_binary"):  # which datasets before 4.6 does not cast at once
+    if kind == Value("large_binary"):  # datasets before 4.6 cannot cast it to Image directly
         split = split.cast_column(column, Value("binary"))
     return split if isinstance(kind, Image) else split.cast_column(column, Image())
 

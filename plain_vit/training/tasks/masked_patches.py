@@ -234,7 +234,7 @@ class MaskedPatches(Task[Means]):
     def evaluate(self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int) -> Means:
         """Return the mean loss over the images and, for colours, the accuracy."""
         model.eval()
-        sums = torch.zeros(3, dtype=torch.float64)  # on the CPU: an Apple GPU has no float64
+        sums = torch.zeros(3, dtype=torch.float64)  # on the CPU, since MPS has no float64
         for batch in batches:
             losses, right = model(**batch, each=True)
             values = torch.stack([losses.float(), right.float(), torch.ones_like(losses.float())], dim=1)
