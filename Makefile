@@ -32,20 +32,20 @@ demo: $(INSTALLED) ## convert a foreign checkpoint, fine-tune it, open it again 
 	$(BIN)/python examples/demo.py
 
 test: $(TRANSFORMERS_TESTS) ## run the tests except the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto
 
 test-all: $(TRANSFORMERS_TESTS) ## run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m ""
+	$(BIN)/python -m pytest -n auto -m ""
 
 test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests that depend on releases, or those in TESTS, with the oldest that setup.py admits
-	OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n auto $(TESTS)
+	$(FLOORS)/bin/python -m pytest -n auto $(TESTS)
 
 test-year: $(YEAR)/.installed $(PEERS) ## run them with the releases of a year ago, in tests/year.txt
-	OMP_NUM_THREADS=1 $(YEAR)/bin/python -m pytest -n auto $(TESTS)
+	$(YEAR)/bin/python -m pytest -n auto $(TESTS)
 
 table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
 	rm -f sweep.jsonl
-	PLAIN_VIT_SWEEP=sweep.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "" $$(grep -l "import record" tests/test_*.py)
+	PLAIN_VIT_SWEEP=sweep.jsonl $(BIN)/python -m pytest -n auto -m "" $$(grep -l "import record" tests/test_*.py)
 	$(BIN)/python docs/tabulate_what_opens.py sweep.jsonl
 
 architectures: $(INSTALLED) ## write the tables of timm's and torchvision's architectures from what is installed

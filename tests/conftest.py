@@ -21,6 +21,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 _hf_home = tempfile.TemporaryDirectory(prefix="plain-vit-tests-", ignore_cleanup_errors=True)
 os.environ["HF_HOME"] = _hf_home.name
 
+# One thread here and in the processes that tests start: sums are in the same order, several pytest processes share the
+# cores, and a forked child does not wait for ever for the threads of its parent.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+
 # A shell lets what it runs in the background ignore interrupts, and children would do so too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -91,15 +96,6 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.training_runs import save_plain_vit
 
     return save_plain_vit(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Sum in the same order every time, and as processes with OMP_NUM_THREADS=1 do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

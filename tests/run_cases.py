@@ -4,7 +4,6 @@ CASES is a JSON file: a list of [script, options].
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -65,7 +64,6 @@ def run_in_two(cases: Sequence[tuple[str, dict[str, Any]]], file: Path) -> None:
     launched = subprocess.run(
         [*TORCHRUN, "-m", "tests.run_cases", str(file)], cwd=Path(__file__).parents[1], text=True,
         timeout=LIMIT * max(1, len(cases)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert launched.returncode == 0, launched.stdout
 

@@ -80,7 +80,7 @@ def measured(
         json.dumps({case: [str(file) for file in files] for case, files in cases.items()}),
         json.dumps(fields),
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, "-c", MEASURE, *words], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return {case: (added, said) for case, (added, said) in json.loads(run.stdout).items()}

@@ -197,7 +197,7 @@ def test_a_run_is_named_by_the_options_that_it_was_given() -> None:
 
 
 @pytest.mark.slow
-def test_all_ways_to_features_give_the_same_and_another_model_is_noticed(tmp_path: Path, one_thread: None) -> None:
+def test_all_ways_to_features_give_the_same_and_another_model_is_noticed(tmp_path: Path) -> None:
     where = {"size": "tiny", "folder": str(tmp_path)}
     assert 20 < bench_extract.write_files(3, tmp_path / "tiny images") < 200
     bench_extract.write_model("tiny", tmp_path)

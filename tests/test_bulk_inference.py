@@ -48,7 +48,6 @@ from tests.conftest import randomize_
 from tests.tiny import difference, tiny_config
 from tests.training_runs import PYTHON, TORCHRUN, children_of, finish, launch, open_script, start
 
-pytestmark = pytest.mark.usefixtures("one_thread")  # as in the processes that a test starts
 extraction, prediction = open_script("extract_features"), open_script("predict")
 IMAGES, SHARD = 23, 7  # the last shard is short, and the batches of 3 do not divide a shard
 TOLERANCE = 1e-5

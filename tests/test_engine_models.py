@@ -570,9 +570,8 @@ def test_a_graph_in_int8_is_run_from_its_folder_with_the_numbers_of_openvino(
 
 
 def test_two_processes_write_the_same_files_and_another_graph_is_another_run(
-    folders: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: Path, images: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     options: dict[str, Any] = {"model": str(folders / "classifier-openvino"), "dataset": str(images), "shard_size": 5,
                                "batch_size": 4}  # fmt: skip
     shards = []

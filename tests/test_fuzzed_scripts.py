@@ -39,7 +39,6 @@ from tests.test_fuzzed_training import Options
 from tests.tiny import VARIATIONS, tiny_config
 from tests.training_runs import RESNET
 
-pytestmark = [pytest.mark.usefixtures("one_thread")]
 COUNT = 23
 TOLERANCE = 1e-5
 SINGLE, SEVERAL, NUMBERS = "single_label_classification", "multi_label_classification", "regression"

@@ -15,7 +15,7 @@ from tests.run_cases import run_case, run_in_two
 from tests.test_training_processes import FINETUNE, PRETRAIN, difference
 from tests.training_runs import assert_same_bits, save_mixed_sizes, save_plain_vit
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 PROBLEMS = {"many": "multi_label_classification", "numbers": "regression"}
 SINGLE = ("digits", "mixed")  # sets with one label per image
 

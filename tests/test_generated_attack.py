@@ -50,10 +50,7 @@ SAID = {
     "vit_pytorch": ["--num-attention-heads", "3", "--image-size", "24", "--patch-size", "8"],
     "torchvision": ["--num-attention-heads", "3"],
 }
-pytestmark = [
-    pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads its own size from /proc"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads its own size from /proc")
 
 
 class Outcome(NamedTuple):

@@ -399,7 +399,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     process = subprocess.run(
         [*launch, "-m", "tests.joined_among_processes", str(folder)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     return folder

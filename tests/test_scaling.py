@@ -3,7 +3,6 @@
 import importlib
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -105,7 +104,6 @@ def test_the_collectives_are_those_of_real_processes(script: ModuleType, process
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     done = subprocess.run(
         [*launch, "-m", "tests.collectives", *strategies], cwd=ROOT, text=True, timeout=LIMIT, capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     real = json.loads(done.stdout.splitlines()[-1])

@@ -69,7 +69,7 @@ def served(
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Start the service on a free port, with so many descriptors; return its process and address."""
     options = [word for name, value in limits.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors), sys.executable,

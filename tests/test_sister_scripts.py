@@ -46,7 +46,6 @@ from tests.training_runs import (
     weights_of,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 evaluation = open_script("evaluate_image_classification")
 pretraining = open_script("pretrain_masked_patches")
 finetuning = open_script("finetune_image_classification")

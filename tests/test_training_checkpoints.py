@@ -26,7 +26,6 @@ from tests.kill_matrix import SETTINGS
 
 processes = get_context("fork")  # what is imported need not be imported again
 tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it
-pytestmark = pytest.mark.usefixtures("one_thread")  # a child waits for ever on threads that stayed
 
 
 def prepared(folder: Path, *, resume: bool) -> tuple[RunFolder, nn.Module, torch.optim.Optimizer]:

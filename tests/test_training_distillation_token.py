@@ -19,7 +19,6 @@ from plain_vit.training.tasks.classification import Classification
 from tests.conftest import randomize_
 from tests.training_runs import PYTHON, TORCHRUN, assert_same_bits, launch, open_script, save_plain_vit, weights_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = "finetune_image_classification"
 script = open_script(SCRIPT)
 SIZES = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 12, "depth": 2, "num_classes": 5}

@@ -37,7 +37,6 @@ from tests.training_runs import (
     weights_of,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = "finetune_image_classification"
 script = open_script(SCRIPT)
 ACCELERATE = [*PYTHON, "-m", "accelerate.commands.launch"]

@@ -41,7 +41,6 @@ from tests.training_runs import (
     weights_of,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 script = open_script("finetune_image_classification")
 SHORT = {
     "dataset": "digits", "shots_per_class": 7, "steps": 5, "batch_size": 12, "evaluations": 2, "log_every": 1,

@@ -13,7 +13,6 @@ from plain_vit.training.gradients import clip_adaptively
 from plain_vit.training.run.folder import read_log
 from tests.training_runs import PYTHON, TORCHRUN, assert_same_bits, launch, open_script, save_plain_vit, weights_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = "finetune_image_classification"
 script = open_script(SCRIPT)
 SHORT = {"dataset": "digits", "shots_per_class": 4, "steps": 5, "batch_size": 12, "evaluations": 1, "log_every": 1,

@@ -12,7 +12,6 @@ from plain_vit.training.hardware.processes import loading_options, start_acceler
 from plain_vit.training.tasks.classification import Classification
 from tests.training_runs import open_script, save_plain_vit
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 script = open_script("finetune_image_classification")
 SWITCHES = (torch.backends.cuda.matmul, torch.backends.cudnn)
 

@@ -13,7 +13,6 @@ from plain_vit.training.optimization import learning_rate_factor
 from plain_vit.training.run.folder import read_log
 from tests.training_runs import PYTHON, TORCHRUN, assert_same_bits, launch, open_script, save_plain_vit, weights_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = "finetune_image_classification"
 script = open_script(SCRIPT)
 SHORT = {"dataset": "digits", "shots_per_class": 5, "batch_size": 10, "report": False, "learning_rate": 0.01,

@@ -27,7 +27,6 @@ from plain_vit.training.loop import Batch, Loop, Means, Task, make_schedule, sta
 from plain_vit.training.run.folder import RunFolder, deciding_options, default_options, read_log
 from tests.tiny import tiny_config
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 IMAGES = 41
 
 

@@ -24,7 +24,6 @@ from tests.conftest import randomize_
 from tests.tiny import tiny_config
 from tests.training_runs import open_script, save_plain_vit
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 finetuning = open_script("finetune_image_classification")
 evaluating = open_script("evaluate_image_classification")
 

@@ -31,7 +31,6 @@ from tests.training_runs import (
     small_vit,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 script = open_script("finetune_image_classification")
 # 42 images in batches of 8.
 SHORT = {

@@ -20,7 +20,6 @@ from tests.conftest import randomize_
 from tests.tiny import tiny_config
 from tests.training_runs import assert_same_bits, open_script, save_stock_vit, weights_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 script = open_script("finetune_image_classification")
 masked = open_script("pretrain_masked_patches")
 SHORT = {

@@ -1,7 +1,6 @@
 """One process and two give the same weights, whatever is random in training."""
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from tests.conftest import randomize_
 from tests.run_cases import run_case, run_in_two
 from tests.training_runs import LIMIT, SMALL, TORCHRUN, save_mixed_sizes, save_plain_vit, save_resnet, weights_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FINETUNE, PRETRAIN = "finetune_image_classification", "pretrain_masked_patches"
 # 70 images in batches of 12: epochs end within batches. 360 evaluated images are not a multiple of 26. SGD, because
 # Adam makes steps of the same size of gradients that differ only by rounding.
@@ -87,7 +85,7 @@ def compare(cases: dict[str, tuple[str, dict[str, Any], dict[str, Any]]], folder
     file.write_text(json.dumps(of_two))
     launched = subprocess.run(
         [*TORCHRUN, "-m", "tests.run_cases", str(file)], cwd=Path(__file__).parents[1], text=True, timeout=LIMIT,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert launched.returncode == 0, launched.stdout
     for name, (script, options, _) in cases.items():

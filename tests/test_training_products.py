@@ -21,10 +21,7 @@ from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, pixels, tiny_config
 from tests.training_runs import assert_same_bits, open_script, save_plain_vit
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN"),
-]
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN")
 script = open_script("finetune_image_classification")
 REORDERED = 1e-5  # sums are taken in another order
 

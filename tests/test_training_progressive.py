@@ -14,7 +14,6 @@ from plain_vit.training.data.progressive import ProgressiveResizing
 from plain_vit.training.tasks.classification import Classification
 from tests.training_runs import open_script, save_plain_vit, save_stock_vit, weights_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 script = open_script("finetune_image_classification")
 # 30 images in steps of 10: 2 epochs are 6 steps. The model has 32 x 24 pixels in patches of 8.
 SHORT: dict[str, Any] = {

@@ -40,7 +40,6 @@ from tests.training_runs import (
     start,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = "finetune_image_classification"
 script = open_script(SCRIPT)
 probe = open_script("linear_probe")

@@ -22,7 +22,6 @@ from plain_vit.training.run.folder import read_log
 from plain_vit.training.vector_metrics import VectorEvaluation, vector_table
 from tests.training_runs import PYTHON, TORCHRUN, assert_same_bits, launch, open_script, save_plain_vit, weights_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = "finetune_image_classification"
 script = open_script(SCRIPT)
 evaluation = open_script("evaluate_image_classification")

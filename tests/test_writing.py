@@ -37,7 +37,6 @@ from tests.tiny import tiny_config
 
 processes = multiprocessing.get_context("fork")  # a child is ready at once, with all imports of this process
 tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it
-pytestmark = pytest.mark.usefixtures("one_thread")  # a child waits for ever on threads that stayed
 
 
 def some_tensors(value: float = 1.0) -> dict[str, torch.Tensor]:

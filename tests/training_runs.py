@@ -55,7 +55,7 @@ def start(script: str, launcher: list[str], **options: object) -> subprocess.Pop
     """Start a script, in a process group of its own, and do not wait for it."""
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1",
+        **os.environ, "PYTHONFAULTHANDLER": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(EXAMPLES.parent), os.environ.get("PYTHONPATH")))),
     }  # fmt: skip
     return subprocess.Popen(
