@@ -1,9 +1,13 @@
 """Small changes of the code, drawn at random, and which tests notice them.
 
     python -m tools.mutants draw --seed 1  # writes tools/mutants.json
-    python -m tools.mutants reach          # which tests come by each of the changed statements
+    python -m tools.mutants reach          # which tests reach each of the changed statements, and how long each takes
     python -m tools.mutants kill           # runs those tests with one change at a time; goes on where it stopped
+    python -m tools.mutants kill --slow    # for those that survived, ten minutes of the slow tests of the same files
     python -m tools.mutants table          # prints the results
+
+The tests of a mutant are run file by file, the quickest file first, until one fails; those of files that together took
+longer than `--seconds` are left out.
 
 Changes are those of mutation testing (DeMillo, Lipton and Sayward 1978; the operators of mutmut): other constants,
 comparisons and operators, negated conditions, calls that are left out, arguments that are swapped. Each part of the
@@ -13,6 +17,7 @@ changes its files, one at a time, and puts them back.
 
 import argparse
 import ast
+import collections
 import copy
 import json
 import os
@@ -27,13 +32,18 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
-FILE = ROOT / "tools" / "mutants.json"
 REACHED = ROOT / "reached.txt"
+DURATIONS = ROOT / "reached.xml"
 IMPORTED = "import"  # in place of a test: the statement runs when its file is imported
-LONGEST = 3600  # seconds of tests of one mutant
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+JOBS = 2
+LONGEST = 1200  # seconds of tests of one mutant
+SLOW = 600  # of slow ones
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(JOBS)]
 # Parts of the package, by the beginning of a path; the first that fits.
 PARTS = {
     "image processing": ("plain_vit/image_",),
@@ -68,10 +78,11 @@ class Mutant:
         before: The expression or statement.
         after: What is there instead.
         span: Where it is: line and column of its beginning and of its end, as `ast` counts them.
-        reached_by: The tests that come by.
+        reached_by: The tests that reach the statement, or `IMPORTED`.
         killed_by: The first test that failed, or None.
-        tests: The number of tests that ran.
+        tests: The number of tests that were run, or were to be run.
         seconds: What they took; None where it was not tried yet.
+        slow: The first slow test that failed, "none", or None where it was not tried.
     """
 
     number: int
@@ -86,6 +97,7 @@ class Mutant:
     killed_by: str | None = None
     tests: int = 0
     seconds: float | None = None
+    slow: str | None = None
 
     def applied(self, text: str) -> str:
         """Return the text of the file with the change."""
@@ -190,120 +202,170 @@ def shares(lines: Mapping[Path, int], count: int) -> dict[str, int]:
     return {**shared, largest: shared[largest] + count - sum(shared.values())}
 
 
-# ---- which tests come by ----
+# ---- which tests reach them ----
 
 
-def reach(marks: str, jobs: str, tests: list[str]) -> None:
-    """Run tests with the statements marked, and note for each mutant which come by, in this and in other processes."""
+def reach(file: Path, marks: str) -> None:
+    """Run the tests with the statements marked, and note for each mutant which reach it, in whatever process."""
     hook, mark = Path(sysconfig.get_paths()["purelib"]) / "reached_mutants.pth", ROOT / "tools" / "reached.py"
     hook.write_text(f"import os; 'MUTANTS' in os.environ and exec(open({str(mark)!r}).read(), {{}})\n")
     REACHED.unlink(missing_ok=True)
-    environment = {**os.environ, "MUTANTS": str(FILE), "REACHED": str(REACHED), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "MUTANTS": str(file), "REACHED": str(REACHED)}
+    report = [f"--junitxml={DURATIONS}", "-o", "junit_family=xunit1"]
     try:
-        subprocess.run([*PYTEST, "-n", jobs, "-m", marks, *tests], cwd=ROOT, env=environment, check=False)
+        subprocess.run([*PYTEST, "-m", marks, *report], cwd=ROOT, env=environment, check=False)
     finally:
         hook.unlink()
-    mutants = load()
+    mutants = load(file)
     for number, test in (line.split(" ", 1) for line in sorted(set(REACHED.read_text(encoding="utf-8").splitlines()))):
         if test not in mutants[int(number)].reached_by:
             mutants[int(number)].reached_by.append(test)
-    save(mutants)
+    save(file, mutants)
+
+
+def durations() -> dict[str, float]:
+    """Return what each test took when they ran all, in seconds."""
+    cases = ElementTree.parse(DURATIONS).iter("testcase")
+    return {f"{case.attrib['file']}::{case.attrib['name']}": float(case.attrib["time"]) for case in cases}
 
 
 # ---- which tests notice ----
 
 
-def kill(numbers: range, jobs: str, marks: str, seconds: int) -> None:
-    """Run the tests that come by each mutant, with it, until one fails; those tried already are left out."""
+def kill(file: Path, numbers: range, marks: str, seconds: int, slow: bool) -> None:
+    """Run the tests of each mutant, with it, until one fails; those tried already are left out."""
     if subprocess.run(["git", "diff", "--quiet", "plain_vit"], cwd=ROOT, check=False).returncode:
         sys.exit("plain_vit/ has changes that are not committed: run this in a clone of its own")
+    known = durations()
     for number in numbers:
-        mutant = load()[number]
-        if mutant.seconds is None:
-            path = ROOT / mutant.path
-            text = path.read_text(encoding="utf-8")
-            try:
-                path.write_text(mutant.applied(text), encoding="utf-8")
-                tried(mutant, jobs, marks, seconds)
-            finally:
-                path.write_text(text, encoding="utf-8")
-            save({**load(), number: mutant})
-            noticed = mutant.killed_by or "survived"
-            print(number, mutant.path, mutant.line, noticed, f"{mutant.seconds:.0f} s", flush=True)
+        mutant = load(file)[number]
+        survived = mutant.seconds is not None and mutant.killed_by is None
+        if not (survived and mutant.slow is None if slow else mutant.seconds is None):
+            continue
+        path = ROOT / mutant.path
+        text = path.read_text(encoding="utf-8")
+        begin = time.monotonic()
+        try:
+            path.write_text(mutant.applied(text), encoding="utf-8")
+            if slow:
+                mutant.slow = run_slow(mutant) or "none"
+            else:
+                chosen, expected = choose(mutant, known, seconds)
+                mutant.killed_by = run(chosen, marks, 300 + 3 * expected) if chosen else None
+                mutant.tests, mutant.seconds = len(chosen), time.monotonic() - begin
+        finally:
+            path.write_text(text, encoding="utf-8")
+        save(file, {**load(file), number: mutant})
+        noticed = mutant.slow if slow else mutant.killed_by or "survived"
+        print(number, mutant.path, mutant.line, noticed, f"{time.monotonic() - begin:.0f} s", flush=True)
 
 
-def tried(mutant: Mutant, jobs: str, marks: str, seconds: int) -> None:
-    """Run the tests that come by a mutant, or all where it acts when it is imported, and note the first that fails."""
-    if not mutant.reached_by:
-        mutant.seconds = 0.0
-        return
-    chosen = ROOT / f"chosen_{mutant.number}.txt"
-    tests = [] if IMPORTED in mutant.reached_by else mutant.reached_by
-    chosen.write_text("\n".join(tests), encoding="utf-8")
-    begin = time.monotonic()
+def choose(mutant: Mutant, known: dict[str, float], seconds: int) -> tuple[list[str], float]:
+    """Return the tests that reach a mutant, the quickest file first, and what they take; all where it is imported."""
+    files = collections.defaultdict[str, list[str]](list)
+    for test in known if IMPORTED in mutant.reached_by else mutant.reached_by:
+        files[test.partition("::")[0]].append(test)
+    chosen, total = list[str](), 0.0
+    for tests in sorted(files.values(), key=lambda tests: sum(known.get(test, 0) for test in tests)):
+        own = sum(known.get(test, 0) for test in tests) / JOBS
+        if total + own < seconds:
+            chosen, total = [*chosen, *tests], total + own
+    return chosen, total
+
+
+def run(chosen: list[str], marks: str, limit: float) -> str | None:
+    """Run tests until one fails, and return its name; not to end within the limit is a failure too."""
+    list_of = ROOT / "chosen.txt"
+    list_of.write_text("\n".join(chosen), encoding="utf-8")
+    files = list(dict.fromkeys(test.partition("::")[0] for test in chosen))
+    try:
+        return first_failure([*files, "-p", "tools.mutants", "-m", marks], limit, CHOSEN=str(list_of))
+    except subprocess.TimeoutExpired:
+        return f"no end within {limit:.0f} s"
+    finally:
+        list_of.unlink()
+
+
+def run_slow(mutant: Mutant) -> str | None:
+    """Run slow tests of the files whose other tests reach a mutant, as many as the time allows."""
+    files = list(dict.fromkeys(test.partition("::")[0] for test in mutant.reached_by if test != IMPORTED))
+    try:
+        return first_failure([*files, "-m", "slow"], SLOW) if files or IMPORTED in mutant.reached_by else None
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def first_failure(words: list[str], limit: float, **environment: str) -> str | None:
+    """Run pytest until a test fails, and return its name."""
     process = subprocess.Popen(
-        [*PYTEST, "-n", jobs, "-m", marks, "-x", "-rfE", "--tb=no", f"@{chosen}"], cwd=ROOT, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        [*PYTEST, "-x", "-rfE", "--tb=no", *words], cwd=ROOT, start_new_session=True,
+        env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     try:
-        printed, _ = process.communicate(timeout=seconds)
-        failed = [line for line in printed.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        if process.returncode not in (0, 5):
-            ended = f"exit {process.returncode}"
-            mutant.killed_by = failed[0].split(" ", 1)[1].partition(" - ")[0] if failed else ended
-    except subprocess.TimeoutExpired:
-        mutant.killed_by = f"no end within {seconds} s"
+        printed, _ = process.communicate(timeout=limit)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with what it started
-        chosen.unlink()
-    mutant.seconds, mutant.tests = time.monotonic() - begin, len(tests)
+    failed = [line for line in printed.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if process.returncode in (0, 5):  # 5: there was no test
+        return None
+    return failed[0].split(" ", 1)[1].partition(" - ")[0] if failed else f"exit {process.returncode}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests that were chosen, in that order of their files."""
+    chosen = Path(os.environ["CHOSEN"]).read_text(encoding="utf-8").split("\n")
+    files = list(dict.fromkeys(test.partition("::")[0] for test in chosen))
+    kept = [item for item in items if item.nodeid in set(chosen)]
+    items[:] = sorted(kept, key=lambda item: files.index(item.nodeid.partition("::")[0]))
 
 
 # ---- results ----
 
 
-def load() -> dict[int, Mutant]:
+def load(file: Path) -> dict[int, Mutant]:
     """Return the mutants that were drawn."""
-    return {one["number"]: Mutant(**one) for one in json.loads(FILE.read_text(encoding="utf-8"))}
+    return {one["number"]: Mutant(**one) for one in json.loads(file.read_text(encoding="utf-8"))}
 
 
-def save(mutants: dict[int, Mutant]) -> None:
+def save(file: Path, mutants: dict[int, Mutant]) -> None:
     """Write them."""
     found = [asdict(mutants[number]) for number in sorted(mutants)]
-    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def table() -> None:
+def table(file: Path) -> None:
     """Print a row for each mutant."""
-    print("| | part | where | change | tests that come by | noticed by |\n|---:|---|---|---|---:|---|")
-    for one in load().values():
+    print("| | part | where | change | tests that reach it | killed by |\n|---:|---|---|---|---:|---|")
+    for one in load(file).values():
         before, after = (" ".join(text.split())[:60].replace("|", "\\|") for text in (one.before, one.after))
-        noticed = "not tried" if one.seconds is None else one.killed_by or "none"
+        killed = one.killed_by or one.slow or ("not tried" if one.seconds is None else "none")
         many = "on import" if IMPORTED in one.reached_by else len(one.reached_by)
         where = f"{one.path.removeprefix('plain_vit/')}:{one.line}"
-        print(f"| {one.number} | {one.part} | {where} | `{before}` to `{after}` | {many} | {noticed} |")
+        print(f"| {one.number} | {one.part} | {where} | `{before}` to `{after}` | {many} | {killed} |")
 
 
 def main() -> None:
     """Run one of the steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=["draw", "reach", "kill", "table"])
-    parser.add_argument("tests", nargs="*", help="of `reach`: files or tests (default: all)")
+    parser.add_argument("--file", type=Path, default=ROOT / "tools" / "mutants.json")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--marks", default="not slow", help="an expression of pytest's -m; '' for all tests")
-    parser.add_argument("--jobs", default="auto", help="processes of pytest")
     parser.add_argument("--numbers", type=int, nargs=2, default=(0, 40), help="of `kill`: from, and before")
-    parser.add_argument("--seconds", type=int, default=LONGEST, help="of `kill`: the longest time for one mutant")
-    options = parser.parse_intermixed_args()
+    parser.add_argument("--seconds", type=int, default=LONGEST, help="of `kill`: of tests of one mutant")
+    parser.add_argument(
+        "--slow", action="store_true", help="of `kill`: the slow tests, where the others killed nothing"
+    )
+    options = parser.parse_args()
     if options.step == "draw":
-        save({one.number: one for one in draw(options.seed, options.count)})
+        save(options.file, {one.number: one for one in draw(options.seed, options.count)})
     elif options.step == "reach":
-        reach(options.marks, options.jobs, options.tests)
+        reach(options.file.absolute(), options.marks)
     elif options.step == "kill":
-        kill(range(*options.numbers), options.jobs, options.marks, options.seconds)
-    table()
+        kill(options.file, range(*options.numbers), options.marks, options.seconds, options.slow)
+    table(options.file)
 
 
 if __name__ == "__main__":
