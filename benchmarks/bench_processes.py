@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.training.hardware import processes as hardware
 from plain_vit.training.loop import Loop
-from tests.training_runs import open_script
+from tests.training.runs import open_script
 
 MODEL: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128,

@@ -142,7 +142,7 @@ def draw_dense() -> None:
 def trained_on_photographs(*more: str) -> tuple[PlainViTModel, torch.Tensor, np.ndarray, list[str]]:
     """Return the trained DINOv2-small, and photographs as its input, as pictures and by name; more of scikit-image."""
     sys.path.insert(0, str(ROOT))
-    from tests.trained_dinov2 import photographs, save_as_transformers
+    from tests.sources.trained_dinov2 import photographs, save_as_transformers
 
     with tempfile.TemporaryDirectory() as folder:
         converted = from_checkpoint(save_as_transformers(Path(folder) / "dinov2-small"))

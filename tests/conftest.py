@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from tests.hub_endpoint import HubEndpoint
+    from tests.hub.endpoint import HubEndpoint
 
 # Both are read when huggingface_hub is first imported, which is later than this. The cache and the token of whoever
 # runs the tests are neither read nor written.
@@ -81,8 +81,8 @@ def randomize_(module: nn.Module, seed: int = 0) -> nn.Module:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["HubEndpoint"]:
-    """Start a Hub on this machine and point the libraries of this process to it; see tests/hub_endpoint.py."""
-    from tests.hub_endpoint import HubEndpoint
+    """Start a Hub on this machine and point the libraries of this process to it; see tests/hub/endpoint.py."""
+    from tests.hub.endpoint import HubEndpoint
 
     endpoint = HubEndpoint(tmp_path / "hub")
     endpoint.redirect(monkeypatch, tmp_path / "cache")
@@ -93,7 +93,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["HubEndpoin
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a saved plain ViT of 4 x 3 patches for three classes, which no test writes into."""
-    from tests.training_runs import save_plain_vit
+    from tests.training.runs import save_plain_vit
 
     return save_plain_vit(tmp_path_factory.mktemp("model"))
 

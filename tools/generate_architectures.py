@@ -384,28 +384,28 @@ def eva_module() -> str:
     """Return the text of `timm/eva/architectures.py`."""
     from plain_vit.conversion.timm.eva.source import EVA
 
-    return constructor_module(EVA, "tests/test_conversion_timm_eva.py")
+    return constructor_module(EVA, "tests/sources/test_timm_eva.py")
 
 
 def beit_module() -> str:
     """Return the text of `timm/relative/beit_architectures.py`."""
     from plain_vit.conversion.timm.relative.beit import BEIT
 
-    return constructor_module(BEIT, "tests/test_conversion_timm_beit.py")
+    return constructor_module(BEIT, "tests/sources/test_timm_beit.py")
 
 
 def relpos_module() -> str:
     """Return the text of `timm/relative/relpos_architectures.py`."""
     from plain_vit.conversion.timm.relative.relpos import RELPOS
 
-    return constructor_module(RELPOS, "tests/test_conversion_timm_beit.py")
+    return constructor_module(RELPOS, "tests/sources/test_timm_beit.py")
 
 
 def naflex_module() -> str:
     """Return the text of `timm/naflex/architectures.py`."""
     from plain_vit.conversion.timm.naflex.source import NAFLEX
 
-    return constructor_module(NAFLEX, "tests/test_conversion_timm_naflex.py")
+    return constructor_module(NAFLEX, "tests/sources/test_timm_naflex.py")
 
 
 def architectures_module() -> str:
@@ -417,7 +417,7 @@ def architectures_module() -> str:
 
 Written by `make architectures` from timm {timm.__version__}: all entrypoints of its `vision_transformer.py` and
 `deit.py`, and the paper's hybrids of `vision_transformer_hybrid.py`, as arguments of its `VisionTransformer`.
-`tests/test_conversion_timm_architectures.py` compares the table with the installed timm.
+`tests/sources/test_timm_architectures.py` compares the table with the installed timm.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
 Written by `make architectures` from timm 1.0.31: all entrypoints of its `vision_transformer.py` and
 `deit.py`, and the paper's hybrids of `vision_transformer_hybrid.py`, as arguments of its `VisionTransformer`.
-`tests/test_conversion_timm_architectures.py` compares the table with the installed timm.
+`tests/sources/test_timm_architectures.py` compares the table with the installed timm.
 """
 
 from typing import Any

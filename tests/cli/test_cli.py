@@ -1,0 +1,674 @@
+"""The command line: what it prints, what it writes, and what it leaves untouched when something is wrong."""
+
+import argparse
+import dataclasses
+import getpass
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import vit_pytorch
+from PIL import Image
+from transformers import AutoModelForImageClassification
+
+import plain_vit
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, cli
+from plain_vit.cli import main, read_labels
+from plain_vit.conversion import from_checkpoint
+from plain_vit.conversion.format import Hints, Inference
+from plain_vit.errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    DataError,
+    HubError,
+    MappingError,
+    OutputError,
+    OutputExistsError,
+    PlainViTError,
+    VerificationError,
+)
+from plain_vit.training.arguments import parse_arguments
+from plain_vit.training.glyphs import CHARACTERS
+from plain_vit_command import HINTS, SCRIPTS, parser
+from tests.conftest import randomize_
+from tests.tiny import tiny_config
+from tests.training.runs import open_script
+
+
+@pytest.fixture
+def foreign() -> torch.nn.Module:
+    return randomize_(
+        vit_pytorch.ViT(image_size=(15, 21), patch_size=(5, 7), num_classes=11, dim=24, depth=2, heads=3, dim_head=8,
+                        mlp_dim=40)
+    ).eval()  # fmt: skip
+
+
+@pytest.fixture
+def checkpoint(foreign: torch.nn.Module, tmp_path: Path) -> Path:
+    path = tmp_path / "foreign.pt"
+    torch.save(foreign.state_dict(), path)
+    return path
+
+
+SAID = ["--num-attention-heads", "3", "--image-size", "15x21", "--patch-size", "5x7"]
+
+
+def test_convert_writes_a_folder_with_the_numbers_of_the_source(
+    foreign: torch.nn.Module, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["convert", str(checkpoint), str(tmp_path / "out"), *SAID]) == 0
+    printed = capsys.readouterr().out
+    assert "num_attention_heads = 3, from the caller" in printed
+    assert "logits: 0.0e+00" in printed  # the source's own model was run
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "out", attn_implementation="eager")
+    pixel_values = torch.randn(2, 3, 15, 21)
+    with torch.no_grad():
+        assert torch.equal(model(pixel_values).logits, foreign(pixel_values))
+
+
+def test_inspect_reports_what_is_missing_and_writes_nothing(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    assert main(["inspect", str(checkpoint)]) == AmbiguousCheckpointError.exit_code
+    printed = capsys.readouterr().err
+    assert "num_attention_heads" in printed
+    assert "AmbiguousCheckpointError: the tensors of a ViT of vit-pytorch (" in printed  # which says the format itself
+    assert "Traceback" not in printed
+    assert main(["inspect", str(checkpoint), *SAID]) == 0
+    assert "2 layers of width 24, 3 heads" in capsys.readouterr().out
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_command_that_was_typed_is_suggested_with_what_is_missing(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    Image.new("RGB", (30, 40)).save(tmp_path / "image.png")
+    out, seen = str(tmp_path / "out"), str(tmp_path / "image.png")
+    for words in (
+        ["inspect", str(checkpoint), *SAID[2:]],
+        ["verify", str(checkpoint), str(checkpoint)],
+        ["export", str(checkpoint), out, "--to", "timm"],
+        ["show", seen, "--model", str(checkpoint), "--out", out],
+        ["predict", seen, "--model", str(checkpoint)],
+    ):
+        assert main(words) == AmbiguousCheckpointError.exit_code
+        (command,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  plain-vit ")]
+        assert command.startswith(f"  {shlex.join(['plain-vit', *words])} --num-attention-heads ")
+    assert main(["convert", str(checkpoint), out, *SAID, "--no-verify"]) == 0
+    assert main(["verify", out, str(checkpoint)]) == AmbiguousCheckpointError.exit_code
+    assert f"  plain-vit convert {checkpoint} OUT --num-attention-heads " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_command_of_a_script_is_suggested_with_hints_about_its_model(
+    name: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    def suggested(words: list[str]) -> str:
+        with pytest.raises(SystemExit) as left:
+            main([name, *words])
+        assert left.value.code == AmbiguousCheckpointError.exit_code
+        (command,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  plain-vit ")]
+        return command
+
+    folder = "--output" if name == "evaluate" else "--output_dir"
+    words = ["--model", str(checkpoint), "--dataset", "digits", folder, str(tmp_path / "out.json")]
+    command = suggested(words)
+    typed = shlex.join(["plain-vit", name, *words])
+    assert re.fullmatch(re.escape(f"  {typed}") + r" --model_hints( [a-z_]+=\w+){3}", command)
+    given = command.split("--model_hints ")[1].split()
+    assert {word.split("=")[0] for word in given} == {"num_attention_heads", "image_size", "patch_size"}
+    again = suggested(["--model-hints", *given[1:], *words])
+    assert again == f"  {typed} --model_hints {' '.join([*given[1:], given[0]])}"
+
+
+def test_the_missing_settings_of_a_teacher_are_no_hints_about_the_model(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = ["--model", "vit-base-patch16-224", "--from_scratch", "--teacher", str(checkpoint), "--dataset", "digits"]
+    with pytest.raises(SystemExit):
+        main(["finetune", *words, "--output_dir", str(tmp_path / "out")])
+    assert f"  plain-vit convert {checkpoint} OUT --num-attention-heads " in capsys.readouterr().err
+
+
+def test_a_value_without_an_alternative_is_no_choice() -> None:
+    error = AmbiguousCheckpointError("give", {"pooling": ["cls"], "head_dim": [3, 4], "image_size": []})
+    assert str(error).splitlines()[1:] == [
+        "  pooling= 'cls', the only value that opens",
+        "  head_dim= one of 3, 4",
+        "  image_size= which the tensors do not show at all",
+    ]
+
+
+def test_verify_finds_the_first_stage_that_differs(
+    foreign: torch.nn.Module, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["convert", str(checkpoint), str(tmp_path / "a"), "--no-verify", *SAID]) == 0
+    with torch.no_grad():
+        foreign.transformer.layers[1][1].net[1].bias += 1
+    torch.save(foreign.state_dict(), checkpoint)
+    capsys.readouterr()
+    assert main(["verify", str(checkpoint), str(tmp_path / "a"), *SAID]) == VerificationError.exit_code
+    printed = capsys.readouterr()
+    shares = {line[:12].strip(): float(line.split()[-1]) for line in printed.out.splitlines()[1:]}
+    assert "they differ: layer 1 by" in printed.err
+    assert shares["embeddings"] == shares["layer 0"] == 0
+    assert shares["layer 1"] > 1e-3
+    assert shares["logits"] > 1e-3
+
+
+def test_verify_says_that_two_are_equal_and_what_that_does_not_prove(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["convert", str(checkpoint), str(tmp_path / "a"), "--no-verify", *SAID]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(checkpoint), str(tmp_path / "a"), *SAID]) == 0
+    _, _, verdict = capsys.readouterr().out.partition("equal: no stage differs by more than 1e-05")
+    assert "num_attention_heads = 3, given by the caller" in verdict or "num_attention_heads = 3, from" in verdict
+
+
+def saved(folder: Path, fields: dict[str, Any], pixels: dict[str, Any]) -> Path:
+    model = randomize_(PlainViTForImageClassification(tiny_config(**fields)), seed=1)
+    model.save_pretrained(folder)
+    PlainViTImageProcessor(**{"size": {"height": 24, "width": 56}, **pixels}).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fields", "pixels", "says"),
+    [
+        ({}, {}, None),
+        ({"initializer_range": 0.1}, {}, None),
+        ({"position_resampling": "bilinear"}, {}, "position_resampling is 'bicubic_antialias' and 'bilinear'"),
+        ({"drop_partial_patches": True}, {}, "drop_partial_patches is False and True"),
+        ({"hidden_dropout_prob": 0.1}, {}, "hidden_dropout_prob is 0.0 and 0.1"),
+        ({"id2label": dict(enumerate("abdcefg"))}, {}, "the names of 2 classes: the first, 2, is 'c' and 'd'"),
+        ({"id2label": None, "num_labels": 7}, {}, None),
+        ({"problem_type": "single_label_classification"}, {}, None),
+        ({"problem_type": "regression"}, {}, "problem_type is 'single_label_classification' and 'regression'"),
+        ({}, {"image_mean": [0.5, 0.5, 0.6]}, "the image processors: their pixels differ by up to 0.2, after norm"),
+        ({}, {"size": {"height": 24, "width": 28}}, "one makes (3, 24, 56) of an image of 300 x 200 pixels, the other"),
+        ({}, {"resample": 3}, "the image processors: their pixels differ by up to"),
+    ],
+)
+def test_verify_says_what_differs_without_effect_on_the_outputs(
+    fields: dict[str, Any], pixels: dict[str, Any], says: str | None, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    names = {"id2label": dict(enumerate("abcdefg"))}
+    folders = saved(tmp_path / "a", names, {}), saved(tmp_path / "b", names | fields, pixels)
+    capsys.readouterr()
+    assert main(["verify", *map(str, folders)]) == 0
+    _, _, others = capsys.readouterr().out.partition("equal: no stage differs by more than 1e-05 of its largest value")
+    if says is None:
+        assert others.strip() == ""
+    else:
+        assert others.strip().startswith("what differs without effect on these images:")
+        assert says in others
+
+
+def test_verify_allows_what_is_asked_for_and_no_more(
+    foreign: torch.nn.Module, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["convert", str(checkpoint), str(tmp_path / "a"), "--no-verify", *SAID]) == 0
+    with torch.no_grad():
+        foreign.mlp_head.bias += 0.01
+    torch.save(foreign.state_dict(), checkpoint)
+    words = ["verify", str(checkpoint), str(tmp_path / "a"), *SAID]
+    assert main(words) == VerificationError.exit_code
+    assert "they differ: logits by" in capsys.readouterr().err
+    assert main([*words, "--tolerance", "1e-6"]) == VerificationError.exit_code
+    assert main([*words, "--tolerance", "0.5"]) == 0
+    for wrong in ("nan", "inf", "-1", "much"):
+        with pytest.raises(SystemExit) as stopped:
+            main([*words, f"--tolerance={wrong}"])
+        assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ({"image_size": (32, 56)}, "image_shape of .* is .24, 56., of .* .32, 56.: these are different models"),
+        ({"num_channels": 4}, "num_channels of .* is 3, of .* 4"),
+        ({"num_labels": 8}, "num_labels of .* is 7, of .* 8"),
+        ({"num_labels": 0}, "num_labels of .* is 7, of .* 0"),
+        ({"num_hidden_layers": 2}, "they differ: .* by"),
+        ({"hidden_size": 45}, "they differ: logits by"),
+        ({"patch_size": (8, 28)}, "they differ: logits by"),
+    ],
+)  # fmt: skip
+def test_verify_of_models_of_other_sizes_is_a_verdict(
+    fields: dict[str, Any], says: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for name, sizes in {"a": {}, "b": fields}.items():
+        config = tiny_config(**sizes)
+        randomize_(PlainViTForImageClassification(config), len(name)).save_pretrained(tmp_path / name)
+    refusals = []
+    for words in (("a", "b"), ("b", "a")):
+        capsys.readouterr()
+        assert main(["verify", *(str(tmp_path / word) for word in words)]) == VerificationError.exit_code
+        printed = capsys.readouterr().err
+        assert printed.startswith("plain-vit: VerificationError: ")
+        assert "Traceback" not in printed
+        refusals.append(printed)
+    assert re.search(says, refusals[0])
+
+
+def test_verify_takes_nan_for_no_number(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    model: Any = randomize_(PlainViTForImageClassification(tiny_config()))
+    model.save_pretrained(tmp_path / "a")
+    with torch.no_grad():
+        model.classifier.weight.fill_(3e38)  # finite, as a checkpoint has to be; the logits are not
+    model.save_pretrained(tmp_path / "b")
+    for words in (("a", "b"), ("b", "a"), ("b", "b")):
+        code = main(["verify", *(str(tmp_path / word) for word in words), "--tolerance", "1e30"])
+        assert code == VerificationError.exit_code
+        assert re.search("logits by (nan|inf)", capsys.readouterr().err)
+
+
+def test_export_gives_the_source_back_bit_for_bit(foreign: torch.nn.Module, checkpoint: Path, tmp_path: Path) -> None:
+    assert main(["convert", str(checkpoint), str(tmp_path / "ours"), *SAID]) == 0
+    assert main(["export", str(tmp_path / "ours"), str(tmp_path / "back.pt"), "--to", "vit_pytorch"]) == 0
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert back.keys() == foreign.state_dict().keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in foreign.state_dict().items())
+
+
+@pytest.mark.parametrize("command", [
+    "convert CHECKPOINT out.safetensors", "export CHECKPOINT out.SAFETENSORS --to timm",
+    "export CHECKPOINT out.bin --to transformers", "export CHECKPOINT out.onnx --to onnx",
+    "show CHECKPOINT --model CHECKPOINT --out page.html", "browse CHECKPOINT --out page.html",
+    "embed CHECKPOINT --model CHECKPOINT --out out.csv", "embed CHECKPOINT --model CHECKPOINT --out out",
+])  # fmt: skip
+def test_a_name_of_another_kind_of_output_is_refused(
+    command: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(command.replace("CHECKPOINT", checkpoint.name).split()) == OutputError.exit_code
+    assert re.search("is a folder: give a name without it|end it in .parquet", capsys.readouterr().err)
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.name]
+
+
+def test_a_folder_may_have_a_name_with_a_point(checkpoint: Path, tmp_path: Path) -> None:
+    assert main(["convert", str(checkpoint), str(tmp_path / "vit.v1.5"), *SAID, "--no-verify"]) == 0
+
+
+def test_an_output_in_use_is_refused_before_any_work_and_stays(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("kept")
+    assert main(["convert", str(checkpoint), str(tmp_path / "out"), *SAID]) == OutputExistsError.exit_code
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+def test_force_replaces_a_model_folder_and_keeps_what_else_was_in_it(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = ["convert", str(checkpoint), str(tmp_path / "out"), *SAID]
+    assert main(words) == 0
+    assert main([*words, "--force"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign.pt", "out"]
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    capsys.readouterr()
+    with warnings.catch_warnings(action="default"):
+        assert main([*words, "--force"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "thesis" in line]
+    kept = f"its content is kept as {tmp_path}/out.kept-1"
+    assert said == [f"plain-vit: {tmp_path}/out contained files not written by plain-vit ('thesis.tex'): {kept}"]
+    assert (tmp_path / "out.kept-1" / "thesis.tex").read_text() == "years of work"
+    from_checkpoint(tmp_path / "out.kept-1")
+    from_checkpoint(tmp_path / "out")
+
+
+def test_force_keeps_a_thesis_next_to_a_config_of_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text("{}")
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with warnings.catch_warnings(action="ignore"):
+        assert main(["convert", str(checkpoint), str(tmp_path / "out"), "--force", *SAID]) == 0
+    assert (tmp_path / "out.kept-1" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    "spoil, kind",
+    [
+        (lambda state: state.pop("transformer.layers.1.0.to_qkv.weight"), MappingError),
+        (lambda state: state.update(surplus=torch.ones(2)), MappingError),
+        (lambda state: state["mlp_head.weight"].fill_(float("nan")), MappingError),
+    ],
+)
+def test_a_spoilt_checkpoint_is_refused_and_nothing_is_written(
+    spoil: Callable[[dict], object], kind: type[PlainViTError], foreign: torch.nn.Module, tmp_path: Path
+) -> None:
+    state = foreign.state_dict()
+    spoil(state)
+    torch.save(state, tmp_path / "spoilt.pt")
+    assert main(["convert", str(tmp_path / "spoilt.pt"), str(tmp_path / "out"), *SAID]) == kind.exit_code
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["spoilt.pt"]
+
+
+def test_a_truncated_file_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    assert main(["convert", str(checkpoint), str(tmp_path / "out"), *SAID]) == CheckpointError.exit_code
+    assert not (tmp_path / "out").exists()
+
+
+def test_debug_shows_the_stack_trace(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "empty.pt").touch()
+    assert main(["inspect", str(tmp_path / "empty.pt"), "--debug"]) == CheckpointError.exit_code
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_installed_command_answers() -> None:
+    command = Path(sys.executable).with_name("plain-vit")
+    help_text = subprocess.run([str(command), "--help"], capture_output=True, text=True, check=True).stdout
+    assert all(name in help_text for name in ("convert", "export", "inspect", "verify"))
+
+
+# Only the arguments
+
+
+@pytest.mark.parametrize(
+    "words, code, printed",
+    [
+        (["--help"], 0, "COMMAND"),
+        (["--version"], 0, f"plain-vit {plain_vit.__version__}"),
+        (["convert", "--help"], 0, "example: plain-vit convert"),
+        (["convrt"], 2, "invalid choice: 'convrt'"),
+        (["convert", "vit.pt", "out", "--num-head", "3"], 2, "unrecognized arguments"),
+        (["inspect", "not-there.pt"], 3, "'not-there.pt' does not exist"),
+        (["verify", "./a", "b/c/d"], 3, "'./a' does not exist, and is not a Hub id"),
+    ],
+)
+def test_words_are_answered_without_importing_torch(words: list[str], code: int, printed: str, tmp_path: Path) -> None:
+    program = (
+        "import sys, plain_vit_command\n"
+        "try:\n    code = plain_vit_command.main(sys.argv[1:])\n"
+        "except SystemExit as error:\n    code = error.code\n"
+        "assert not {'torch', 'transformers', 'plain_vit'} & sys.modules.keys()\n"
+        "sys.exit(code)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(plain_vit.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stderr
+    assert printed in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_option_has_a_help_and_every_command_an_example() -> None:
+    (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    for name, command in commands.choices.items():
+        assert command.epilog.startswith(f"example: plain-vit {name}")
+        assert [action.dest for action in command._actions if not action.help] == []
+        titles = [group.title for group in command._action_groups]
+        if name in SCRIPTS:
+            continue  # its options are those of the script; see the next tests
+        assert titles[-1].startswith("settings that the checkpoint may not contain") or name in (
+            "push",
+            "env",
+            "examples",
+            "browse",
+        )
+        examples = shlex.split(command.epilog.removeprefix("example: plain-vit "))
+        assert parser().parse_args(examples).command == name
+
+
+def test_an_inferred_value_is_shown_as_it_would_be_given() -> None:
+    assert str(Inference("attention_scale", None, "it")) == "attention_scale = 'head_dim**-0.5', from it"
+    assert str(Inference("pooling", "cls", "config.json")) == "pooling = 'cls', from config.json"
+
+
+def test_the_options_are_the_hints() -> None:
+    names = {field.name for field in dataclasses.fields(Hints)}
+    assert set(HINTS) == names - {"id2label"} | {"format", "revision"}  # that is --labels FILE
+
+
+@pytest.mark.parametrize("module", ["plain_vit", "torch", "transformers", "plain_vit.cli", "plain_vit.conversion"])
+def test_an_interrupt_while_the_package_is_imported_is_one_line(module: str, tmp_path: Path) -> None:
+    program = f"""
+import sys, time
+import plain_vit_command
+
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            print("here", flush=True)
+            time.sleep(60)
+
+sys.meta_path.insert(0, Slow())
+sys.exit(plain_vit_command.main(["inspect", "user/name"]))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(plain_vit.__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        assert child.stdout.readline() == "here\n"
+        child.send_signal(signal.SIGINT)
+        assert child.communicate()[1] == "plain-vit: interrupted\n"
+    assert child.returncode == 130
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [(MemoryError(), 1), (OSError(36, "File name too long", "\x1b[31mred"), 1), (PermissionError(13, "no", "x"), 1)],
+)
+def test_what_the_system_refuses_is_one_line(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def failing(options: argparse.Namespace) -> None:
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "inspect", failing)
+    assert main(["inspect", "user/name"]) == code
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"plain-vit: {type(error).__name__}: ")
+    assert printed.count("\n") == 1
+    assert printed[:-1].isprintable()
+
+
+def test_a_terminal_without_a_letter_and_a_reader_who_leaves_are_no_faults(
+    checkpoint: Path, foreign: torch.nn.Module, tmp_path: Path
+) -> None:
+    (tmp_path / "labels.txt").write_text("\n".join(f"猫 {i}" for i in range(11)), encoding="utf-8")
+    words = (
+        f"inspect {shlex.quote(str(checkpoint))} {shlex.join(SAID)} --labels {shlex.quote(str(tmp_path))}/labels.txt"
+    )
+    command = shlex.quote(str(Path(sys.executable).with_name("plain-vit")))
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(plain_vit.__file__).parents[1])}
+    renamed = checkpoint.rename(tmp_path / "猫.pt")
+    words = words.replace(str(checkpoint), str(renamed))
+    for line in (f"{command} {words}", f"{command} {words} | true"):
+        done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stderr == ""
+        assert line.endswith("true") or "\\u732b.pt" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name, content, says",
+    [
+        ("labels.json", b'{"0": "a"', "not JSON"),
+        ("labels.json", b'"a"', "no|not a JSON object or list but str"),
+        ("labels.json", b'["a", "\\ud800"]', "half a character"),
+        ("labels.json", b'["a", 3]', "holds more than names"),
+        ("labels.json", b'["a", " "]', "holds more than names"),
+        ("labels.json", b'{"a": "b"}', "cannot be read as label names"),
+        ("labels.json", b'{"' + b"9" * 5000 + b'": "b"}', "cannot be read as label names"),
+        ("labels.json", b"[" * 100_000, "not JSON"),
+        ("labels.json", b"[" + b"1," * 600_000 + b"1]", "braces, brackets and commas"),
+        ("labels.txt", b"a\xff\nb", "cannot be read as label names"),
+        ("labels.txt", b"a\n\n\nb", "holds more than names"),
+        ("labels.txt", bytes(20_000_000), "20000000 bytes; at most"),
+        ("labels.txt", b"a\nb\nc", "names 3 labels: expected 11"),
+    ],
+)
+def test_odd_names_of_labels_are_refused(
+    name: str, content: bytes, says: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert main(["inspect", str(checkpoint), *SAID, "--labels", str(tmp_path / name)]) in (3, 4)
+    assert re.search(says, capsys.readouterr().err)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_label(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_bytes(b"\xef\xbb\xbfcat\r\ndog\r\n")
+    assert read_labels(tmp_path / "labels.txt") == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("made", ["device", "pipe", "folder", "link to a device", "nothing", "no right to read"])
+def test_no_option_reads_a_special_file(
+    made: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    place = tmp_path / "labels.txt"
+    if made == "device":
+        place = Path("/dev/zero")
+    elif made == "pipe":
+        os.mkfifo(place)
+    elif made == "folder":
+        place.mkdir()
+    elif made == "link to a device":
+        place.symlink_to("/dev/zero")
+    elif made == "no right to read":
+        if os.geteuid() == 0:
+            pytest.skip("whoever runs this may read everything")
+        place.touch(0o000)
+    assert main(["inspect", str(checkpoint), *SAID, "--labels", str(place)]) == CheckpointError.exit_code
+    assert re.search("not a regular file|cannot be read", capsys.readouterr().err)
+
+
+def test_show_waits_at_no_pipe(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    os.mkfifo(tmp_path / "image.png")
+    words = ["show", str(tmp_path / "image.png"), "--model", str(model_folder), "--out", str(tmp_path / "page")]
+    assert main(words) == DataError.exit_code
+    assert "is a folder, a pipe or a device" in capsys.readouterr().err
+
+
+def test_a_page_of_show_has_no_path_of_the_machine(model_folder: Path, tmp_path: Path) -> None:
+    images = []
+    for place in ("one", "other"):  # equal names are distinguished by their folders
+        images.append(tmp_path / place / "image.png")
+        images[-1].parent.mkdir()
+        Image.new("RGB", (31, 17), "red").save(images[-1])
+    words = ["show", *map(str, images), "--model", str(model_folder), "--compare", str(model_folder)]
+    assert main([*words, "--out", str(tmp_path / "page")]) == 0
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert str(tmp_path) not in page
+    assert str(model_folder.parent) not in page
+    assert f"A look inside {model_folder.name} and {model_folder.name} (2)" in page
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "~nobody-of-this-name/vit.pt", "a/" * 3000])
+def test_a_name_that_cannot_be_is_no_fault(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", name]) == CheckpointError.exit_code or main(["inspect", name]) == HubError.exit_code
+    assert "Traceback" not in capsys.readouterr().err
+    with pytest.raises(PlainViTError):
+        from_checkpoint(name)
+
+
+def test_an_interrupted_command_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def interrupted(options: argparse.Namespace) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "inspect", interrupted)
+    assert main(["inspect", "user/name"]) == 130
+    assert capsys.readouterr().err == "plain-vit: interrupted\n"
+
+
+def test_env_names_versions_processor_and_threads_and_nothing_that_is_private(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "a" * 34)
+    assert main(["env"]) == 0
+    printed = capsys.readouterr().out
+    known = {name: value.strip() for name, _, value in (line.partition(":") for line in printed.splitlines())}
+    assert known["torch"] == torch.__version__
+    assert known["plain-vit"] == importlib.metadata.version("plain-vit")
+    assert known["Python"].endswith(platform.python_version())
+    assert {"system", "processor", "accelerator", "threads", "transformers", "timm"} <= known.keys()
+    assert known["threads"].startswith(f"{torch.get_num_threads()} ")
+    private = [os.environ["HF_TOKEN"], str(Path.home()), sys.prefix, str(tmp_path), platform.node(), getpass.getuser()]
+    words = set(printed.split())
+    assert not [secret for secret in private if secret in (words if len(secret) < 8 else printed)]
+
+
+def test_env_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    def nowhere(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", nowhere)
+    assert main(["env"]) == 0
+    assert capsys.readouterr().out.count("not installed") == 14  # all but torch
+
+
+def test_examples_are_written_whole_and_never_over_something(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["examples"]) == 0
+    source = Path(plain_vit.__file__).parents[1] / "examples"
+    expected = {path.relative_to(source) for path in source.rglob("*") if "__pycache__" not in path.parts}
+    assert {path.relative_to("examples") for path in Path("examples").rglob("*")} == expected
+    (tmp_path / "examples" / "mine.txt").write_text("mine")
+    assert main(["examples"]) == OutputExistsError.exit_code
+    assert "examples is not empty" in capsys.readouterr().err
+    assert (tmp_path / "examples" / "mine.txt").read_text() == "mine"
+    assert main(["examples", "other"]) == 0
+
+
+def test_the_path_of_the_examples_is_printed_and_nothing_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["examples", "--path"]) == 0
+    assert (Path(capsys.readouterr().out.strip()) / "accelerate_configs" / "gpus.yaml").is_file()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_command_of_a_script_has_its_options_and_its_exit_codes(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, code, said in (
+        (["--help"], 0, f"usage: plain-vit {name} ["),
+        (["--model", "m", "--model_hints", "nothing", "--dataset", "./none", "--output_dir", "out"], None, "rror: "),
+    ):
+        words = [word if name != "evaluate" else word.replace("--output_dir", "--output") for word in words]
+        before = list(sys.argv)
+        with pytest.raises(SystemExit) as left:
+            main([name, *words])
+        assert left.value.code == code or (code is None and left.value.code > 1)
+        captured = capsys.readouterr()
+        assert said in captured.out + captured.err
+        assert captured.err.count("\n") <= 1
+        assert sys.argv == before
+
+
+def test_the_example_of_a_script_s_command_is_understood_by_the_script() -> None:
+    (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    for name, (script, *_) in SCRIPTS.items():
+        words = shlex.split(commands.choices[name].epilog.removeprefix(f"example: plain-vit {name} "))
+        module = open_script(script)
+        (kind,) = [each for key, each in vars(module).items() if key.endswith("Arguments")]
+        assert parse_arguments(kind, words, description=None).dataset == "digits"
+
+
+def test_the_names_of_the_shipped_labels_are_those_that_it_learned() -> None:
+    shipped = Path(plain_vit.__file__).parents[1] / "examples" / "checkpoints" / "glyphs_labels.txt"
+    assert shipped.read_text(encoding="utf-8").split() == list(CHARACTERS)

@@ -1,0 +1,209 @@
+"""Every block of the README and of docs/ as a new user runs it: in an empty folder, with the wheel.
+
+The environment is a new one. What plain-vit requires is lent to it from the environment of the tests: for the README
+what its lines have installed so far, for the other pages everything. The wheel itself comes over HTTP from an index of
+one package, by the lines that the pages give; `pip install .` becomes the same line, as the wheel is built once.
+"""
+
+import functools
+import http.server
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests import ROOT
+from tests.project.test_packaging import wheel  # noqa: F401
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN = ("bash", "python")
+SHOWN = ("text", "console", "js", "json", "")  # what a block prints, a command with that, and what is only shown
+
+GPUS = "eight GPUs, or eight machines of them, and ImageNet"
+CLONE = "these two set up an environment from the package registries, and run these tests"
+LAUNCHED = "accelerate launch --config_file examples/accelerate_configs/"
+# The blocks that do not run here, by their page and how they begin, each with the reason. No other block is left out.
+NOT_RUN = {
+    ("README.md", "make demo"): CLONE,
+    ("training.md", f"{LAUNCHED}gpus.yaml examples/finetune_image_classification.py --recipe vit-imagenet "): GPUS,
+    ("training.md", f"{LAUNCHED}several_machines.yaml"): GPUS,
+    ("training.md", f"{LAUNCHED}gpus.yaml examples/finetune_image_classification.py --recipe vit-pretrain-"): GPUS,
+    ("training.md", f"{LAUNCHED}gpus.yaml examples/pretrain_masked_patches.py"): GPUS,
+}
+
+# Runs the blocks of one page one after the other, the Python ones in one session, and writes what each printed.
+SESSION = """
+import contextlib, importlib, io, json, os, subprocess, sys
+names = {"__name__": "__main__"}
+printed = []
+for kind, code in json.load(open(sys.argv[1])):
+    if kind == "lend":
+        for path in code:
+            os.symlink(path, os.path.join(sys.argv[3], os.path.basename(path)))
+    elif kind == "python":
+        importlib.invalidate_caches()  # a block before it may have installed something
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            exec(compile(code, "block", "exec"), names)
+        printed.append(output.getvalue())
+    else:
+        done = subprocess.run(["bash", "-e", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        printed.append(done.stdout + done.stderr)
+        if kind == "bash" and done.returncode:
+            sys.exit(f"{code}\\nfailed with {done.returncode}:\\n{done.stdout}{done.stderr}")
+json.dump(printed, open(sys.argv[2], "w"))
+"""
+
+
+def blocks_of(page: Path) -> list[tuple[str, str]]:
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+OURS = ("plain_vit", "__editable__")
+PIP_OF_CLONE = re.compile(r"^pip install \.$", re.MULTILINE)
+PIP = re.compile(r'^pip install "?([\w.-]+)(?:\[([\w,]+)\])?"?$', re.MULTILINE)
+SITE = Path(torch.__file__).parents[1]
+
+
+def needed(name: str, extras: frozenset[str] = frozenset()) -> set[tuple[str, frozenset[str]]]:
+    """Return a distribution and all that it requires with these extras, as installed here."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    waiting: list[tuple[str, frozenset[str]]] = [(canonicalize_name(name), extras)]
+    while waiting:
+        if (one := waiting.pop()) in found:
+            continue
+        found.add(one)
+        for line in importlib.metadata.requires(one[0]) or []:
+            requirement = Requirement(line)
+            if any(requirement.marker is None or requirement.marker.evaluate({"extra": e}) for e in one[1] or {""}):
+                waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return found
+
+
+def places(name: str) -> set[Path]:
+    """Return the files and folders of an installed distribution, right below site-packages."""
+    parts = {Path(file).parts[0] for file in importlib.metadata.files(name) or []}
+    return {SITE / part for part in parts if part not in ("..", "__pycache__")}
+
+
+def with_what_is_lent(commands: list[tuple[str, Any]], extra_names: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """Return the blocks, before each that installs something the places of what it requires."""
+    lent: set[Path] = set()
+    complete: list[tuple[str, Any]] = []
+    for kind, code in commands:
+        wanted: set[tuple[str, frozenset[str]]] = {(canonicalize_name(name), frozenset()) for name in extra_names}
+        for name, extras in PIP.findall(code) if kind == "bash" else ():
+            wanted |= needed("plain-vit" if name == "." else name, frozenset(extras.split(",")) - {""})
+        new = {path for name, _ in wanted if name != "plain-vit" for path in places(name)} - lent
+        lent |= new
+        complete += [("lend", sorted(map(str, new))), (kind, code)] if new else [(kind, code)]
+    return complete
+
+
+def is_left_out(page: Path, code: str) -> bool:
+    return any(page.name == name and code.startswith(start) for name, start in NOT_RUN)
+
+
+def test_every_block_is_of_a_kind_that_is_run_or_shown_and_what_is_left_out_is_on_the_list() -> None:
+    assert {kind for page in PAGES for kind, _ in blocks_of(page)} == {*RUN, *SHOWN}
+    for name, start in NOT_RUN:
+        found = [code for page in PAGES if page.name == name for _, code in blocks_of(page) if code.startswith(start)]
+        assert len(found) == 1, start
+    assert set(NOT_RUN.values()) == {GPUS, CLONE}
+
+
+@pytest.fixture(scope="module")
+def index(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: F811
+    """Serve an index that has one package, and return its address."""
+    root = tmp_path_factory.mktemp("index")
+    (root / "plain-vit").mkdir()
+    shutil.copy(wheel, root / "plain-vit")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(root))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture
+def newcomer(index: str, tmp_path: Path) -> dict[str, str]:
+    """Make an environment without plain-vit; return the variables with which a command runs in it."""
+    place = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    programs, ours = place / "bin", Path(sys.executable).parent
+    (packages,) = place.glob("lib/python3*/site-packages")
+    lent = tmp_path / "lent" / "site-packages"  # dill, by which datasets knows functions, tells libraries by that name
+    lent.mkdir(parents=True)
+    (packages / "lent.pth").write_text(f"{lent}\n")
+    for name in ("pip", "accelerate"):  # a program starts the interpreter that its first line names
+        program = (ours / name).read_text().split("\n", 1)[1]
+        (programs / name).write_text(f"#!{programs / 'python'}\n{program}")
+        (programs / name).chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
+    return {
+        **kept, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PIP_INDEX_URL": index, "HF_HUB_OFFLINE": "1",
+        "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hub"), "PIP_CONFIG_FILE": os.devnull, "MPLBACKEND": "agg",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_runs_as_written_in_an_empty_folder_with_the_installed_wheel(
+    page: Path, newcomer: dict[str, str], tmp_path: Path
+) -> None:
+    kinds = (*RUN, "text", "console")
+    blocks = [(kind, code) for kind, code in blocks_of(page) if kind in kinds and not is_left_out(page, code)]
+    if not any(kind in RUN for kind, _ in blocks):
+        return
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    if page.name == "README.md":  # its folder is the clone, of which the examples are needed
+        first = next(i for i, (_, code) in enumerate(blocks) if code.startswith("pip install .\n"))
+        install, rest = blocks[first][1].split("\n", 1)
+        blocks[first : first + 1] = [("bash", f"{install}\nplain-vit examples"), ("bash", rest)]
+    elif not any('pip install "plain-vit[' in code for _, code in blocks):
+        blocks.insert(0, ("bash", "pip install plain-vit"))  # a page that begins after the README
+    commands: list[tuple[str, Any]] = [
+        (kind, code.splitlines()[0].removeprefix("$ ") if kind == "console" else code)
+        for kind, code in blocks
+        if kind != "text"
+    ]
+    if page.name == "README.md":
+        commands = with_what_is_lent(commands, ("pip", "setuptools"))
+    else:
+        everything = [str(path) for path in SITE.iterdir() if not path.name.startswith(OURS)]
+        commands.insert(0, ("lend", everything))
+    commands = [(kind, PIP_OF_CLONE.sub("pip install plain-vit", code) if kind == "bash" else code)
+                for kind, code in commands]  # fmt: skip
+    (tmp_path / "blocks.json").write_text(json.dumps(commands))
+    done = subprocess.run(
+        ["python", "-c", SESSION, tmp_path / "blocks.json", tmp_path / "printed.json", tmp_path / "lent/site-packages"],
+        cwd=folder, env=newcomer, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    printed = iter(json.loads((tmp_path / "printed.json").read_text()))
+    last = ""
+    for kind, code in blocks:
+        if kind == "text":
+            assert code in last
+        else:
+            last = next(printed)
+        if kind == "console":
+            assert last.splitlines() == code.splitlines()[1:]
+    place = subprocess.run(
+        ["python", "-c", "import plain_vit; print(plain_vit.__file__)"],
+        cwd=folder, env=newcomer, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert Path(place).is_relative_to(tmp_path)

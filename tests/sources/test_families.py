@@ -1,0 +1,230 @@
+"""Every ViT-like family of timm, vit-pytorch and transformers, live: equal numbers, or refused by name."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers
+import vit_pytorch
+from timm.models import list_models, list_modules
+from torch import nn
+from transformers.models.auto import configuration_auto, modeling_auto
+from vit_pytorch import learnable_memory_vit
+
+from plain_vit.conversion import from_module
+from plain_vit.conversion.timm.constructors import CONSTRUCTORS
+from plain_vit.conversion.timm.modules import CLASS_PATHS
+from plain_vit.conversion.transformers.families import ARCHITECTURES, CONTAINERS
+from plain_vit.conversion.vit_pytorch.modules import file_of
+from plain_vit.errors import AmbiguousCheckpointError, ExportError, PlainViTError
+from tests.conftest import randomize_
+from tests.sources.test_torchvision import output
+from tests.tiny import difference
+
+TOLERANCE = 1e-5
+
+
+def refused_by_name(module: nn.Module) -> None:
+    """Assert that a model is refused in a message that names its class and what opens, or which part may be meant."""
+    with pytest.raises(PlainViTError) as caught:
+        from_module(module)
+    assert type(module).__qualname__ in str(caught.value)
+    if not isinstance(caught.value, AmbiguousCheckpointError):
+        assert isinstance(caught.value, ExportError)
+        assert "does not open yet" in str(caught.value)
+
+
+# timm
+
+TIMM = [
+    "beit", "cait", "convit", "deepseek_vit", "eva", "hiera", "levit", "naflexvit", "swin_transformer",
+    "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam", "vitamin", "volo", "xcit",
+]  # fmt: skip
+
+
+def timm_opens_or_is_refused(file: str) -> None:
+    for name in sorted(list_models(module=file), key=len)[:1]:
+        with torch.device("meta"):  # what it is does not depend on its numbers
+            module = timm.create_model(name)
+        path = f"{type(module).__module__}.{type(module).__qualname__}"
+        try:
+            from_module(module)
+        except PlainViTError:
+            refused_by_name(module)
+        else:
+            assert path in {*CLASS_PATHS, *(constructor.class_path for constructor in CONSTRUCTORS)}
+
+
+@pytest.mark.parametrize("file", TIMM)
+def test_a_family_of_timm_opens_or_is_refused_by_name(file: str) -> None:
+    timm_opens_or_is_refused(file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", sorted(set(list_modules()) - set(TIMM)))
+def test_every_other_file_of_timm_opens_or_is_refused_by_name(file: str) -> None:
+    timm_opens_or_is_refused(file)
+
+
+# vit-pytorch
+
+SIZES: dict[str, Any] = {
+    "image_size": 32, "patch_size": 8, "num_classes": 5, "dim": 24, "depth": 2, "heads": 3, "mlp_dim": 20,
+    "channels": 3, "image_patch_size": 8, "frames": 4, "frame_patch_size": 2, "spatial_depth": 1, "temporal_depth": 1,
+    "cls_depth": 1, "seq_len": 32, "ndim": 2, "input_shape": (32, 32), "max_tokens_per_depth": (8, 6), "sm_dim": 24,
+    "lg_dim": 36, "freq_patch_size": 8, "num_residual_streams": 2, "num_hierarchies": 2,
+    "block_repeats": (1, 1), "num_slots": 2,
+    "mlp_mult": 2, "reduction_factor": (8, 4, 2, 1), "max_frames": 4, "dims": (24, 28, 32),
+    "transformer": nn.Identity(),
+}  # fmt: skip
+VIT = {"image_size", "patch_size", "num_classes", "dim", "depth", "heads", "mlp_dim"}
+# Where a class wants other sizes than the rest.
+OTHER_SIZES: dict[str, dict[str, Any]] = {
+    "cct": {"num_layers": 2, "num_heads": 3, "embedding_dim": 24},
+    "cct_3d": {"num_layers": 2, "num_heads": 3, "embedding_dim": 24},
+    "crossformer": {"dim": (8, 16, 24, 32), "depth": (1, 1, 1, 1)},
+    "cross_vit": {"image_size": 48},
+    "distill": {"depth": 2, "heads": 3, "mlp_dim": 20},
+    "jet_vit": {"dim": 32, "heads": 1, "dim_head": 32},
+    "levit": {"image_size": 224, "dim": (24, 28, 32), "depth": 1, "heads": (2, 3, 4)},
+    "look_vit": {"patch_size": 16, "highres_patch_size": 8},
+    "looped_vit": {"image_size": 32, "patch_size": 8},
+    "max_vit": {"dim": 32, "depth": (1, 1)},
+    "max_vit_with_registers": {"dim": 32, "depth": (1, 1)},
+    "mobile_vit": {"image_size": (64, 64), "channels": (8,) * 10 + (16,)},
+    "pit": {"depth": (1, 1)},
+    "regionvit": {"dim": (8, 16, 24, 32), "depth": (1, 1, 1, 1)},
+    "scalable_vit": {"depth": (1, 1, 1, 1), "heads": (1, 1, 1, 1)},
+    "sep_vit": {"depth": (1, 1), "heads": (1, 1)},
+    "t2t": {"depth": 2, "heads": 3, "mlp_dim": 20},
+    "twins_svt": {"s1_emb_dim": 8, "s2_emb_dim": 12, "s3_emb_dim": 16, "s4_emb_dim": 20, "s3_depth": 1, "s4_depth": 1},
+}
+
+
+def vit_pytorch_classes() -> Iterator[tuple[str, type[nn.Module]]]:
+    """Yield every class of the package with a configurable number of classes, with its file."""
+    for info in pkgutil.iter_modules(vit_pytorch.__path__):
+        try:
+            file = importlib.import_module(f"vit_pytorch.{info.name}")
+        except ImportError:  # of audio, which needs a package of its own
+            continue
+        for kind in vars(file).values():
+            own = inspect.isclass(kind) and issubclass(kind, nn.Module) and kind.__module__ == file.__name__
+            if own and "num_classes" in _parameters(kind):
+                yield info.name, kind
+
+
+def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """Return what a class takes; a student of distillation takes what the class takes that it is derived from."""
+    own = dict(inspect.signature(kind).parameters)
+    if "args" in own and "kwargs" in own and kind is not nn.Module:
+        return _parameters(next(base for base in kind.__mro__[1:] if issubclass(base, nn.Module)))
+    return own
+
+
+def build(file: str, kind: type[nn.Module]) -> nn.Module:
+    sizes = {**SIZES, **OTHER_SIZES.get(file, {})}
+    taken = {
+        name: sizes[name]
+        for name, parameter in _parameters(kind).items()
+        if name in sizes and (parameter.default is inspect.Parameter.empty or name in OTHER_SIZES.get(file, {}))
+    }
+    if kind.__name__ == "Adapter":  # adds memories and heads to a model
+        taken["vit"] = learnable_memory_vit.ViT(**{name: SIZES[name] for name in taken.keys() | VIT})
+    return kind(**taken).eval()
+
+
+CLASSES = {f"{file}.{kind.__name__}": (file, kind) for file, kind in vit_pytorch_classes()}
+
+
+def test_the_classes_of_vit_pytorch_are_found() -> None:
+    assert len(CLASSES) >= 60
+    assert {"vit.ViT", "cait.CaiT", "na_vit.NaViT", "distill.DistillableViT"} <= CLASSES.keys()
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_of_vit_pytorch_opens_with_its_numbers_or_is_refused_by_name(name: str) -> None:
+    file, kind = CLASSES[name]
+    module = build(file, kind)
+    if not any(file_of(base) is not None for base in kind.__mro__):
+        refused_by_name(module)
+        return
+    randomize_(module)
+    pixel_values = torch.randn(2, 3, 32, 32)
+    theirs = module(pixel_values)
+    theirs = theirs[0] if isinstance(theirs, tuple) else theirs
+    model = from_module(module, **({} if hasattr(module, "pos_embedding") else {"image_size": 32}))
+    assert difference(output(model, pixel_values), theirs) <= TOLERANCE
+
+
+# transformers
+
+# Heads and towers of every kind of vision model; the slow test takes all that there are.
+TRANSFORMERS = {
+    "dpt": "DPTForDepthEstimation", "groupvit": "GroupViTModel", "sam": "SamModel",
+    "swin": "SwinForImageClassification",
+    "vision-text-dual-encoder": "VisionTextDualEncoderModel", "vitdet": "VitDetModel",
+    "vitpose": "VitPoseForPoseEstimation", "vivit": "VivitModel", "yolos": "YolosModel",
+}  # fmt: skip
+
+
+def with_patches(settings: Any) -> bool:
+    """Tell whether a configuration, or one in it, has patches."""
+    return isinstance(settings, dict) and ("patch_size" in settings or any(map(with_patches, settings.values())))
+
+
+def transformers_model(model_type: str, name: str) -> nn.Module:
+    """Build a class of transformers with its configuration's own settings, without memory."""
+    config = getattr(transformers, configuration_auto.CONFIG_MAPPING_NAMES[model_type])
+    if model_type == "vision-text-dual-encoder":
+        config = config.from_vision_text_configs(transformers.ViTConfig(), transformers.BertConfig())
+    elif model_type == "vitpose":
+        backbone = transformers.VitPoseBackboneConfig(out_indices=[12])
+        config = config(backbone_config=backbone)
+    else:
+        config = config()
+    with torch.device("meta"):
+        return getattr(transformers, name)(config)
+
+
+@pytest.mark.parametrize("model_type", TRANSFORMERS)
+def test_a_family_of_transformers_is_refused_by_name(model_type: str) -> None:
+    refused_by_name(transformers_model(model_type, TRANSFORMERS[model_type]))
+
+
+def every_vision_class(model_type: str) -> list[str]:
+    """Return the classes that transformers itself builds for a model type with patches."""
+    try:
+        config = getattr(transformers, configuration_auto.CONFIG_MAPPING_NAMES[model_type])()
+    except Exception:  # it has no settings of its own, or asks for a package
+        return []
+    if not with_patches(config.to_dict()):
+        return []
+    mappings = [table for name, table in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")]
+    named = [mapping.get(model_type) for mapping in mappings]
+    flat = [name for names in named if names for name in ([names] if isinstance(names, str) else names)]
+    return sorted({name for name in flat if hasattr(transformers, name) and not name.endswith("Config")})
+
+
+@pytest.mark.slow
+def test_the_classes_of_transformers_with_patches_are_found() -> None:
+    assert sum(len(every_vision_class(model_type)) for model_type in configuration_auto.CONFIG_MAPPING_NAMES) >= 350
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(configuration_auto.CONFIG_MAPPING_NAMES))
+def test_every_family_of_transformers_with_patches_opens_or_is_refused_by_name(model_type: str) -> None:
+    for name in every_vision_class(model_type):
+        try:
+            module = transformers_model(model_type, name)
+        except Exception:
+            continue
+        if type(module).__name__ in {**ARCHITECTURES, **CONTAINERS}:
+            from_module(module)
+        else:
+            refused_by_name(module)

@@ -1,0 +1,193 @@
+"""Helpers of the training tests: the example scripts as modules and as processes, and small models for them."""
+
+import functools
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+from safetensors.torch import load_file
+from transformers import (
+    ConvNextImageProcessor,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+)
+
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.training.run.folder import read_log
+from tests import ROOT
+from tests.conftest import randomize_
+from tests.tiny import tiny_config
+
+EXAMPLES = ROOT / "examples"
+PYTHON = [sys.executable]
+TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+SMALL = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20}
+LIMIT = 300.0  # seconds that a script may take
+RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [2, 2], "layer_type": "basic"}
+
+
+@functools.cache
+def open_script(name: str) -> Any:
+    """Return one of the examples as a module."""
+    specification: Any = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # dataclasses and transformers look it up
+    specification.loader.exec_module(module)
+    return module
+
+
+# Processes
+
+
+def start(script: str, launcher: list[str], **options: object) -> subprocess.Popen[str]:
+    """Start a script, in a process group of its own, and do not wait for it."""
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    environment = {
+        **os.environ, "PYTHONFAULTHANDLER": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(EXAMPLES.parent), os.environ.get("PYTHONPATH")))),
+    }  # fmt: skip
+    return subprocess.Popen(
+        [*launcher, str(EXAMPLES / f"{script}.py"), *words], env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+
+
+def launch(script: str, launcher: list[str], **options: object) -> str:
+    """Run a script to its end and return what it printed."""
+    process = start(script, launcher, **options)
+    output = finish(process)
+    assert process.returncode == 0, output
+    return output
+
+
+def finish(process: subprocess.Popen[str], limit: float = LIMIT) -> str:
+    """Wait for a script and return what it printed.
+
+    Raises:
+        AssertionError: It has not ended in time. All its processes are ended and print their stack traces.
+    """
+    try:
+        return process.communicate(timeout=limit)[0]
+    except subprocess.TimeoutExpired:
+        everyone = [*children_of(process.pid), process.pid]
+        for each in everyone:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGSTOP)  # or they would see each other end
+        for each in everyone:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGABRT)  # faulthandler prints the stacks of all threads
+                os.kill(each, signal.SIGCONT)
+                time.sleep(0.5)
+        raise AssertionError(f"Not done after {limit:.0f} s:\n{process.communicate()[0]}") from None
+
+
+def launch_and_kill(script: str, launcher: list[str], *, after_step: int, output_dir: Path, **options: object) -> None:
+    """Run a script until a checkpoint of that step is there, and kill all its processes."""
+    process = start(script, launcher, output_dir=output_dir, **options)
+    wait_for_step(process, output_dir, after_step)
+    for child in children_of(process.pid):
+        with suppress(ProcessLookupError):  # workers come and go with each evaluation
+            os.kill(child, signal.SIGKILL)
+    process.kill()
+    process.communicate()
+    assert not (output_dir / "config.json").exists(), "it ended before it was killed"
+
+
+def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> None:
+    """Wait until a checkpoint of that step or a later one is there."""
+    end = time.monotonic() + LIMIT
+    while not any(int(checkpoint.name[5:]) >= step for checkpoint in folder.glob("checkpoints/step_*")):
+        if process.poll() is not None or time.monotonic() > end:
+            raise AssertionError(f"No checkpoint of step {step}:\n{finish(process, limit=1)}")
+        time.sleep(0.02)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes below this one, the lowest first."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [descendant for child in map(int, listed.stdout.split()) for descendant in (*children_of(child), child)]
+
+
+# Results
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_bits(one: Path, other: Path) -> None:
+    """Compare the logs and the weights of two runs."""
+    assert read_log(one) == read_log(other)
+    weights, weights_again = weights_of(one), weights_of(other)
+    assert weights.keys() == weights_again.keys()
+    assert all(torch.equal(tensor, weights_again[name]) for name, tensor in weights.items())
+
+
+# Data
+
+
+def save_mixed_sizes(folder: Path, train: int = 42, test: int = 31) -> Path:
+    """Save images of three classes, whose sides are 10 to 69 pixels: a train and a test split."""
+    features = Features({"image": Image(), "label": ClassLabel(names=["red", "green", "blue"])})
+    splits = {}
+    for seed, (split, count) in enumerate({"train": train, "test": test}.items()):
+        draw = np.random.default_rng(seed)
+        images = [draw.integers(0, 150, (*draw.integers(10, 70, 2), 3), dtype=np.uint8) for _ in range(count)]
+        labels = [place % 3 for place in range(count)]
+        for image, label in zip(images, labels, strict=True):
+            image[..., label] += 60
+        rows = {"image": [PIL.Image.fromarray(image) for image in images], "label": labels}
+        splits[split] = Dataset.from_dict(rows, features=features)
+    DatasetDict(splits).save_to_disk(folder)
+    return folder
+
+
+# Models
+
+
+def small_vit(**changes: object) -> PlainViTForImageClassification:
+    config = PlainViTConfig(**{**SMALL, "image_size": (24, 16), "patch_size": 8, "num_labels": 5, **changes})
+    model = PlainViTForImageClassification(config)
+    randomize_(model)
+    return model
+
+
+def save_plain_vit(folder: Path, **changes: Any) -> Path:
+    """Save a plain ViT of 4 x 3 patches for three classes."""
+    config = tiny_config(**{"image_size": (32, 24), "patch_size": 8, "num_labels": 3, **changes})
+    randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
+    PlainViTImageProcessor(size={"height": 32, "width": 24}).save_pretrained(folder)
+    return folder
+
+
+def save_stock_vit(folder: Path, **changes: Any) -> Path:
+    """Save a ViT of transformers for three classes."""
+    config = ViTConfig(
+        hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=28, image_size=24, patch_size=8,
+        num_labels=3, **changes,
+    )  # fmt: skip
+    randomize_(ViTForImageClassification(config)).save_pretrained(folder)
+    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
+    return folder
+
+
+def save_resnet(folder: Path, num_labels: int = 3) -> Path:
+    config = ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 12], depths=[1, 2], layer_type="basic", num_labels=num_labels
+    )
+    randomize_(ResNetForImageClassification(config)).save_pretrained(folder)
+    ConvNextImageProcessor(size={"shortest_edge": 33}, crop_pct=1.0).save_pretrained(folder)
+    return folder

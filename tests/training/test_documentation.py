@@ -1,0 +1,68 @@
+"""Every command of docs/training.md is one that its script understands; test_documentation_installed.py runs them."""
+
+import re
+import shlex
+from pathlib import Path
+
+import yaml
+
+from plain_vit.training.arguments import parse_arguments
+from plain_vit.training.data.benchmarks import BENCHMARKS
+from tests import ROOT
+from tests.project.test_documentation import BLOCK
+from tests.training.runs import open_script
+
+BLOCKS = BLOCK.findall((ROOT / "docs" / "training.md").read_text(encoding="utf-8"))
+COMMANDS = [line for kind, code in BLOCKS if kind == "bash" for line in code.replace("\\\n", "").splitlines()]
+ARGUMENTS = {
+    "finetune_image_classification": "FinetuneArguments",
+    "evaluate_image_classification": "EvaluateArguments",
+    "pretrain_masked_patches": "PretrainArguments",
+    "linear_probe": "ProbeArguments",
+}
+
+
+def script_of(words: list[str]) -> tuple[str, int]:
+    """Return the name of the script in a command, and the place where its own options begin."""
+    module = "plain_vit.examples."
+    place = next(
+        i for i, word in enumerate(words) if re.fullmatch(r"examples/\w+\.py", word) or word.startswith(module)
+    )
+    return Path(words[place].removeprefix(module)).stem, place + 1
+
+
+def test_every_training_command_is_understood_by_its_script():
+    seen = set()
+    for line in COMMANDS:
+        words = shlex.split(line)
+        if words[0] in ("pip", "plain-vit"):
+            continue
+        name, place = script_of(words)
+        kind = getattr(open_script(name), ARGUMENTS[name])
+        arguments = parse_arguments(kind, words[place:], description=None)
+        seen.add(name)
+        data = arguments.dataset
+        assert data in ("digits", *BENCHMARKS) or data.startswith("/data/")
+        if "--config_file" in words:
+            file = words[words.index("--config_file") + 1].replace("$(plain-vit examples --path)", "examples")
+            config = yaml.safe_load((ROOT / file).read_text())
+            launched = words.index("--num_processes") if "--num_processes" in words[: place - 1] else None
+            processes = config["num_processes"] if launched is None else int(words[launched + 1])
+            assert arguments.num_processes in (processes, None if processes == 2 else processes)
+            share = processes * arguments.gradient_accumulation_steps
+            assert arguments.batch_size % share == 0
+    assert seen == ARGUMENTS.keys()
+
+
+def test_counts_of_steps_are_those_of_the_recipes():
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    module = open_script("finetune_image_classification")
+    for recipe, images, steps in (
+        ("vit-pretrain-imagenet", 1_281_167, 93_836),
+        ("vit-pretrain-imagenet21k", 14_197_122, 311_949),
+    ):
+        words = ["--model", "m", "--dataset", "d", "--output_dir", "o", "--recipe", recipe]
+        arguments = parse_arguments(module.FinetuneArguments, words, description=None)
+        assert -(-arguments.epochs * images // arguments.batch_size) == steps
+        assert f"{images:,}" in text
+        assert f"{steps:,} steps" in text

@@ -1,0 +1,400 @@
+"""The fine-tuning script as a user runs it: in one process or two, killed and resumed, loaded afterwards."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from accelerate import Accelerator
+from accelerate.commands.config.config_args import load_config_from_file
+from transformers import ViTForImageClassification, ViTImageProcessor, pipeline
+
+from plain_vit.errors import DataError, OutputError, OutputExistsError, TrainingError
+from plain_vit.training.arguments import parse_arguments
+from plain_vit.training.data import load_classification_data, load_splits
+from plain_vit.training.optimization import average_of
+from plain_vit.training.run import folder as run_module
+from plain_vit.training.run.folder import read_log
+from tests.training.runs import (
+    EXAMPLES,
+    PYTHON,
+    TORCHRUN,
+    assert_same_bits,
+    finish,
+    launch,
+    launch_and_kill,
+    open_script,
+    save_resnet,
+    save_stock_vit,
+    start,
+    wait_for_step,
+    weights_of,
+)
+
+SCRIPT = "finetune_image_classification"
+script = open_script(SCRIPT)
+ACCELERATE = [*PYTHON, "-m", "accelerate.commands.launch"]
+TWO_BY_CONFIG = [*ACCELERATE, "--config_file", str(EXAMPLES / "accelerate_configs" / "cpu_2_processes.yaml")]
+# 70 images in batches of 12: epochs end within batches. 7 steps, evaluated twice.
+SHORT = {"dataset": "digits", "shots_per_class": 7, "steps": 7, "batch_size": 12, "evaluations": 2, "log_every": 1}
+
+
+@pytest.fixture(scope="module")
+def stock_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a stock ViT with dropout, for three classes."""
+    return save_stock_vit(tmp_path_factory.mktemp("stock"), hidden_dropout_prob=0.1)
+
+
+# Exact resume
+
+HARD = {
+    "dataset": "digits", "shots_per_class": 7, "steps": 40, "batch_size": 12, "gradient_accumulation_steps": 2,
+    "evaluations": 3, "log_every": 3, "checkpoint_every": 4, "ema_decay": 0.9, "mixup": 0.4, "cutmix": 0.7,
+    "augmentation": "affine", "crop_scale": 0.7, "horizontal_flip": 0.5, "layer_decay": 0.8, "validation_fraction": 0.1,
+    "loss": "bce", "class_balance": "sampler", "freeze": "1", "gradient_checkpointing": True, "random_erasing": 0.3,
+    "repeated_augmentation": 3,
+}  # fmt: skip
+
+
+CASES = {
+    "1 process": (PYTHON, {}),
+    "1 process 2 workers": (PYTHON, {"num_workers": 2}),
+    "2 processes": (TORCHRUN, {}),
+    "2 processes 2 workers": (TORCHRUN, {"num_workers": 2}),
+    "2 processes sharded": (TORCHRUN, {"shard": True}),
+    "2 processes sharded with low-rank additions": (TORCHRUN, {"shard": True, "lora_rank": 2}),
+    "2 processes streamed": (TORCHRUN, {"streaming": True, "stream_images": 70, "validation_fraction": 0}),
+}
+
+
+@pytest.mark.parametrize(
+    "launcher, changes",
+    [pytest.param(*case, marks=[] if name == "1 process" else pytest.mark.slow) for name, case in CASES.items()],
+    ids=CASES,
+)
+def test_killed_run_resumes_to_the_same_bits(launcher, changes, stock_folder, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    options = {"model": stock_folder, **HARD, **changes}
+    if "streaming" in changes:
+        del options["shots_per_class"], options["class_balance"], options["repeated_augmentation"]
+    launch(SCRIPT, launcher, output_dir=whole, **options)
+    launch_and_kill(SCRIPT, launcher, after_step=9, output_dir=killed, **options)
+    launch(SCRIPT, launcher, output_dir=killed, resume=True, **options)
+    assert_same_bits(whole, killed)
+
+
+@pytest.mark.parametrize(
+    "launcher, workers",
+    [(PYTHON, 0), (PYTHON, 2), pytest.param(TORCHRUN, 2, marks=pytest.mark.slow)],
+    ids=["alone", "with workers", "2 processes with workers"],
+)
+def test_termination_saves_and_says_how_to_go_on(launcher, workers, stock_folder, tmp_path):
+    options = {**SHORT, "steps": 10_000, "checkpoint_every": 2, "num_workers": workers, "output_dir": tmp_path / "run"}
+    process = start(SCRIPT, launcher, model=stock_folder, **options)
+    wait_for_step(process, tmp_path / "run", 2)
+    os.killpg(process.pid, signal.SIGTERM)  # torchrun passes it on to the groups of its processes
+    output = finish(process)
+    stopped = re.search(r"Stopped after step (\d+) of 10000: continue with --resume", output)
+    assert stopped is not None, output
+    assert max((tmp_path / "run" / "checkpoints").iterdir()).name == f"step_{int(stopped[1]):08d}"
+    if launcher is PYTHON:  # torchrun itself ends with an error
+        assert process.returncode == 128 + signal.SIGTERM
+        assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_a_stalled_run_reports_where_it_hangs(stock_folder, tmp_path):
+    options = {**SHORT, "steps": 10_000, "checkpoint_every": 2, "num_workers": 2, "output_dir": tmp_path / "run"}
+    process = start(SCRIPT, TORCHRUN, model=stock_folder, **options)
+    wait_for_step(process, tmp_path / "run", 2)
+    with pytest.raises(AssertionError, match="Not done after 0 s") as failure:
+        finish(process, limit=0)
+    stacks = re.split("(?=(?:Current thread|Thread) 0x)", str(failure.value))
+    # By the names of their main threads: under load, a stack of one of them was seen twice.
+    assert len({stack.split(" (")[0].split()[-1] for stack in stacks if "in finetune\n" in stack}) == 2
+    assert str(failure.value).count("in _worker_loop\n") == 4
+
+
+# Several processes
+
+
+@pytest.mark.parametrize(
+    "launcher, changes",
+    [
+        pytest.param(TORCHRUN, {}, id="torchrun", marks=pytest.mark.slow),
+        pytest.param(TWO_BY_CONFIG, {}, id="accelerate launch", marks=pytest.mark.slow),
+        pytest.param(TORCHRUN, {"shard": True, "ema_decay": 0.5}, id="sharded"),
+        pytest.param(TORCHRUN, {"repeated_augmentation": 3, "crop_scale": 0.5}, id="repeated", marks=pytest.mark.slow),
+        pytest.param(
+            TORCHRUN, {"shard": True, "ema_decay": 0.5, "lora_rank": 2}, id="sharded lora", marks=pytest.mark.slow
+        ),
+        pytest.param(TORCHRUN, {"shard": True, "compile": True}, id="sharded compiled", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(
+    launcher, changes, stock_folder, tmp_path, monkeypatch
+):
+    # 360 images are not a multiple of 26: the last batches are padded. SGD, because the first step of Adam moves all
+    # weights by the same amount, and then rounding decides between classes that are equally likely.
+    options = {**SHORT, "eval_batch_size": 26, "optimizer": "sgd", "learning_rate": 0.1}
+    no_dropout = tmp_path / "model"
+    stock = ViTForImageClassification.from_pretrained(stock_folder, hidden_dropout_prob=0.0)
+    stock.save_pretrained(no_dropout)
+    ViTImageProcessor.from_pretrained(stock_folder).save_pretrained(no_dropout)
+    alone = {"model": str(no_dropout), "output_dir": str(tmp_path / "one"), **options}
+    one = script.finetune(script.FinetuneArguments(**{**alone, **changes, "shard": False, "compile": False}))
+    if "compile" in changes:
+        monkeypatch.setenv("TORCH_LOGS", "dynamo,graph_breaks")
+    output = launch(
+        SCRIPT, launcher, model=no_dropout, output_dir=tmp_path / "two", num_processes=2, **options, **changes
+    )
+    if "shard" in changes:
+        own, whole = re.search(r"each process holds ([\d,]+) of ([\d,]+) parameters", output).groups()
+        assert int(own.replace(",", "")) == pytest.approx(int(whole.replace(",", "")) / 2, rel=0.1)
+        report = (tmp_path / "two" / "report" / "index.html").read_text(encoding="utf-8")
+        assert "ViTForImageClassification" in report
+        assert "FSDPViT" not in report
+    if "compile" in changes:
+        assert "done compiler function inductor" in output
+        assert "Graph break" not in output
+    assert "in 2 processes" in output
+    assert output.count("360 of 360") == 3
+    assert one.count == 360
+    for line, line_of_two in zip(read_log(tmp_path / "one"), read_log(tmp_path / "two"), strict=True):
+        # The gradients of both halves are averaged in another order than one batch sums them.
+        assert line_of_two == pytest.approx(line, rel=1e-5)
+    results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
+    assert results[0]["images_evaluated"] == results[1]["images_evaluated"] == 360
+    assert results[0]["test_accuracy"] == results[1]["test_accuracy"] == one.accuracy
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("one", "two")]
+    assert configs[0] == configs[1]
+    saved = [weights_of(tmp_path / name) for name in ("one", "two")]
+    assert saved[0].keys() == saved[1].keys()
+    for name, tensor in saved[0].items():
+        torch.testing.assert_close(saved[1][name], tensor, rtol=0, atol=1e-5 * tensor.abs().max().item())
+
+
+@pytest.mark.slow
+def test_dry_run_of_sharded_weights_divides_what_one_process_would_hold(stock_folder, tmp_path):
+    options = {"model": stock_folder, "output_dir": tmp_path / "run", **SHORT, "ema_decay": 0.5}
+    alone = rows_of(launch(SCRIPT, PYTHON, **options, dry_run=True))
+    shared = rows_of(launch(SCRIPT, TORCHRUN, **options, dry_run=True, shard=True))
+    assert not (tmp_path / "run").exists()
+    assert shared["a step"] == "12 images = 2 processes x 1 micro-batch x 6 images"
+    for name in ("weights", "gradients", "optimizer states", "moving average"):
+        assert shared[name].endswith(f", 1/2 of {alone[name]}")
+    assert "buffers of weights and gradients that processes exchange" in shared["how estimated"]
+    assert shared["a checkpoint"] == alone["a checkpoint"]
+    output = launch(SCRIPT, TORCHRUN, **options, shard=True)
+    own, _ = re.search(r"each process holds ([\d,]+) of ([\d,]+) parameters", output).groups()
+    stated = float(shared["weights"].partition(" kB")[0]) * 1000
+    assert stated == pytest.approx(4 * int(own.replace(",", "")), rel=0.1)
+
+
+def rows_of(output: str) -> dict[str, str]:
+    """Return the rows of the tables that a dry run printed."""
+    return dict(re.findall(r"^  (\S.*?)  +(.*)$", output, flags=re.MULTILINE))
+
+
+def test_impossible_sharding_is_refused(stock_folder, tmp_path, monkeypatch):
+    good = {"model": str(stock_folder), "output_dir": str(tmp_path / "run"), **SHORT, "shard": True}
+    for options in (good, {**good, "dry_run": True}):
+        with pytest.raises(TrainingError, match="Sharding needs at least two processes"):
+            script.finetune(script.FinetuneArguments(**options))
+    with pytest.raises(TrainingError, match="omit --auto_micro_batch, and set --gradient_accumulation_steps"):
+        script.finetune(script.FinetuneArguments(**good, auto_micro_batch=True))
+    half = script.FinetuneArguments(**good, mixed_precision="fp16")
+    with pytest.raises(TrainingError, match="--shard does not scale the losses of fp16: use --mixed_precision bf16"):
+        script.make_plan(half, load_classification_data("digits"), processes=2)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(TrainingError, match="On CPUs Accelerate's FSDP is plain DDP"):
+        script.finetune(script.FinetuneArguments(**good))
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_number_of_processes_than_asked_for_is_refused(stock_folder, tmp_path):
+    arguments = script.FinetuneArguments(
+        model=str(stock_folder), output_dir=str(tmp_path / "run"), num_processes=2, **SHORT
+    )
+    with pytest.raises(TrainingError, match="1 processes are running, 2 were requested"):
+        script.finetune(arguments)
+    assert not (tmp_path / "run").exists()
+
+
+# What comes out
+
+
+def test_result_of_accelerate_launch_opens_with_its_labels(stock_folder, tmp_path):
+    run = tmp_path / "run"
+    launch(SCRIPT, [*ACCELERATE, "--num_processes", "1"], model=stock_folder, output_dir=run, **SHORT)
+    classifier = pipeline("image-classification", model=str(run))
+    images = load_splits("digits")["test"]["image"][:5]
+    answers = classifier(images, top_k=10)
+    assert {answer["label"] for answer in answers[0]} == {str(digit) for digit in range(10)}
+    assert classifier.model.config.label2id == {str(digit): digit for digit in range(10)}
+
+
+def test_arguments_are_written_back_and_repeat_the_run(stock_folder, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    script.finetune(script.FinetuneArguments(model=str(stock_folder), output_dir=str(first), **SHORT))
+    again = parse_arguments(
+        script.FinetuneArguments, [str(first / "arguments.yaml"), "--output_dir", str(second)], description=None
+    )
+    script.finetune(again)
+    assert yaml.safe_load((second / "arguments.yaml").read_text())["output_dir"] == str(second)
+    assert_same_bits(first, second)
+
+
+def test_validation_split_chooses_the_weights_that_are_saved(tmp_path):
+    # A learning rate at which the first step is the last one that helps.
+    arguments = script.FinetuneArguments(
+        model=str(EXAMPLES / "checkpoints" / "glyphs_vit.pt"), validation_fraction=0.2,
+        model_hints=["num_attention_heads=4", "image_size=24", "patch_size=4"], output_dir=str(tmp_path / "run"),
+        **{**SHORT, "steps": 6, "evaluations": 6}, checkpoints_kept=6,
+        learning_rate=0.03, warmup_fraction=0.0, schedule="constant",
+    )  # fmt: skip
+    script.finetune(arguments)
+    saved = weights_of(tmp_path / "run")
+    lines = [line for line in read_log(tmp_path / "run") if "validation_accuracy" in line]
+    accuracies = {line["step"]: line["validation_accuracy"] for line in lines}
+    assert accuracies.keys() == {1, 2, 3, 4, 5, 6}
+    best = max(accuracies, key=lambda step: accuracies[step])
+    assert best < 6
+    chosen = weights_of(tmp_path / "run" / "checkpoints" / f"step_{best:08d}")
+    assert saved.keys() == chosen.keys()
+    assert all(torch.equal(tensor, chosen[name]) for name, tensor in saved.items())
+
+
+def test_any_image_classifier_can_be_fine_tuned(tmp_path):
+    model = save_resnet(tmp_path / "resnet")
+    script.finetune(script.FinetuneArguments(model=str(model), output_dir=str(tmp_path / "run"), **SHORT))
+    assert pipeline("image-classification", model=str(tmp_path / "run")).model.config.num_labels == 10
+
+
+# Bad input
+
+
+def test_bad_input_is_refused_before_anything_is_written(stock_folder, tmp_path):
+    good = {"model": str(stock_folder), "output_dir": str(tmp_path / "run"), **SHORT}
+    for changed, error, message in (
+        ({"dataset": "./nowhere"}, DataError, "no file or folder"),
+        ({"image_column": "picture"}, DataError, "no column 'picture'"),
+        ({"train_split": "training"}, DataError, "no split 'training'"),
+        ({"shots_per_class": 400}, DataError, "fewer than the 400"),
+        ({"batch_size": 13, "gradient_accumulation_steps": 2}, TrainingError, "multiple of 2"),
+        ({"model": "vit-tiny-patch16-224"}, TrainingError, "--from_scratch"),
+        ({"ema_decay": 1.5}, TrainingError, "ema_decay is 1.5"),
+        ({"resume": True}, TrainingError, "contains no run"),
+        ({"steps": 0}, TrainingError, "steps is 0"),
+        ({"warmup_steps": 8}, TrainingError, "The warm-up takes 8 steps, the run 7"),
+        ({"freeze": ["5"]}, TrainingError, "5 blocks cannot be frozen"),
+        ({"optimizer": "sdg"}, TrainingError, "no optimizer 'sdg'"),
+        ({"teacher": str(stock_folder)}, TrainingError, "lacks the classes"),
+    ):
+        with pytest.raises(error, match=message):
+            script.finetune(script.FinetuneArguments(**{**good, **changed}))
+        assert not (tmp_path / "run").exists(), changed
+
+
+def test_folder_that_is_not_empty_or_of_another_run_is_refused(stock_folder, tmp_path):
+    run = tmp_path / "run"
+    good = {"model": str(stock_folder), "output_dir": str(run), **SHORT, "steps": 2}
+    script.finetune(script.FinetuneArguments(**good))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(OutputExistsError, match="is not empty"):
+        script.finetune(script.FinetuneArguments(**good))
+    with pytest.raises(TrainingError, match=r"learning_rate \(was 0\.001, is 0\.1\)"):
+        script.finetune(script.FinetuneArguments(**good, resume=True, learning_rate=0.1))
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_run_begun_before_an_option_existed_is_resumed_with_its_default(stock_folder, tmp_path):
+    good = {"model": str(stock_folder), "output_dir": str(tmp_path / "run"), **SHORT, "steps": 2}
+    script.finetune(script.FinetuneArguments(**good))
+    file = tmp_path / "run" / "run.json"
+    older = json.loads(file.read_text())
+    del older["random_erasing"], older["betas"]
+    file.write_text(json.dumps(older))
+    with pytest.raises(TrainingError, match=r"differs in random_erasing \(was 0.0, is 0.25\): "):
+        script.finetune(script.FinetuneArguments(**good, resume=True, random_erasing=0.25))
+    script.finetune(script.FinetuneArguments(**good, resume=True))
+    del older["training labels"]  # what no option says has no default
+    file.write_text(json.dumps(older))
+    with pytest.raises(TrainingError, match="differs in training labels"):
+        script.finetune(script.FinetuneArguments(**good, resume=True))
+
+
+def test_resume_with_other_data_is_refused(stock_folder, tmp_path):
+    digits = load_splits("digits")["test"]
+    good = {**SHORT, "model": str(stock_folder), "output_dir": str(tmp_path / "run"), "dataset": str(tmp_path / "set"),
+            "shots_per_class": None, "validation_fraction": 0.2, "report": False}  # fmt: skip
+    digits.save_to_disk(str(tmp_path / "set"))
+    script.finetune(script.FinetuneArguments(**good))
+    shutil.rmtree(tmp_path / "set")
+    digits.select(range(len(digits))[::-1]).save_to_disk(str(tmp_path / "set"))
+    with pytest.raises(TrainingError, match="differs in training labels"):
+        script.finetune(script.FinetuneArguments(**good, resume=True))
+
+
+@pytest.mark.parametrize("file", sorted((EXAMPLES / "accelerate_configs").glob("*.yaml")), ids=lambda file: file.stem)
+def test_config_files_of_accelerate_are_read_by_it_and_say_whether_they_were_run(file):
+    config = load_config_from_file(str(file))
+    assert config.num_processes >= 2
+    head = "".join(line for line in file.read_text().splitlines(keepends=True) if line.startswith("#"))
+    assert ("Run: tests/" in head) != ("Not run here" in head)
+    assert f"--config_file examples/accelerate_configs/{file.name}" in head
+
+
+def test_script_ends_with_one_line_and_the_exit_code_of_the_error(stock_folder, tmp_path, capsys, monkeypatch):
+    words = ["--model", stock_folder, "--dataset", tmp_path / "nothing", "--output_dir", tmp_path / "run"]
+    monkeypatch.setattr(sys, "argv", ["finetune", *map(str, words)])
+    with pytest.raises(SystemExit) as stopped:
+        script.main()
+    assert stopped.value.code == DataError.exit_code
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_full_disk_is_noticed_before_the_run_and_before_each_checkpoint(stock_folder, tmp_path, monkeypatch):
+    good = {"model": str(stock_folder), **SHORT, "checkpoint_every": 2, "report": False}
+    free = iter([10**9, 10**9, 10**3])  # before the run, before the first checkpoint, before the second
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(run_module.shutil, "disk_usage", lambda place: usage._replace(free=next(free)))
+    with pytest.raises(OutputError, match=r"1\.0 KB left, the next checkpoint needs .* KB: free some"):
+        script.finetune(script.FinetuneArguments(**good, output_dir=str(tmp_path / "run")))
+    assert [folder.name for folder in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000002"]
+
+    monkeypatch.setattr(run_module.shutil, "disk_usage", lambda place: usage._replace(free=10**4))
+    with pytest.raises(OutputError, match="the run needs"):
+        script.finetune(script.FinetuneArguments(**good, output_dir=str(tmp_path / "other")))
+    assert not (tmp_path / "other").exists()
+
+    monkeypatch.undo()
+    script.finetune(script.FinetuneArguments(**good, output_dir=str(tmp_path / "run"), resume=True))
+    script.finetune(script.FinetuneArguments(**good, output_dir=str(tmp_path / "whole")))
+    assert read_log(tmp_path / "run") == read_log(tmp_path / "whole")
+
+
+def test_estimate_of_a_checkpoint_is_at_least_its_size_and_not_twice(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Linear(200, 100))
+    model[0].requires_grad_(False)
+    accelerator = Accelerator(cpu=True)
+    average = average_of(model, 0.5, accelerator)
+    estimate = run_module.checkpoint_bytes(model, average)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model[1].parameters()))
+    model(torch.randn(2, 300)).sum().backward()
+    optimizer.step()
+    folder = run_module.RunFolder(tmp_path, accelerator, {}, resume=False)
+    folder.begin()
+    folder.save({"step": 1}, keep=1, average=average)
+    folder.finish_saving()  # before, a thread moves the files
+    written = sum(file.stat().st_size for file in (tmp_path / "checkpoints").rglob("*") if file.is_file())
+    accelerator.free_memory()
+    assert written < estimate + 50_000, "beside the tensors: names, and the states of the generators"
+    assert estimate < written

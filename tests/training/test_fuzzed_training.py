@@ -1,0 +1,172 @@
+"""Generated options of the training scripts: one process, two, and a run stopped and resumed, give the same weights."""
+
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
+
+from tests.training.run_cases import run_case, run_in_two
+from tests.training.runs import assert_same_bits, save_mixed_sizes, save_plain_vit
+from tests.training.test_processes import FINETUNE, PRETRAIN, difference
+
+pytestmark = pytest.mark.slow
+PROBLEMS = {"many": "multi_label_classification", "numbers": "regression"}
+SINGLE = ("digits", "mixed")  # sets with one label per image
+
+
+class Options(dict[str, Any]):
+    """Options of a run, drawn by chance."""
+
+    def __init__(self, chance: random.Random, **given: Any) -> None:
+        super().__init__(given)
+        self.chance = chance
+
+    def draw(self, probability: float, name: str, *values: Any) -> None:
+        """Set an option to one of these values, with this probability."""
+        if self.chance.random() < probability:
+            self[name] = self.chance.choice(values)
+
+
+def draw(chance: random.Random, folder: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return a script, its options, and changes of the model; SGD, which does not enlarge rounding as Adam does."""
+    data, script = chance.choice([*SINGLE, *PROBLEMS]), chance.choice([FINETUNE, FINETUNE, FINETUNE, PRETRAIN])
+    options = Options(
+        chance, optimizer="sgd", learning_rate=0.02, dataset=data if data == "digits" else str(folder / data),
+        steps=chance.choice([7, 10, 13]), batch_size=chance.choice([12, 24]), evaluations=chance.choice([1, 2, 3]),
+        log_every=chance.choice([1, 3, 4]), checkpoint_every=chance.choice([1, 2, 3]), seed=chance.randrange(5),
+    )  # fmt: skip
+    options.draw(0.5, "validation_fraction", 0.2, 0.3)
+    options.draw(0.4, "gradient_accumulation_steps", 2, 3)
+    chosen = script == FINETUNE and "validation_fraction" in options  # evaluations decide something
+    options.draw(0.5, "schedule", "linear", "inverse_sqrt", "constant", *["plateau"] * chosen)
+    schedule = options.get("schedule", "cosine")
+    if schedule == "cosine":
+        options.draw(0.3, "restarts", 1, 2)
+    elif schedule in ("inverse_sqrt", "constant"):
+        options.draw(0.5, "cooldown_steps", 2, 3)
+    elif schedule == "plateau":
+        options["plateau_patience"] = 1
+    options.draw(0.3, "warmup_steps", 0, 1, 3)
+    options.draw(0.3, "max_grad_norm", 0.0, 0.1)
+    options.draw(0.2, "base_batch_size", 6, 48)
+    options.draw(0.2, "sharpness_radius", 0.05)
+    if options.get("max_grad_norm"):
+        options.draw(0.3, "clip_mode", "agc")
+    options.draw(0.3, "horizontal_flip", 0.5)
+    options.draw(0.3, "crop_scale", 0.3)
+    options.draw(0.15, "num_workers", 1, 2)
+    if script == PRETRAIN:
+        options.draw(0.5, "target", "pixels")
+        options.draw(0.5, "mask_ratio", 0.3)
+        return script, {**options, "from_scratch": True}, {}
+    options["report"], options["eval_batch_size"] = False, chance.choice([7, 26, 64])
+    if data == "digits":
+        options["shots_per_class"] = chance.choice([4, 7])
+    if data in PROBLEMS:
+        options["problem_type"] = PROBLEMS[data]
+    fields = Options(chance)
+    fields.draw(0.3, "drop_path_rate", 0.4)
+    _draw_model(options)
+    _draw_images(options, fields, mixed=data in SINGLE)
+    if data in SINGLE:
+        options.draw(0.3, "loss", "bce", "bce_sum")
+        options.draw(0.3, "class_balance", "loss", "sampler")
+    if chosen:
+        options.draw(0.3, "early_stopping", 1, 2)
+        options.draw(0.3, "best_kept", 2)
+        options.draw(0.3, "best_metric", "loss", *["macro_f1", "calibration_error"] * (data in SINGLE))
+    return script, dict(options), dict(fields)
+
+
+def _draw_model(options: Options) -> None:
+    options.draw(0.3, "layer_decay", 0.7)
+    options.draw(0.3, "ema_decay", 0.9, 0.5)
+    options.draw(0.3, "gradient_checkpointing", True)
+    options.draw(0.2, "drop_path_rate", 0.2)
+    if options.chance.random() < 0.5:
+        options.draw(0.3, "freeze", ["backbone"], ["1"])
+    else:
+        options.draw(0.3, "lora_rank", 2)
+
+
+def _draw_images(options: Options, fields: Options, *, mixed: bool) -> None:
+    native = options.chance.random() < 0.25
+    if native:
+        options["native_aspect_ratio"] = True
+        options.draw(0.5, "max_num_patches", 9, 21)
+    else:
+        fields.draw(0.2, "patch_dropout_prob", 0.4)
+        options.draw(0.2, "image_size", [24], [16, 32])
+        options.draw(0.2, "test_size", [40, 24])
+        options.draw(0.2, "test_crop", 0.875)
+        if options.chance.random() < 0.2:
+            options |= {"initial_image_size": 16, "growth_epochs": 1}
+        if "crop_scale" not in options:
+            options.draw(0.3, *options.chance.choice([("crop_padding", 3), ("resize_to", 40)]))
+    options.draw(0.4, "augmentation", "affine", "randaugment", "autoaugment", "trivialaugment", "threeaugment")
+    options.draw(0.3, "random_erasing", 0.5)
+    if any(name in options for name in ("augmentation", "random_erasing", "horizontal_flip", "crop_scale")):
+        options.draw(0.3, "repeated_augmentation", 2, 3)
+    if mixed and not native:
+        options.draw(0.3, "mixup", 0.4)
+        options.draw(0.3, "cutmix", 1.0)
+        if "mixup" in options or "cutmix" in options:
+            options.draw(0.3, "mixup_probability", 0.5)
+            options.draw(0.3, "mixup_off_epoch", 1)
+
+
+def save_sets(folder: Path) -> None:
+    """Save images with one label, with several, and with a number."""
+    save_mixed_sizes(folder / "mixed")
+    kinds = {"many": ("labels", List(ClassLabel(names=[*"abcd"]))), "numbers": ("target", Value("float32"))}
+    for name, (column, kind) in kinds.items():
+        splits = {}
+        for seed, (split, count) in enumerate({"train": 41, "test": 29}.items()):
+            chance = np.random.default_rng(seed)
+            images = [PIL.Image.fromarray(chance.integers(0, 255, (30, 26, 3), dtype=np.uint8)) for _ in range(count)]
+            labels = [np.flatnonzero(chance.random(4) < 0.4).tolist() for _ in images]
+            numbers = chance.normal(size=count).tolist()
+            rows = {"image": images, column: labels if name == "many" else numbers}
+            splits[split] = Dataset.from_dict(rows, features=Features({"image": Image(), column: kind}))
+        DatasetDict(splits).save_to_disk(folder / name)
+
+
+def check(seeds: Sequence[int], folder: Path) -> None:
+    """Run each case whole, and stopped and resumed; in two processes whole, and resumed from the stop in one."""
+    save_sets(folder)
+    of_two, compared = [], []
+    for seed in seeds:
+        chance = random.Random(seed)
+        script, options, fields = draw(chance, folder)
+        here = folder / str(seed)
+        options["model"] = str(save_plain_vit(here / "model", **fields))
+        names = ("one", "resumed", "two", "moved")
+        runs = {name: {**options, "output_dir": str(here / name)} for name in names}
+        run_case(script, runs["one"])
+        stop = chance.randrange(1, options["steps"])
+        run_case(script, runs["resumed"], stop_before=stop)
+        if (here / "resumed" / "config.json").exists():
+            assert "early_stopping" in options  # nothing else ends a run before its step
+        else:
+            shutil.copytree(here / "resumed", here / "moved")
+            run_case(script, {**runs["resumed"], "resume": True})
+            of_two.append((script, {**runs["moved"], "resume": True}))
+            compared.append((here, "moved", (seed, stop, options)))
+        assert_same_bits(here / "one", here / "resumed")
+        of_two.append((script, runs["two"]))
+        compared.append((here, "two", (seed, options)))
+    run_in_two(of_two, folder / "cases.json")
+    for here, name, case in compared:
+        off = difference(here / "one", here / name)
+        assert off <= 3e-6, (case, name, off)
+
+
+@pytest.mark.parametrize("first", [0, 12])
+def test_generated_options_give_the_same_weights_resumed_and_in_two_processes(first, tmp_path):
+    check(range(first, first + 12), tmp_path)

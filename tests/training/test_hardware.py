@@ -1,0 +1,95 @@
+"""Settings for GPUs: precision, transfers, workers and gradients exchanged between processes."""
+
+import datetime
+from typing import Any
+
+import pytest
+import torch
+
+from plain_vit import environment
+from plain_vit.training.hardware.precision import tf32
+from plain_vit.training.hardware.processes import loading_options, start_accelerator
+from plain_vit.training.tasks.classification import Classification
+from tests.training.runs import open_script, save_plain_vit
+
+script = open_script("finetune_image_classification")
+SWITCHES = (torch.backends.cuda.matmul, torch.backends.cudnn)
+
+
+def switched() -> tuple[bool, ...]:
+    return tuple(switch.allow_tf32 for switch in SWITCHES)
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("enabled", [False, True])
+def test_tf32_is_switched_in_its_context_only(enabled, before):
+    with tf32(before):
+        outside = switched()
+        with tf32(enabled):
+            assert switched() == (enabled, enabled)
+        assert switched() == outside
+        with pytest.raises(ZeroDivisionError), tf32(enabled):
+            _ = 1 / 0
+        assert switched() == outside
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_only_steps_of_training_use_tf32(enabled, tmp_path, monkeypatch):
+    seen: dict[str, set[tuple[bool, ...]]] = {"loss": set(), "evaluate": set(), "save": set()}
+
+    def noting(name: str) -> Any:
+        function = getattr(Classification, name)
+
+        def noted(*args: Any, **keywords: Any) -> Any:
+            seen[name].add(switched())
+            return function(*args, **keywords)
+
+        return noted
+
+    for name in seen:
+        monkeypatch.setattr(Classification, name, noting(name))
+    options = {"steps": 2, "batch_size": 4, "shots_per_class": 2, "report": False, "tf32": enabled}
+    model = save_plain_vit(tmp_path / "model")
+    script.finetune(
+        script.FinetuneArguments(model=str(model), dataset="digits", output_dir=str(tmp_path / "run"), **options)
+    )
+    assert seen == {"loss": {(enabled, enabled)}, "evaluate": {(False, False)}, "save": {switched()}}
+
+
+def test_processes_share_their_gradients_with_the_buckets_and_wait_for_an_hour():
+    accelerator = start_accelerator(num_processes=1, mixed_precision="no")
+    assert accelerator.ddp_handler is not None
+    assert accelerator.ddp_handler.gradient_as_bucket_view
+    assert accelerator.init_handler is not None
+    assert accelerator.init_handler.timeout == datetime.timedelta(hours=1)
+    assert accelerator.non_blocking
+
+
+@pytest.mark.parametrize("precision, told", [("bf16", [True]), ("no", [])])
+@pytest.mark.usefixtures("fresh_accelerator")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="does not compute on the CPU")
+def test_training_in_a_dtype_without_products_is_said_to_be_slow(precision, told, monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    warned: list[str] = []
+    monkeypatch.setattr(environment.logger, "warning_once", warned.append)
+    start_accelerator(num_processes=1, mixed_precision=precision)
+    assert ["bfloat16" in text for text in warned] == told
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_are_kept_from_one_evaluation_to_the_next(workers):
+    assert loading_options(workers).get("persistent_workers", False) == bool(workers)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_size_of_evaluated_batches_is_that_of_each_process(processes, tmp_path, monkeypatch):
+    folder = save_plain_vit(tmp_path / "model")
+    arguments = script.FinetuneArguments(
+        model=str(folder), dataset="digits", output_dir=str(tmp_path / "run"), eval_batch_size=7
+    )
+    accelerator = start_accelerator(num_processes=1, mixed_precision="no")
+    data = script.open_data(arguments)
+    _, image_processor, _ = script.make_models(arguments, data)
+    monkeypatch.setattr(type(accelerator), "num_processes", property(lambda self: processes))
+    loader, _ = script.evaluation_batches(arguments, data, image_processor, accelerator, {})
+    assert len(next(iter(loader))["labels"]) == 7

@@ -1,0 +1,103 @@
+"""Scripts killed while they write a file, at each file in turn: the same command, or with `--resume`, ends them."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from plain_vit.errors import OutputExistsError
+from plain_vit.files import staging
+from tests.training.runs import open_script
+
+LIMIT = 120  # seconds
+DATA: dict[str, Any] = {"dataset": "digits", "batch_size": 500}
+RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "features": ("extract_features", "ExtractArguments", {**DATA, "split": "test", "shard_size": 200}),
+    "probes": (
+        "linear_probe", "ProbeArguments",
+        {**DATA, "mode": "linear", "epochs": 1, "learning_rates": [0.1], "probe_batch_size": 500},
+    ),
+    "attentive probes": (
+        "linear_probe", "ProbeArguments",
+        {**DATA, "mode": "attentive", "epochs": 1, "learning_rates": [0.1], "probe_batch_size": 500},
+    ),
+    "training": (
+        "finetune_image_classification", "FinetuneArguments",
+        {"dataset": "digits", "shots_per_class": 4, "batch_size": 20, "steps": 2, "evaluations": 1, "report": False},
+    ),
+}  # fmt: skip
+SLOW = ("attentive probes", "training")
+FUNCTIONS = {"extract_features": "extract", "linear_probe": "probe", "finetune_image_classification": "finetune"}
+
+
+def run(script: str, arguments: str, options: dict[str, Any]) -> None:
+    module = open_script(script)
+    getattr(module, FUNCTIONS[script])(getattr(module, arguments)(**options))
+
+
+def run_again(script: str, arguments: str, options: dict[str, Any]) -> None:
+    """Run a script in the folder of one that was killed; with `--resume` if its error says so."""
+    try:
+        run(script, arguments, options)
+    except OutputExistsError as error:
+        if "--resume" not in str(error):
+            raise
+        run(script, arguments, {**options, "resume": True})
+
+
+def killed_at(write: int, name: str, function: Callable[[], None]) -> bool:
+    """Call a function in another process, which is killed at a call of a function of `staging`, and return whether."""
+    calls, original = iter(range(10_000)), getattr(staging, name)
+
+    def counted(*arguments: Any) -> Any:
+        if next(calls) == write:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments)
+
+    def killed() -> None:
+        try:
+            with mock.patch.object(staging, name, counted):
+                function()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)  # without the finalizers of the process that forked this one
+
+    process = multiprocessing.get_context("fork").Process(target=killed)
+    process.start()
+    process.join(LIMIT)
+    exitcode = process.exitcode
+    process.kill()  # one that does not end would be waited for when the tests have ended
+    assert exitcode in (0, -signal.SIGKILL)
+    return exitcode != 0
+
+
+def results_of(folder: Path) -> dict[str, bytes]:
+    """Return the contents of the files of a run that do not tell when it ran; hidden ones are empty locks."""
+    files = (file for file in folder.rglob("[!.]*") if file.suffix in (".safetensors", ".npy", ".parquet"))
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files if "checkpoints" not in file.parts}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in RUNS]
+)
+def test_a_run_killed_at_any_of_its_writes_can_be_run_again(name: str, model_folder: Path, tmp_path: Path) -> None:
+    script, arguments, options = RUNS[name]
+    options = {**options, "model": str(model_folder)}
+    run(script, arguments, {**options, "output_dir": str(tmp_path / "whole")})
+    expected, writes = results_of(tmp_path / "whole"), 0
+    assert expected
+    for at in ("_put_in_place", "_clear"):  # before a file is in its place, and around its writing
+        for write in range(10_000):
+            given = {**options, "output_dir": str(tmp_path / f"{at}-{write}")}
+            if not killed_at(write, at, partial(run, script, arguments, given)):
+                break
+            writes += 1
+            run_again(script, arguments, given)
+            assert results_of(Path(given["output_dir"])) == expected, (at, write)
+    assert writes >= 6

@@ -1,0 +1,123 @@
+"""docs/scaling.md is what its script writes, and the script counts what really happens."""
+
+import importlib
+import itertools
+import json
+import subprocess
+import sys
+from types import ModuleType
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.models import matrix_shapes, operations
+from plain_vit import PlainViTConfig, PlainViTForImageClassification
+from tests import ROOT
+
+LIMIT = 300
+TINY = "vit-tiny-patch16-224"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return importlib.import_module("tabulate_scaling")
+
+
+def test_the_flops_are_those_of_torchs_counter_on_a_real_model_and_of_its_products(script: ModuleType) -> None:
+    kernels = script.record(TINY, 2)
+    model = PlainViTForImageClassification(PlainViTConfig.from_name(TINY, num_labels=1000)).train()
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = MagicMock(parents={"Global"})  # its hooks keep the model from joining products
+    with counter:
+        loss = model(torch.randn(2, 3, 224, 224)).logits.sum()
+        forward = counter.get_total_flops()
+        loss.backward()
+    assert sum(kernel.flops for kernel in kernels) == counter.get_total_flops()
+    assert sum(kernel.flops for kernel in kernels if kernel.phase == "forward") == forward
+    tokens, width, inner = 197, 192, 768
+    # The last block computes attention, projection and MLP of the class token only.
+    of_token = 2 * (width**2 + 2 * width * inner) + 2 * 2 * tokens * width
+    assert forward == operations(matrix_shapes("tiny", 2), training=False) - 2 * (tokens - 1) * of_token
+
+
+def test_a_joined_kernel_neither_reads_nor_writes_what_stays_inside(script: ModuleType) -> None:
+    def kernel(name: str, flops: int, reads: dict[int, int], writes: dict[int, int]) -> object:
+        return script.Kernel("forward", name, flops, reads, writes)
+
+    kernels = [
+        kernel("mm", 7, {1: 10, 2: 20}, {3: 30}),
+        kernel("add", 0, {3: 30, 4: 40}, {5: 50}),
+        kernel("gelu", 0, {5: 50, 4: 40}, {6: 60}),
+        kernel("mm", 7, {6: 60, 2: 20}, {7: 70}),
+    ]
+    first, joined, last = script.compiled(kernels)
+    assert (first, last) == (kernels[0], kernels[3])
+    assert (joined.reads, joined.writes, joined.flops) == ({3: 30, 4: 40}, {6: 60}, 0)
+
+
+@pytest.mark.slow
+def test_kernels_of_any_batch_follow_from_two_batches(script: ModuleType) -> None:
+    model, kernels = script.counted(TINY), script.record(TINY, 5)
+    assert [(line.flops.at(5), line.nbytes.at(5)) for line in model.eager] == [
+        (kernel.flops, kernel.nbytes) for kernel in kernels
+    ]
+    assert [line.nbytes.at(5) for line in model.compiled] == [kernel.nbytes for kernel in script.compiled(kernels)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_memory_is_what_a_real_step_allocates(script: ModuleType, checkpointing: bool) -> None:
+    counted = {images: script.peak_bytes(TINY, images, checkpointing) for images in (8, 12)}
+    model = PlainViTForImageClassification(PlainViTConfig.from_name(TINY, num_labels=1000)).train()
+    model.set_attn_implementation(script.FUSED_ATTENTION)
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    real = {}
+    for images in counted:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            script.loss_of(model, *script.noise(TINY, images)).backward()
+        model.zero_grad()
+        events = [one.nbytes() for one in profiler.profiler.kineto_results.events() if one.name() == "[memory]"]
+        real[images] = max(itertools.accumulate(events))
+    assert counted[12] - counted[8] == pytest.approx(real[12] - real[8], rel=0.05)
+
+
+def test_the_cores_on_the_page_are_those_of_a_whole_host(script: ModuleType) -> None:
+    def number(cell: str) -> float:
+        return float(cell.rpartition(" ")[2].removesuffix("/s").replace(",", ""))
+
+    section = script.OUT.read_text(encoding="utf-8").partition("## Images\n")[2]
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
+    rates = [number(head) for head in lines[0][3:]]
+    for _, _, host, *cores in lines[2 : 2 + len(script.SIZES)]:
+        assert list(map(number, cores)) == pytest.approx([number(host) / rate for rate in rates], rel=0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes, strategies", [(2, ["DDP", "FSDP2"]), (4, ["FSDP2", "HSDP"])])
+def test_the_collectives_are_those_of_real_processes(script: ModuleType, processes: int, strategies: list[str]) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    done = subprocess.run(
+        [*launch, "-m", "tests.training.collectives", *strategies], cwd=ROOT, text=True, timeout=LIMIT,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    real = json.loads(done.stdout.splitlines()[-1])
+    groups = script.groups_of(TINY)
+    for strategy in strategies:
+        found = script.messages(groups, strategy, processes, node=2)
+        expected = {f"{one.phase} {one.kind} {one.members}": [one.number, one.nbytes] for one in found}
+        assert real[strategy] == expected, strategy
+
+
+def test_the_messages_on_the_page_are_those_of_the_models(script: ModuleType) -> None:
+    assert script.messages_table() in script.OUT.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_script_writes(script: ModuleType) -> None:
+    assert script.page() == script.OUT.read_text(encoding="utf-8"), "run python docs/tabulate_scaling.py"
