@@ -1,11 +1,13 @@
 """Fixtures of all tests: an offline, deterministic process, and modules with randomised parameters."""
 
 import os
+import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -32,6 +34,24 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples in every run, and no limit on their time: the first one may compile or import something.
 hypothesis.settings.register_profile("plain_vit", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("plain_vit")
+
+
+STARTED = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--minutes", type=float, help="the time the tests should take; the last lines say if they took longer"
+    )
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Name a tier that has grown past its time; the machine may be slow, so that nothing fails."""
+    expected, took = config.getoption("minutes"), (time.monotonic() - STARTED) / 60
+    if expected is not None and took > expected:
+        terminalreporter.write_line(
+            f"took {took:.1f} minutes, expected at most {expected:g} on two quiet cores", red=True
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +116,19 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.training.runs import save_plain_vit
 
     return save_plain_vit(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Start a headless Chromium."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the extra `test` has it")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("there is no Chromium: install the system's package `chromium`")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The page of `plain-vit browse` in a real browser: pointer, fingers and keys, filters, widths, no foreign request."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +10,8 @@ from PIL import Image
 from plain_vit.browse import write_page
 from tests.analysis.test_browse import data_in, lists, write_table
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the extra `test` has it")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium: install the system's package `chromium`")
 COUNT, CLASSES = 130, ["cat", "<img src=x onerror=alert(1)>", "a" * 150]
 WIDTHS = (390, 1280)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def written(folder: Path, count: int, **columns: Any) -> Path:

@@ -1,7 +1,5 @@
 """The pages in a real browser, at two widths: nothing scrolls sideways but frames, and text keeps its size."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,8 @@ from plain_vit.analysis.page import html_page, html_table
 from plain_vit.analysis.sheet import draw_sheet
 from tests.conftest import randomize_
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the extra `test` has it")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium: install the system's package `chromium`")
 WIDTHS = (390, 1280)
 LONG = "a" * 150
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

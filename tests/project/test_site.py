@@ -4,13 +4,13 @@ import functools
 import http.server
 import importlib
 import re
-import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +22,6 @@ from tools.documentation import REFERENCE, public_names
 
 pytestmark = pytest.mark.slow
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGES = ("index", "model", "training", "look_inside", "what_opens", "decisions", "api/models", "api/conversion")
 
 
@@ -88,38 +87,28 @@ def test_no_page_loads_anything_from_elsewhere_and_all_that_it_loads_is_there(si
                 assert (page.parent / path).is_file(), (page, place)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium: install the system's package `chromium`")
 @pytest.mark.parametrize("opened", ["as a folder", "from a server"])
-def test_the_search_finds_a_name(opened: str, site: Path, served: str) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the extra `test` has it")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.goto(f"{served}model.html" if opened == "from a server" else (site / "model.html").as_uri())
-        page.locator("input.md-search__input").press_sequentially("attention_rollout")
-        page.wait_for_selector("a.md-search-result__link", timeout=60_000)
-        places = [found.get_attribute("href") for found in page.query_selector_all("a.md-search-result__link")]
-        assert any(place.endswith("#plain_vit.analysis.attention_rollout") for place in places)
-        browser.close()
+def test_the_search_finds_a_name(opened: str, site: Path, served: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{served}model.html" if opened == "from a server" else (site / "model.html").as_uri())
+    page.locator("input.md-search__input").press_sequentially("attention_rollout")
+    page.wait_for_selector("a.md-search-result__link", timeout=60_000)
+    places = [found.get_attribute("href") for found in page.query_selector_all("a.md-search-result__link")]
+    assert any(place.endswith("#plain_vit.analysis.attention_rollout") for place in places)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium: install the system's package `chromium`")
 @pytest.mark.parametrize("width", [390, 1280])
-def test_no_page_scrolls_sideways(served: str, width: int, tmp_path: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the extra `test` has it")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": 900})
-        faults: list[str] = []
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        # What a page still loads when it is left is aborted.
-        page.on("requestfailed", lambda request: faults.extend([request.url] * ("ABORTED" not in request.failure)))
-        for name in PAGES:
-            page.goto(f"{served}{name}.html")
-            page.wait_for_timeout(300)
-            wide = page.evaluate("document.documentElement.scrollWidth")
-            assert wide <= width, f"{name} is {wide} wide"
-            page.screenshot(path=str(tmp_path / f"{name.replace('/', '-')}-{width}.png"))
-            assert page.evaluate("[...document.images].every(i => i.loading === 'lazy' || i.naturalWidth > 0)"), name
-        browser.close()
+def test_no_page_scrolls_sideways(served: str, width: int, browser: Any, tmp_path: Path) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    # What a page still loads when it is left is aborted.
+    page.on("requestfailed", lambda request: faults.extend([request.url] * ("ABORTED" not in request.failure)))
+    for name in PAGES:
+        page.goto(f"{served}{name}.html")
+        page.wait_for_timeout(300)
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, f"{name} is {wide} wide"
+        page.screenshot(path=str(tmp_path / f"{name.replace('/', '-')}-{width}.png"))
+        assert page.evaluate("[...document.images].every(i => i.loading === 'lazy' || i.naturalWidth > 0)"), name
     assert faults == []

@@ -24,12 +24,8 @@ from tests.conftest import randomize_
 from tests.tiny import tiny_config
 
 pytest.importorskip("gradio", reason="gradio is not installed: `make test-space` has it")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: `make test-space` has it")
 
 APP = ROOT / "examples" / "space" / "app.py"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium: install the system's package `chromium`")
 
 
 @pytest.fixture(scope="module")
@@ -60,43 +56,40 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_visitor_classifies_an_image_sees_attention_and_compares_two_checkpoints(
-    address: str, tmp_path: Path
+    address: str, browser: Any, tmp_path: Path
 ) -> None:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 1100})
-        faults: list[str] = []
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.goto(address)
-        page.get_by_text("34 labels (0, 1, 2").wait_for()
-        page.locator("input[type=file]").first.set_input_files(str(APP.parent / "images" / "K.png"))
-        page.get_by_role("button", name="Look").click()
-        answers = page.get_by_test_id("label-output-value")
-        answers.nth(1).wait_for(timeout=60_000)
-        assert answers.nth(0).inner_text().strip() == "K"
-        titles = [title.inner_text() for title in page.locator("[data-testid=block-label]").all()]
-        assert {"shipped checkpoint", "before its training", "shipped checkpoint: attention"} <= set(titles)
-        rows = page.locator("[data-testid$='-confidence-set']").all_inner_texts()
-        assert len(rows) == 10  # the five most likely of each model
-        sure, unsure = (int(re.search(r"(\d+)%", rows[i])[1]) for i in (0, 5))
-        assert sure > 90
-        assert unsure < 30  # one of 34, by a model that has learnt nothing
-        pictures = page.locator("[data-testid='matplotlib'] img")
-        assert pictures.count() == 2
-        assert all(picture.get_attribute("src").startswith("data:image") for picture in pictures.all())
-        page.wait_for_timeout(500)
-        page.screenshot(path=str(tmp_path / "space.png"))
+    page = browser.new_page(viewport={"width": 1280, "height": 1100})
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(address)
+    page.get_by_text("34 labels (0, 1, 2").wait_for()
+    page.locator("input[type=file]").first.set_input_files(str(APP.parent / "images" / "K.png"))
+    page.get_by_role("button", name="Look").click()
+    answers = page.get_by_test_id("label-output-value")
+    answers.nth(1).wait_for(timeout=60_000)
+    assert answers.nth(0).inner_text().strip() == "K"
+    titles = [title.inner_text() for title in page.locator("[data-testid=block-label]").all()]
+    assert {"shipped checkpoint", "before its training", "shipped checkpoint: attention"} <= set(titles)
+    rows = page.locator("[data-testid$='-confidence-set']").all_inner_texts()
+    assert len(rows) == 10  # the five most likely of each model
+    sure, unsure = (int(re.search(r"(\d+)%", rows[i])[1]) for i in (0, 5))
+    assert sure > 90
+    assert unsure < 30  # one of 34, by a model that has learnt nothing
+    pictures = page.locator("[data-testid='matplotlib'] img")
+    assert pictures.count() == 2
+    assert all(picture.get_attribute("src").startswith("data:image") for picture in pictures.all())
+    page.wait_for_timeout(500)
+    page.screenshot(path=str(tmp_path / "space.png"))
 
-        before = pictures.nth(0).get_attribute("src")
-        page.get_by_label("number input for Attention in layer").fill("5")
-        page.get_by_role("button", name="Look").click()
-        for _ in range(300):
-            if pictures.nth(0).get_attribute("src") != before:
-                break
-            page.wait_for_timeout(100)
-        else:
-            pytest.fail("another layer gave the same picture")
-        browser.close()
+    before = pictures.nth(0).get_attribute("src")
+    page.get_by_label("number input for Attention in layer").fill("5")
+    page.get_by_role("button", name="Look").click()
+    for _ in range(300):
+        if pictures.nth(0).get_attribute("src") != before:
+            break
+        page.wait_for_timeout(100)
+    else:
+        pytest.fail("another layer gave the same picture")
     assert faults == []
 
 
@@ -115,14 +108,11 @@ def test_of_two_classes_with_one_name_the_likelier_is_shown() -> None:
     assert likely == {"crane": max(probabilities[[0, 2]]), "cat": probabilities[1]}
 
 
-def test_without_an_image_it_says_so(address: str) -> None:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.goto(address)
-        page.get_by_role("button", name="Look").click()
-        page.get_by_text(re.compile("Give an image first")).first.wait_for(timeout=60_000)
-        browser.close()
+def test_without_an_image_it_says_so(address: str, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto(address)
+    page.get_by_role("button", name="Look").click()
+    page.get_by_text(re.compile("Give an image first")).first.wait_for(timeout=60_000)
 
 
 def test_a_space_made_as_its_page_says_starts_without_models_and_one_without_the_checkpoint_says_what_to_do(
