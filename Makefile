@@ -21,7 +21,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-floors test-year space test-space table architectures bench quality style wheel try-wheel docs clean
+.PHONY: help install demo test test-all test-nightly test-floors test-year space test-space table architectures bench quality style wheel try-wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,11 +31,14 @@ install: $(TRANSFORMERS_TESTS) ## set up .venv, and the old vit-pytorch releases
 demo: $(INSTALLED) ## convert a foreign checkpoint, fine-tune it, open it again with the Auto classes
 	$(BIN)/python examples/demo.py
 
-test: $(TRANSFORMERS_TESTS) ## run the tests except the slow ones
-	$(BIN)/python -m pytest -n auto
+test: $(TRANSFORMERS_TESTS) ## run the default tests
+	$(BIN)/python -m pytest -n auto --durations 20 --minutes 5
 
-test-all: $(TRANSFORMERS_TESTS) ## run all tests
-	$(BIN)/python -m pytest -n auto -m ""
+test-all: test-floors test-year test-space $(TRANSFORMERS_TESTS) ## run those with older releases, the Space, the slow ones and the default ones
+	$(BIN)/python -m pytest -n auto -m "not nightly" --durations 20 --minutes 27
+
+test-nightly: $(TRANSFORMERS_TESTS) ## run everything, with more generated inputs; takes hours
+	PLAIN_VIT_NIGHTLY=1 $(BIN)/python -m pytest -n auto -m "" --durations 20
 
 test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests that depend on releases, or those in TESTS, with the oldest that setup.py admits
 	$(FLOORS)/bin/python -m pytest -n auto $(TESTS)

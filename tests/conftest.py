@@ -45,6 +45,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the cases that `@pytest.mark.slow(quick=[...])` names in the default tier."""
+    named = dict[str, tuple[set[str], set[str]]]()
+    for item in items:
+        marks = [mark for mark in item.iter_markers("slow") if "quick" in mark.kwargs]
+        if marks and isinstance(item, pytest.Function):
+            quick, case = set(marks[0].kwargs["quick"]), item.callspec.id
+            named.setdefault(item.nodeid.partition("[")[0], (quick, set()))[1].add(case)
+            if case in quick:
+                item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "slow"]
+    for test, (quick, cases) in named.items():
+        if quick - cases and not any("::" in word for word in config.args):
+            raise pytest.UsageError(
+                f"{test}: quick={sorted(quick - cases)} are none of its cases, {sorted(cases)[:5]}..."
+            )
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Name a tier that has grown past its time; the machine may be slow, so that nothing fails."""
     expected, took = config.getoption("minutes"), (time.monotonic() - STARTED) / 60

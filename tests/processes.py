@@ -1,11 +1,26 @@
-"""Work in a forked process, which is there at once and whose limits and memory are its own."""
+"""Work in processes that are forked, and so need not import torch and transformers for seconds each.
 
+Those of `in_a_process` are forked from the test's own and have its state. Those of `run_forked` are forked from a
+server that has imported the libraries and done nothing else, like a process that a user starts.
+"""
+
+import faulthandler
 import multiprocessing
+import multiprocessing.connection
+import os
+import runpy
+import socket
+import sys
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+LIMIT = 300.0  # seconds that a script may take
 processes = multiprocessing.get_context("fork")  # with all imports of this process
+server = multiprocessing.get_context("forkserver")
+server.set_forkserver_preload(["accelerate", "datasets", "evaluate", "torch", "transformers", "plain_vit.training"])
 
 
 def in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
@@ -32,3 +47,56 @@ def kilobytes(field: str) -> int:
     """Return a field of /proc/self/status, such as VmHWM, the most memory that this process ever had."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(field)).split()[1])
+
+
+def run_forked(words: list[str], count: int = 1, limit: float = LIMIT) -> str:
+    """Run `python WORDS...` in so many processes, as torchrun does if there are several; return what they printed.
+
+    Raises:
+        AssertionError: One of them failed, or they have not ended in time.
+    """
+    with tempfile.NamedTemporaryFile("r", suffix=".log") as log:
+        runs = [server.Process(target=_run, args=(words, each, log.name)) for each in _environments(count)]
+        for run in runs:
+            run.start()
+        end = time.monotonic() + limit
+        while any(run.exitcode is None for run in runs) and all(run.exitcode in (None, 0) for run in runs):
+            multiprocessing.connection.wait([run.sentinel for run in runs if run.exitcode is None], 1.0)
+            if time.monotonic() > end:
+                break
+        codes = [run.exitcode for run in runs]
+        for run in runs:
+            run.kill()
+            run.join()
+        output = log.read()
+    assert codes == [0] * count, f"{codes}\n{output}"
+    return output
+
+
+def _environments(count: int) -> list[dict[str, str]]:
+    """Return the environment of each process, with what torchrun adds to it."""
+    if count == 1:
+        return [dict(os.environ)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    size = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    where = {**os.environ, **size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [{**where, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+def _run(words: list[str], environment: dict[str, str], log: str) -> None:
+    """Be the process of a script, or of a module after `-m`."""
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    faulthandler.enable()
+    os.environ.clear()
+    os.environ.update(environment)
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path.insert(0, os.path.dirname(words[0]))
+        runpy.run_path(words[0], run_name="__main__")

@@ -34,6 +34,7 @@ from plain_vit.analysis import (
 from plain_vit.analysis.inspection import TokenLayout
 from plain_vit.analysis.words import class_labels, distinct_labels, drawable, lacking_letters, plain_figure
 from tests import ROOT
+from tests.sizes import draws
 
 RAREST = "\U00012000"  # a cuneiform sign, which the fonts of matplotlib do not have
 HOSTILE = [
@@ -115,18 +116,9 @@ def assert_drawn_plainly(figure: Figure) -> None:
 
 @pytest.mark.filterwarnings("ignore:no installed font has")
 @pytest.mark.parametrize("case", DRAWN)
-@hypothesis.settings(max_examples=3)
+@hypothesis.settings(max_examples=draws(3, nightly=200))
 @hypothesis.given(names=NAMES)
 def test_every_picture_draws_names_as_they_are(case: str, names: list[str]) -> None:
-    assert_drawn_plainly(DRAWN[case](names))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:no installed font has")
-@pytest.mark.parametrize("case", DRAWN)
-@hypothesis.settings(max_examples=200)
-@hypothesis.given(names=NAMES)
-def test_every_picture_draws_two_thousand_names_as_they_are(case: str, names: list[str]) -> None:
     assert_drawn_plainly(DRAWN[case](names))
 
 

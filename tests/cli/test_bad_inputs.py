@@ -212,10 +212,10 @@ WRITING = {
         "OutputError", "files/test_writing.py::test_too_little_disk_space_is_found_before_anything_is_written"),
     "`kill -9` at a random moment": (
         "the old folder or the new one",
-        "files/test_writing.py::test_killed_at_ten_random_moments_the_target_is_whole"),
+        "files/test_writing.py::test_killed_at_random_moments_the_target_is_whole"),
     "`kill -9` at a random moment of `convert` or `export`": (
         "the old output or the new one",
-        "files/test_writing.py::test_killed_at_ten_random_moments_of_a_command_its_output_is_whole",
+        "files/test_writing.py::test_killed_at_random_moments_of_a_command_its_output_is_whole",
     ),
     "the leftovers of a crash": (
         "recognised and cleared", "files/test_writing.py::test_every_state_that_a_crash_can_leave_is_recovered"),
@@ -392,9 +392,9 @@ def page() -> str:
         *rows(models),
         "",
         "In addition, files and settings are mutated at random (`tests/files/test_hostile_files.py`,",
-        "`tests/sources/test_fuzzed_models.py`; a thousand of each kind in the slow suite): they open with the values",
-        "they contain, or raise one of these errors. Ten attack generators, and files designed to be as expensive as",
-        "possible (`tests/cli/test_generated_attack.py`; 2,100 draws in the slow suite), each end with one printable",
+        "`tests/sources/test_fuzzed_models.py`; a thousand of each kind in the nightly run): they open with the values",
+        "they contain, or raise one of these errors. Eleven attack generators (`tests/cli/test_generated_attack.py`;",
+        "2,220 draws in the nightly run), and files made to be as expensive as possible, each end with one printable",
         "message; a file under 10 MB takes at most 200 MB of memory and 10 seconds.",
         "",
         "## On the command line, and in settings",

@@ -135,7 +135,7 @@ def test_integrated_gradients_say_what_to_install(monkeypatch: pytest.MonkeyPatc
         integrated_gradients(None, None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("package", ["accelerate", "datasets", "evaluate", "sklearn", "matplotlib"])
 def test_each_package_that_a_script_needs_is_named_where_it_alone_is_missing(

@@ -2,7 +2,6 @@
 
 import os
 import resource
-import tempfile
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from plain_vit.files.reading import check_layer_numbers, read_checkpoint
 from tests.files.bad_files import BAD_FILES, PAYLOAD
 from tests.files.test_reading import WRITERS, some_tensors
 from tests.processes import in_a_process, kilobytes
+from tests.sizes import draws
 
 
 @pytest.mark.parametrize("title", BAD_FILES)
@@ -159,32 +159,6 @@ def mutated(data: bytes, edits: list[tuple[str, int, int, bytes]]) -> bytes:
     return data
 
 
-def assert_opens_right_or_not_at_all(kind: str, examples: int) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        path = WRITERS[kind](some_tensors(), Path(name))
-        whole = path.read_bytes()
-        opened = []
-
-        @hypothesis.settings(max_examples=examples, database=None, suppress_health_check=list(hypothesis.HealthCheck))
-        @hypothesis.given(mutations(len(whole)))
-        def check(edits: list[tuple[str, int, int, bytes]]) -> None:
-            path.write_bytes(mutated(whole, edits))
-            started = time.monotonic()
-            try:
-                tensors = dict(read_checkpoint(path, key=".").tensors)
-            except PlainViTError:
-                return
-            finally:
-                assert time.monotonic() - started < 60
-            opened.append(edits)
-            reference = REFERENCES[kind](path)
-            for name, tensor in tensors.items():
-                assert_equal_bits(tensor, reference[name])
-
-        check()
-        assert opened or examples < 1000, "no mutated file opened: the mutations are too coarse to say anything"
-
-
 def assert_equal_bits(tensor: torch.Tensor, expected: torch.Tensor | np.ndarray) -> None:
     if isinstance(expected, np.ndarray):
         expected = expected.view(np.int16) if expected.dtype == np.dtype("V2") else expected
@@ -194,14 +168,29 @@ def assert_equal_bits(tensor: torch.Tensor, expected: torch.Tensor | np.ndarray)
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
-def test_a_mutated_file_opens_with_the_numbers_it_holds_or_gets_a_documented_error(kind: str) -> None:
-    assert_opens_right_or_not_at_all(kind, examples=60)
+def test_a_mutated_file_opens_with_the_numbers_it_holds_or_gets_a_documented_error(kind: str, tmp_path: Path) -> None:
+    path, count, opened = WRITERS[kind](some_tensors(), tmp_path), draws(80, nightly=1000), 0
+    whole = path.read_bytes()
 
+    @hypothesis.settings(max_examples=count, database=None, suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.given(mutations(len(whole)))
+    def check(edits: list[tuple[str, int, int, bytes]]) -> None:
+        nonlocal opened
+        path.write_bytes(mutated(whole, edits))
+        started = time.monotonic()
+        try:
+            tensors = dict(read_checkpoint(path, key=".").tensors)
+        except PlainViTError:
+            return
+        finally:
+            assert time.monotonic() - started < 60
+        opened += 1
+        reference = REFERENCES[kind](path)
+        for name, tensor in tensors.items():
+            assert_equal_bits(tensor, reference[name])
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", REFERENCES)
-def test_a_thousand_mutated_files_open_right_or_get_a_documented_error(kind: str) -> None:
-    assert_opens_right_or_not_at_all(kind, examples=1000)
+    check()
+    assert opened >= count // 80, "too few mutated files opened: the mutations are too coarse to say anything"
 
 
 @pytest.mark.parametrize("number", [10**4, 10**10, 10**30])

@@ -27,6 +27,7 @@ from plain_vit import (
     PlainViTModel,
 )
 from plain_vit.model_card import ModelFacts, card_text
+from tests.sizes import draws
 from tests.tiny import tiny_config
 
 FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
@@ -163,7 +164,7 @@ def written_processor(folder: Path, kind: type, settings: Mapping[str, Any]) -> 
     (folder / "preprocessor_config.json").write_text(json.dumps({**settings, "image_processor_type": kind.__name__}))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(draws(4, nightly=12)))
 def test_the_words_about_the_image_processor_are_what_it_does(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     compared = 0
@@ -189,7 +190,7 @@ def test_the_words_about_the_image_processor_are_what_it_does(seed: int, tmp_pat
     assert compared >= 20
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(draws(3, nightly=6)))
 def test_the_words_about_the_model_are_what_it_returns(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     for number in range(4):

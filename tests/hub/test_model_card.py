@@ -25,6 +25,7 @@ from plain_vit.files.marks import is_untouched
 from plain_vit.markdown import code, one_line, plain
 from plain_vit.model_card import ModelFacts, addressed, source_facts, write_card
 from tests.hub.endpoint import HubEndpoint, metadata_faults
+from tests.sizes import draws
 from tests.tiny import tiny_config
 
 LABELS = dict(enumerate(["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]))
@@ -352,13 +353,7 @@ def draw_page(folder: Path, draw: random.Random) -> None:
 
 
 def test_untrusted_text_stays_text(folder: Path) -> None:
-    for seed in range(40):
-        draw_page(folder, random.Random(seed))
-
-
-@pytest.mark.slow
-def test_untrusted_text_stays_text_in_a_thousand_draws(folder: Path) -> None:
-    for seed in range(40, 1040):
+    for seed in range(draws(40, nightly=1000)):
         draw_page(folder, random.Random(seed))
 
 

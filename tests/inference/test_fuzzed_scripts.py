@@ -34,6 +34,7 @@ from transformers import (
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from tests.conftest import randomize_
+from tests.sizes import draws
 from tests.tiny import VARIATIONS, tiny_config
 from tests.training.run_cases import run_case, run_in_two
 from tests.training.runs import RESNET
@@ -372,6 +373,5 @@ def converted(folder: Path) -> Any:
     return from_checkpoint(folder).model.eval()
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(10, marks=pytest.mark.slow)])
-def test_generated_options_give_the_results_of_the_plainest_loop_in_one_process_and_two(first, tmp_path):
-    check(range(first, first + 10), tmp_path)
+def test_generated_options_give_the_results_of_the_plainest_loop_in_one_process_and_two(tmp_path):
+    check(range(draws(10, nightly=20)), tmp_path)

@@ -83,7 +83,7 @@ def check(model: Any, name: str, engine: str, dynamic_size: bool, folder: Path) 
             assert difference(values, expected[output]) < REORDERED, (output, size)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["onnx", "openvino"])
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_every_variation_keeps_its_numbers(name: str, engine: str, tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +21,9 @@ from plain_vit import (
     modeling_plain_vit,
 )
 from plain_vit.attention_plain_vit import join, join_projections
-from tests import ROOT
 from tests.conftest import randomize_
 from tests.model import joined_among_processes as processes
+from tests.processes import run_forked
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
 REORDERED = 1e-6  # in float32, relative to the largest gradient: sums are taken in another order
@@ -396,12 +393,7 @@ def test_checkpointed_blocks_join_their_own_and_keep_no_copy(reentrant: bool, mo
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return what two processes wrote about their training."""
     folder = tmp_path_factory.mktemp("processes")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    process = subprocess.run(
-        [*launch, "-m", "tests.model.joined_among_processes", str(folder)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr
+    run_forked(["-m", "tests.model.joined_among_processes", str(folder)], 2)
     return folder
 
 

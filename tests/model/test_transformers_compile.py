@@ -89,19 +89,19 @@ def test_a_loss_in_one_graph_is_that_of_the_labels_and_the_config_records_it(way
     assert model.config.problem_type == "multi_label_classification"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_every_variation_compiles_for_inference(name: str) -> None:
     check_inference(name, "inductor" if name in ("plain", "map", "differential") else "aot_eager")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_every_variation_compiles_for_training(name: str) -> None:
     check_training(name, "inductor" if name in ("plain", "registers") else "aot_eager")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["bicubic", "bilinear_antialias", "bilinear_align_corners"])
 def test_every_resampling_mode_compiles_for_training(mode: str) -> None:
     check_training("plain", "inductor", position_resampling=mode)
@@ -148,7 +148,7 @@ def test_other_heads_compile(model_class: Any) -> None:
 @pytest.mark.parametrize(
     "name",
     ["plain", "sincos", "linear_patches", *(
-        pytest.param(name, marks=pytest.mark.slow) for name in sorted(VARIATIONS.keys() - {
+        pytest.param(name, marks=pytest.mark.nightly) for name in sorted(VARIATIONS.keys() - {
             "plain", "sincos", "linear_patches", "truncate"}))],
 )  # fmt: skip
 def test_an_exported_program_serves_every_batch_and_size(name: str, tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
 """DDP, FSDP2 and tensor parallelism: two processes give the logits, the gradients and the folder of one."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +8,7 @@ import pytest
 import torch
 
 from plain_vit import PlainViTForImageClassification
-from tests import ROOT
+from tests.processes import run_forked
 from tests.tiny import VARIATIONS
 
 # Two processes sum halves. In float64, because in float32 one process alone is 7e-4 off for differential attention's
@@ -97,12 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return what two processes computed and saved."""
     folder = tmp_path_factory.mktemp("distributed")
     (folder / "worker.py").write_text(WORKER)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    process = subprocess.run(
-        [*launch, str(folder / "worker.py"), str(folder), *NAMES],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr
+    run_forked([str(folder / "worker.py"), str(folder), *NAMES], 2)
     return folder
 
 

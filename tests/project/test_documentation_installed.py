@@ -158,7 +158,7 @@ def newcomer(index: str, tmp_path: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_runs_as_written_in_an_empty_folder_with_the_installed_wheel(
     page: Path, newcomer: dict[str, str], tmp_path: Path

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from plain_vit.conversion import to_checkpoint
+from tests.sizes import draws
 from tests.sources import google_models
 from tests.sources.google_models import BIG_VISION, PAPER, as_bfloat16, random_arrays, save, stacked
 from tests.sources.test_google import TOLERANCE, differences
@@ -100,24 +101,10 @@ def check(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally) 
     tally.add(outcome, off)
 
 
-def check_many(seeds: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tally:
-    tally = Tally()
-    for seed in seeds:
-        check(seed, folder / "model.npz", monkeypatch, tally)
-    return tally
-
-
 def test_a_file_opens_with_the_numbers_of_the_equations_or_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tally = check_many(range(40), tmp_path, monkeypatch)
-    assert tally.opened >= 0.9 * math.ceil(tally.total), str(tally)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 2000, 250))
-def test_many_files_open_with_the_numbers_of_the_equations_or_are_refused(
-    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tally = check_many(range(first, first + 250), tmp_path, monkeypatch)
-    assert tally.opened >= 0.9 * math.ceil(tally.total), str(tally)
+    tally = Tally()
+    for seed in range(draws(40, nightly=1000)):
+        check(seed, tmp_path / "model.npz", monkeypatch, tally)
+    assert tally.opened >= 0.9 * tally.total, str(tally)

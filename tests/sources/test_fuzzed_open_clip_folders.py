@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.conftest import randomize_
+from tests.sizes import draws
 from tests.sources.open_clip_models import tower_settings
 from tests.sources.test_fuzzed_timm_folders import both_opened
 from tests.sources.truthful import logits_differ_by
@@ -61,7 +62,6 @@ def drawn(kind: str, draw: random.Random) -> dict[str, Any]:
 
 def save_folder(folder: Path, tower: nn.Module, model_cfg: Mapping[str, Any]) -> None:
     """Write a folder of a whole model, with a text tower of which one tensor is left."""
-    folder.mkdir(exist_ok=True)
     state = {f"visual.{name}": tensor.contiguous() for name, tensor in tower.state_dict().items()}
     save_file(state | {"ln_final.weight": torch.ones(3)}, folder / "open_clip_model.safetensors")
     described = {"model_cfg": model_cfg, "preprocess_cfg": {}}
@@ -89,10 +89,12 @@ def differing_fields(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
     return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
 
 
-def check_draws(kind: str, seeds: range, folder: Path) -> tuple[int, int]:
-    """Hold random towers against open_clip's. Return how many it built and how many of them opened."""
+@pytest.mark.parametrize("kind, usually, nightly", [("native", 60, 1000), ("trunk", 25, 100)])
+def test_a_folder_of_open_clip_has_its_numbers_or_is_refused_like_the_module(
+    kind: str, usually: int, nightly: int, tmp_path: Path
+) -> None:
     built = opened = 0
-    for seed in seeds:
+    for seed in range(draws(usually, nightly)):
         model_cfg = drawn(kind, random.Random(seed))
         try:
             torch.manual_seed(seed)
@@ -104,9 +106,9 @@ def check_draws(kind: str, seeds: range, folder: Path) -> tuple[int, int]:
             if not isinstance(error, AssertionError) or "height" not in str(error):  # a trunk of another size
                 continue
         built += 1
-        save_folder(folder, tower, model_cfg)
+        save_folder(tmp_path, tower, model_cfg)
         what = f"{kind}, seed {seed}: {model_cfg['vision_cfg']}, quick_gelu {model_cfg['quick_gelu']}"
-        both = both_opened(what, tower, folder)
+        both = both_opened(what, tower, tmp_path)
         if both is None:
             continue
         opened += 1
@@ -115,21 +117,4 @@ def check_draws(kind: str, seeds: range, folder: Path) -> tuple[int, int]:
         for name, ours in zip(("module", "folder"), both, strict=True):
             off = off_by(tower, ours)
             assert off <= limit, f"{what}: the {name} is off by {off:.1e}"
-    return built, opened
-
-
-@pytest.mark.parametrize("kind, count", [("native", 60), ("trunk", 25)])
-def test_a_folder_of_open_clip_has_its_numbers_or_is_refused_like_the_module(
-    kind: str, count: int, tmp_path: Path
-) -> None:
-    built, opened = check_draws(kind, range(count), tmp_path / "folder")
-    assert opened > built / 5, f"{opened} of {built}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind, count", [("native", 1000), ("trunk", 100)])
-def test_hundreds_of_folders_of_open_clip_have_its_numbers_or_are_refused(
-    kind: str, count: int, tmp_path: Path
-) -> None:
-    built, opened = check_draws(kind, range(1000, 1000 + count), tmp_path / "folder")
     assert opened > built / 5, f"{opened} of {built}"

@@ -16,6 +16,7 @@ from torch import nn
 
 from plain_vit.conversion.timm.arguments import ACTIVATIONS, BLOCKS, POOLINGS
 from tests.conftest import randomize_
+from tests.sizes import draws
 from tests.sources.truthful import Oracle, Outcome, Tally, logits_differ_by, open_truthfully, truth_among
 
 POOLS = ["", "avg", "avgmax", "max", "token", "map", "prr"]
@@ -204,49 +205,34 @@ def tried(module: Any, path: Path, **options: Any) -> tuple[Outcome, float]:
     return outcome, logits_differ_by(module.double(), ours.double(), shape, dtype=torch.float64)
 
 
-def sweep(kind: Callable[[random.Random], nn.Module], draws: int, folder: Path) -> Tally:
-    """Try many random models, each saved bare or as a folder, and hold each that opens against its source."""
-    tally, path = Tally(), folder if kind is folder_of else folder / "model.safetensors"
-    seed = 0
-    while tally.total < draws:
+# Each kind, the share that opens at least, and how many the nightly run draws.
+KINDS = {
+    "vision_transformer": (vision_transformer_of, 0.4, 1000),
+    "eva": (eva_of, 0.1, 500),
+    "beit": (beit_of, 0.05, 200),
+    "folder": (folder_of, 0.4, 300),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bare_file_opens_right_by_true_answers_or_not_at_all(kind: str, tmp_path: Path) -> None:
+    draw_model, share, nightly = KINDS[kind]
+    tally, path = Tally(), tmp_path if draw_model is folder_of else tmp_path / "model.safetensors"
+    seed, count = 0, draws(15, nightly)
+    while tally.total < count:
         seed += 1
         draw = random.Random(seed)
         random.seed(seed)
         try:
-            module = kind(draw)
+            module = draw_model(draw)
         except NotBuilt:
             continue
-        if kind is folder_of:
+        if draw_model is folder_of:
             save_for_hf(module, str(path), safe_serialization=True)
         else:
             save_file({name: tensor.contiguous() for name, tensor in module.state_dict().items()}, path)
         outcome, off = tried(module, path)
         assert off <= EXACT, f"seed {seed}: opened, off by {off:.1e}, answered {outcome.answers}\n{module}"
         tally.add(outcome, off)
-    print(f"{kind.__name__}: {tally}")
-    return tally
-
-
-# Each kind, and the share that opens at least.
-KINDS = {
-    "vision_transformer": (vision_transformer_of, 0.4),
-    "eva": (eva_of, 0.1),
-    "beit": (beit_of, 0.05),
-    "folder": (folder_of, 0.4),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_bare_file_opens_right_by_true_answers_or_not_at_all(kind: str, tmp_path: Path) -> None:
-    draw, share = KINDS[kind]
-    tally = sweep(draw, 15, tmp_path)
-    assert tally.opened >= share * 15, tally
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_hundreds_of_bare_files_open_right_by_true_answers_or_not_at_all(kind: str, tmp_path: Path) -> None:
-    draw, share = KINDS[kind]
-    draws = {"vision_transformer": 1000, "eva": 500, "beit": 200, "folder": 300}[kind]
-    tally = sweep(draw, draws, tmp_path)
-    assert tally.opened >= share * draws, tally
+    print(f"{kind}: {tally}")
+    assert tally.opened >= share * count, tally

@@ -12,8 +12,10 @@ import torch
 from plain_vit.conversion import from_checkpoint, from_module
 from plain_vit.errors import PlainViTError
 from tests.conftest import randomize_
+from tests.sizes import draws
 from tests.sources.transformers_models import CASES, REPRESENTATIVES, outputs_of, pixels_for, stage_differences
 
+PLAIN = "ViTForImageClassification"
 ACTIVATIONS = ["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu", "tanh"]
 WORDS = ["none", "mean", "cls", "layer_norm", "rms_norm", "absolute", "relative_key", "bilinear", "axial"]
 # Of no number, or of the names of classes.
@@ -65,7 +67,8 @@ def changed_model(case: str, draw: random.Random) -> tuple[Any, dict[str, Any]] 
     names = [name for name in tower if name not in fixed]
     edits = {name: other(name, tower[name], draw) for name in draw.sample(names, draw.choice([1, 1, 2, 3]))}
     tower |= edits
-    if patches_of(tower) > MOST_PATCHES:
+    # The file of a tower without blocks has nothing by which it is recognised.
+    if patches_of(tower) > MOST_PATCHES or edits.get("num_hidden_layers") == 0:
         return None
     try:
         module = type(plain)(type(plain.config).from_dict(copy.deepcopy(settings)))
@@ -88,10 +91,10 @@ def off_by(module: Any, ours: Any) -> float:
     return max(found.values())
 
 
-def check_case(case: str, seeds: range, folder: Path) -> int:
+def check_case(case: str, count: int, folder: Path) -> int:
     """Hold changed models of a case against transformers'; return how many opened."""
     opened = 0
-    for seed in seeds:
+    for seed in range(count):
         torch.manual_seed(seed)
         changed = changed_model(case, random.Random(f"{case} {seed}"))
         if changed is None:
@@ -116,14 +119,14 @@ def check_case(case: str, seeds: range, folder: Path) -> int:
 
 @pytest.mark.parametrize("case", REPRESENTATIVES)
 def test_a_changed_configuration_is_followed_or_refused(case: str, tmp_path: Path) -> None:
-    check_case(case, range(3), tmp_path)
+    check_case(case, draws(3, nightly=8), tmp_path)
 
 
 def test_changed_configurations_of_the_plain_classifier_open(tmp_path: Path) -> None:
-    assert check_case("ViTForImageClassification", range(12), tmp_path) >= 4
+    assert check_case(PLAIN, 12, tmp_path) >= 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_many_changed_configurations_are_followed_or_refused(case: str, tmp_path: Path) -> None:
-    check_case(case, range(100, 108), tmp_path)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in (PLAIN, *REPRESENTATIVES)])
+def test_a_changed_configuration_of_any_other_model_is_followed_or_refused(case: str, tmp_path: Path) -> None:
+    check_case(case, draws(2, nightly=8), tmp_path)

@@ -27,6 +27,7 @@ from plain_vit.conversion import from_checkpoint
 from plain_vit.conversion.format import NO_TENSOR, UNSEEN
 from plain_vit.errors import PlainViTError
 from tests.conftest import randomize_
+from tests.sizes import draws
 from tests.sources.truthful import open_truthfully
 from tests.tiny import difference
 
@@ -440,26 +441,14 @@ def test_without_a_secret_a_file_opens_with_the_same_tokens(kind: str, tmp_path:
 
 @pytest.mark.parametrize("kind", CASES)
 def test_a_secret_is_refused_asked_about_or_named_as_unproven(kind: str, tmp_path: Path) -> None:
-    check(kind, tmp_path, seeds=range(len(SECRETS)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", CASES)
-def test_many_secrets_are_refused_asked_about_or_named_as_unproven(kind: str, tmp_path: Path) -> None:
-    check(kind, tmp_path, seeds=range(1000, 1000 + 12 * len(SECRETS)))
-
-
-def check(kind: str, folder: Path, seeds: range) -> None:
-    """Open one file for each seed, with each secret in turn; a secret that changes nothing proves nothing."""
     found: Counter[str] = Counter()
-    for number, seed in enumerate(seeds):
-        secret = SECRETS[number % len(SECRETS)]
-        case = drawn(kind, random.Random(seed))
-        place = folder / str(seed)
+    count = draws(1, nightly=12) * len(SECRETS)
+    for seed in range(count):  # one file for each
+        place = tmp_path / str(seed)
         place.mkdir()
-        found[outcome_of(case, secret, place)] += 1
-    assert found["unproven"] >= len(seeds) // 4
-    assert found["same"] <= len(seeds) // 10
+        found[outcome_of(drawn(kind, random.Random(seed)), SECRETS[seed % len(SECRETS)], place)] += 1
+    assert found["unproven"] >= count // 4
+    assert found["same"] <= count // 10  # a secret that changes nothing proves nothing
 
 
 KNOWN = ("layer_norm_eps", "patch_size", "num_attention_heads", "hidden_act", "block_type", "pooling")

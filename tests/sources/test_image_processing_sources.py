@@ -31,6 +31,7 @@ from plain_vit.conversion.torchvision.pixels import processor_from_torchvision
 from plain_vit.conversion.transformers.pixels import processor_from_transformers, stock_processor
 from plain_vit.errors import CheckpointError, ExportError
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
+from tests.sizes import draws
 
 PLAIN_MODULES = ("vision_transformer", "deit")
 ALL_MODULES = (*PLAIN_MODULES, "eva", "beit", "naflexvit", "vision_transformer_hybrid", "vision_transformer_relpos")
@@ -351,10 +352,9 @@ def drawn_image(rng: np.random.Generator, target: tuple[int, int]) -> Image.Imag
     )
 
 
-@pytest.mark.parametrize("draws", [60, pytest.param(1500, marks=pytest.mark.slow)])
-def test_any_image_by_any_settings_has_timms_pixels_or_is_refused_as_by_timm(draws: int) -> None:
-    rng, equal = np.random.default_rng(draws), 0
-    for _ in range(draws):
+def test_any_image_by_any_settings_has_timms_pixels_or_is_refused_as_by_timm() -> None:
+    rng, equal, count = np.random.default_rng(60), 0, draws(60, nightly=1500)
+    for _ in range(count):
         target = (int(rng.integers(1, 120)), int(rng.integers(1, 120)))
         target = target if rng.random() < 0.5 else (target[0], target[0])
         cfg = {
@@ -379,4 +379,4 @@ def test_any_image_by_any_settings_has_timms_pixels_or_is_refused_as_by_timm(dra
             else:
                 assert torch.equal(pixels(processor, image), expected), (cfg, image)
         equal += expected is not None
-    assert equal > 0.8 * draws
+    assert equal > 0.8 * count

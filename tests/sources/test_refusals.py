@@ -56,6 +56,7 @@ from plain_vit_command import HINTS, parser
 from tests.cli.test_generated_attack import attack_many, attack_names, attack_shapes, save_bases
 from tests.conftest import randomize_
 from tests.files.bad_files import BAD_FILES
+from tests.sizes import draws
 from tests.sources.bad_models import BAD_MODELS
 from tests.sources.other_code import OTHER_CODE, tensors
 from tests.sources.test_families import CLASSES, build, every_vision_class, transformers_model
@@ -714,42 +715,32 @@ def test_what_any_broken_file_gets_helps(title: str, tmp_path: Path) -> None:
     (follow_bad_file if title in BAD_FILES else follow_bad_model)(title, tmp_path)
 
 
-def follow_random_models(kind: str, draws: int, folder: Path) -> None:
-    """Follow what random models of timm get, bare or as folders, beside a stranger in every third file."""
-    draw_model, followed = KINDS[kind][0], 0
-    for seed in range(10 * draws):
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_random_model_gets_helps(kind: str, tmp_path: Path) -> None:
+    draw_model, followed, count = KINDS[kind][0], 0, draws(3, nightly=100)
+    for seed in range(10 * count):
         draw = random.Random(seed)
         random.seed(seed)
         try:
             module: Any = draw_model(draw)
         except NotBuilt:
             continue
-        place = folder / str(seed)
+        place = tmp_path / str(seed)
         place.mkdir()
         if draw_model is folder_of:
             save_for_hf(module, str(place), safe_serialization=True)
             path = place
         else:
+            # Every third file has parts of something else too.
             strangers = {"neck.0.weight": torch.ones(3, 5), "head.1.weight": torch.ones(2)} if seed % 3 == 0 else {}
             path = saved({**module.state_dict(), **strangers}, place / "model.pt")
         truth = {name: value for name, value in truths(module).items() if value is not None}
         follow(Refused(path, ("timm",), truth, {} if draw_model is folder_of else {"format": "timm"}))
         shutil.rmtree(place)
         followed += 1
-        if followed == draws:
+        if followed == count:
             return
     raise AssertionError(f"only {followed} models were built")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_random_model_gets_helps(kind: str, tmp_path: Path) -> None:
-    follow_random_models(kind, 3, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_hundred_random_models_get_helps(kind: str, tmp_path: Path) -> None:
-    follow_random_models(kind, 100, tmp_path)
 
 
 @pytest.mark.slow
@@ -757,7 +748,7 @@ def test_what_a_hundred_random_models_get_helps(kind: str, tmp_path: Path) -> No
 def test_what_an_attack_gets_helps(attack: Callable[..., list[str]], tmp_path: Path) -> None:
     (tmp_path / "bases").mkdir()
     save_bases(tmp_path / "bases")
-    for seed in range(60):
+    for seed in range(draws(6, nightly=60)):
         place = tmp_path / str(seed)
         place.mkdir()
         words = attack(random.Random(seed), tmp_path / "bases", place)

@@ -23,7 +23,7 @@ from tests.sources.timm_models import (
     tolerance,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 POOLINGS = ["", "token", "avg", "max", "avgmax", "map", "prr"]
 

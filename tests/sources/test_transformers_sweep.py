@@ -31,7 +31,7 @@ from tests.sources.transformers_models import (
     unread_by,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 # transformers' root mean square is rounded to 8 bits before the gain, torch's after it; SigLIP's pooling head, and the
 # convolution that decodes masked patches (here a dense layer), sum in another order: as far apart as a few roundings.

@@ -16,6 +16,7 @@ from plain_vit.conversion.vit_pytorch.layouts import CLASSES as OPENED
 from plain_vit.conversion.vit_pytorch.layouts import RENAMED_FILES
 from tests.conftest import randomize_
 from tests.peers import FOLDER, RELEASES, vit_pytorch_release
+from tests.sizes import draws
 from tests.sources.test_families import CLASSES, build
 from tests.sources.truthful import TOLERANCE, Tally, logits_differ_by, open_truthfully
 
@@ -242,11 +243,11 @@ def drawn(rng: random.Random) -> tuple[nn.Module, Truth, tuple[int, int, int]]:
         return randomize_(model, rng.randint(0, 99)).eval(), Truth(file, release, said), (channels, *size)
 
 
-def some_files_open(draws: int, seed: int, folder: Path) -> Tally:
-    rng, tally = random.Random(seed), Tally()
-    for draw in range(draws):
+def test_random_files_open_with_the_numbers_of_their_model_or_are_refused(tmp_path: Path) -> None:
+    rng, tally = random.Random(0), Tally()
+    for draw in range(draws(60, nightly=1000)):
         module, truth, shape = drawn(rng)
-        path = folder / "vit.pt"
+        path = tmp_path / "vit.pt"
         torch.save(module.state_dict(), path)
         plain = OPENED.get(RENAMED_FILES.get(truth.file, truth.file)) == type(module).__name__
         options: dict[str, Any] = {}
@@ -264,16 +265,4 @@ def some_files_open(draws: int, seed: int, folder: Path) -> Tally:
         off = logits_differ_by(FirstOutput(module), outcome.converted.model, shape)
         assert off <= TOLERANCE, f"{truth} opened with {outcome.answers} and is off by {off}"
         tally.add(outcome, off)
-    return tally
-
-
-def test_random_files_open_with_the_numbers_of_their_model_or_are_refused(tmp_path: Path) -> None:
-    assert some_files_open(60, 0, tmp_path).opened >= 30
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 11))
-def test_many_random_files_open_with_the_numbers_of_their_model_or_are_refused(seed: int, tmp_path: Path) -> None:
-    tally = some_files_open(100, seed, tmp_path)
-    print(tally)
-    assert tally.opened >= 50
+    assert tally.opened >= tally.total / 2, str(tally)

@@ -4,7 +4,6 @@ CASES is a JSON file: a list of [script, options].
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,8 +15,8 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 
 from plain_vit.training.loop import Loop
-from tests import ROOT
-from tests.training.runs import LIMIT, TORCHRUN, open_script
+from tests.processes import LIMIT, run_forked
+from tests.training.runs import open_script
 
 ENTRIES = {
     "finetune_image_classification": ("finetune", "FinetuneArguments"),
@@ -62,11 +61,7 @@ def run_in_two(cases: Sequence[tuple[str, dict[str, Any]]], file: Path) -> None:
         file: Where the cases are written.
     """
     file.write_text(json.dumps(cases))
-    launched = subprocess.run(
-        [*TORCHRUN, "-m", "tests.training.run_cases", str(file)], cwd=ROOT, text=True,
-        timeout=LIMIT * max(1, len(cases)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert launched.returncode == 0, launched.stdout
+    run_forked(["-m", "tests.training.run_cases", str(file)], 2, LIMIT * max(1, len(cases)))
 
 
 def main() -> None:

@@ -29,13 +29,13 @@ from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTIm
 from plain_vit.training.run.folder import read_log
 from tests import ROOT
 from tests.conftest import randomize_
+from tests.processes import LIMIT, run_forked
 from tests.tiny import tiny_config
 
 EXAMPLES = ROOT / "examples"
 PYTHON = [sys.executable]
 TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 SMALL = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20}
-LIMIT = 300.0  # seconds that a script may take
 RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [2, 2], "layer_type": "basic"}
 
 
@@ -52,21 +52,27 @@ def open_script(name: str) -> Any:
 # Processes
 
 
+def words_of(options: dict[str, object]) -> list[str]:
+    """Return options as they are written on a command line."""
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
 def start(script: str, launcher: list[str], **options: object) -> subprocess.Popen[str]:
     """Start a script, in a process group of its own, and do not wait for it."""
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     environment = {
         **os.environ, "PYTHONFAULTHANDLER": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(EXAMPLES.parent), os.environ.get("PYTHONPATH")))),
     }  # fmt: skip
     return subprocess.Popen(
-        [*launcher, str(EXAMPLES / f"{script}.py"), *words], env=environment, text=True,
+        [*launcher, str(EXAMPLES / f"{script}.py"), *words_of(options)], env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
 
 
 def launch(script: str, launcher: list[str], **options: object) -> str:
-    """Run a script to its end and return what it printed."""
+    """Run a script to its end and return what it printed; what `PYTHON` or `TORCHRUN` would start is forked."""
+    if launcher in (PYTHON, TORCHRUN):
+        return run_forked([str(EXAMPLES / f"{script}.py"), *words_of(options)], 1 if launcher == PYTHON else 2)
     process = start(script, launcher, **options)
     output = finish(process)
     assert process.returncode == 0, output

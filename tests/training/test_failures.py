@@ -21,6 +21,7 @@ from plain_vit.training.hardware.processes import StepExchange
 from plain_vit.training.loop import Loop, Stopped
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.tasks.classification import Classification
+from tests.sizes import draws
 from tests.training.runs import (
     PYTHON,
     TORCHRUN,
@@ -278,26 +279,17 @@ def test_damaged_selected_weights_are_an_error_that_names_them(model_folder, tmp
         run(model_folder, tmp_path / "again", **options)
 
 
-def flipped_bytes_are_noticed(checkpoint: Path, count: int) -> None:
-    rng = random.Random(5)
+def test_flipped_bits_are_noticed_in_every_file(finished, tmp_path):
+    checkpoint, rng = shutil.copytree(finished / "checkpoints" / "step_00000006", tmp_path / "copy"), random.Random(5)
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     assert manifest_problem(checkpoint) == ""
-    for number in range(count):
+    for number in range(draws(24, nightly=400)):
         path = files[number % len(files)]
         content = path.read_bytes()
         flip(path, rng.randrange(len(content)), rng.randrange(8))
         assert manifest_problem(checkpoint), path
         path.write_bytes(content)
     assert manifest_problem(checkpoint) == ""
-
-
-def test_flipped_bits_are_noticed_in_every_file(finished, tmp_path):
-    flipped_bytes_are_noticed(shutil.copytree(finished / "checkpoints" / "step_00000006", tmp_path / "copy"), 24)
-
-
-@pytest.mark.slow
-def test_four_hundred_flipped_bits_are_noticed(finished, tmp_path):
-    flipped_bytes_are_noticed(shutil.copytree(finished / "checkpoints" / "step_00000006", tmp_path / "copy"), 400)
 
 
 def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path):

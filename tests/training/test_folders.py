@@ -23,6 +23,7 @@ from plain_vit.errors import DataError
 from plain_vit.training.data import folders, load_classification_data
 from plain_vit.training.data.datasets import load_images, load_images_and_labels, load_labelled_split, load_splits
 from plain_vit.training.data.folders import FolderCache, list_folder, open_folder
+from tests.sizes import draws
 
 processes = get_context("fork")
 SPLITS = ["train", "test", "Validation", "val", "TRAIN", "dev 2", "train-ticket", "seg_test"]
@@ -171,10 +172,10 @@ def advised_options(error: DataError) -> dict[str, str]:
     return {option[2:]: value for option, value in zip(words[::2], words[1::2], strict=True)}
 
 
-def keeps_every_image_of_random_trees(folder: Path, count: int) -> None:
-    outcomes: Counter[str] = Counter()
+def test_every_image_of_a_random_tree_is_in_one_split_or_named(tmp_path):
+    count, outcomes = draws(60, nightly=1000), Counter[str]()
     for seed in range(count):
-        root = grow(folder / str(seed) / "images", random.Random(seed))
+        root = grow(tmp_path / str(seed) / "images", random.Random(seed))
         everything = images_below(root)
         assert sorted(*paths_of(open_folder(root, ["all"]).rows).values()) == everything
         try:
@@ -200,15 +201,6 @@ def word_of(path: str, root: Path) -> str:
     """Return the split that the first folder of a path names."""
     word = Path(path).relative_to(root).parts[0].lower()
     return "validation" if word in ("val", "validation") else word
-
-
-def test_every_image_of_a_random_tree_is_in_one_split_or_named(tmp_path):
-    keeps_every_image_of_random_trees(tmp_path, 60)
-
-
-@pytest.mark.slow
-def test_every_image_of_many_random_trees_is_in_one_split_or_named(tmp_path):
-    keeps_every_image_of_random_trees(tmp_path, 1000)
 
 
 # Names that are splits, and names that are not

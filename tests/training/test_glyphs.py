@@ -55,7 +55,7 @@ def test_training_depends_on_the_seed_alone(monkeypatch):
     assert not any(other[:3])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_script_makes_a_checkpoint_as_good_as_the_shipped_one(tmp_path):
     command = [sys.executable, str(EXAMPLES / "train_vit_pytorch_on_glyphs.py"), "--output_dir", str(tmp_path)]
     subprocess.run([*command, "--epochs", str(NOTES["epochs"]), "--seed", str(NOTES["seed"])], check=True)

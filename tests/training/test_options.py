@@ -61,10 +61,10 @@ from plain_vit.training.optimization import (
     train_mode,
 )
 from plain_vit.training.recipes import RECIPES, describe_recipes
-from tests import ROOT
 from tests.conftest import randomize_
+from tests.processes import run_forked
 from tests.tiny import VARIATIONS, pixels, tiny_config
-from tests.training.runs import LIMIT, RESNET, SMALL, TORCHRUN, open_script, small_vit
+from tests.training.runs import RESNET, SMALL, open_script, small_vit
 
 AllOptions = open_script("finetune_image_classification").FinetuneArguments
 NEEDED = ["--model", "m", "--dataset", "d", "--output_dir", "o"]
@@ -395,12 +395,9 @@ def test_muon_makes_the_steps_of_torch():
 
 def test_optimizers_of_sharded_weights_make_the_steps_of_whole_ones_or_are_refused(tmp_path):
     names = [*OPTIMIZERS, "timm:lamb", "timm:lion", "timm:muon", "timm:mars", "timm:novograd"]
-    launched = subprocess.run(
-        [*TORCHRUN, "-m", "tests.training.sharded_optimizers", str(tmp_path), *names], cwd=ROOT, text=True,
-        timeout=LIMIT, capture_output=True,
-    )  # fmt: skip
-    assert launched.returncode == 0, launched.stderr
-    results = {line.pop("optimizer"): line for line in map(json.loads, launched.stdout.splitlines())}
+    printed = run_forked(["-m", "tests.training.sharded_optimizers", str(tmp_path), *names], 2)
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    results = {line.pop("optimizer"): line for line in lines}
     assert results.keys() == set(names)
     for name, result in results.items():
         if "refused" in result:  # a later release may have mended these

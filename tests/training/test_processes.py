@@ -1,7 +1,6 @@
 """One process and two give the same weights, whatever is random in training."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,10 @@ from transformers import (
 
 from plain_vit.training.data import load_splits
 from plain_vit.training.run.folder import read_log
-from tests import ROOT
 from tests.conftest import randomize_
 from tests.training.run_cases import run_case, run_in_two
 from tests.training.runs import (
-    LIMIT,
     SMALL,
-    TORCHRUN,
     save_mixed_sizes,
     save_plain_vit,
     save_resnet,
@@ -90,13 +86,7 @@ def compare(cases: dict[str, tuple[str, dict[str, Any], dict[str, Any]]], folder
         options = {**options, "model": model}
         run_case(script, {**options, "output_dir": str(folder / name / "one")})
         of_two.append((script, {**options, "output_dir": str(folder / name / "two")}))
-    file = folder / "cases.json"
-    file.write_text(json.dumps(of_two))
-    launched = subprocess.run(
-        [*TORCHRUN, "-m", "tests.training.run_cases", str(file)], cwd=ROOT, text=True, timeout=LIMIT,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert launched.returncode == 0, launched.stdout
+    run_in_two(of_two, folder / "cases.json")
     for name, (script, options, _) in cases.items():
         if script == FINETUNE:
             results = [json.loads((folder / name / count / "results.json").read_text()) for count in ("one", "two")]

@@ -3,8 +3,6 @@
 import importlib
 import itertools
 import json
-import subprocess
-import sys
 from types import ModuleType
 from unittest.mock import MagicMock
 
@@ -16,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.models import matrix_shapes, operations
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from tests import ROOT
+from tests.processes import run_forked
 
-LIMIT = 300
 TINY = "vit-tiny-patch16-224"
 
 
@@ -100,13 +98,8 @@ def test_the_cores_on_the_page_are_those_of_a_whole_host(script: ModuleType) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes, strategies", [(2, ["DDP", "FSDP2"]), (4, ["FSDP2", "HSDP"])])
 def test_the_collectives_are_those_of_real_processes(script: ModuleType, processes: int, strategies: list[str]) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    done = subprocess.run(
-        [*launch, "-m", "tests.training.collectives", *strategies], cwd=ROOT, text=True, timeout=LIMIT,
-        capture_output=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    real = json.loads(done.stdout.splitlines()[-1])
+    printed = run_forked(["-m", "tests.training.collectives", *strategies], processes)
+    (real,) = (json.loads(line) for line in printed.splitlines() if line.startswith("{"))
     groups = script.groups_of(TINY)
     for strategy in strategies:
         found = script.messages(groups, strategy, processes, node=2)

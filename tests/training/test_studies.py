@@ -752,7 +752,7 @@ def test_frozen_features_are_evaluated_once(tmp_path: Path, capfd: pytest.Captur
     assert len(file.read_text().splitlines()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_smoke_size_of_a_study_runs(name: str, tmp_path: Path) -> None:
     study = open_study(name, "smoke")
