@@ -73,7 +73,7 @@ def section(study: Study, results: Mapping[str, Any]) -> str:
         else f"Paper: {paper['source']}.",
         f"*Prediction.* {' '.join(fields['prediction'].split())}",
     ]
-    done, total = sum(run.key in results for run in planned_runs(study, results)), count_runs(study)
+    done, total = sum(run.key in results for run in planned_runs(study, results)), count_runs(study, results)
     if done < total:
         parts.append(f"{done} of {total} runs are done." if done else "Not run yet.")
     if not has_accuracies(study, results):

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import filelock
@@ -101,10 +102,10 @@ def planned_runs(study: Study, results: Mapping[str, Any]) -> list[Run]:
     return [*{stage.key: stage for run in runs for stage in run.stages()}.values()]
 
 
-def runs_of(study: Study) -> list[Run]:
+def runs_of(study: Study, results: Mapping[str, Any] = MappingProxyType({})) -> list[Run]:
     """Return the runs of a whole study; contenders that are the same in this size share theirs.
 
-    The learning rate of those that count is 0, as it is not known yet.
+    A learning rate that is not chosen yet is negative, and the same for those that choose among the same ones.
     """
     rates = {contender: study.learning_rates(contender) for contender in study.contenders}
     runs = [
@@ -113,13 +114,17 @@ def runs_of(study: Study) -> list[Run]:
         if len(tried) > 1
         for rate in tried
     ]
-    runs += [study.run(contender, REPORT, 0.0, seed) for contender in rates for seed in study.seeds]
+    choices = list(rates.values())
+    for contender, tried in rates.items():
+        chosen = chosen_rate(study, contender, results)
+        rate = -1.0 - choices.index(tried) if chosen is None else chosen
+        runs += [study.run(contender, REPORT, rate, seed) for seed in study.seeds]
     return [*{stage.key: stage for run in runs for stage in run.stages()}.values()]
 
 
-def count_runs(study: Study) -> int:
-    """Return the number of runs of a whole study."""
-    return len(runs_of(study))
+def count_runs(study: Study, results: Mapping[str, Any] = MappingProxyType({})) -> int:
+    """Return the number of runs of a whole study; it shrinks where contenders that are the same choose one rate."""
+    return len(runs_of(study, results))
 
 
 def seconds_left(study: Study, results: Mapping[str, Any]) -> float:

@@ -133,7 +133,7 @@ def status(study: Study, results: Path) -> str:
     done = read_results(results_file(results, study))
     planned = planned_runs(study, done)
     count = sum(run.key in done for run in planned)
-    return f"{study.name} ({study.size}): {count} of {count_runs(study)} runs done. {study.description['title']}"
+    return f"{study.name} ({study.size}): {count} of {count_runs(study, done)} runs done. {study.description['title']}"
 
 
 if __name__ == "__main__":

@@ -207,7 +207,8 @@ class Queue:
         return process.returncode, used
 
     def _report(self, run: Run, line: Mapping[str, Any]) -> None:
-        total, results = count_runs(self.study), read_results(self.file)
+        results = read_results(self.file)
+        total = count_runs(self.study, results)
         known = sum(each.key in results for each in planned_runs(self.study, results))
         minutes = seconds_left(self.study, results) / self.jobs / 60
         left = f"{minutes:.0f} minutes" if minutes < 100 else f"{minutes / 60:.1f} hours"

@@ -294,6 +294,13 @@ def test_the_plan_grows_with_the_choices_and_ends_with_the_count(toy: Study) -> 
     )
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_runs_are_counted_by_their_learning_rates_where_these_are_known(name: str) -> None:
+    study = open_study(name, "smoke")
+    assert all(len(study.learning_rates(contender)) == 1 for contender in study.contenders)
+    assert count_runs(study) == len(planned_runs(study, {}))
+
+
 def test_means_have_students_interval(toy: Study) -> None:
     lines = [line_of(toy, "one", CHOOSE, rate, 0) for rate in toy.learning_rates("one")]
     lines += [line_of(toy, "one", REPORT, 1e-3, seed, test=value) for seed, value in ((1, 0.80), (2, 0.84))]
@@ -759,7 +766,7 @@ def test_the_smoke_size_of_a_study_runs(name: str, tmp_path: Path) -> None:
     said: list[str] = []
     assert queue_of(study, tmp_path, say=said.append).work(), said
     results = read_results(results_file(tmp_path / "results", study))
-    assert len(results) == count_runs(study)
+    assert len(results) == count_runs(study, results)
     assert all(row.mean is not None for row in rows_of(study, results))
     json.dumps(results)
 
